@@ -19,7 +19,7 @@ from typing import Any
 from mainspring import RunContext, Scheduler
 
 COUNT = 300
-PLACES = 10
+CAPACITY = 10
 
 
 def run() -> dict[str, Any]:
@@ -84,7 +84,7 @@ async def _measured(url: str, inside: Any, beside: Any) -> dict[str, Any]:
 
 
 async def _rate(url: str, handler: Callable[[RunContext], Awaitable[None]], **policy: Any) -> float:
-    scheduler = Scheduler(url, workers=PLACES)
+    scheduler = Scheduler(url, workers=CAPACITY)
     scheduler.job(id=handler.__name__, **policy)(handler)
     over = asyncio.Event()
     left = COUNT

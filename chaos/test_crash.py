@@ -12,6 +12,6 @@ from tests.support.process_crashes import crash_test
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_crashes(tmp_path: Path, seed: int) -> None:
-    account = await crash_test(tmp_path, runs=5000, kills=60, stops=4, seed=seed, patience=300)
+    account = await crash_test(tmp_path, runs=5000, kills=60, stops=4, seed=seed, timeout=300)
     assert account.kills == 60
     print(account)

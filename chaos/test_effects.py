@@ -19,7 +19,7 @@ from tests.support.servers.server import Document
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_effects_on_sqlite(tmp_path: Path, seed: int) -> None:
-    tally = await effect_test(tmp_path, runs=2000, kills=60, stops=4, seed=seed, patience=300)
+    tally = await effect_test(tmp_path, runs=2000, kills=60, stops=4, seed=seed, timeout=300)
     assert tally.kills == 60
     print(tally)
 
@@ -42,7 +42,7 @@ def mongodb(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.mark.timeout(400)
 async def test_effects_on_mongodb(tmp_path: Path, mongodb: str) -> None:
     tally = await effect_test(
-        tmp_path, url=mongodb, runs=600, kills=30, stops=3, seed=1, patience=300
+        tmp_path, url=mongodb, runs=600, kills=30, stops=3, seed=1, timeout=300
     )
     assert tally.kills == 30
     print(tally)
@@ -69,7 +69,7 @@ async def test_effects_through_failovers(tmp_path: Path) -> None:
             kills=5,
             stops=0,
             seed=1,
-            patience=300,
+            timeout=300,
             trouble=trouble,
         )
     assert tally.again > 0

@@ -16,7 +16,7 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 async def test_many_failovers(tmp_path: Path) -> None:
     with ReplicaSet() as servers:
         deeds = [kill_primary, step_down] * 5
-        print(await failover(tmp_path, servers, deeds, workers=3, patience=300))
+        print(await failover(tmp_path, servers, deeds, workers=3, timeout=300))
 
 
 @pytest.mark.timeout(900)
@@ -25,7 +25,7 @@ async def test_a_default_failover_costs_no_lease(tmp_path: Path) -> None:
     none is done again."""
     with ReplicaSet(election_timeout=10) as servers:
         account = await failover(
-            tmp_path, servers, [kill_primary, kill_primary], lease=30, seconds=40, patience=300
+            tmp_path, servers, [kill_primary, kill_primary], lease=30, seconds=40, timeout=300
         )
     print(account)
     assert account.lost_leases == 0

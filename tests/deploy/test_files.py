@@ -21,7 +21,7 @@ from mainspring.engine.worker import DRAIN_GRACE
 from mainspring.service.app import create_app
 from mainspring.service.server import FINISH_SECONDS
 from mainspring.service.settings import ServiceSettings
-from mainspring.stores.mongodb.url import Address
+from mainspring.stores.mongodb.url import MongoUrl
 from mainspring.webhooks.settings import ALLOW_VARIABLE, CAP_VARIABLE, PER_HOST_VARIABLE
 from mainspring.webhooks.vault import VARIABLE as SECRET_KEY
 
@@ -222,7 +222,7 @@ def test_the_replica_set_is_made_of_the_compose_files_nodes() -> None:
         url = urlsplit(one["environment"]["MAINSPRING_STORE"])
         assert url.netloc.split(",") == hosts
         assert url.query == f"replicaSet={made['_id']}"
-        assert Address.of(one["environment"]["MAINSPRING_STORE"]).database == "mainspring"
+        assert MongoUrl.of(one["environment"]["MAINSPRING_STORE"]).database == "mainspring"
         assert set(one["networks"]) & set(maker["networks"])
 
 

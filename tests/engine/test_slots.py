@@ -25,7 +25,7 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-class World:
+class SharedStore:
     """A store on virtual time, and schedulers that come and go around it."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class World:
         return [event for event in self.events if event.name == name]
 
 
-def virtual(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
+def virtual(test: Callable[[SharedStore], Awaitable[None]]) -> Callable[[], None]:
     """Run an async test on virtual time, under a few interleavings."""
 
     def run() -> None:
         for seed in range(3):
 
             async def main() -> None:
-                await test(World())
+                await test(SharedStore())
 
             run_virtual(main, seed=seed)
 
@@ -76,14 +76,14 @@ async def runs(scheduler: Scheduler, job: str) -> list[Run]:
 
 
 @virtual
-async def test_cron_fires_at_its_slots_and_not_when_made(world: World) -> None:
-    scheduler = world.scheduler()
+async def test_cron_fires_at_its_slots_and_not_when_made(shared: SharedStore) -> None:
+    scheduler = shared.scheduler()
     fired: list[datetime] = []
 
     @scheduler.job("*/5 * * * *")
     async def tick(ctx: RunContext) -> None:
         fired.append(ctx.scheduled_at)
-        assert world.store._clock.now() - ctx.scheduled_at < timedelta(seconds=1)
+        assert shared.store._clock.now() - ctx.scheduled_at < timedelta(seconds=1)
 
     await asyncio.sleep(90)
     async with scheduler:
@@ -99,8 +99,8 @@ async def test_cron_fires_at_its_slots_and_not_when_made(world: World) -> None:
 
 
 @virtual
-async def test_cron_in_a_time_zone(world: World) -> None:
-    scheduler = world.scheduler(timezone="Asia/Kolkata")
+async def test_cron_in_a_time_zone(shared: SharedStore) -> None:
+    scheduler = shared.scheduler(timezone="Asia/Kolkata")
 
     @scheduler.job("30 9 * * *")
     async def here() -> None: ...
@@ -121,10 +121,10 @@ async def test_cron_in_a_time_zone(world: World) -> None:
 
 
 @virtual
-async def test_an_interval_keeps_its_anchor_over_restarts(world: World) -> None:
+async def test_an_interval_keeps_its_anchor_over_restarts(shared: SharedStore) -> None:
     fired: list[datetime] = []
     for rest in (12, 9, 14):  # started again at odd moments
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job("10s")
         async def tick(ctx: RunContext) -> None:
@@ -137,10 +137,10 @@ async def test_an_interval_keeps_its_anchor_over_restarts(world: World) -> None:
 
 
 @virtual
-async def test_a_changed_interval_keeps_the_slot_that_comes_first(world: World) -> None:
+async def test_a_changed_interval_keeps_the_slot_that_comes_first(shared: SharedStore) -> None:
     fired: list[datetime] = []
     for interval, rest in (("10s", 5), ("1h", 3700), ("10s", 8)):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job(interval, description=interval)
         async def tick(ctx: RunContext) -> None:
@@ -152,7 +152,7 @@ async def test_a_changed_interval_keeps_the_slot_that_comes_first(world: World) 
             await asyncio.sleep(rest)
     assert job.created_at == START
     assert fired == [at(10), at(3600), at(3710)]  # all counted from the job's creation
-    assert [e.name for e in world.events if e.name.startswith("job.")] == [
+    assert [e.name for e in shared.events if e.name.startswith("job.")] == [
         "job.created",
         "job.updated",
         "job.updated",
@@ -160,11 +160,13 @@ async def test_a_changed_interval_keeps_the_slot_that_comes_first(world: World) 
 
 
 @virtual
-async def test_two_versions_that_register_a_job_by_turns_do_not_postpone_it(world: World) -> None:
+async def test_two_versions_that_register_a_job_by_turns_do_not_postpone_it(
+    shared: SharedStore,
+) -> None:
     """As in a rolling deploy, or where one of them is started again and again."""
     fired: list[datetime] = []
     for turn in range(12):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job(("10s", "12s")[turn % 2])
         async def tick(ctx: RunContext) -> None:
@@ -178,7 +180,7 @@ async def test_two_versions_that_register_a_job_by_turns_do_not_postpone_it(worl
 
 @virtual
 async def test_rules_without_dtstart_registered_by_turns_do_not_postpone_each_other(
-    world: World,
+    shared: SharedStore,
 ) -> None:
     ten, twelve = rrule("FREQ=SECONDLY;INTERVAL=10"), rrule("FREQ=SECONDLY;INTERVAL=12")
     turns: dict[str, tuple[Schedule, Schedule]] = {
@@ -191,7 +193,7 @@ async def test_rules_without_dtstart_registered_by_turns_do_not_postpone_each_ot
         fired.setdefault(ctx.job_id, []).append(ctx.scheduled_at)
 
     for turn in range(12):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
         for job_id, schedules in turns.items():
             scheduler.job(schedules[turn % 2], id=job_id)(tick)
         async with scheduler:
@@ -207,10 +209,10 @@ async def test_rules_without_dtstart_registered_by_turns_do_not_postpone_each_ot
 
 
 @virtual
-async def test_a_changed_rule_without_dtstart_goes_on_from_the_anchor(world: World) -> None:
+async def test_a_changed_rule_without_dtstart_goes_on_from_the_anchor(shared: SharedStore) -> None:
     found = []
     for rule in ("FREQ=DAILY", "FREQ=HOURLY;INTERVAL=2", "FREQ=HOURLY;COUNT=2"):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
         scheduler.job(rrule(rule), id="tick")(_nothing)
         async with scheduler:
             await asyncio.sleep(600)
@@ -223,10 +225,10 @@ async def test_a_changed_rule_without_dtstart_goes_on_from_the_anchor(world: Wor
 
 
 @virtual
-async def test_a_changed_schedule_keeps_a_slot_that_is_due(world: World) -> None:
+async def test_a_changed_schedule_keeps_a_slot_that_is_due(shared: SharedStore) -> None:
     fired: list[datetime] = []
     for spec, rest in (("1 0 * * *", 30), ("2 0 * * *", 1), ("0 5 * * *", 5)):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job(spec)
         async def tick(ctx: RunContext) -> None:
@@ -242,10 +244,10 @@ async def test_a_changed_schedule_keeps_a_slot_that_is_due(world: World) -> None
 
 
 @virtual
-async def test_registering_an_equal_definition_changes_nothing(world: World) -> None:
+async def test_registering_an_equal_definition_changes_nothing(shared: SharedStore) -> None:
     jobs = []
     for turn in range(4):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
         if turn == 0:
             scheduler.job("FREQ=DAILY;COUNT=5", id="rule")(_nothing)
             scheduler.job("7s", id="interval")(_nothing)
@@ -259,13 +261,13 @@ async def test_registering_an_equal_definition_changes_nothing(world: World) -> 
         await asyncio.sleep(1)
     assert jobs[0]["cron"] == jobs[1]["cron"]
     assert jobs[1] == jobs[2] == jobs[3]
-    assert len(world.of("job.updated")) == 2  # the two that were given another schedule
+    assert len(shared.of("job.updated")) == 2  # the two that were given another schedule
 
 
 @virtual
-async def test_a_single_moment_fires_once(world: World) -> None:
+async def test_a_single_moment_fires_once(shared: SharedStore) -> None:
     for _ in range(2):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job(at(30))
         async def once() -> None: ...
@@ -279,8 +281,8 @@ async def test_a_single_moment_fires_once(world: World) -> None:
 # Overlap
 
 
-async def overlapping(world: World, overlap: Any) -> tuple[list[Run], int]:
-    scheduler = world.scheduler()
+async def overlapping(shared: SharedStore, overlap: Any) -> tuple[list[Run], int]:
+    scheduler = shared.scheduler()
     now = most = 0
 
     @scheduler.job("10s", overlap=overlap)
@@ -300,8 +302,8 @@ async def overlapping(world: World, overlap: Any) -> tuple[list[Run], int]:
 
 
 @virtual
-async def test_overlap_skip(world: World) -> None:
-    found, most = await overlapping(world, "skip")
+async def test_overlap_skip(shared: SharedStore) -> None:
+    found, most = await overlapping(shared, "skip")
     assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
         (at(10), State.SUCCEEDED, None),
         (at(20), State.SKIPPED, "overlap"),
@@ -309,12 +311,12 @@ async def test_overlap_skip(world: World) -> None:
         (at(40), State.SUCCEEDED, None),
     ]
     assert most == 1
-    assert len(world.of("run.skipped")) == 2
+    assert len(shared.of("run.skipped")) == 2
 
 
 @virtual
-async def test_overlap_queue(world: World) -> None:
-    found, most = await overlapping(world, "queue")
+async def test_overlap_queue(shared: SharedStore) -> None:
+    found, most = await overlapping(shared, "queue")
     assert [r.state for r in found] == [State.SUCCEEDED] * 4
     starts = [r.started_at for r in found]
     assert starts == sorted(starts, key=lambda t: t or START)
@@ -322,19 +324,19 @@ async def test_overlap_queue(world: World) -> None:
 
 
 @virtual
-async def test_overlap_replace(world: World) -> None:
-    found, _ = await overlapping(world, "replace")
+async def test_overlap_replace(shared: SharedStore) -> None:
+    found, _ = await overlapping(shared, "replace")
     assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]
     assert found[0].reason == f"replaced by {found[1].id}"
-    assert [event.run and event.run.id for event in world.of("run.cancelled")] == [
+    assert [event.run and event.run.id for event in shared.of("run.cancelled")] == [
         run.id for run in found[:3]
     ]
 
 
 @virtual
-async def test_a_pending_run_that_is_replaced_is_told_once(world: World) -> None:
+async def test_a_pending_run_that_is_replaced_is_told_once(shared: SharedStore) -> None:
     """Both nodes look for due slots; the one that fires tells it, and wakes who waits for it."""
-    async with world.scheduler(queues="other") as one, world.scheduler(queues="other"):
+    async with shared.scheduler(queues="other") as one, shared.scheduler(queues="other"):
 
         @one.job("10s", overlap="replace")
         async def slow() -> None: ...
@@ -344,20 +346,20 @@ async def test_a_pending_run_that_is_replaced_is_told_once(world: World) -> None
         gone = await one.wait(pending[0].id, 60)
         assert (gone.state, gone.attempts) == (State.CANCELLED, ())
         await asyncio.sleep(1)
-        told = [event.run for event in world.of("run.cancelled")]
+        told = [event.run for event in shared.of("run.cancelled")]
         assert told == [gone]
 
 
 @virtual
-async def test_overlap_allow(world: World) -> None:
-    found, most = await overlapping(world, "allow")
+async def test_overlap_allow(shared: SharedStore) -> None:
+    found, most = await overlapping(shared, "allow")
     assert [r.state for r in found] == [State.SUCCEEDED] * 4
     assert most == 3
 
 
 @virtual
-async def test_triggered_runs_do_not_overlap_slots(world: World) -> None:
-    scheduler = world.scheduler()
+async def test_triggered_runs_do_not_overlap_slots(shared: SharedStore) -> None:
+    scheduler = shared.scheduler()
 
     @scheduler.job("10s")
     async def slow() -> None:
@@ -372,8 +374,8 @@ async def test_triggered_runs_do_not_overlap_slots(world: World) -> None:
 
 
 @virtual
-async def test_a_retry_skips_no_slot(world: World) -> None:
-    scheduler = world.scheduler()
+async def test_a_retry_skips_no_slot(shared: SharedStore) -> None:
+    scheduler = shared.scheduler()
 
     @scheduler.job("10s", retries=1, retry_delay="12s", overlap="allow")
     async def shaky(ctx: RunContext) -> None:
@@ -388,10 +390,10 @@ async def test_a_retry_skips_no_slot(world: World) -> None:
 # Missed slots
 
 
-async def missing(world: World, misfire: Any, gone: float = 305) -> list[Run]:
+async def missing(shared: SharedStore, misfire: Any, gone: float = 305) -> list[Run]:
     """A job every minute, whose scheduler is away from second 70 on."""
     for rest in (70.0, 5.0):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job("* * * * *", misfire=misfire)
         async def tick() -> None: ...
@@ -404,48 +406,48 @@ async def missing(world: World, misfire: Any, gone: float = 305) -> list[Run]:
 
 
 @virtual
-async def test_misfire_once_runs_the_newest(world: World) -> None:
-    found = await missing(world, "once")  # away from 70 to 375: 120 … 360 were due
+async def test_misfire_once_runs_the_newest(shared: SharedStore) -> None:
+    found = await missing(shared, "once")  # away from 70 to 375: 120 … 360 were due
     assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
         (at(60), State.SUCCEEDED, None),
         (at(120), State.SKIPPED, "misfire"),
         (at(360), State.SUCCEEDED, None),
     ]
-    [event] = world.of("schedule.missed")
+    [event] = shared.of("schedule.missed")
     assert event.data == {"first": at(120), "last": at(300), "count": 4}
     assert event.job_id == "tick"
     assert found[1].result == event.data
 
 
 @virtual
-async def test_misfire_skip_runs_none_past_its_grace(world: World) -> None:
-    found = await missing(world, Misfire("skip", grace="5s"))
+async def test_misfire_skip_runs_none_past_its_grace(shared: SharedStore) -> None:
+    found = await missing(shared, Misfire("skip", grace="5s"))
     assert [(r.scheduled_at, r.state) for r in found] == [
         (at(60), State.SUCCEEDED),
         (at(120), State.SKIPPED),
     ]
-    [event] = world.of("schedule.missed")
+    [event] = shared.of("schedule.missed")
     assert event.data == {"first": at(120), "last": at(360), "count": 5}
 
 
 @virtual
-async def test_misfire_skip_within_its_grace_runs_the_newest(world: World) -> None:
-    found = await missing(world, "skip")
+async def test_misfire_skip_within_its_grace_runs_the_newest(shared: SharedStore) -> None:
+    found = await missing(shared, "skip")
     assert [r.scheduled_at for r in found if r.state is State.SUCCEEDED] == [at(60), at(360)]
 
 
 @virtual
-async def test_misfire_all_runs_each_one_by_one(world: World) -> None:
-    found = await missing(world, "all")
+async def test_misfire_all_runs_each_one_by_one(shared: SharedStore) -> None:
+    found = await missing(shared, "all")
     assert [(r.scheduled_at, r.state) for r in found] == [
         (at(s), State.SUCCEEDED) for s in (60, 120, 180, 240, 300, 360)
     ]
-    assert world.of("schedule.missed") == []
+    assert shared.of("schedule.missed") == []
 
 
 @virtual
-async def test_misfire_all_keeps_to_its_limit(world: World) -> None:
-    found = await missing(world, Misfire("all", limit=2))
+async def test_misfire_all_keeps_to_its_limit(shared: SharedStore) -> None:
+    found = await missing(shared, Misfire("all", limit=2))
     assert [(r.scheduled_at, r.state) for r in found] == [
         (at(60), State.SUCCEEDED),
         (at(120), State.SKIPPED),
@@ -455,15 +457,15 @@ async def test_misfire_all_keeps_to_its_limit(world: World) -> None:
 
 
 @virtual
-async def test_a_long_absence_is_one_record_and_no_flood(world: World) -> None:
-    found = await missing(world, "once", gone=86_400 * 4)
+async def test_a_long_absence_is_one_record_and_no_flood(shared: SharedStore) -> None:
+    found = await missing(shared, "once", gone=86_400 * 4)
     assert len(found) == 3
     assert found[1].result["count"] == 4 * 24 * 60 - 1
 
 
 @virtual
-async def test_a_start_deadline_skips_what_comes_too_late(world: World) -> None:
-    scheduler = world.scheduler(workers=1)
+async def test_a_start_deadline_skips_what_comes_too_late(shared: SharedStore) -> None:
+    scheduler = shared.scheduler(workers=1)
 
     @scheduler.job()
     async def slow() -> None:
@@ -479,15 +481,15 @@ async def test_a_start_deadline_skips_what_comes_too_late(world: World) -> None:
         done = await scheduler.wait(run.id)
         assert (done.state, done.reason, done.attempts) == (State.SKIPPED, "expired", ())
         await asyncio.sleep(1)
-    assert [e.run and e.run.id for e in world.of("run.skipped")] == [run.id]
+    assert [e.run and e.run.id for e in shared.of("run.skipped")] == [run.id]
 
 
 # Pausing, triggering, registering again
 
 
 @virtual
-async def test_pause_resume_and_trigger(world: World) -> None:
-    scheduler = world.scheduler()
+async def test_pause_resume_and_trigger(shared: SharedStore) -> None:
+    scheduler = shared.scheduler()
     count = 0
 
     @scheduler.job("10s")
@@ -511,9 +513,9 @@ async def test_pause_resume_and_trigger(world: World) -> None:
 
 
 @virtual
-async def test_enabled_belongs_to_the_operator(world: World) -> None:
+async def test_enabled_belongs_to_the_operator(shared: SharedStore) -> None:
     for retries in (1, 2):
-        scheduler = world.scheduler()
+        scheduler = shared.scheduler()
 
         @scheduler.job("10s", retries=retries, tags=["a", "b"], metadata={"n": retries})
         async def tick() -> None: ...
@@ -529,8 +531,8 @@ async def test_enabled_belongs_to_the_operator(world: World) -> None:
 
 
 @virtual
-async def test_run_on_start_gives_one_run_for_two_nodes(world: World) -> None:
-    nodes = [world.scheduler(), world.scheduler()]
+async def test_run_on_start_gives_one_run_for_two_nodes(shared: SharedStore) -> None:
+    nodes = [shared.scheduler(), shared.scheduler()]
     for node in nodes:
 
         @node.job(run_on_start=True)
@@ -548,10 +550,10 @@ async def test_run_on_start_gives_one_run_for_two_nodes(world: World) -> None:
 
 
 @virtual
-async def test_jitter_spreads_within_bounds_and_the_same_everywhere(world: World) -> None:
+async def test_jitter_spreads_within_bounds_and_the_same_everywhere(shared: SharedStore) -> None:
     seen: list[list[datetime]] = []
     for _ in range(2):
-        other = World()
+        other = SharedStore()
         scheduler = other.scheduler()
 
         @scheduler.job("1m", jitter="20s")
@@ -575,8 +577,8 @@ async def test_jitter_spreads_within_bounds_and_the_same_everywhere(world: World
 
 
 @virtual
-async def test_two_nodes_fire_every_slot_once(world: World) -> None:
-    nodes = [world.scheduler(), world.scheduler()]
+async def test_two_nodes_fire_every_slot_once(shared: SharedStore) -> None:
+    nodes = [shared.scheduler(), shared.scheduler()]
     fired: list[datetime] = []
     for node in nodes:
 
@@ -591,8 +593,8 @@ async def test_two_nodes_fire_every_slot_once(world: World) -> None:
 
 
 @virtual
-async def test_another_node_takes_over_when_the_leader_dies(world: World) -> None:
-    first, second = world.scheduler(), world.scheduler()
+async def test_another_node_takes_over_when_the_leader_dies(shared: SharedStore) -> None:
+    first, second = shared.scheduler(), shared.scheduler()
     fired: list[datetime] = []
     for node in (first, second):
 
@@ -610,13 +612,15 @@ async def test_another_node_takes_over_when_the_leader_dies(world: World) -> Non
     assert second.is_leader
     await second.stop()
     assert fired == [at(s) for s in (10, 20, 30, 40, 50, 60, 70, 80)]
-    assert len(world.of("leader.elected")) == 2
+    assert len(shared.of("leader.elected")) == 2
 
 
 @virtual
-async def test_a_program_that_was_killed_and_started_again_soon_fires_on_time(world: World) -> None:
+async def test_a_program_that_was_killed_and_started_again_soon_fires_on_time(
+    shared: SharedStore,
+) -> None:
     """Its former self still leads by the store, for up to a term."""
-    first, second = world.scheduler(), world.scheduler()
+    first, second = shared.scheduler(), shared.scheduler()
     for node in (first, second):
 
         @node.job("1s")
@@ -634,15 +638,15 @@ async def test_a_program_that_was_killed_and_started_again_soon_fires_on_time(wo
 
 
 @virtual
-async def test_a_leader_that_stops_resigns(world: World) -> None:
-    first, second = world.scheduler(), world.scheduler()
+async def test_a_leader_that_stops_resigns(shared: SharedStore) -> None:
+    first, second = shared.scheduler(), shared.scheduler()
     async with second:
         await second.stop()
     async with first:
         await asyncio.sleep(1)
         assert first.is_leader
         await second.start()
-    assert [e.name for e in world.events if e.name.startswith("leader.")][:2] == [
+    assert [e.name for e in shared.events if e.name.startswith("leader.")][:2] == [
         "leader.elected",
         "leader.lost",
     ]
@@ -653,33 +657,33 @@ async def test_a_leader_that_stops_resigns(world: World) -> None:
 
 def test_without_leader_election_every_node_fires_at_once() -> None:
     async def main() -> None:
-        world = World()
-        scheduler = world.scheduler(leader_election=False)
+        shared = SharedStore()
+        scheduler = shared.scheduler(leader_election=False)
         late: list[timedelta] = []
 
         @scheduler.job("10s")
         async def tick(ctx: RunContext) -> None:
-            late.append(world.store._clock.now() - ctx.scheduled_at)
+            late.append(shared.store._clock.now() - ctx.scheduled_at)
 
         async with scheduler:
             assert scheduler.is_leader
             await asyncio.sleep(60)
         assert len(late) == 5 or len(late) == 6
         assert max(late) < timedelta(seconds=1)
-        assert world.of("leader.elected") == []
+        assert shared.of("leader.elected") == []
 
     run_virtual(main)
 
 
 @virtual
-async def test_slots_of_jobs_added_one_after_another_wait_for_no_look(world: World) -> None:
+async def test_slots_of_jobs_added_one_after_another_wait_for_no_look(shared: SharedStore) -> None:
     """Hints are answered ten times a second; a job that is added here, at once."""
     late: list[timedelta] = []
 
     async def note(ctx: RunContext) -> None:
         late.append(await scheduler.now() - ctx.scheduled_at)
 
-    scheduler = world.scheduler()
+    scheduler = shared.scheduler()
     noting = scheduler.job(id="noting")(note)
     async with scheduler:
         for n in range(20):
@@ -692,7 +696,7 @@ async def test_slots_of_jobs_added_one_after_another_wait_for_no_look(world: Wor
 
 
 @virtual
-async def test_a_follower_answers_to_few_hints(world: World) -> None:
+async def test_a_follower_answers_to_few_hints(shared: SharedStore) -> None:
     """It fires nothing before its grace is over; each commit anywhere would wake it in vain."""
     looks = {"leader": 0, "follower": 0}
 
@@ -707,8 +711,8 @@ async def test_a_follower_answers_to_few_hints(world: World) -> None:
         who = "follower"
 
     fair = SwitchableFaults()
-    leader = world.scheduler(Counted(world.store, fair))
-    follower = world.scheduler(Following(world.store, fair), workers=0)
+    leader = shared.scheduler(Counted(shared.store, fair))
+    follower = shared.scheduler(Following(shared.store, fair), workers=0)
     noop = leader.job(id="noop")(_nothing)
     async with leader:
         await asyncio.sleep(1)

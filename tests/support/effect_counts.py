@@ -15,7 +15,7 @@ from pymongo import MongoClient
 from mainspring import Run, State
 from mainspring.core.model import Outcome
 from tests.support.effect_worker import LEASE, build
-from tests.support.process_crashes import Crew, all_ended, tormented
+from tests.support.process_crashes import WorkerProcesses, all_ended, kill_and_freeze
 from tests.support.servers.server import Document
 
 __all__ = ["EffectCounts", "effect_test", "make_effects"]
@@ -44,29 +44,29 @@ async def effect_test(
     kills: int,
     stops: int,
     seed: int,
-    patience: float,
+    timeout: float,
     url: str | None = None,
     trouble: Callable[[], Awaitable[None]] | None = None,
 ) -> EffectCounts:
     """Four workers; so many kills and stops (and what else is told) while they work; then peace
     until all has ended."""
-    with Crew.on(place, seed, url, ("tests.support.effect_worker",)) as crew:
-        make_effects(crew.url)
-        async with build(crew.url, workers=0) as producer:
+    with WorkerProcesses.on(place, seed, url, ("tests.support.effect_worker",)) as workers:
+        make_effects(workers.url)
+        async with build(workers.url, workers=0) as producer:
             ids = []
             for job in ("loop", "thread"):
                 made = await producer.enqueue_many(job, [None] * (runs // 2))
                 ids += [run.id for run in made]
             for _ in range(4):
-                crew.hire()
-            torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
+                workers.start()
+            faults = asyncio.create_task(kill_and_freeze(workers, kills, stops, LEASE))
             if trouble is not None:
                 await trouble()
-            ended = await all_ended(producer, ids, patience)
-            await torment
+            ended = await all_ended(producer, ids, timeout)
+            await faults
             for run in ended:  # nothing that still lingered has changed any of it
                 assert await producer.get_run(run.id) == run
-        return _tally(ended, crew)
+        return _tally(ended, workers)
 
 
 def make_effects(url: str) -> None:
@@ -87,8 +87,8 @@ def _effects(url: str) -> list[tuple[str, int]]:
         return [(one["run"], one["token"]) for one in client.get_default_database().effects.find()]
 
 
-def _tally(runs: list[Run], crew: Crew) -> EffectCounts:
-    found = _effects(crew.url)
+def _tally(runs: list[Run], workers: WorkerProcesses) -> EffectCounts:
+    found = _effects(workers.url)
     counted, tokens = Counter(run_id for run_id, _ in found), dict(found)
     for run in runs:
         poison = run.state is State.FAILED and run.reason == "poison"
@@ -105,5 +105,5 @@ def _tally(runs: list[Run], crew: Crew) -> EffectCounts:
         sum(run.state is State.SUCCEEDED for run in runs),
         sum(run.attempt > 1 for run in runs),
         sum(run.lapses for run in runs),
-        len(crew.killed),
+        len(workers.killed),
     )

@@ -23,13 +23,13 @@ from tests.support.crash_worker import LEASE, LIMIT, build
 
 __all__ = [
     "CrashReport",
-    "Crew",
     "Entry",
+    "WorkerProcesses",
     "all_ended",
     "check",
     "crash_test",
+    "kill_and_freeze",
     "read_log",
-    "tormented",
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class Entry:
 
 
 @dataclass
-class Crew:
+class WorkerProcesses:
     """The processes of one test: it ends those that it has started, and no others."""
 
     url: str
@@ -57,7 +57,7 @@ class Crew:
     killed: dict[int, float] = field(default_factory=dict)
     stopped: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def hire(
+    def start(
         self, environment: Mapping[str, str] | None = None, url: str | None = None
     ) -> subprocess.Popen[bytes]:
         module, *more = self.program
@@ -80,11 +80,15 @@ class Crew:
         process.wait()
         self.killed[process.pid] = time.monotonic()
 
-    async def freeze(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+    @contextmanager
+    def frozen(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Stop the process (SIGSTOP) until the block ends."""
         process.send_signal(signal.SIGSTOP)
         self.stopped[process.pid].append(time.monotonic())
-        await asyncio.sleep(seconds)
-        process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     @classmethod
     @contextmanager
@@ -94,15 +98,15 @@ class Crew:
         """Of workers on this store, or on an SQLite file of their own."""
         logs = place / "logs"
         logs.mkdir()
-        crew = cls(url or f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed))
-        crew.program = program or crew.program
+        workers = cls(url or f"sqlite:///{place / 'runs.db'}", logs, random.Random(seed))
+        workers.program = program or workers.program
         try:
-            yield crew
+            yield workers
         finally:
-            for process in crew.alive:
+            for process in workers.alive:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
-            for process in crew.processes:
+            for process in workers.processes:
                 process.wait()
 
 
@@ -124,23 +128,23 @@ class CrashReport:
 
 
 async def crash_test(
-    place: Path, *, runs: int, kills: int, stops: int, seed: int, patience: float
+    place: Path, *, runs: int, kills: int, stops: int, seed: int, timeout: float
 ) -> CrashReport:
     """Four workers; so many kills and stops while they work; then peace until all has ended."""
-    with Crew.on(place, seed) as crew:
-        producer = build(crew.url, crew.logs / "producer.log", workers=0)
+    with WorkerProcesses.on(place, seed) as workers:
+        producer = build(workers.url, workers.logs / "producer.log", workers=0)
         async with producer:
-            ids = await _enqueue(producer, crew.rng, runs)
+            ids = await _enqueue(producer, workers.rng, runs)
             for _ in range(4):
-                crew.hire()
-            torment = asyncio.create_task(tormented(crew, kills, stops, LEASE))
-            ended = await all_ended(producer, ids, patience)
-            await torment
-        log = read_log(crew.logs)
-        check(ended, log, crew)
+                workers.start()
+            faults = asyncio.create_task(kill_and_freeze(workers, kills, stops, LEASE))
+            ended = await all_ended(producer, ids, timeout)
+            await faults
+        log = read_log(workers.logs)
+        check(ended, log, workers)
         what = Counter(entry.what for entry in log)
         begun, over, refused = what["begin"], what["end"], what["lost"]
-        return CrashReport(ended, len(crew.killed), stops, begun, over, refused)
+        return CrashReport(ended, len(workers.killed), stops, begun, over, refused)
 
 
 async def _enqueue(producer: Scheduler, rng: random.Random, count: int) -> list[str]:
@@ -152,29 +156,30 @@ async def _enqueue(producer: Scheduler, rng: random.Random, count: int) -> list[
     return ids
 
 
-async def tormented(crew: Crew, kills: int, stops: int, lease: float) -> None:
-    rng = crew.rng
+async def kill_and_freeze(workers: WorkerProcesses, kills: int, stops: int, lease: float) -> None:
+    rng = workers.rng
     deeds = ["kill"] * kills + ["stop"] * stops
     rng.shuffle(deeds)
     await asyncio.sleep(1.0)
     for deed in deeds:
         await asyncio.sleep(rng.uniform(0, 0.8))
-        victim = rng.choice(crew.alive)
+        victim = rng.choice(workers.alive)
         if deed == "kill":
-            crew.kill(victim)
-            crew.hire()
+            workers.kill(victim)
+            workers.start()
         else:
-            await crew.freeze(victim, rng.uniform(1.1, 1.6) * lease)
+            with workers.frozen(victim):
+                await asyncio.sleep(rng.uniform(1.1, 1.6) * lease)
 
 
-async def all_ended(producer: Scheduler, ids: list[str], patience: float) -> list[Run]:
-    deadline = time.monotonic() + patience
+async def all_ended(producer: Scheduler, ids: list[str], timeout: float) -> list[Run]:
+    deadline = time.monotonic() + timeout
     while True:
         left = (await producer.stats()).runs
         live = sum(left.get(state, 0) for state in (State.WAITING, State.PENDING, State.RUNNING))
         if not live:
             return [await producer.get_run(run_id) for run_id in ids]
-        assert time.monotonic() < deadline, f"after {patience} s there are still {left}"
+        assert time.monotonic() < deadline, f"after {timeout} s there are still {left}"
         await asyncio.sleep(0.5)
 
 
@@ -187,7 +192,7 @@ def read_log(logs: Path) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.at)
 
 
-def check(runs: list[Run], log: list[Entry], crew: Crew) -> None:
+def check(runs: list[Run], log: list[Entry], workers: WorkerProcesses) -> None:
     """What the store says, against what the processes did."""
     begins = Counter((entry.run_id, entry.token) for entry in log if entry.what == "begin")
     ends = Counter((entry.run_id, entry.token) for entry in log if entry.what == "end")
@@ -212,11 +217,11 @@ def check(runs: list[Run], log: list[Entry], crew: Crew) -> None:
         if run.job_id == "once":
             assert starts[run.id] <= 1, f"{run.id} may start once, and began {starts[run.id]} times"
     limited = {run.id for run in runs if run.job_id == "limited"}
-    most = _most_at_once([entry for entry in log if entry.run_id in limited], crew)
+    most = _most_at_once([entry for entry in log if entry.run_id in limited], workers)
     assert most <= LIMIT, f"{most} at once, and {LIMIT} are allowed"
 
 
-def _most_at_once(log: list[Entry], crew: Crew) -> int:
+def _most_at_once(log: list[Entry], workers: WorkerProcesses) -> int:
     """How many handlers were at work under a lease at one moment.
 
     A handler that begins has a fifth of its lease before it, at least; a stopped process has
@@ -228,8 +233,8 @@ def _most_at_once(log: list[Entry], crew: Crew) -> int:
         if entry.what != "begin":
             continue
         over = [entry.at + LEASE / 5, ends.get((entry.run_id, entry.token), entry.at + LEASE / 5)]
-        over += [at for at in (crew.killed.get(entry.pid),) if at is not None]
-        over += [at for at in crew.stopped[entry.pid] if at >= entry.at]
+        over += [at for at in (workers.killed.get(entry.pid),) if at is not None]
+        over += [at for at in workers.stopped[entry.pid] if at >= entry.at]
         steps += [(entry.at, 1), (min(over), -1)]
     at_once = most = 0
     for _, step in sorted(steps):

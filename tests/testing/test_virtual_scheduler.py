@@ -370,7 +370,7 @@ async def test_the_schedulers_own_wait_lets_time_pass_in_a_test() -> None:
 
 
 async def test_a_thread_that_never_ends_fails_the_tick() -> None:
-    test = TestScheduler(patience="200ms")
+    test = TestScheduler(thread_timeout="200ms")
     release = threading.Event()
 
     @test.scheduler.job

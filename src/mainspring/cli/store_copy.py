@@ -120,9 +120,9 @@ def _place(url: str) -> object:
     path = database_file(url)
     if path is not None:
         return path.resolve()
-    from mainspring.stores.mongodb.url import Address
+    from mainspring.stores.mongodb.url import MongoUrl
 
-    address = Address.of(url)
+    address = MongoUrl.of(url)
     hosts = address.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     return frozenset(hosts.split(",")), address.database, address.prefix
 

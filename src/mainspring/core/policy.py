@@ -139,7 +139,7 @@ class Breaker:
     reset: Span = timedelta(seconds=60)
 
     def __post_init__(self) -> None:
-        _whole(self.failures, "breaker failures", 1, field="breaker.failures")
+        _whole_number(self.failures, "breaker failures", 1, field="breaker.failures")
         _set(self, "reset", duration(self.reset, what="breaker reset", field="breaker.reset"))
 
 
@@ -220,7 +220,7 @@ class Misfire:
     def __post_init__(self) -> None:
         _set(self, "kind", _choice(MisfireKind, self.kind, "misfire"))
         _set(self, "grace", duration(self.grace, what="misfire grace", field="misfire.grace"))
-        _whole(self.limit, "misfire limit", 1, field="misfire.limit")
+        _whole_number(self.limit, "misfire limit", 1, field="misfire.limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,7 +397,7 @@ def _choice(kind: type[E], given: object, what: str) -> E:
         ) from None
 
 
-def _whole(
+def _whole_number(
     given: object, what: str, least: int, most: int | None = None, *, field: str | None = None
 ) -> int:
     allowed = f"{least} or more" if most is None else f"{least} to {most}"
@@ -478,8 +478,8 @@ def memory_size(given: Any) -> int | None:
             raise _refused(
                 "memory_limit", given, "memory_limit is bytes or text like '512MiB' or '2GB'"
             ) from None
-        return _whole(size, "memory_limit", 1)
-    return _whole(given, "memory_limit", 1)
+        return _whole_number(size, "memory_limit", 1)
+    return _whole_number(given, "memory_limit", 1)
 
 
 def _value(kind: type[Any], given: Any, field: str) -> Any:
@@ -505,17 +505,17 @@ def _breaker(given: Any) -> Any:
 
 
 def _limit(given: Any) -> int | None:
-    return None if given is None else _whole(given, "concurrency", 1)
+    return None if given is None else _whole_number(given, "concurrency", 1)
 
 
 _READERS: dict[str, Any] = {
-    "retries": lambda v: _whole(v, "retries", 0),
+    "retries": lambda v: _whole_number(v, "retries", 0),
     "backoff": lambda v: _value(Backoff, v, "backoff"),
     "retry_delay": lambda v: duration(v, what="retry_delay"),
     "retry_on": lambda v: _kinds(v, "retry_on"),
     "give_up_on": lambda v: _kinds(v, "give_up_on"),
     "timeout": lambda v: _positive(v, "timeout"),
-    "priority": lambda v: _whole(v, "priority", 0, 9),
+    "priority": lambda v: _whole_number(v, "priority", 0, 9),
     "queue": lambda v: _name(v, "queue"),
     "concurrency": _limit,
     "concurrency_key": lambda v: None if v is None else _name(v, "concurrency_key"),
@@ -533,7 +533,7 @@ _READERS: dict[str, Any] = {
     "run_on_start": lambda v: _flag(v, "run_on_start"),
     "each_node": lambda v: _flag(v, "each_node"),
     "retention": lambda v: None if v is None else duration(v, what="retention"),
-    "history": lambda v: None if v is None else _whole(v, "history", 1),
+    "history": lambda v: None if v is None else _whole_number(v, "history", 1),
 }
 
 

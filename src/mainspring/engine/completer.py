@@ -196,7 +196,7 @@ class Completer:
         if not kept:
             self._start(self._end_refused(attempt))
             return
-        self._leases.let_go(attempt)
+        self._leases.release(attempt)
         change, hooks = decision.change, attempt.handler.hooks
         state = change.set["state"]
         if decision.error is not None:
@@ -231,7 +231,7 @@ class Completer:
                 )
                 self.complete(attempt, Decision(change))
                 return
-        self._leases.let_go(attempt)
+        self._leases.release(attempt)
         if attempt.stop_reason is not StopReason.LOST:
             log.warning("run %s was taken over; its outcome here is dropped", attempt.run.id)
             self._engine.emit("ownership.lost", attempt.run)

@@ -50,7 +50,7 @@ class Leases:
     def hold(self, attempt: LocalAttempt) -> None:
         self._held[attempt.run.id] = attempt
 
-    def let_go(self, attempt: LocalAttempt) -> None:
+    def release(self, attempt: LocalAttempt) -> None:
         """Stop renewing. If this worker has claimed the run again, that attempt stays held."""
         if self._held.get(attempt.run.id) is attempt:
             del self._held[attempt.run.id]

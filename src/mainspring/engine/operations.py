@@ -294,7 +294,7 @@ class Operations:
         return unreadable | await self.orphans(runs)
 
     async def run(self, run_id: str) -> Run:
-        return await self.run_waiters.look(run_id)
+        return await self.run_waiters.read(run_id)
 
     async def unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
         """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are

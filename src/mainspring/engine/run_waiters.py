@@ -37,7 +37,7 @@ class RunWaiters:
             for event in events:
                 event.set()
 
-    async def look(self, run_id: str) -> Run:
+    async def read(self, run_id: str) -> Run:
         """Return the run as it is now. One query reads all runs that are wanted at this moment, or
         that were asked for during the last query."""
         if not isinstance(run_id, str) or not run_id.isascii():  # no id that Mainspring makes
@@ -61,12 +61,12 @@ class RunWaiters:
                 while True:
                     changed.clear()
                     with contextlib.suppress(StoreUnavailable):
-                        run = await self.look(run_id)
+                        run = await self.read(run_id)
                         if run.finished:
                             return run
                     await wait_for_event(changed, POLL)
         except TimeoutError:
-            run = await self.look(run_id)  # a timeout of zero reads the run once
+            run = await self.read(run_id)  # a timeout of zero reads the run once
             if run.finished:
                 return run
             raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None

@@ -24,24 +24,24 @@ __all__ = ["Suspects"]
 
 log = logging.getLogger("mainspring")
 
-ALONE_AT_MOST = 60.0
+LONGEST_ALONE = 60.0
 """Seconds that a suspect has the process to itself. One that lives longer goes on beside others:
 a handler of an hour must not stop everything else for an hour."""
 
-LEAST_WAIT, LONGEST_WAIT = 1.0, 300.0
-WAITS_OF_ITS_AGE = 0.1
+SHORTEST_WAIT, LONGEST_WAIT = 1.0, 300.0
+WAIT_PER_AGE = 0.1
 """A suspect that finds other attempts holds back what has not begun, for a tenth of the time that
-it has been due, between `LEAST_WAIT` and `LONGEST_WAIT` seconds. It runs once the worker finds
+it has been due, between `SHORTEST_WAIT` and `LONGEST_WAIT` seconds. It runs once the worker finds
 itself idle within such a wait."""
 
-AWAY = 9
+PAUSE_FACTOR = 9
 """A wait in vain is followed by so many times its length in which the worker takes no suspect. So
 suspects that wait cost a busy worker a tenth of its time at most."""
 
-LEAST_TURN = 1.0
+SHORTEST_TURN = 1.0
 """Seconds for which short suspects run one after the other in the same turn."""
 
-LEAST_AWAY = 0.1
+SHORTEST_PUT_OFF = 0.1
 """Seconds that a suspect is given back for: not claimed and given back in a circle."""
 
 
@@ -86,7 +86,7 @@ class Suspects:
         if begins_turn:
             # Also beside a suspect that has outlived its time alone: it may run for hours.
             self._turn_began = self._clock.monotonic()
-            self._set_timer(self._patience())
+            self._set_timer(self._seconds_to_wait())
 
     def next(self, *, idle: bool) -> LocalAttempt | None:
         """The suspect that is to begin now, if nothing else runs."""
@@ -94,7 +94,7 @@ class Suspects:
             return None
         attempt = self._begun = self._waiting.popleft()
         self._alone = True
-        self._set_timer(ALONE_AT_MOST)
+        self._set_timer(LONGEST_ALONE)
         log.warning(
             "run %s of job %s was held by %d workers that died; it runs alone now, so that it can"
             " be seen whether it is to blame",
@@ -108,19 +108,19 @@ class Suspects:
         """An attempt has ended, or was taken back before it began."""
         if attempt is self._begun:
             ran_alone, self._begun, self._alone = self._alone, None, False
-            if ran_alone and (self._turn_took() >= LEAST_TURN or not self._waiting):
+            if ran_alone and (self._turn_took() >= SHORTEST_TURN or not self._waiting):
                 self._end_turn(others_have=self._turn_took())
             elif self._waiting:
-                self._set_timer(self._patience())
+                self._set_timer(self._seconds_to_wait())
         elif attempt in self._waiting:
             self._waiting.remove(attempt)
             if not self.hold_back:
                 self._set_timer(None)
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         now = self._time.now()
         oldest = max((now - attempt.run.scheduled_at).total_seconds() for attempt in self._waiting)
-        return min(max(oldest * WAITS_OF_ITS_AGE, LEAST_WAIT), LONGEST_WAIT)
+        return min(max(oldest * WAIT_PER_AGE, SHORTEST_WAIT), LONGEST_WAIT)
 
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
@@ -132,7 +132,7 @@ class Suspects:
 
     def _time_is_up(self) -> None:
         ran_alone, self._alone = self._alone, False
-        self._end_turn(others_have=self._turn_took() * (1 if ran_alone else AWAY))
+        self._end_turn(others_have=self._turn_took() * (1 if ran_alone else PAUSE_FACTOR))
         self._go_on()
 
     def _turn_took(self) -> float:
@@ -146,5 +146,5 @@ class Suspects:
 
     def _put_off(self, attempt: LocalAttempt, seconds: float) -> None:
         log.info("run %s cannot run alone now; it is tried again later", attempt.run.id)
-        until = self._time.now() + timedelta(seconds=max(seconds, LEAST_AWAY))
+        until = self._time.now() + timedelta(seconds=max(seconds, SHORTEST_PUT_OFF))
         self._give_back(attempt, until)

@@ -373,7 +373,7 @@ class Worker:
 
     def _complete_unbegun(self, attempt: LocalAttempt, change: transitions.Change) -> None:
         """Complete an attempt that is held and has not begun."""
-        self.leases.let_go(attempt)
+        self.leases.release(attempt)
         self.completer.complete_unstarted(attempt.run, change)
 
     def _now(self) -> datetime:
@@ -557,7 +557,7 @@ class Worker:
                 self._note_stuck(attempt)
             decision = None
             if attempt.stop_reason is StopReason.LOST and not attempt.committed:
-                self.leases.let_go(attempt)
+                self.leases.release(attempt)
             elif attempt.stop_reason is StopReason.LATE:
                 self._give_back(attempt)
             else:
@@ -626,7 +626,7 @@ class Worker:
         self._engine.emit("ownership.lost", attempt.run)
         if not self._take_back(attempt):
             self._dispatcher.stop(attempt, StopReason.LOST)
-        self.leases.let_go(attempt)
+        self.leases.release(attempt)
         self._begin()
 
     async def _active_over(self, timeout: float) -> None:

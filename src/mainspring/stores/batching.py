@@ -6,40 +6,40 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["turns", "waves"]
+__all__ = ["split_by_key", "split_in_order"]
 
 T = TypeVar("T")
 
 
-def waves(
+def split_in_order(
     items: Sequence[T],
     key: Callable[[T], str],
     alone: Callable[[T], bool] = lambda item: False,
 ) -> Iterator[list[int]]:
     """Yield positions that one statement can write, in order. No part has a key twice, and an item
     for which `alone` is true is a part by itself. All items stay in order."""
-    wave: dict[str, int] = {}
+    part: dict[str, int] = {}
     for at, item in enumerate(items):
-        if wave and (alone(item) or key(item) in wave):
-            yield list(wave.values())
-            wave = {}
-        wave[key(item)] = at
+        if part and (alone(item) or key(item) in part):
+            yield list(part.values())
+            part = {}
+        part[key(item)] = at
         if alone(item):
             yield [at]
-            wave = {}
-    if wave:
-        yield list(wave.values())
+            part = {}
+    if part:
+        yield list(part.values())
 
 
-def turns(items: Sequence[T], key: Callable[[T], str]) -> list[list[int]]:
+def split_by_key(items: Sequence[T], key: Callable[[T], str]) -> list[list[int]]:
     """Positions that one statement can write, where only items of the same key must stay in order:
     the first item of each key, then the second item of each, and so on."""
     groups: list[list[int]] = []
     earlier: Counter[str] = Counter()
     for at, item in enumerate(items):
-        turn = earlier[key(item)]
+        number = earlier[key(item)]
         earlier[key(item)] += 1
-        if turn == len(groups):
+        if number == len(groups):
             groups.append([])
-        groups[turn].append(at)
+        groups[number].append(at)
     return groups

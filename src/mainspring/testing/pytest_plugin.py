@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["mainspring_scheduler", "mainspring_test"]
 
 MARKER = (
-    "mainspring(start=…, resources=…, patience=…): options of the TestScheduler that the fixture"
-    " mainspring_test gives"
+    "mainspring(start=…, resources=…, thread_timeout=…): options of the TestScheduler that the"
+    " fixture mainspring_test gives"
 )
 
 

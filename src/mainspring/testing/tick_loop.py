@@ -35,15 +35,16 @@ SLICE = 0.05
 class TickLoop(asyncio.SelectorEventLoop):
     """Time passes from timer to timer, and never past `limit`.
 
-    `stuck()` is called when threads have worked for `patience` real seconds without an answer.
+    `stuck()` is called when threads have worked for `thread_timeout` real seconds without an
+    answer.
     """
 
-    def __init__(self, *, patience: float, stuck: Callable[[], None]) -> None:
+    def __init__(self, *, thread_timeout: float, stuck: Callable[[], None]) -> None:
         self.limit = 0.0
         self.active: set[str] = set()
         """The ids of the runs whose async handlers are under way."""
         self._virtual = 0.0
-        self._patience = patience
+        self._thread_timeout = thread_timeout
         self._stuck = stuck
         self._threads = ThreadExecutor()
         self._outside = 0  # calls in threads that have not returned
@@ -149,7 +150,7 @@ class TickLoop(asyncio.SelectorEventLoop):
         if events := select(SLICE):
             return events
         self._held += SLICE
-        if self._held >= self._patience:
+        if self._held >= self._thread_timeout:
             self._held = 0.0
             self._stuck()
         return []

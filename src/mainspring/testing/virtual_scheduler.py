@@ -152,7 +152,8 @@ class TestScheduler(Inspection):
     `scheduler` is the program's own, not started; without one, `test.scheduler` is a new one. Its
     jobs, hooks, listeners, resources and defaults are used, its store is not touched. `resources`
     replace those of the same name. `start` is when the test begins; a time without a zone is in
-    the scheduler's zone. A thread that works longer than `patience`, in real time, fails the test.
+    the scheduler's zone. A thread that works longer than `thread_timeout`, in real time, fails the
+    test.
 
     Between two ticks time stands still and nothing runs; every method of the scheduler answers.
     """
@@ -165,9 +166,11 @@ class TestScheduler(Inspection):
         *,
         start: datetime | str = START,
         resources: Mapping[str, Any] | None = None,
-        patience: Span = "10s",
+        thread_timeout: Span = "10s",
     ) -> None:
-        super().__init__(Bench(scheduler or Scheduler("memory://"), start, resources, patience))
+        super().__init__(
+            Bench(scheduler or Scheduler("memory://"), start, resources, thread_timeout)
+        )
 
     @cached_property
     def blocking(self) -> BlockingTestScheduler:
@@ -264,11 +267,11 @@ class Bench:
         scheduler: Scheduler,
         start: datetime | str,
         resources: Mapping[str, Any] | None,
-        patience: Span,
+        thread_timeout: Span,
     ) -> None:
         self.scheduler = scheduler
         self._resources = dict(resources or {})
-        self._patience = duration(patience, what="patience").total_seconds()
+        self._thread_timeout = duration(thread_timeout, what="thread_timeout").total_seconds()
         self.clock = TestClock(_moment(start, scheduler.timezone, "start"))
         self.store = TestStore(self.clock.for_store)
         self.webhooks = WebhookStub(self.clock.now)
@@ -310,7 +313,7 @@ class Bench:
         """Make the loop and its thread, for `start`."""
         if self._thread is not None or self._before:
             raise InvalidState("the test scheduler was started already: make a new one")
-        loop = TickLoop(patience=self._patience, stuck=self._stuck)
+        loop = TickLoop(thread_timeout=self._thread_timeout, stuck=self._stuck)
         self.clock.follow(loop)
         self._thread = LoopThread("mainspring-test", loop)
 
@@ -525,9 +528,9 @@ class Bench:
 
     def _told_stuck(self) -> str:
         return (
-            f"a handler that runs in a thread has worked for {self._patience:g} s of real time"
-            " without an end. Virtual time does not pass while a thread works: replace what it"
-            " waits for in the test, or give TestScheduler a longer `patience`\n"
+            f"a handler that runs in a thread has worked for {self._thread_timeout:g} s of real"
+            " time without an end. Virtual time does not pass while a thread works: replace what it"
+            " waits for in the test, or give TestScheduler a longer `thread_timeout`\n"
             f"{self.describe(None)}"
         )
 

@@ -18,9 +18,9 @@ from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore, claim, notifier, schema
 from mainspring.stores.mongodb.collections import Database
-from mainspring.stores.mongodb.concurrency import Room
+from mainspring.stores.mongodb.concurrency import FreeCapacity
 from mainspring.stores.mongodb.notifier import Notifier
-from mainspring.stores.mongodb.url import Address
+from mainspring.stores.mongodb.url import MongoUrl
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.mongodb.query_plans import SentCommands
@@ -38,9 +38,9 @@ async def some_runs(store: MongoStore, *ids: str, **fields: Any) -> list[Run]:
 
 
 def test_a_url_names_database_and_prefix() -> None:
-    plain = Address.of("mongodb://h")
+    plain = MongoUrl.of("mongodb://h")
     assert (plain.database, plain.prefix) == ("mainspring", "mainspring_")
-    full = Address.of("mongodb://u:p@h1,h2/app%2Dx?tls=true&mainspringPrefix=jobs_&w=1")
+    full = MongoUrl.of("mongodb://u:p@h1,h2/app%2Dx?tls=true&mainspringPrefix=jobs_&w=1")
     assert full == ("mongodb://u:p@h1,h2/app%2Dx?tls=true&w=1", "app-x", "jobs_")
 
 
@@ -306,9 +306,9 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
 ) -> None:
     """Two clients count at the same moment; if neither wrote the limit's document, both would
     claim."""
-    both, count, counted = asyncio.Event(), Room.count, 0
+    both, count, counted = asyncio.Event(), FreeCapacity.count, 0
 
-    async def at_once(self: Room, db: Database) -> None:
+    async def at_once(self: FreeCapacity, db: Database) -> None:
         nonlocal counted
         await count(self, db)
         if db.session is not None:
@@ -329,9 +329,9 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
         assert await put_job(one, job)
         await one.add(await some_runs(one, "a", queue="x"))
         await one.add(await some_runs(one, "b", queue="y"))
-        monkeypatch.setattr(Room, "count", at_once)
+        monkeypatch.setattr(FreeCapacity, "count", at_once)
         if not locks:
-            monkeypatch.setattr(Room, "lock", nothing)
+            monkeypatch.setattr(FreeCapacity, "lock", nothing)
         taken = await asyncio.gather(
             claim_runs(one, replace(CLAIM, queues=frozenset({"x"}))),
             claim_runs(two, replace(CLAIM, queues=frozenset({"y"}))),

@@ -58,7 +58,7 @@ BEFORE_THE_CUT = {"added": 60, "claimed": 40, "ended": 10, "cancelled": 2, "put"
 def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awaitable[int]]:
     """A store that sends these writes with `w: 1`."""
 
-    async def sent(db: Database, items: Sequence[commit.Written]) -> int:
+    async def sent(db: Database, items: Sequence[commit.EncodedChange]) -> int:
         handle = db.handle.with_options(write_concern=WriteConcern(1))
         return await send(dataclasses.replace(db, handle=handle), items)
 

@@ -335,5 +335,5 @@ async def test_a_handler_killed_anywhere_leaves_one_effect(
 ) -> None:
     """In short; `make chaos` does it at length, on a cluster too."""
     url = with_database(replica_set_url, database_name)
-    tally = await effect_test(tmp_path, url=url, runs=240, kills=10, stops=0, seed=1, patience=240)
+    tally = await effect_test(tmp_path, url=url, runs=240, kills=10, stops=0, seed=1, timeout=240)
     assert tally.again > 0, "no kill met a handler: it shows nothing"

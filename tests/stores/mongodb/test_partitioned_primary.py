@@ -84,7 +84,7 @@ async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
     ids = {f"r{n:02}" for n in range(40)}
     await store.add([run(now, run_id) for run_id in ids])
     held: list[Run] = []
-    with cut_off(away_from_home(cluster, store.address.database)):
+    with cut_off(away_from_home(cluster, store.mongo_url.database)):
         for _ in range(2):
             with suppress(StoreUnavailable):
                 held += await claim_runs(store, CLAIM)
@@ -139,7 +139,7 @@ async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
         with suppress(StoreUnavailable):
             await store.add([run(now, f"s{n}", dedupe_key=f"k{n}")])
 
-    with cut_off(away_from_home(cluster, store.address.database)):
+    with cut_off(away_from_home(cluster, store.mongo_url.database)):
         with pytest.raises(StoreUnavailable):
             await store.commit([transitions.succeeded(one, now, None) for one in held])
         await asyncio.gather(*(next_one(n) for n in range(40)))
@@ -169,7 +169,7 @@ async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
         with suppress(StoreUnavailable):
             await store.add([root, after])
 
-    with cut_off(away_from_home(cluster, store.address.database)):
+    with cut_off(away_from_home(cluster, store.mongo_url.database)):
         await asyncio.gather(*(enqueue(n) for n in range(20)))
         await seen()
     await store.maintain(None, 100)
@@ -188,7 +188,7 @@ async def test_an_end_is_told_when_a_majority_has_it(
     cluster: ShardedCluster, store: MongoStore
 ) -> None:
     """A cancel that failed may be undone: asked again, it does not say that the run had ended."""
-    producer = Scheduler(store.address.url, workers=0)
+    producer = Scheduler(store.mongo_url.url, workers=0)
 
     @producer.job(id="work")
     def work() -> None: ...

@@ -119,7 +119,7 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
     again and what is somebody else's by now are told apart by a look at them."""
     whole, sent = commit._send, list[int]()
 
-    async def passing_over(db: Database, items: Sequence[commit.Written]) -> int:
+    async def passing_over(db: Database, items: Sequence[commit.EncodedChange]) -> int:
         sent.append(len(items))
         if len(sent) > 2:
             return await whole(db, items)
@@ -162,7 +162,7 @@ async def test_a_count_that_is_short_though_all_was_done(
     """The driver sends a write again whose answer was lost, and the second finds nothing to do."""
     whole, sent = commit._send, list[int]()
 
-    async def unheard(db: Database, items: Sequence[commit.Written]) -> int:
+    async def unheard(db: Database, items: Sequence[commit.EncodedChange]) -> int:
         sent.append(await whole(db, items))
         return await whole(db, items)
 

@@ -178,10 +178,10 @@ async def test_a_transaction_that_nobody_ends_makes_others_try_again_later(
     await store.add([run(clock, "a", dedupe_key="k")])
     await store.commit([transitions.cancelled(run(clock, "a"), clock.now(), "no")])
     monkeypatch.setattr(transaction, "TRIES", 5)
-    async with AsyncMongoClient[Document](store.address.url) as killed:
+    async with AsyncMongoClient[Document](store.mongo_url.url) as killed:
         session = killed.start_session()
         await session.start_transaction()
-        keys = killed[store.address.database][store._db.keys.name]
+        keys = killed[store.mongo_url.database][store._db.keys.name]
         await keys.update_one({"_id": "k"}, {"$inc": {"version": 1}}, session=session)
         with pytest.raises(StoreUnavailable, match="other clients wrote the same documents"):
             await store.add([run(clock, "b", dedupe_key="k")])
@@ -445,7 +445,7 @@ async def test_two_claims_at_the_same_time_keep_to_the_limit(
 ) -> None:
     await job(store, clock, concurrency=1)
     await store.add([run(clock, "a", queue="x"), run(clock, "b", queue="y")])
-    whole = getattr(concurrency.Room, step)
+    whole = getattr(concurrency.FreeCapacity, step)
     taken: list[Run] = []
     inside = False
 
@@ -457,7 +457,7 @@ async def test_two_claims_at_the_same_time_keep_to_the_limit(
             taken.extend(await claim_runs(store, replace(CLAIM, queues=frozenset({"y"}))))
         return answer
 
-    monkeypatch.setattr(concurrency.Room, step, meanwhile)
+    monkeypatch.setattr(concurrency.FreeCapacity, step, meanwhile)
     monkeypatch.setattr(claim, "TRIES", 3)
     taken += await claim_runs(store, replace(CLAIM, queues=frozenset({"x"})))
     assert inside
@@ -473,15 +473,15 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
     [paused] = await claim_runs(store, CLAIM)
     held = [Held(paused.id, paused.token)]
     clock.advance(31)
-    whole = concurrency.Room.lock
+    whole = concurrency.FreeCapacity.lock
     renewed: list[Renewed] = []
 
     async def meanwhile(self: Any, db: Any, *given: Any) -> Any:
-        monkeypatch.setattr(concurrency.Room, "lock", whole)
+        monkeypatch.setattr(concurrency.FreeCapacity, "lock", whole)
         renewed.extend(await store.renew(held, CLAIM.lease))
         return await whole(self, db, *given)
 
-    monkeypatch.setattr(concurrency.Room, "lock", meanwhile)
+    monkeypatch.setattr(concurrency.FreeCapacity, "lock", meanwhile)
     taken = await claim_runs(store, CLAIM)
     assert len(taken) + len(renewed) == 1
     assert len(await store.renew(held, CLAIM.lease)) == len(renewed)

@@ -18,8 +18,8 @@ from mainspring import Run, Scheduler, State
 from mainspring.core.model import LIVE
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.election import LEADER, TERMS
-from tests.support.mongodb.worker import PLACES, build
-from tests.support.process_crashes import Crew, Entry, check, read_log
+from tests.support.mongodb.worker import CAPACITY, build
+from tests.support.process_crashes import Entry, WorkerProcesses, check, read_log
 from tests.support.servers.clocks import SteppedClock, program_clock
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
@@ -58,15 +58,15 @@ async def all_runs(producer: Scheduler) -> list[Run]:
             return found
 
 
-async def until_over(producer: Scheduler, patience: float) -> list[Run]:
+async def until_over(producer: Scheduler, timeout: float) -> list[Run]:
     """Wait until nothing is left to do; then all runs."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         with suppress(StoreUnavailable):
             left = (await producer.stats()).runs
             if not any(left.get(state, 0) for state in LIVE):
                 return await all_runs(producer)
-        assert time.monotonic() < deadline, f"after {patience} s there are still {left}"
+        assert time.monotonic() < deadline, f"after {timeout} s there are still {left}"
         await asyncio.sleep(0.3)
 
 
@@ -92,7 +92,7 @@ async def failover(
     workers: int = 2,
     lease: float = 15,
     seconds: float | None = None,
-    patience: float = 90,
+    timeout: float = 90,
 ) -> FailoverReport:
     """Workers and a client at work while these things befall the servers, one after another.
 
@@ -103,15 +103,15 @@ async def failover(
     refused = 0
     times: list[float] = []
     payload = None if seconds is None else {"seconds": seconds}
-    with Crew.on(place, 1, url, (NODE, str(lease))) as crew:
-        producer = build(url, crew.logs / "producer.log", lease=lease, workers=0)
+    with WorkerProcesses.on(place, 1, url, (NODE, str(lease))) as processes:
+        producer = build(url, processes.logs / "producer.log", lease=lease, workers=0)
         async with producer:
             ended = asyncio.Event()
 
             async def produce() -> None:
                 nonlocal refused
                 while not ended.is_set():
-                    job_id = crew.rng.choice(("free", "free", "limited", "once"))
+                    job_id = processes.rng.choice(("free", "free", "limited", "once"))
                     try:
                         ids.extend(r.id for r in await producer.enqueue_many(job_id, [payload] * 5))
                         times.append(time.monotonic())
@@ -120,9 +120,9 @@ async def failover(
                     await asyncio.sleep(0.05 if seconds is None else seconds / 4)
 
             for _ in range(workers):
-                crew.hire()
+                processes.start()
             producing = asyncio.create_task(produce())
-            await _begun(crew, producer)
+            await _begun(processes, producer)
             began = []
             for deed in deeds:
                 began.append(time.monotonic())
@@ -133,9 +133,9 @@ async def failover(
             ended.set()
             await producing
             await _pause_job(producer, "tick")
-            runs = await until_over(producer, patience)
-        log = read_log(crew.logs)
-    check(runs, log, crew)
+            runs = await until_over(producer, timeout)
+        log = read_log(processes.logs)
+    check(runs, log, processes)
     missing = set(ids) - {run.id for run in runs}
     assert not missing, f"{len(missing)} acknowledged runs are gone"
     _check_slots(runs)
@@ -147,16 +147,16 @@ async def failover(
     return FailoverReport(len(ids), refused, len(runs), stalls, lost)
 
 
-async def _begun(crew: Crew, producer: Scheduler, patience: float = 60) -> None:
-    """Until every worker has begun something, or patience is at its end.
+async def _begun(processes: WorkerProcesses, producer: Scheduler, timeout: float = 60) -> None:
+    """Until every worker has begun something, or the time is over.
 
     There is work for all of them at once: of a run a second, the quickest might take every one.
     """
-    deadline = time.monotonic() + patience
-    pids = {process.pid for process in crew.processes}
-    while pids - {entry.pid for entry in read_log(crew.logs)} and time.monotonic() < deadline:
-        assert len(crew.alive) == len(pids), "a worker ended"
-        await producer.enqueue_many("free", [{"seconds": 0.5}] * PLACES * len(pids))
+    deadline = time.monotonic() + timeout
+    pids = {process.pid for process in processes.processes}
+    while pids - {entry.pid for entry in read_log(processes.logs)} and time.monotonic() < deadline:
+        assert len(processes.alive) == len(pids), "a worker ended"
+        await producer.enqueue_many("free", [{"seconds": 0.5}] * CAPACITY * len(pids))
         await asyncio.sleep(1)
 
 
@@ -188,26 +188,26 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
 
     Gives how many slots there were, each of which had exactly one run that succeeded.
     """
-    with Crew.on(place, 1, url, (NODE, str(lease))) as crew:
-        producer = build(url, crew.logs / "producer.log", lease=lease, workers=0)
+    with WorkerProcesses.on(place, 1, url, (NODE, str(lease))) as processes:
+        producer = build(url, processes.logs / "producer.log", lease=lease, workers=0)
         async with producer:
             for _ in range(3):
-                crew.hire()
+                processes.start()
             for _ in range(kills):
-                await _begun(crew, producer)
+                await _begun(processes, producer)
                 leader = None
                 while leader is None:  # the dead lead on until their term is over
                     await asyncio.sleep(0.3)
                     term = await producer.note(TERMS, LEADER)
                     pid = int(term.value["holder"].split(":")[-2]) if term else 0
-                    leader = next((one for one in crew.alive if one.pid == pid), None)
-                crew.kill(leader)
-                crew.processes.remove(leader)
-                crew.hire()
+                    leader = next((one for one in processes.alive if one.pid == pid), None)
+                processes.kill(leader)
+                processes.processes.remove(leader)
+                processes.start()
             await asyncio.sleep(3)
             await _pause_job(producer, "tick")
             runs = await until_over(producer, 60)
-        check(runs, read_log(crew.logs), crew)
+        check(runs, read_log(processes.logs), processes)
         slots = _check_slots(runs)
         assert {run.state for run in runs} == {State.SUCCEEDED}
         return len(slots)
@@ -231,12 +231,14 @@ async def skewed(
         stepped.environment,
     ]
     long = 1.5 * lease
-    with Crew.on(place, 1, url, (NODE, str(lease), *([planted] if planted else []))) as crew:
-        producer = build(url, crew.logs / "producer.log", lease=lease, workers=0)
+    with WorkerProcesses.on(
+        place, 1, url, (NODE, str(lease), *([planted] if planted else []))
+    ) as processes:
+        producer = build(url, processes.logs / "producer.log", lease=lease, workers=0)
         async with producer:
             for number, clock in enumerate(clocks):
-                crew.hire(clock, routers[number % len(routers)] if routers else None)
-            await _begun(crew, producer, 10 if planted else 60)
+                processes.start(clock, routers[number % len(routers)] if routers else None)
+            await _begun(processes, producer, 10 if planted else 60)
             held = await producer.enqueue_many("free", [{"seconds": long}] * 12)
             later = [await producer.enqueue("free", delay=delay) for delay in (1.5, 3, 4.5)]
             asked = await producer.enqueue_many("delegate", [{"delay": 3}] * 12)
@@ -247,7 +249,7 @@ async def skewed(
             with suppress(AssertionError):
                 await until_over(producer, 3 if planted else 30)
             runs = {run.id: run for run in await all_runs(producer)}
-        log = read_log(crew.logs)
+        log = read_log(processes.logs)
     return _complaints(runs, log, {run.id for run in (*held, *later, *asked)}, len(clocks))
 
 

@@ -26,7 +26,7 @@ from tests.support.servers.mongodb import with_database
 from tests.support.simulation.cluster import Node
 from tests.support.simulation.machines import Machine, RealMachineLoop
 from tests.support.simulation.monitor import LATE, Violation
-from tests.support.simulation.scenario import PLACES, Report, World, quiet
+from tests.support.simulation.scenario import CAPACITY, Report, Simulation, quiet
 from tests.support.simulation.workload import Client, Workload
 
 __all__ = ["PLANTED", "Planted", "hunt", "simulate_for_real"]
@@ -82,7 +82,7 @@ class RealWorkload(Workload):
         return self._handler(machine, author)
 
 
-class RealWorld(World):
+class RealTimeSimulation(Simulation):
     def __init__(self, seed: int, url: str, *, trace: bool = False, stress: bool = False) -> None:
         super().__init__(seed, trace, cast(Any, None), stress)
         rng = self._rng
@@ -166,8 +166,8 @@ class RealWorld(World):
         loop = asyncio.get_running_loop()
         began, ends = loop.time(), loop.time() + CALM
         while (idle := self._idle_since(began, nodes)) and loop.time() < ends:
-            if len(self.monitor.unfinished()) < len(nodes) * PLACES:
-                await client.probe(len(nodes) * PLACES)
+            if len(self.monitor.unfinished()) < len(nodes) * CAPACITY:
+                await client.probe(len(nodes) * CAPACITY)
             await asyncio.sleep(0.2)
         if idle:
             self.monitor.fail("alive", f"{idle} took nothing")
@@ -207,7 +207,7 @@ def simulate_for_real(
     """Run these seeds at the same time, each on a database of its own, until all have ended or
     one of them has failed."""
     loop = RealMachineLoop()
-    worlds = [RealWorld(seed, url, trace=trace, stress=stress) for seed in seeds]
+    worlds = [RealTimeSimulation(seed, url, trace=trace, stress=stress) for seed in seeds]
 
     async def main() -> None:
         left = {loop.create_task(world.run()) for world in worlds}
@@ -222,13 +222,13 @@ def simulate_for_real(
             loop.run_until_complete(main())
         finally:
             loop.revive_machines()
-            _close_worlds(loop, [world.close for world in worlds])
+            _close_simulations(loop, [world.close for world in worlds])
             asyncio.set_event_loop(None)
             loop.close()
     return [world.report() for world in worlds]
 
 
-def _close_worlds(
+def _close_simulations(
     loop: asyncio.AbstractEventLoop, closing: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 ) -> None:
     """End all that is left. A driver whose own tasks are cancelled takes it for a lost connection,

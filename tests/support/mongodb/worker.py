@@ -22,12 +22,12 @@ from mainspring.stores.mongodb.server_clock import read_moment
 from mainspring.stores.protocol import Store
 from tests.support.crash_worker import equip
 
-PLACES = 8
+CAPACITY = 8
 """Of each worker."""
 
 
 def build(
-    store: str | Store, log: Path, *, lease: float, workers: int = PLACES, ticks: bool = True
+    store: str | Store, log: Path, *, lease: float, workers: int = CAPACITY, ticks: bool = True
 ) -> Scheduler:
     scheduler = Scheduler(store, lease=lease, poll="500ms", workers=workers)
     work = equip(scheduler, log)

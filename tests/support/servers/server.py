@@ -23,7 +23,7 @@ Document = dict[str, Any]
 Client = MongoClient[Document]
 T = TypeVar("T")
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds to wait for anything: far more than it takes, for machines that are busy."""
 PORTS = range(20_000, 30_000)
 """Below the ports that systems give to outgoing connections, so that a server that is down for a
@@ -108,7 +108,7 @@ class Server:
             end([self._process])
         self.frozen = False
 
-    def shut_down(self, timeout: float = PATIENCE) -> None:
+    def shut_down(self, timeout: float = TIMEOUT) -> None:
         """An orderly end, as an administrator asks for it."""
         self.resume()
         self.process.signal(signal.SIGTERM)
@@ -182,11 +182,11 @@ def wait_for(
     what: str,
     check: Callable[[], T | None],
     servers: Sequence[Server],
-    patience: float = PATIENCE,
+    timeout: float = TIMEOUT,
 ) -> T:
     """Ask until the answer is true, as long as those servers live that lived at first."""
     expected = [server for server in servers if server.alive()]
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     said = ""
     while time.monotonic() < deadline:
         try:
@@ -198,7 +198,7 @@ def wait_for(
         if dead:
             raise ServerFailed(f"waited for {what}, but {dead} ended\n{tail(*dead)}")
         time.sleep(0.05)
-    raise ServerFailed(f"waited {patience} s for {what}, in vain{said}\n{tail(*servers)}")
+    raise ServerFailed(f"waited {timeout} s for {what}, in vain{said}\n{tail(*servers)}")
 
 
 def tail(*servers: Server, lines: int = 15) -> str:

@@ -181,6 +181,6 @@ def test_waiting_has_an_end_and_shows_the_log() -> None:
     with Standalone() as servers:
         server = servers.server
         with pytest.raises(ServerFailed, match=r"in vain(?s:.*)Waiting for connections"):
-            wait_for("a wonder", lambda: None, [server], patience=0.1)
+            wait_for("a wonder", lambda: None, [server], timeout=0.1)
         server.shut_down()
         assert not server.alive()

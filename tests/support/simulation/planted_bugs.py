@@ -440,10 +440,10 @@ def _starts_late() -> Patches:
 
 
 def _lets_go_by_id() -> Patches:
-    def let_go(self: Leases, attempt: Any) -> None:
+    def release(self: Leases, attempt: Any) -> None:
         self._held.pop(attempt.run.id, None)
 
-    return [patch.object(Leases, "let_go", let_go)]
+    return [patch.object(Leases, "release", release)]
 
 
 def _settled_outside() -> Patches:

@@ -19,10 +19,10 @@ from tests.support.simulation.machines import MachineLoop
 from tests.support.simulation.monitor import Monitor, Violation
 from tests.support.simulation.workload import Client, Workload
 
-__all__ = ["Report", "World", "quiet", "simulate"]
+__all__ = ["Report", "Simulation", "quiet", "simulate"]
 
 WORKERS = 4
-PLACES = 3
+CAPACITY = 3
 PROBES = 5
 CALM = 240.0
 """Virtual seconds in which everything must have ended once the faults stop."""
@@ -57,7 +57,7 @@ def simulate(
     client enqueues more than of others. Without `calm` the story ends with the faults: what
     should have ended by itself afterwards is not checked, in half of the time.
     """
-    world = World(seed, trace, make_store, stress, focus=focus, calm=calm)
+    world = Simulation(seed, trace, make_store, stress, focus=focus, calm=calm)
     with quiet():
         try:
             run_virtual(world.run, seed, until=3600, steps=600_000, make_loop=MachineLoop)
@@ -75,7 +75,7 @@ def simulate(
     )
 
 
-class World:
+class Simulation:
     def __init__(
         self,
         seed: int,
@@ -95,7 +95,7 @@ class World:
         self._make_store = make_store
         self._span = rng.choice((15.0, 25.0, 40.0))
         self._settings: dict[str, Any] = {
-            "workers": PLACES,
+            "workers": CAPACITY,
             "lease": rng.choice(("3s", "5s", "10s")),
             "poll": "1s",
             "retention": rng.choice(("30d", "30d", "20s")),
@@ -274,7 +274,7 @@ class World:
         those whose handlers were short take much ahead."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        count = WORKERS * PLACES * 3
+        count = WORKERS * CAPACITY * 3
         idle = nodes
         for _ in range(PROBES):
             await client.probe(count)

@@ -101,7 +101,7 @@ class _Channel:
         self.requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.current: RunContext | None = None
 
-    def turn(self, context: RunContext | None) -> None:
+    def set_context(self, context: RunContext | None) -> None:
         with self._lock:
             self.current = context
 
@@ -225,7 +225,7 @@ class _Server:
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         context = _Context(request, self._channel)
-        self._channel.turn(context)
+        self._channel.set_context(context)
         context.send({"type": "started"})
         try:
             handler = _load(**request["target"])
@@ -238,7 +238,7 @@ class _Server:
                 raise SystemExit(128 + signal.SIGTERM) from None
             return _failure(error)
         finally:
-            self._channel.turn(None)
+            self._channel.set_context(None)
 
     def _stop(self, *_: object) -> None:
         """SIGTERM: unwind the handler, so that its `finally` blocks run, and leave.

@@ -131,13 +131,13 @@ async def bulk_runs(service: Service, body: RunsBulkBody) -> Matched:
 
 @router.get("/{id}", response_model=RunAnswer, summary="A run with its attempts")
 async def get(id: RunPath, service: ServiceDep) -> Response:
-    return await _whole(service, id)
+    return await _answer_with_run(service, id)
 
 
 @router.post("/{id}/cancel", response_model=RunAnswer, summary="Cancel a run")
 async def cancel(id: RunPath, service: ServiceDep) -> Response:
     await cancel_run(service, id)
-    return await _whole(service, id)
+    return await _answer_with_run(service, id)
 
 
 async def cancel_run(service: Service, id: str) -> None:
@@ -150,7 +150,7 @@ async def cancel_run(service: Service, id: str) -> None:
 @router.post("/{id}/retry", response_model=RunAnswer, summary="Try a failed run again")
 async def retry(id: RunPath, service: ServiceDep) -> Response:
     await service.client.retry(id)
-    return await _whole(service, id)
+    return await _answer_with_run(service, id)
 
 
 @router.delete("/{id}", response_model=Done, summary="Delete a finished run")
@@ -167,7 +167,7 @@ async def remove_run(service: Service, id: str) -> None:
         raise ApiError(409, why, code="invalid_state")
 
 
-async def _whole(service: Service, run_id: str) -> Response:
+async def _answer_with_run(service: Service, run_id: str) -> Response:
     return json_response({"success": True, "data": await read_whole_run(service, run_id)})
 
 

@@ -41,7 +41,7 @@ from mainspring.stores.mongodb.codec import (
     to_us,
 )
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.concurrency import Room, read_limits
+from mainspring.stores.mongodb.concurrency import FreeCapacity, read_limits
 from mainspring.stores.mongodb.errors import ambiguous
 from mainspring.stores.mongodb.rates import count_starts
 from mainspring.stores.mongodb.server_clock import read_moment, span_us
@@ -107,14 +107,14 @@ async def claim(
         since, found = await _select(db, claim, partition)
         if found is None:
             continue
-        chosen, room, left = found
+        chosen, capacity, left = found
         if not chosen:
             return Taken([], more=False, since=since)
         taking = _Taking(db, claim, nonce, unanswered)
-        if room.limited.isdisjoint(run["job_id"] for run in chosen):
+        if capacity.limited.isdisjoint(run["job_id"] for run in chosen):
             taken = await taking.take(chosen)
         else:
-            taken = await taking.take_under_limits(chosen, room)
+            taken = await taking.take_under_limits(chosen, capacity)
         missed = len(taken) < len(chosen)
         partition.record_contention(missed)
         if readable := await _readable(db, taken):
@@ -124,25 +124,25 @@ async def claim(
 
 async def _select(
     db: Database, claim: Claim, partition: ClaimPartition
-) -> tuple[int, tuple[list[Document], Room, bool] | None]:
-    """The server's time before the search, and what was found: the runs to take, in order, the room
-    under their limits, and whether runs are left to other clients. None: search again.
+) -> tuple[int, tuple[list[Document], FreeCapacity, bool] | None]:
+    """The server's time before the search, and what was found: the runs to take, in order, the
+    capacity under their limits, and whether runs are left to other clients. None: search again.
 
     The time is read beside the lanes, so it costs no round trip.
     """
     guess = partition.limited
-    lanes, room, now = await asyncio.gather(_lanes(db, claim), read_limits(db, guess), db.now())
+    lanes, capacity, now = await asyncio.gather(_lanes(db, claim), read_limits(db, guess), db.now())
     limited = {lane["g"] for lane in lanes if lane["g"]}
     if not limited <= guess:
-        room = await read_limits(db, limited)
-    partition.limited = room.limited & limited
+        capacity = await read_limits(db, limited)
+    partition.limited = capacity.limited & limited
     if not limited:
         chosen, left = await _first_of_own_part(db, lanes, claim, partition)
-        return to_us(now), None if await _correct_lanes(db, chosen) else (chosen, room, left)
-    if room.rate_limits:  # so few are read whole, with the moment at which they start
+        return to_us(now), None if await _correct_lanes(db, chosen) else (chosen, capacity, left)
+    if capacity.rate_limits:  # so few are read whole, with the moment at which they start
         claim = replace(claim, limit=min(claim.limit, READ_WHOLE_LIMIT))
-    runs = await _under_limits(db, lanes, room, claim)
-    return to_us(now), None if runs is None else (runs, room, False)
+    runs = await _under_limits(db, lanes, capacity, claim)
+    return to_us(now), None if runs is None else (runs, capacity, False)
 
 
 async def _first_of_own_part(
@@ -162,11 +162,11 @@ async def _first_of_own_part(
 
 
 async def _under_limits(
-    db: Database, lanes: Sequence[Document], room: Room, claim: Claim
+    db: Database, lanes: Sequence[Document], capacity: FreeCapacity, claim: Claim
 ) -> list[Document] | None:
-    """As many runs as there is room for, in order. None: search again."""
+    """As many runs as there is capacity for, in order. None: search again."""
     width = claim.limit
-    _, found = await asyncio.gather(room.count(db), _first(db, lanes, room, claim))
+    _, found = await asyncio.gather(capacity.count(db), _first(db, lanes, capacity, claim))
     taken: dict[str, Document] = {}
     while not await _correct_lanes(db, found):
         held_back = False
@@ -175,23 +175,23 @@ async def _under_limits(
                 continue
             if len(taken) == width:
                 break
-            if room.left(run["lane"]["g"]):
-                room.take(run["lane"]["g"])
+            if capacity.left(run["lane"]["g"]):
+                capacity.take(run["lane"]["g"])
                 taken[run["_id"]] = run
             else:
                 held_back = True
         if len(taken) == width or not held_back:
             return sorted(taken.values(), key=_claim_order)
-        found = await _first(db, lanes, room, claim, len(taken))
+        found = await _first(db, lanes, capacity, claim, len(taken))
     return None
 
 
 async def _first(
-    db: Database, lanes: Sequence[Document], room: Room, claim: Claim, known: int = 0
+    db: Database, lanes: Sequence[Document], capacity: FreeCapacity, claim: Claim, known: int = 0
 ) -> list[Document]:
-    """The first runs of the lanes that have room left: no more than could be taken."""
-    open_lanes = [lane for lane in lanes if room.left(lane["g"])]
-    most = room.most(lane["g"] for lane in open_lanes)
+    """The first runs of the lanes that have capacity left: no more than could be taken."""
+    open_lanes = [lane for lane in lanes if capacity.left(lane["g"])]
+    most = capacity.most(lane["g"] for lane in open_lanes)
     count = claim.limit if most is None else min(claim.limit, most)
     return await _heads(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
 
@@ -330,34 +330,36 @@ class _Taking:
             self._unanswered.add(self._worker, self._nonce, _ids(chosen))
             raise
 
-    async def take_under_limits(self, chosen: Sequence[Document], room: Room) -> list[Run]:
-        """Take as many of the runs as there is room for, in order. Takes nothing if another client
-        took one of them first, or claims under the same limits at the same time."""
+    async def take_under_limits(
+        self, chosen: Sequence[Document], capacity: FreeCapacity
+    ) -> list[Run]:
+        """Take as many of the runs as there is capacity for, in order. Takes nothing if another
+        client took one of them first, or claims under the same limits at the same time."""
         try:
-            return await attempt(self._db, lambda db: self._take_counted(db, chosen, room))
+            return await attempt(self._db, lambda db: self._take_counted(db, chosen, capacity))
         except Conflict:
             return []
         except PyMongoError as error:
             return await self._look_up(chosen, error)
 
     async def _take_counted(
-        self, db: Database, chosen: Sequence[Document], seen: Room
+        self, db: Database, chosen: Sequence[Document], seen: FreeCapacity
     ) -> list[Run]:
         jobs = {run["job_id"] for run in chosen}
         await seen.lock(db, jobs)
         first = min((run["now"] for run in chosen if "now" in run), default=None)
-        room = await read_limits(db, jobs, first)
-        if any(seen.limits.get(job_id) != room.limits.get(job_id) for job_id in jobs):
+        capacity = await read_limits(db, jobs, first)
+        if any(seen.limits.get(job_id) != capacity.limits.get(job_id) for job_id in jobs):
             raise Conflict  # the wrong limits may be locked
-        await room.count(db)
+        await capacity.count(db)
         fitting = []
         for run in chosen:
-            if room.left(run["job_id"]):
-                room.take(run["job_id"])
+            if capacity.left(run["job_id"]):
+                capacity.take(run["job_id"])
                 fitting.append(run)
         if not fitting:
             return []
-        await count_starts(db, room.rates)
+        await count_starts(db, capacity.rates)
         if await _send(db, fitting, self._put) < len(fitting):
             raise Conflict
         if all("now" in run for run in fitting):
@@ -495,14 +497,14 @@ async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
 
 async def _next_start(db: Database, lanes: Sequence[Document], since: int) -> int | None:
     """When a rate limit lets a run start that is due and that it held back at `since`."""
-    room = await read_limits(db, {lane["g"] for lane in lanes if lane["g"]}, since)
-    held_back = [job_id for job_id in room.rate_limits if not room.rates.allows(job_id)]
+    capacity = await read_limits(db, {lane["g"] for lane in lanes if lane["g"]}, since)
+    held_back = [job_id for job_id in capacity.rate_limits if not capacity.rates.allows(job_id)]
     due = []
     for job_id in held_back:
         own = [lane for lane in lanes if lane["g"] == job_id]
         if await db.runs.find_one(due_runs(db, own), {"_id": 1}) is not None:
             due.append(job_id)
-    return room.rates.next_start(due)
+    return capacity.rates.next_start(due)
 
 
 def coming_runs(lanes: Sequence[Document], since: int) -> Document:

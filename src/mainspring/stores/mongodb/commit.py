@@ -19,20 +19,20 @@ from pymongo import UpdateMany, UpdateOne
 
 from mainspring.core.model import FINISHED, LIVE
 from mainspring.core.transitions import Change
-from mainspring.stores.batching import waves
+from mainspring.stores.batching import split_in_order
 from mainspring.stores.mongodb.codec import encode_fields, expecting, read_run
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.dedupe import read_keys, take_keys
 from mainspring.stores.mongodb.prune import delete_finished
 from mainspring.stores.mongodb.transaction import in_transaction
 
-__all__ = ["Written", "apply", "commit"]
+__all__ = ["EncodedChange", "apply", "commit"]
 
 RESENDS = 20
 _NESTED = ("lane.q", "lane.h")
 
 
-class Written(NamedTuple):
+class EncodedChange(NamedTuple):
     """A change, with its fields as a document keeps them."""
 
     id: str
@@ -43,7 +43,7 @@ class Written(NamedTuple):
     change_id: int
 
     @classmethod
-    def of(cls, change: Change) -> Written:
+    def of(cls, change: Change) -> EncodedChange:
         put, expect = change.set, change.expect
         revives = put.get("state") in LIVE and expect.get("state", "") in FINISHED
         fields = {**encode_fields(put), "last_change": change.change_id}
@@ -55,11 +55,11 @@ async def commit(
 ) -> list[bool]:
     """Which changes are applied. The ids of those that were not applied before are added to
     `applied`. If that is unknown for a part of them, none of this part is added."""
-    items = [Written.of(change) for change in changes]
+    items = [EncodedChange.of(change) for change in changes]
     done = [False] * len(items)
     applied = set() if applied is None else applied
-    for wave in waves(items, lambda item: item.id, lambda item: item.revives):
-        group = [items[at] for at in wave]
+    for part in split_in_order(items, lambda item: item.id, lambda item: item.revives):
+        group = [items[at] for at in part]
         if group[0].revives:
             stands = [await _revive(db, group[0])]
         else:
@@ -71,7 +71,7 @@ async def commit(
                 item.id not in left if item.deletes else kept
                 for item, kept in zip(group, stands, strict=True)
             ]
-        for at, kept in zip(wave, stands, strict=True):
+        for at, kept in zip(part, stands, strict=True):
             done[at] = kept
     return done
 
@@ -79,11 +79,11 @@ async def commit(
 async def apply(db: Database, changes: Sequence[Change]) -> list[bool]:
     """Apply changes of different runs, none of which revives a run. `db` may be bound to a
     transaction."""
-    return await _apply(db, [Written.of(change) for change in changes])
+    return await _apply(db, [EncodedChange.of(change) for change in changes])
 
 
 async def _apply(
-    db: Database, items: Sequence[Written], applied: set[int] | None = None
+    db: Database, items: Sequence[EncodedChange], applied: set[int] | None = None
 ) -> list[bool]:
     stands: dict[str, bool] = {}
     applied = set() if applied is None else applied
@@ -103,9 +103,9 @@ async def _apply(
     return [stands.get(item.id, False) for item in items]
 
 
-async def _send(db: Database, items: Sequence[Written]) -> int:
+async def _send(db: Database, items: Sequence[EncodedChange]) -> int:
     """Send the changes. Gives how many runs were as expected."""
-    groups: dict[Any, list[Written]] = {}
+    groups: dict[Any, list[EncodedChange]] = {}
     for item in items:
         alone = item.id if any(name in _NESTED for name in item.put) else None
         groups.setdefault((alone, *item.expect.items()), []).append(item)
@@ -124,7 +124,7 @@ async def _send(db: Database, items: Sequence[Written]) -> int:
     return sent.matched_count
 
 
-def _update(group: Sequence[Written]) -> tuple[Document, Any]:
+def _update(group: Sequence[EncodedChange]) -> tuple[Document, Any]:
     where = expecting(group[0].expect)
     if len(group) == 1:
         return {"_id": group[0].id, **where}, {"$set": group[0].put}
@@ -152,8 +152,8 @@ def _by_id(ids: Sequence[str], puts: Sequence[Document]) -> list[Document]:
 
 
 async def _check_unmatched(
-    db: Database, items: Sequence[Written], stands: dict[str, bool]
-) -> list[Written]:
+    db: Database, items: Sequence[EncodedChange], stands: dict[str, bool]
+) -> list[EncodedChange]:
     """Record which changes are applied and which are lost. Gives those to send again."""
     where = {"_id": {"$in": [item.id for item in items]}}
     found = {kept["_id"]: kept async for kept in db.runs.find(where, session=db.session)}
@@ -166,11 +166,11 @@ async def _check_unmatched(
     return again
 
 
-def _is_there(item: Written, kept: Document) -> bool:
+def _is_there(item: EncodedChange, kept: Document) -> bool:
     return bool(kept.get("last_change") == item.put["last_change"])
 
 
-def _still_expected(item: Written, kept: Document) -> bool:
+def _still_expected(item: EncodedChange, kept: Document) -> bool:
     plain = {name: value for name, value in item.expect.items() if name != "lease_until"}
     if any(_field(kept, name) != value for name, value in encode_fields(plain).items()):
         return False
@@ -185,7 +185,7 @@ def _field(kept: Document, name: str) -> Any:
     return kept.get(name)
 
 
-async def _revive(db: Database, item: Written) -> bool:
+async def _revive(db: Database, item: EncodedChange) -> bool:
     """Revive a finished run, together with its dedupe key or not at all."""
     kept = await db.runs.find_one({"_id": item.id})
     if kept is None:
@@ -197,7 +197,7 @@ async def _revive(db: Database, item: Written) -> bool:
     return await in_transaction(db, lambda db: _revive_with_key(db, item, key))
 
 
-async def _revive_with_key(db: Database, item: Written, key: str) -> bool:
+async def _revive_with_key(db: Database, item: EncodedChange, key: str) -> bool:
     keys = await read_keys(db, [key])
     holder = keys.holders.get(key)
     if holder is not None and holder["_id"] != item.id:

@@ -28,11 +28,11 @@ from mainspring.stores.mongodb.rates import read_rate_limit, read_rates
 from mainspring.stores.mongodb.server_clock import until
 from mainspring.stores.rates import RateLimit, StartRates
 
-__all__ = ["Room", "job_of", "lapsed", "read_limits"]
+__all__ = ["FreeCapacity", "job_of", "lapsed", "read_limits"]
 
 
 @dataclass(slots=True)
-class Room:
+class FreeCapacity:
     """How many more runs each limited job may have. Before `count`, this is all that its limit
     allows."""
 
@@ -97,26 +97,26 @@ class Room:
             await db.limits.update_one({"_id": key}, mark, upsert=True, session=db.session)
 
 
-async def read_limits(db: Database, job_ids: Iterable[str], at: int | None = None) -> Room:
+async def read_limits(db: Database, job_ids: Iterable[str], at: int | None = None) -> FreeCapacity:
     """The limits of these jobs, and who shares them. `at`: the moment at which the first of their
     runs would start, where that is not now."""
-    room = Room()
+    capacity = FreeCapacity()
     asked = list(job_ids)
     if not asked:
-        return room
+        return capacity
     limited = {"_id": {"$in": asked}, "limit": {"$exists": True}}
     async for job in db.jobs.find(limited, {"limit": 1}, session=db.session):
         if (rate := read_rate_limit(job)) is not None:
-            room.rate_limits[job["_id"]] = rate
+            capacity.rate_limits[job["_id"]] = rate
         if rate is None or job["limit"].get("most") is not None:
-            room.limits[job["_id"]] = _read_limit(job)
-    room.rates = await read_rates(db, room.rate_limits, at)
-    room.sharing = {job_id: key for job_id, (_, key) in room.limits.items()}
-    shared = sorted({key for key in room.sharing.values() if key.startswith("key:")})
+            capacity.limits[job["_id"]] = _read_limit(job)
+    capacity.rates = await read_rates(db, capacity.rate_limits, at)
+    capacity.sharing = {job_id: key for job_id, (_, key) in capacity.limits.items()}
+    shared = sorted({key for key in capacity.sharing.values() if key.startswith("key:")})
     if shared:
         found = db.jobs.find({"limit.key": {"$in": shared}}, {"limit": 1}, session=db.session)
-        room.sharing |= {job["_id"]: job["limit"]["key"] async for job in found}
-    return room
+        capacity.sharing |= {job["_id"]: job["limit"]["key"] async for job in found}
+    return capacity
 
 
 def _read_limit(job: Document) -> tuple[int, str]:

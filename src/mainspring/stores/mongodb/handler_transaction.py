@@ -36,10 +36,10 @@ from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores.mongodb.codec import expecting
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document
-from mainspring.stores.mongodb.commit import Written
+from mainspring.stores.mongodb.commit import EncodedChange
 from mainspring.stores.mongodb.counters import count_updates
 from mainspring.stores.mongodb.errors import translating
-from mainspring.stores.mongodb.url import Address, driver_defaults
+from mainspring.stores.mongodb.url import MongoUrl, driver_defaults
 from mainspring.stores.protocol import Held
 
 __all__ = ["Clients", "MongoTransaction", "end_orphans"]
@@ -63,8 +63,8 @@ class _LoopClient:
 class Clients:
     """The clients of handlers' transactions. `of_loop` and `sync` are called from any thread."""
 
-    def __init__(self, address: Address, db: Database) -> None:
-        self._address = address
+    def __init__(self, url: MongoUrl, db: Database) -> None:
+        self._url = url
         self._db = db
         self._loop = asyncio.get_running_loop()
         self._guard = threading.Lock()
@@ -72,10 +72,10 @@ class Clients:
         self._sync: MongoClient[Document] | None = None
 
     def runs(self, client: Any) -> Any:
-        return client[self._address.database][self._db.runs.name]
+        return client[self._url.database][self._db.runs.name]
 
     def counters(self, client: Any) -> Any:
-        return client[self._address.database][self._db.counters.name]
+        return client[self._url.database][self._db.counters.name]
 
     def of_loop(self) -> AsyncMongoClient[Document]:
         """The client of the running loop."""
@@ -84,7 +84,7 @@ class Clients:
             return self._db.client
         known = self._of_loops.get(loop)
         if known is None:
-            url = self._address.url
+            url = self._url.url
             known = _LoopClient(
                 AsyncMongoClient(url, **driver_defaults(url)), asyncio.Event(), Future()
             )
@@ -96,7 +96,7 @@ class Clients:
     def sync(self) -> MongoClient[Document]:
         with self._guard:
             if self._sync is None:
-                url = self._address.url
+                url = self._url.url
                 self._sync = MongoClient(url, **driver_defaults(url))
             return self._sync
 
@@ -164,7 +164,7 @@ class MongoTransaction:
         return self._session
 
     async def commit(self, change: Change) -> bool:
-        item = Written.of(change)
+        item = EncodedChange.of(change)
         where = {"_id": item.id, **expecting(item.expect)}
         with translating(), _aborting():
             update = self._runs.update_one(where, {"$set": item.put}, session=self._session)

@@ -26,7 +26,7 @@ from mainspring.core.model import Run, Source
 from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.batching import turns, waves
+from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.mongodb.claim import stamp_lanes
 from mainspring.stores.mongodb.codec import (
     LIVE_STATES,
@@ -69,8 +69,8 @@ async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
             else:
                 done[at] = await _put_job(db, document, write.expected_version)
 
-    for wave in waves(writes, lambda write: write.id):
-        await asyncio.gather(*(put(at) for at in wave))
+    for part in split_in_order(writes, lambda write: write.id):
+        await asyncio.gather(*(put(at) for at in part))
     return done
 
 
@@ -132,7 +132,7 @@ async def fire(db: Database, firings: Sequence[Firing], fired: list[Fired]) -> N
     After a firing that is not done, the later ones of its job are not done either. What is done is
     put into `fired` after each batch: a later one may fail."""
     broken: set[str] = set()
-    for batch in turns(firings, lambda firing: firing.job_id):
+    for batch in split_by_key(firings, lambda firing: firing.job_id):
         chained = {at: firings[at] for at in batch if firings[at].job_id not in broken}
         fired_now = await _fire(db, chained) if chained else {}
         for at, firing in chained.items():

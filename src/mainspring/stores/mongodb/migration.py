@@ -59,7 +59,7 @@ async def _complete_firings(db: Database) -> None:
             if run is not None and run_id in made:
                 await _put(db, [made[run_id]])
             elif run is not None and run["intent"]["by"] == firing["by"]:
-                await _put(db, [_whole(run)])
+                await _put(db, [_without_intent(run)])
 
 
 async def _undo_firing(db: Database, job: Document) -> None:
@@ -86,7 +86,7 @@ async def _complete_keyed(db: Database) -> None:
     """Complete the runs whose dedupe key names them."""
     async for run in db.runs.find({**RESERVED, "dedupe_key": {"$exists": True}}):
         if await db.keys.find_one({"_id": run["dedupe_key"], "run": run["_id"]}) is not None:
-            await _put(db, [_whole(run)])
+            await _put(db, [_without_intent(run)])
 
 
 async def _complete_followers(db: Database) -> None:
@@ -102,10 +102,10 @@ async def _complete_followers(db: Database) -> None:
         ready = [run for run in found if alive.issuperset(run["intent"]["after"])]
         if not ready:
             return
-        await _put(db, [_whole(run) for run in ready])
+        await _put(db, [_without_intent(run) for run in ready])
 
 
-def _whole(run: Document) -> Document:
+def _without_intent(run: Document) -> Document:
     """The run as it was to become."""
     return {**run, **run["intent"]["put"], "intent": None}
 

@@ -59,16 +59,16 @@ async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[
     wanted = sorted(ids)
     found: dict[str, Document] = {}
     for part in chunks(wanted):
-        found |= await _whole(db.runs, part, brief)
+        found |= await _find_by_ids(db.runs, part, brief)
     for part in chunks([run_id for run_id in wanted if run_id not in found]):
-        found |= await _whole(db.runs.with_options(read_concern=SNAPSHOT), part, brief)
+        found |= await _find_by_ids(db.runs.with_options(read_concern=SNAPSHOT), part, brief)
     ended = [run_id for run_id, run in found.items() if _is_ending(run)]
     for part in chunks(ended):
-        found |= await _whole(db.runs.with_options(read_concern=MAJORITY), part, brief)
+        found |= await _find_by_ids(db.runs.with_options(read_concern=MAJORITY), part, brief)
     return [read_run(run, brief=brief) for run in found.values()]
 
 
-async def _whole(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
+async def _find_by_ids(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
     walk = runs.find({"_id": {"$in": ids}}, BRIEF if brief else None, hint=BY_ID)
     return {run["_id"]: run async for run in walk}
 

@@ -46,7 +46,7 @@ async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str
         items = [left[run_id] for run_id in mine]
         lapsed_jobs = {job_of(run) for run in mine.values() if _over(run)}
         if (await read_limits(db, lapsed_jobs)).limits:
-            await in_transaction(db, partial(_extend_with_room, items, lease, nonce))
+            await in_transaction(db, partial(_extend_within_limits, items, lease, nonce))
         else:
             await _extend(db, [(left[run_id], run) for run_id, run in mine.items()], lease, nonce)
         done = {"_id": {"$in": list(mine)}, "state": "running", "renewed": nonce}
@@ -77,7 +77,7 @@ def _over(run: Document) -> bool:
     return bool(run["lapsed"] or run.get("evicted"))
 
 
-async def _extend_with_room(
+async def _extend_within_limits(
     held: Iterable[Held], lease: int, nonce: ObjectId, db: Database
 ) -> None:
     """Extend the leases that are valid, have no limit, or fit under their limit. Called in a
@@ -85,15 +85,15 @@ async def _extend_with_room(
     items = {item.id: item for item in held}
     seen = await _mine(db, items.values())
     jobs = {job_of(run) for run in seen.values() if _over(run)}
-    room = await read_limits(db, jobs)
-    await room.lock(db, jobs)
-    await room.count(db)
+    capacity = await read_limits(db, jobs)
+    await capacity.lock(db, jobs)
+    await capacity.count(db)
     kept = []
     for run_id, run in seen.items():
         if _over(run):
-            if not room.left(job_of(run)):
+            if not capacity.left(job_of(run)):
                 continue
-            room.take(job_of(run))
+            capacity.take(job_of(run))
         kept.append((items[run_id], run))
     if kept:
         await _extend(db, kept, lease, nonce)

@@ -37,7 +37,7 @@ from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransact
 from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
 from mainspring.stores.mongodb.sessions import SessionPool
-from mainspring.stores.mongodb.url import Address, driver_defaults
+from mainspring.stores.mongodb.url import MongoUrl, driver_defaults
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -77,18 +77,18 @@ class MongoStore:
     """`clock` replaces the servers' clocks, in tests of one client at a time."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
-        self.address = Address.of(url)
+        self.mongo_url = MongoUrl.of(url)
         self._time = ServerTime() if clock is None else GivenTime(clock)
         self._session: _Session | None = None
 
     def __repr__(self) -> str:
-        return f"MongoStore({without_password(self.address.url)!r})"
+        return f"MongoStore({without_password(self.mongo_url.url)!r})"
 
     def info(self) -> StoreInfo:
         return StoreInfo(
             kind="mongodb",
-            location=without_password(self.address.url),
-            setup_script=schema.setup_script(self.address.database, self.address.prefix),
+            location=without_password(self.mongo_url.url),
+            setup_script=schema.setup_script(self.mongo_url.database, self.mongo_url.prefix),
         )
 
     async def open(self, *, create: bool = True) -> None:
@@ -106,7 +106,7 @@ class MongoStore:
         except BaseException:
             await db.client.close()
             raise
-        clients = Clients(self.address, db)
+        clients = Clients(self.mongo_url, db)
         partition = ClaimPartition(random.Random(), db.time.elapsed)
         notifier = Notifier(db, partition)
         self._session = _Session(db, notifier, clients, asyncio.get_running_loop(), partition)
@@ -268,18 +268,18 @@ class MongoStore:
         return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
 
     def _connect(self) -> Database:
-        url = self.address.url
+        url = self.mongo_url.url
         try:
             client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
         except (PyMongoError, ValueError, OSError) as error:  # also: no such certificate
             raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
         # Claims, limits and overlap are decided by what was written last, whatever the URL says.
         handle = client.get_database(
-            self.address.database,
+            self.mongo_url.database,
             read_preference=ReadPreference.PRIMARY,
             read_concern=ReadConcern("local"),
         )
-        prefix = self.address.prefix
+        prefix = self.mongo_url.prefix
         sessions = SessionPool(client, handle[f"{prefix}sessions"], self._time)
         return Database(client, handle, prefix, self._time, sessions)
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from mainspring.errors import InvalidInput
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["Address"]
+__all__ = ["MongoUrl"]
 
 DEFAULT_DATABASE = "mainspring"
 DEFAULT_PREFIX = "mainspring_"
@@ -25,14 +25,14 @@ _ESCAPE = "; in a password write / ? # @ : % as %2F %3F %23 %40 %3A %25"
 _DATABASE = re.compile(r'[^/\\. "$*<>:|?\x00]{1,63}')
 
 
-class Address(NamedTuple):
+class MongoUrl(NamedTuple):
     url: str
     """For the driver."""
     database: str
     prefix: str
 
     @classmethod
-    def of(cls, url: str) -> Address:
+    def of(cls, url: str) -> MongoUrl:
         head, _, query = url.partition("?")
         prefix = DEFAULT_PREFIX
         options = []

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from mainspring.core.model import FINISHED, LIVE, State
 from mainspring.core.statistics import Ending
 from mainspring.core.transitions import Change
-from mainspring.stores.batching import waves
+from mainspring.stores.batching import split_in_order
 from mainspring.stores.sqlite.codec import LANE_SQL, change_column
 from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["EncodedChange", "SomeSentAgain", "commit"]
 
@@ -67,13 +67,13 @@ class EncodedChange(NamedTuple):
         return cls(change.id, change.change_id, shape, values, alone, change.ending)
 
 
-def commit(tx: Transaction, items: Sequence[EncodedChange]) -> list[bool]:
+def commit(tx: WriteTransaction, items: Sequence[EncodedChange]) -> list[bool]:
     done = [False] * len(items)
     is_new = [False] * len(items)
     alone = _is_alone if not tx.one_by_one else lambda _: True
-    for wave in waves(items, lambda item: item.id, alone):
+    for part in split_in_order(items, lambda item: item.id, alone):
         by_shape: dict[_Shape, list[int]] = {}
-        for at in wave:
+        for at in part:
             by_shape.setdefault(items[at].shape, []).append(at)
         for shape, places in by_shape.items():
             group = [items[at] for at in places]
@@ -98,7 +98,7 @@ def _are_new(count_written: int, applied: Sequence[bool], group: Sequence[Encode
 
 
 def _apply(
-    tx: Transaction, shape: _Shape, group: Sequence[EncodedChange]
+    tx: WriteTransaction, shape: _Shape, group: Sequence[EncodedChange]
 ) -> tuple[int, Sequence[bool]]:
     """How many changes were written now, and which are applied: now, or by an earlier call."""
     applied_alone = group[0].applied_alone
@@ -118,7 +118,7 @@ def _apply(
     return count_written, applied
 
 
-def _key_taken(tx: Transaction, run_id: str) -> bool:
+def _key_taken(tx: WriteTransaction, run_id: str) -> bool:
     """Whether this run has finished and another run holds its dedupe key."""
     return bool(tx.value(_KEY_TAKEN, tx.now, run_id, *FINISHED))
 
@@ -141,7 +141,7 @@ WHERE run.id = ? AND run.state = 'waiting'
 """Maintenance deletes these rows once a run no longer waits."""
 
 
-def _find_applied(tx: Transaction, group: Sequence[EncodedChange]) -> list[bool]:
+def _find_applied(tx: WriteTransaction, group: Sequence[EncodedChange]) -> list[bool]:
     """Which changes were applied: the last change of its run, or a deletion whose run is gone."""
     texts = select(tx.connection, _LAST_CHANGES, [(item.id,) for item in group])
     last = dict(row for text in texts for row in json.loads(text))

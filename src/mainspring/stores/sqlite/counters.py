@@ -16,12 +16,12 @@ from mainspring.stores.counters import Key, add_to, added_by, counts_of, decode,
 from mainspring.stores.protocol import Counts
 from mainspring.stores.sqlite.codec import from_us, span_us, to_us
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, one_value, select
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["count", "drop", "prune", "read"]
 
 
-def count(tx: Transaction, endings: Sequence[Ending]) -> None:
+def count(tx: WriteTransaction, endings: Sequence[Ending]) -> None:
     """Count ends that this transaction stores, in this order."""
     if not endings:
         return
@@ -70,14 +70,14 @@ SELECT json_group_array({_ROW}) FROM (
 """
 
 
-def drop(tx: Transaction, job_ids: Sequence[str]) -> None:
+def drop(tx: WriteTransaction, job_ids: Sequence[str]) -> None:
     bulk(tx.connection, _DROP, [(job_id,) for job_id in job_ids])
 
 
 _DROP = ("DELETE FROM mainspring_counters WHERE job_id IN (VALUES ", ")", 1)
 
 
-def prune(tx: Transaction) -> None:
+def prune(tx: WriteTransaction) -> None:
     """Delete the totals of jobs that are gone, and periods that are over for long."""
     tx.changed(PRUNE_PERIODS, tx.now - span_us(PERIODS_KEPT))
     tx.changed(PRUNE_TOTALS)

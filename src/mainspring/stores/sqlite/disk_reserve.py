@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["DiskReserve"]
 
 _SIZE = 1 << 20
-_ROOM = 4 * _SIZE
+_SPACE_NEEDED = 4 * _SIZE
 """How much space must be free before the file is created again, so that it does not alternate."""
 
 
@@ -46,7 +46,7 @@ class DiskReserve:
                 self._former.rename(self._path)
                 return True
         try:
-            if shutil.disk_usage(self._path.parent).free < _ROOM:
+            if shutil.disk_usage(self._path.parent).free < _SPACE_NEEDED:
                 return False
             with open(self._made, "wb", opener=_private) as file:
                 file.write(b"\0" * _SIZE)  # a sparse file would reserve nothing

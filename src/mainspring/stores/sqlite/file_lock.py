@@ -102,7 +102,7 @@ class _QueuedLock:
         self._taken = threading.Event()
         self._awaited = True
         self._abandoned = False
-        threading.Thread(target=self._main, name="mainspring-sqlite-turn", daemon=True).start()
+        threading.Thread(target=self._main, name="mainspring-sqlite-lock", daemon=True).start()
 
     def wait(self, timeout: float) -> bool:
         with self._guard:

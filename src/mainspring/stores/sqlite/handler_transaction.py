@@ -30,7 +30,7 @@ from mainspring.stores.sqlite.codec import from_us
 from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["HandlerTransaction", "run_handler_transaction"]
 
@@ -118,7 +118,7 @@ def run_handler_transaction(
         if completion is None:
             return False
         now = clock.follow(connection)
-        [done] = changes.commit(Transaction(connection, from_us(now), now), [completion])
+        [done] = changes.commit(WriteTransaction(connection, from_us(now), now), [completion])
         if done:
             connection.execute("COMMIT")
             identity.check()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mainspring.core.model import Run
 from mainspring.core.policy import Overlap
-from mainspring.stores.batching import turns, waves
+from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
 from mainspring.stores.sqlite.codec import (
     JOB_COLUMNS,
@@ -22,7 +22,7 @@ from mainspring.stores.sqlite.commit import EncodedChange, commit
 from mainspring.stores.sqlite.counters import drop as drop_counters
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
 from mainspring.stores.sqlite.runs import NewRun, add
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["JobRow", "drop_jobs", "fire", "put_jobs"]
 
@@ -42,12 +42,12 @@ class JobRow(NamedTuple):
         )
 
 
-def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
+def put_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
     """Write each job by itself. Jobs with different ids share a few statements."""
     done = [False] * len(items)
-    for wave in waves(items, lambda item: item.id):
-        stored = _stored(tx, [items[at].id for at in wave])
-        fit = [at for at in wave if _is_expected(items[at], stored.get(items[at].id))]
+    for part in split_in_order(items, lambda item: item.id):
+        stored = _stored(tx, [items[at].id for at in part])
+        fit = [at for at in part if _is_expected(items[at], stored.get(items[at].id))]
         rows = [row for at in fit if (row := items[at].row) is not None]
         bulk(tx.connection, _PUT, [[row[name] for name in JOB_COLUMNS] for row in rows])
         gone = [items[at].id for at in fit if items[at].row is None]
@@ -62,7 +62,7 @@ def put_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
     return done
 
 
-def drop_jobs(tx: Transaction, items: Sequence[JobRow]) -> list[bool]:
+def drop_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
     """`put_jobs` for a batch of deletions, which a store that is short of disk space still does."""
     return put_jobs(tx, items)
 
@@ -79,7 +79,7 @@ def _is_expected(item: JobRow, stored: tuple[int, bool] | None) -> bool:
     return version == item.expected_version and (stored is not None or item.row is not None)
 
 
-def _stored(tx: Transaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
+def _stored(tx: WriteTransaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
     """The version of each job, and whether it has a limit."""
     texts = select(tx.connection, _STORED, [(job_id,) for job_id in ids])
     found = [row for text in texts for row in json.loads(text)]
@@ -102,7 +102,7 @@ _PUT = (
 _DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
 
 
-def _update_lanes(tx: Transaction, job_id: str) -> None:
+def _update_lanes(tx: WriteTransaction, job_id: str) -> None:
     """Move the job's live runs to other lanes after its limit was set or removed."""
     for state in ("waiting", "pending", "running"):  # each has an index of its own
         tx.changed(
@@ -114,24 +114,24 @@ def _update_lanes(tx: Transaction, job_id: str) -> None:
 # -- fire -----------------------------------------------------------------------------------
 
 
-def fire(tx: Transaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]]:
+def fire(tx: WriteTransaction, items: Sequence[Sequence[Firing]]) -> list[list[Fired]]:
     """Fire slots. Each item holds the firings of one caller."""
     return [_fire_all(tx, firings) for firings in items]
 
 
-def _fire_all(tx: Transaction, items: Sequence[Firing]) -> list[Fired]:
+def _fire_all(tx: WriteTransaction, items: Sequence[Firing]) -> list[Fired]:
     """Fire the first slot of every job together, then the second slot of every job, and so on. Job
     by job, each firing would need its own statements."""
     fired = [Fired(False)] * len(items)
     broken: set[str] = set()
-    for turn in turns(items, lambda firing: firing.job_id):
-        chained = {at: items[at] for at in turn if items[at].job_id not in broken}
+    for part in split_by_key(items, lambda firing: firing.job_id):
+        chained = {at: items[at] for at in part if items[at].job_id not in broken}
         _fire(tx, chained, fired)
         broken |= {firing.job_id for at, firing in chained.items() if not fired[at].done}
     return fired
 
 
-def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
+def _fire(tx: WriteTransaction, firings: Mapping[int, Firing], fired: list[Fired]) -> None:
     """Fire those whose job has the expected version, and put the results into `fired`."""
     versions = _versions(tx, [firing.job_id for firing in firings.values()])
     due = {
@@ -157,7 +157,7 @@ def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fired]) ->
     bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])
 
 
-def _versions(tx: Transaction, job_ids: Sequence[str]) -> dict[str, int]:
+def _versions(tx: WriteTransaction, job_ids: Sequence[str]) -> dict[str, int]:
     versions: dict[str, int] = json.loads(tx.value(_VERSIONS, json.dumps(job_ids)))
     return versions
 
@@ -168,7 +168,7 @@ _VERSIONS = (
 )
 
 
-def _unfinished(tx: Transaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
+def _unfinished(tx: WriteTransaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
     """The live runs of these jobs' slots, oldest first. Only runs that may be replaced are read
     with their payloads, because events show those."""
     replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]

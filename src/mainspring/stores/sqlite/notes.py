@@ -11,7 +11,7 @@ from mainspring.stores.codec import NOTE, compile_reader, compile_row
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
 from mainspring.stores.sqlite.codec import name_list, span_us, to_us
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["NoteRow", "find", "put"]
 
@@ -62,11 +62,11 @@ def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Not
     return Page(found, note_cursor(found[-1]) if found and len(found) == query.limit else None)
 
 
-def put(tx: Transaction, items: Sequence[NoteRow]) -> list[int | None]:
+def put(tx: WriteTransaction, items: Sequence[NoteRow]) -> list[int | None]:
     return [_put(tx, item) for item in items]
 
 
-def _put(tx: Transaction, item: NoteRow) -> int | None:
+def _put(tx: WriteTransaction, item: NoteRow) -> int | None:
     same = (item.kind, item.name)
     row = tx.connection.execute(_STORED, (tx.now, *same)).fetchone()
     kept, live = (0, 0) if row is None else row

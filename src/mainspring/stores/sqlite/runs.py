@@ -41,7 +41,7 @@ from mainspring.stores.sqlite.counters import prune as prune_counters
 from mainspring.stores.sqlite.notes import NoteRow
 from mainspring.stores.sqlite.notes import put as put_notes
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = [
     "ClaimedRows",
@@ -74,7 +74,7 @@ class NewRun(NamedTuple):
         return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
 
 
-def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
+def add(tx: WriteTransaction, items: Sequence[NewRun]) -> list[Added]:
     duplicates = _duplicates(tx, items) if any(i.run.dedupe_key is not None for i in items) else {}
     fresh = [item for at, item in enumerate(items) if at not in duplicates]
     stored = _insert(tx, fresh)
@@ -84,7 +84,7 @@ def add(tx: Transaction, items: Sequence[NewRun]) -> list[Added]:
     ]
 
 
-def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
+def _insert(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[str, Run]:
     """Insert the runs whose id is new. If some ids are not new, return all runs as stored."""
     _count_finished(tx, [item.run for item in items if item.run.finished])
     limited = _limited(tx, {item.run.job_id for item in items})
@@ -98,7 +98,7 @@ def _insert(tx: Transaction, items: Sequence[NewRun]) -> dict[str, Run]:
     return runs_by_id(tx.connection, [item.run.id for item in items])
 
 
-def _count_finished(tx: Transaction, runs: Sequence[Run]) -> None:
+def _count_finished(tx: WriteTransaction, runs: Sequence[Run]) -> None:
     """Count runs that are added as they ended: slots that were skipped, and copied runs."""
     if not runs:
         return
@@ -116,7 +116,7 @@ _WAIT = (
 )
 
 
-def _limited(tx: Transaction, job_ids: set[str]) -> set[str]:
+def _limited(tx: WriteTransaction, job_ids: set[str]) -> set[str]:
     """The jobs among these that have a limit. Each of them has its own lanes."""
     return set(json.loads(tx.value(_LIMITED, json.dumps(list(job_ids)))))
 
@@ -128,7 +128,7 @@ _LIMITED = (
 )
 
 
-def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
+def _duplicates(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[int, Added]:
     """The items whose dedupe key is taken, by a stored run or by an earlier item, by position."""
     keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
     held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
@@ -154,7 +154,7 @@ def _duplicates(tx: Transaction, items: Sequence[NewRun]) -> dict[int, Added]:
     return found
 
 
-def _known(tx: Transaction, runs: Sequence[Run]) -> set[str]:
+def _known(tx: WriteTransaction, runs: Sequence[Run]) -> set[str]:
     """The ids of those that are stored already."""
     texts = select(tx.connection, _KNOWN, [(run.id,) for run in runs])
     return {run_id for text in texts for run_id in json.loads(text)}
@@ -192,11 +192,11 @@ class ClaimedRows:
             return None
 
 
-def claim(tx: Transaction, items: Sequence[Claim]) -> list[ClaimedRows]:
+def claim(tx: WriteTransaction, items: Sequence[Claim]) -> list[ClaimedRows]:
     return [_claim(tx, item) for item in items]
 
 
-def _claim(tx: Transaction, claim: Claim) -> ClaimedRows:
+def _claim(tx: WriteTransaction, claim: Claim) -> ClaimedRows:
     seqs, starts, next_start = next_runs(tx.connection, claim, tx.now)
     if not seqs:
         return ClaimedRows(next_due=next_due(tx.connection, claim, tx.now, next_start))
@@ -218,7 +218,7 @@ WHERE seq IN (SELECT value FROM json_each(?))
 """
 
 
-def set_aside(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[bool]:
+def set_aside(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[bool]:
     """Return claimed runs that cannot be read to `pending`, in a lane that no claim reads. Each
     item is a seq and a token. Nothing else of the runs is changed."""
     return [bool(tx.changed(_SET_ASIDE, SET_ASIDE, *item)) for item in items]
@@ -231,7 +231,7 @@ WHERE seq = ? AND token = ? AND state = 'running'
 """
 
 
-def release_set_aside(tx: Transaction, items: Sequence[str]) -> list[bool]:
+def release_set_aside(tx: WriteTransaction, items: Sequence[str]) -> list[bool]:
     """Let claims find these runs again. They were set aside or have a damaged lane, and can be read
     by now. A lane is computed from the run's other columns."""
     return [bool(tx.changed(_RELEASE_SET_ASIDE, run_id)) for run_id in items]
@@ -242,7 +242,7 @@ _RELEASE_SET_ASIDE = (
 )
 
 
-def renew(tx: Transaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
+def renew(tx: WriteTransaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
     """Extend leases. Each item is a held run and the length of its lease in microseconds. Reads
     only the columns that decide."""
     rows = [
@@ -265,7 +265,7 @@ _HELD = (
 )
 
 
-def _if_held(tx: Transaction, run: list[Any] | None, row: tuple[Any, ...]) -> Renewed | None:
+def _if_held(tx: WriteTransaction, run: list[Any] | None, row: tuple[Any, ...]) -> Renewed | None:
     run_id, token, until, progress, _ = row
     if run is None or run[1] != token:
         return None
@@ -291,7 +291,7 @@ _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE 
 # -- maintain ------------------------------------------------------------------------------------
 
 
-def prune(tx: Transaction, items: Sequence[tuple[int, int]]) -> list[int]:
+def prune(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Delete old runs and expired notes. Each item is a time and the most runs to delete."""
     tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
     tx.changed(_WAITED)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Transaction"]
+__all__ = ["WriteTransaction"]
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
+class WriteTransaction:
     """`time` and `now` are the store's time when it began, `now` in microseconds. `one_by_one`: no
     two changes are applied together (see `commit.SomeSentAgain`)."""
 

@@ -47,7 +47,7 @@ from mainspring.stores.sqlite.schema import (
     migrate,
 )
 from mainspring.stores.sqlite.store_clock import StoreClock
-from mainspring.stores.sqlite.write_transaction import Transaction
+from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["Writer"]
 
@@ -272,7 +272,7 @@ class Writer:
                 check_version(self._connection, self._path)
                 self.identity.step(self._connection)
                 now = self.clock.follow(self._connection)
-                tx = Transaction(self._connection, from_us(now), now, one_by_one)
+                tx = WriteTransaction(self._connection, from_us(now), now, one_by_one)
                 results = list(_run(tx, group))
                 self._connection.execute("COMMIT")
             except BaseException:
@@ -302,7 +302,7 @@ def _disk_full_error() -> sqlite3.Error:
     return error
 
 
-def _run(tx: Transaction, group: list[Operation]) -> Iterator[list[Any]]:
+def _run(tx: WriteTransaction, group: list[Operation]) -> Iterator[list[Any]]:
     """Yield the results of each operation, in order. Neighbours of one kind share a call."""
     for run, neighbours in groupby(group, key=lambda work: work.run):
         works = list(neighbours)

@@ -101,13 +101,13 @@ class ElectionTests(Suite):
 
 
 class WaitTests(Suite):
-    patience = 20.0
+    hint_timeout = 20.0
     """Real seconds that a hint may take before the test says there was none."""
 
     async def woken(self, store: Store, by: Any) -> bool:
         while await store.wait(0.05):
             pass  # what happened before may still be hinted at
-        waiting = asyncio.create_task(store.wait(self.patience))
+        waiting = asyncio.create_task(store.wait(self.hint_timeout))
         await asyncio.sleep(0.05)
         await by
         return await waiting
@@ -128,13 +128,13 @@ class WaitTests(Suite):
         assert await self.woken(store, put_job(store, self.job())) is True
 
     async def test_every_waiter_wakes(self, store: Store) -> None:
-        waiting = [asyncio.create_task(store.wait(self.patience)) for _ in range(3)]
+        waiting = [asyncio.create_task(store.wait(self.hint_timeout)) for _ in range(3)]
         await asyncio.sleep(0.05)
         await store.add([self.run()])
         assert await asyncio.gather(*waiting) == [True] * 3
 
     async def test_a_waiter_can_be_cancelled(self, store: Store) -> None:
-        waiting = asyncio.create_task(store.wait(self.patience))
+        waiting = asyncio.create_task(store.wait(self.hint_timeout))
         await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
