@@ -1,0 +1,332 @@
+"""Moves finished runs and closed periods out of the live state, deletes old runs, and collects
+garbage.
+
+Each step writes its parts first, and then lets the state name them by an operation. The operation
+is refused if what it was made from has changed meanwhile. So a crash leaves nothing but parts that
+nothing names. Those are deleted when they are an hour old. The head is changed before that: a
+client that stalled after it wrote a part then fails to name it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from mainspring.core.model import Run
+from mainspring.stores import evaluation
+from mainspring.stores.codec import Record, run_from_record, to_us
+from mainspring.stores.objects import operations, period_counts
+from mainspring.stores.objects.bucket import Bucket
+from mainspring.stores.objects.history import (
+    SEGMENT_RUNS,
+    Segment,
+    catalogue_body,
+    catalogue_name,
+    describe_segment,
+    divide_runs,
+    gone_of,
+    had_trouble,
+)
+from mainspring.stores.objects.layout import PART_KINDS
+from mainspring.stores.objects.operations import Workspace
+from mainspring.stores.objects.rounds import Operation, Rounds
+from mainspring.stores.protocol import TTL_NOTE_KEPT
+
+__all__ = ["Compaction"]
+
+T = TypeVar("T")
+
+MOST_FINISHED = SEGMENT_RUNS
+"""Finished runs of one kind that the live state keeps before it moves them to a segment."""
+
+MOST_PERIODS = 240
+"""Closed periods that the live state keeps before it moves them to the part of their day."""
+
+SMALL_SEGMENTS = 8
+"""Small segments of one kind that are merged into one."""
+
+GARBAGE_AGE = timedelta(hours=1)
+COLLECT_EVERY = timedelta(hours=1)
+
+
+class Compaction:
+    def __init__(self, bucket: Bucket, rounds: Rounds, most_finished: int = MOST_FINISHED) -> None:
+        self._bucket = bucket
+        self._rounds = rounds
+        self._most_finished = most_finished
+        self._lock = asyncio.Lock()
+
+    async def _do(self, evaluate: Callable[[Workspace], T]) -> T:
+        return await self._rounds.submit(Operation(evaluate, writes=True))
+
+    async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
+        return await self._rounds.submit(Operation(evaluate, writes=False))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the live state has so many finished runs that a step pays."""
+        return self._rounds.state.finished_count >= self._most_finished and not self._lock.locked()
+
+    # -- finished runs
+
+    async def move_finished(self) -> bool:
+        """Move finished runs to segments, the oldest first. False if there were too few, or another
+        client did so meanwhile."""
+        async with self._lock:
+            chosen = await self._read(self._choose_finished)
+            return bool(chosen) and await self._adopt(chosen, {})
+
+    def _choose_finished(self, work: Workspace) -> list[dict[str, Record]]:
+        movable = [run for run in work.state.finished() if evaluation.may_be_deleted(run, work.now)]
+        movable.sort(key=lambda run: to_us(run.finished_at) if run.finished_at else 0)
+        by_kind: dict[bool, dict[str, Record]] = {False: {}, True: {}}
+        for run in movable:
+            record = work.state.get("runs", run.id)
+            assert record is not None
+            by_kind[had_trouble(record)][run.id] = record
+        if len(movable) < self._most_finished:
+            return []
+        # A kind with few runs waits, so that no segment is small.
+        few = self._most_finished // 4
+        return [part for runs in by_kind.values() if len(runs) >= few for part in divide_runs(runs)]
+
+    async def _adopt(self, made: list[dict[str, Record]], sources: Mapping[str, Record]) -> bool:
+        """Write segments and let the state name them. `made` are runs of the live state, or those
+        of the segments `sources`, which are replaced; their value is what was gone of each."""
+        base = await self._read(lambda work: (catalogue_name(work.state), self._segments(work)))
+        name, segments = base
+        seq = self._rounds.head.seq
+        new: dict[str, dict[str, Record]] = {}
+        for runs in made:
+            new[await self._rounds.parts.write("history", seq, {"runs": runs})] = runs
+        kept = [segment for segment in segments if segment.name not in sources]
+        described = [describe_segment(segment, runs) for segment, runs in new.items()]
+        catalogue = await self._write_catalogue(seq, [*kept, *described])
+        collections = self._rounds.head.collections
+
+        def adopt(work: Workspace) -> bool:
+            state = work.state
+            if catalogue_name(state) != name or self._rounds.head.collections != collections:
+                return False
+            for segment, runs in new.items():
+                gone = {}
+                for run_id, record in runs.items():
+                    if sources:
+                        if any(run_id in gone_of(state, source) for source in sources):
+                            gone[run_id] = 1
+                    elif state.get("runs", run_id) == record:
+                        state.put("runs", run_id, None)
+                    else:
+                        gone[run_id] = 1
+                if gone:
+                    state.put("gone", segment, gone)
+            for source in sources:
+                state.put("gone", source, None)
+            state.put("meta", "history", {"catalogue": catalogue})
+            return True
+
+        done = await self._do(adopt)
+        old = [name] if name else []
+        self._rounds.discard([*old, *sources] if done else [*new, catalogue])
+        return done
+
+    def _segments(self, work: Workspace) -> list[Segment]:
+        return self._rounds.history.segments(work.state)
+
+    async def _write_catalogue(self, seq: int, segments: list[Segment]) -> str:
+        return await self._rounds.parts.write("catalogue", seq, catalogue_body(segments))
+
+    async def merge_segments(self) -> bool:
+        """Merge small segments of one kind, or write one anew of which most is gone."""
+        async with self._lock:
+            sources = await self._read(self._choose_sources)
+            if not sources:
+                return False
+            runs: dict[str, Record] = {}
+            gone: dict[str, Record] = {}
+
+            def read(work: Workspace) -> None:
+                for source in sources:
+                    gone[source] = gone_of(work.state, source)
+                    of_source = work.history.runs_of(source)
+                    runs.update((i, r) for i, r in of_source.items() if i not in gone[source])
+
+            await self._read(read)
+            return await self._adopt(list(divide_runs(runs)), gone)
+
+    def _choose_sources(self, work: Workspace) -> list[str]:
+        left = {s.name: s.runs - len(gone_of(work.state, s.name)) for s in self._segments(work)}
+        for trouble in (True, False):
+            of_kind = [s for s in self._segments(work) if s.trouble is trouble and left[s.name]]
+            worn = [s.name for s in of_kind if left[s.name] < s.runs // 2]
+            small = [s.name for s in of_kind if left[s.name] <= SEGMENT_RUNS // 2]
+            if len(small) < SMALL_SEGMENTS and not worn:
+                continue
+            chosen: list[str] = []
+            room = SEGMENT_RUNS
+            for name in sorted({*worn, *(small if len(small) >= SMALL_SEGMENTS else [])}):
+                if left[name] <= room:
+                    chosen.append(name)
+                    room -= left[name]
+            if chosen:
+                return chosen
+        return []
+
+    # -- deletion
+
+    async def prune(self, before: datetime, limit: int) -> int:
+        """Delete up to `limit` finished runs that finished before that moment."""
+        async with self._lock:
+            dropped = await self._drop_segments(before, limit)
+            return dropped + await self._do(lambda work: _prune(work, before, limit - dropped))
+
+    async def _drop_segments(self, before: datetime, limit: int) -> int:
+        """Delete whole segments, without reading them."""
+
+        def choose(work: Workspace) -> tuple[str | None, list[Segment], list[str]]:
+            chosen, room = [], limit
+            for segment in self._segments(work):
+                left = segment.runs - len(gone_of(work.state, segment.name))
+                is_old = segment.finished is not None and segment.finished[1] < to_us(before)
+                if left == 0 or (is_old and left <= room):
+                    chosen.append(segment.name)
+                    room -= left
+            return catalogue_name(work.state), self._segments(work), chosen
+
+        name, segments, chosen = await self._read(choose)
+        if not chosen:
+            return 0
+        seq, collections = self._rounds.head.seq, self._rounds.head.collections
+        kept = [segment for segment in segments if segment.name not in chosen]
+        catalogue = await self._write_catalogue(seq, kept)
+
+        def drop(work: Workspace) -> int | None:
+            state = work.state
+            if catalogue_name(state) != name or self._rounds.head.collections != collections:
+                return None
+            count = 0
+            for segment in segments:
+                if segment.name in chosen:
+                    count += segment.runs - len(gone_of(state, segment.name))
+                    state.put("gone", segment.name, None)
+            state.put("meta", "history", {"catalogue": catalogue})
+            return count
+
+        count = await self._do(drop)
+        old = [name] if name else []
+        self._rounds.discard([catalogue] if count is None else [*old, *chosen])
+        return count or 0
+
+    # -- counters and notes
+
+    async def tidy(self) -> None:
+        """Delete expired notes and old counts; move closed periods to the parts of their days."""
+
+        def prune(work: Workspace) -> list[str]:
+            operations.expired_notes(work, TTL_NOTE_KEPT)
+            return period_counts.prune(work.state, work.now)
+
+        self._rounds.discard(await self._do(prune))
+        days = await self._read(lambda work: period_counts.closed_periods(work.state, work.now))
+        if sum(map(len, days.values())) >= MOST_PERIODS:
+            for day, moved in days.items():
+                await self._move_periods(day, moved)
+
+    async def _move_periods(self, day: str, moved: dict[str, Record]) -> None:
+        def read(work: Workspace) -> tuple[Record | None, Record, dict[str, Record]]:
+            base = work.state.get("periods", day)
+            if base is None:
+                return None, {}, {}
+            part = str(base["part"])
+            return base, gone_of(work.state, part), self._rounds.parts.get(part)["counters"]
+
+        base, gone, stored = await self._read(read)
+        made = period_counts.merged_day(stored, gone, moved)
+        if made is None:
+            return
+        head = self._rounds.head
+        part = await self._rounds.parts.write("periods", head.seq, made)
+
+        def adopt(work: Workspace) -> bool:
+            if self._rounds.head.collections != head.collections:
+                return False
+            return period_counts.adopt_day(work.state, day, base, gone, moved, part)
+
+        done = await self._do(adopt)
+        old = [] if base is None else [str(base["part"])]
+        self._rounds.discard(old if done else [part])
+
+    # -- garbage
+
+    async def collect_garbage(self) -> int:
+        """Delete parts that nothing names and that are old enough, once in an hour."""
+
+        def due(work: Workspace) -> tuple[set[str], datetime] | None:
+            last = (work.state.get("meta", "collected") or {}).get("at", 0)
+            if to_us(work.now) - last < COLLECT_EVERY // timedelta.resolution:
+                return None
+            return self._named(work), work.now
+
+        asked = await self._read(due)
+        if asked is None:
+            return 0
+        named, now = asked
+        old = [name for name in await self._listed(now - GARBAGE_AGE) if name not in named]
+
+        def bump(work: Workspace) -> list[str]:
+            work.state.put("meta", "collected", {"at": to_us(work.now)})
+            return [name for name in old if name not in self._named(work)]
+
+        garbage = await self._rounds.submit(Operation(bump, writes=True, collects=True))
+        if garbage:
+            await self._bucket.delete(garbage)
+        return len(garbage)
+
+    def _named(self, work: Workspace) -> set[str]:
+        """All parts that the store needs."""
+        periods = {str(record["part"]) for record in work.state.table("periods").values()}
+        segments = {segment.name for segment in self._segments(work)}
+        catalogue = catalogue_name(work.state)
+        return (
+            periods | segments | self._rounds.head.parts() | ({catalogue} if catalogue else set())
+        )
+
+    async def _listed(self, before: datetime) -> list[str]:
+        found: list[str] = []
+        for kind in PART_KINDS:
+            after = None
+            while True:
+                page = await self._bucket.list_objects(f"{kind}/", after)
+                found += [one.key for one in page if one.modified < before]
+                if len(page) < 1000:
+                    break
+                after = page[-1].key
+        return found
+
+
+def _prune(work: Workspace, before: datetime, limit: int) -> int:
+    """Delete single runs: those of the live state, and those of segments that are partly old."""
+    deleted = operations.prune_live(work, before, limit)
+    for segment in work.history.segments(work.state):
+        if deleted >= limit:
+            break
+        if segment.finished is not None and segment.finished[0] >= to_us(before):
+            continue
+        gone = dict(gone_of(work.state, segment.name))
+        for run_id, record in work.history.runs_of(segment.name).items():
+            if deleted < limit and run_id not in gone and _is_old(record, before, work.now):
+                gone[run_id] = 1
+                deleted += 1
+        work.state.put("gone", segment.name, gone or None)
+    return deleted
+
+
+def _is_old(record: Record, before: datetime, now: datetime) -> bool:
+    ended = record.get("finished_at")
+    if isinstance(ended, int) and ended >= to_us(before):
+        return False
+    run: Run = run_from_record(record, brief=True)
+    is_old = run.finished_at is not None and run.finished_at < before
+    return is_old and evaluation.may_be_deleted(run, now)

@@ -1,0 +1,135 @@
+"""The head: the one object that every write compares and swaps.
+
+It names a snapshot of the live state and lists the writes since then, each as a delta. A client
+applies the deltas that it does not have yet. It loads the snapshot only if the list does not reach
+back to what the client has.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct, field
+
+from mainspring.core.model import replace
+from mainspring.errors import StoreDamaged, StoreTooNew
+from mainspring.stores.objects.layout import HEAD, decode_body, encode_body
+
+__all__ = ["FORMAT", "Commit", "Head", "decode_head", "encode_head"]
+
+FORMAT = 1
+"""What this version writes. It refuses a newer format, whose parts may mean something else."""
+
+MOST_CLIENTS = 256
+"""Clients whose last commit the head remembers."""
+
+KEPT_FOR_OTHERS = 16 * 1024
+"""Bytes of deltas before the snapshot that stay in the head. A client that is a little behind
+applies them, and needs not load the snapshot."""
+
+
+class Entry(Struct, frozen=True, omit_defaults=True):
+    """One write. `delta` is JSON, which only clients read that lack it. If it is large, it is null
+    here and in a part of its own."""
+
+    seq: int
+    delta: msgspec.Raw
+    part: str | None = None
+
+    @property
+    def size(self) -> int:
+        return len(bytes(self.delta)) + 16
+
+
+class Commit(Struct, frozen=True, array_like=True):
+    """The last write of a client. Its nonce tells the client that an unanswered write was done."""
+
+    seq: int
+    nonce: str
+
+
+class Head(Struct, frozen=True, kw_only=True):
+    format: int = FORMAT
+    seq: int = 0
+    """The number of the last write."""
+    snapshot: str | None = None
+    """The part that holds the state after write `snapshot_seq`; None: it was empty then."""
+    snapshot_seq: int = 0
+    entries: tuple[Entry, ...] = ()
+    commits: dict[str, Commit] = field(default_factory=dict)
+    """By client. The oldest are left out; all commits after `commits_since` are here."""
+    commits_since: int = 0
+    time: int = 0
+    """The storage's time at the last write, in microseconds; 0 where it is a machine's clock."""
+    collections: int = 0
+    """How often garbage was collected. A part that was prepared before may be gone."""
+
+    @property
+    def tail(self) -> list[Entry]:
+        """The writes after the snapshot."""
+        return [entry for entry in self.entries if entry.seq > self.snapshot_seq]
+
+    @property
+    def tail_size(self) -> int:
+        return sum(entry.size for entry in self.tail)
+
+    def reaches(self, seq: int) -> bool:
+        """Whether the entries lead on from the state after that write."""
+        return seq <= self.seq and (seq == self.seq or self.entries[0].seq <= seq + 1)
+
+    def parts(self) -> set[str]:
+        """The parts that the head itself names."""
+        named = {entry.part for entry in self.entries} | {self.snapshot}
+        return {name for name in named if name is not None}
+
+    def after(self, entry: Entry, client: str, nonce: str, time: int) -> Head:
+        """The head with one more write."""
+        commits = {**self.commits, client: Commit(entry.seq, nonce)}
+        since = self.commits_since
+        if len(commits) > MOST_CLIENTS:
+            oldest = min(commits, key=lambda one: commits[one].seq)
+            since = max(since, commits.pop(oldest).seq)
+        return replace(
+            self,
+            seq=entry.seq,
+            entries=(*self.entries, entry),
+            commits=commits,
+            commits_since=since,
+            time=max(self.time, time),
+        )
+
+    def with_snapshot(self, name: str, seq: int) -> Head:
+        """The head with a newer snapshot: the entries that it makes superfluous are left out."""
+        kept = [entry for entry in self.entries if entry.seq > seq]
+        room = KEPT_FOR_OTHERS
+        for entry in reversed([entry for entry in self.entries if entry.seq <= seq]):
+            room -= entry.size
+            if room < 0 or entry.part is not None:
+                break
+            kept.insert(0, entry)
+        return replace(self, snapshot=name, snapshot_seq=seq, entries=tuple(kept))
+
+
+def encode_head(head: Head) -> bytes:
+    return encode_body(head)
+
+
+class _Format(Struct):
+    format: int
+
+
+def decode_head(data: bytes) -> Head:
+    """Raises `StoreTooNew` or `StoreDamaged`."""
+    known = decode_body(HEAD, data, _Format).format
+    if known > FORMAT:
+        raise StoreTooNew(
+            f"a newer version of Mainspring wrote this store (format {known}; this version reads up"
+            f" to {FORMAT}): upgrade this program"
+        )
+    head = decode_body(HEAD, data, Head)
+    expected = [head.seq - at for at in range(len(head.entries))][::-1]
+    missing = head.tail and head.tail[0].seq != head.snapshot_seq + 1
+    if [entry.seq for entry in head.entries] != expected or missing:
+        raise StoreDamaged(f"the object {HEAD!r} is damaged: writes are missing in it")
+    if not head.tail and head.seq != head.snapshot_seq:
+        raise StoreDamaged(f"the object {HEAD!r} is damaged: its last writes are missing")
+    return head

@@ -1,0 +1,60 @@
+"""The names and the encoding of the objects in a bucket.
+
+    head                       small; compared and swapped by every write
+    snapshot/SEQ-CLIENT-N      the live state after the write of that number
+    delta/SEQ-CLIENT-N         one write that is too large for the head
+    history/SEQ-CLIENT-N       a segment: many finished runs
+    catalogue/SEQ-CLIENT-N     the list of segments
+    periods/SEQ-CLIENT-N       the counts of a day
+
+All but the head are written once under a name of their own, and never changed: they are *parts*.
+A body is JSON, compressed with zlib where that pays.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, TypeVar
+
+import msgspec
+
+from mainspring.errors import StoreDamaged
+from mainspring.stores.codec import json_text
+
+__all__ = ["HEAD", "PART_KINDS", "decode_body", "encode_body", "part_name"]
+
+T = TypeVar("T")
+
+HEAD = "head"
+
+PART_KINDS = ("snapshot", "delta", "history", "catalogue", "periods")
+
+SMALLEST_COMPRESSED = 2048
+"""Bytes below which a body is kept as plain JSON."""
+
+LEVEL = 1
+"""Of zlib. Level 1 makes a head of 128 KiB in 2 ms, level 6 in 5 ms and 15 % smaller."""
+
+
+def part_name(kind: str, seq: int, client: str, number: int) -> str:
+    """A name that no other part has: a client numbers what it writes."""
+    return f"{kind}/{seq:012d}-{client}-{number}"
+
+
+def encode_body(value: Any) -> bytes:
+    try:
+        body = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        body = json_text(value).encode()
+    return zlib.compress(body, LEVEL) if len(body) >= SMALLEST_COMPRESSED else body
+
+
+def decode_body(key: str, data: bytes, kind: type[T]) -> T:
+    """Raises `StoreDamaged` where it is nothing that a store has written."""
+    try:
+        return msgspec.json.decode(data if data[:1] == b"{" else zlib.decompress(data), type=kind)
+    except (msgspec.MsgspecError, zlib.error, ValueError) as error:
+        raise StoreDamaged(
+            f"the object {key!r} cannot be read ({error}): it is not Mainspring's, or it is"
+            " damaged. Restore it from a backup, or name another prefix in the URL"
+        ) from error

@@ -1,0 +1,465 @@
+"""Group commit: all operations that wait go into one conditional write of the head.
+
+A round makes sure that the state is current, evaluates every operation in order, and writes the
+head if it still is the one that the state came from. An operation is answered when its round is
+stored, or when a read has shown that the state was current.
+
+A write may fail, or its answer may be lost, or it may be done late. Each try has a nonce, and is
+fenced by the entity tag of the head that it replaces. So of all tries on one head at most one is
+ever done. While the head has not changed, a try without an answer may still be done: it is
+remembered with the answers that it would give. When the head has changed, it names the last nonce
+of each client: either that of a try, whose answers are given then, or the tries are void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from mainspring.core.model import replace
+from mainspring.errors import StoreDamaged, StoreError, StoreMissing, StoreUnavailable
+from mainspring.stores.codec import json_text
+from mainspring.stores.objects.bucket import Blob, Bucket
+from mainspring.stores.objects.head import Entry, Head, decode_head, encode_head
+from mainspring.stores.objects.history import History
+from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.operations import Workspace
+from mainspring.stores.objects.parts import PartGone, Parts, PartsNeeded, new_client
+from mainspring.stores.objects.state import Delta, LiveState, Tables
+from mainspring.stores.objects.storage_clock import Bounds, StorageClock
+
+__all__ = ["Operation", "Rounds"]
+
+log = logging.getLogger("mainspring")
+
+T = TypeVar("T")
+
+TAIL_BYTES = 128 * 1024
+TAIL_ENTRIES = 256
+"""A head with more deltas than this gets a new snapshot. Each write sends the deltas again."""
+
+LARGE_DELTA = 64 * 1024
+"""A delta of so many bytes is written as a part, so that the head stays small."""
+
+MOST_OPERATIONS = 1000
+"""Operations of one round."""
+
+MOST_FAILURES = 3
+"""Tries of a round that the storage did not answer, before its operations fail."""
+
+MOST_LOSSES = 200
+"""Tries of a round that others won, before its operations fail."""
+
+QUIET_ROUNDS = 2
+"""Rounds that met no other writer, after which a round writes without reading the head first."""
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 1.0
+"""Seconds between two tries, or two rounds."""
+
+
+class Operation(Generic[T]):
+    """A call that waits for its round. `evaluate` may be called several times. `on_abandoned` is
+    given the answer where the caller waits no longer and the operation was done nevertheless.
+    `collects`: parts that nothing names are about to be deleted, so the head counts a collection
+    first. No client that wrote a part before can name it from then on."""
+
+    def __init__(
+        self,
+        evaluate: Callable[[Workspace], T],
+        *,
+        writes: bool,
+        collects: bool = False,
+        on_abandoned: Callable[[T], None] | None = None,
+    ) -> None:
+        self.evaluate = evaluate
+        self.writes = writes
+        self.collects = collects
+        self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._on_abandoned = on_abandoned
+
+    def answer(self, answer: T | BaseException) -> None:
+        is_error = isinstance(answer, BaseException)
+        if not self.future.done():
+            if isinstance(answer, BaseException):
+                self.future.set_exception(answer)
+            else:
+                self.future.set_result(answer)
+        elif not is_error and self._on_abandoned is not None and self._failed():
+            self._on_abandoned(answer)  # type: ignore[arg-type]
+
+    def _failed(self) -> bool:
+        return self.future.cancelled() or self.future.exception() is not None
+
+
+Answers = list[tuple[Operation[Any], Any]]
+
+
+class _Snapshot(NamedTuple):
+    """A snapshot that is written, but that no head names yet."""
+
+    name: str
+    seq: int
+    collections: int
+
+
+class Rounds:
+    """One client's state and its rounds. One round is under way at a time."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        rng: random.Random | None = None,
+        tail_bytes: int = TAIL_BYTES,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.client = new_client()
+        self.parts = Parts(bucket, self.client)
+        self.history = History(self.parts)
+        self.clock = StorageClock(bucket)
+        self.state = LiveState()
+        self.head = Head()
+        self._bucket = bucket
+        self._monotonic = bucket.clock.monotonic
+        self._rng = rng or random.Random()
+        self._tail_bytes = tail_bytes
+        self._on_change = on_change
+        self._etag: str | None = None
+        self._queue: list[Operation[Any]] = []
+        self._tries: dict[str, Answers] = {}
+        """Tries to replace the head of `_etag` whose end is not known, by nonce."""
+        self._tried_parts: list[str] = []
+        """Parts that were written for those tries."""
+        self._snapshot: _Snapshot | None = None
+        self._garbage: list[str] = []
+        """Parts that no head will ever name again."""
+        self._undisturbed = 0
+        """Rounds that were won in a row without a sign of another writer."""
+        self._not_before = 0.0
+        self._took = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    # -- for callers
+
+    def submit(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Queue an operation. Cancelling the future takes it out, unless its round has begun."""
+        self._queue.append(operation)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        return operation.future
+
+    async def drain(self) -> None:
+        """Wait until all operations are answered."""
+        while self._task is not None:
+            await asyncio.shield(self._task)
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete parts that no head will ever name again, after the next round."""
+        self._garbage.extend(names)
+
+    async def open(self, *, create: bool) -> None:
+        """Read the head, or make it. Raises `StoreMissing`, `StoreTooNew` or `StoreDamaged`."""
+        await self.clock.read_if_due()
+        if await self.refresh(may_be_missing=True):
+            return
+        if not create:
+            raise StoreMissing(
+                f"nothing of Mainspring is at {self._bucket.location}, and nothing may be made"
+            )
+        problem: StoreError | None = None
+        for _ in range(MOST_FAILURES):
+            try:
+                await self._bucket.put(HEAD, encode_head(Head()), expected_etag=None)
+            except StoreUnavailable as error:
+                problem = error
+            if await self.refresh(may_be_missing=True):  # made here, or by another client
+                return
+        raise problem or StoreUnavailable(f"{self._bucket.location} does not keep what is written")
+
+    # -- rounds
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                await self._round()
+                await self._collect()
+        finally:
+            self._task = None
+
+    async def _round(self) -> None:
+        batch: list[Operation[Any]] = []
+        rest = self._not_before - self._monotonic()
+        reads_only = rest > 0 and not all(operation.writes for operation in self._queue)
+        try:
+            if rest > 0 and not reads_only:
+                await asyncio.sleep(rest)  # so that other writers are not kept out
+            await self.clock.read_if_due()
+            await self._run_to_end(batch, reads_only=reads_only)
+        except StoreError as error:
+            self._fail(batch, error)
+        except PartGone as error:
+            self._fail(batch, _missing(error))
+        except Exception as error:
+            log.exception("the store at %s failed", self._bucket.location)
+            self._fail(batch, StoreError(f"the store failed: {error!r}"))
+        except BaseException as error:
+            self._fail(batch, StoreUnavailable(f"the round ended early: {error!r}"))
+            raise
+        finally:
+            self.state.undo()
+            self.parts.unpin()
+
+    def _fail(self, batch: list[Operation[Any]], error: StoreError) -> None:
+        self._undisturbed = 0
+        self._take(batch)  # they would fail as well, one after the other
+        for operation in batch:
+            operation.answer(error)
+
+    async def _run_to_end(self, batch: list[Operation[Any]], *, reads_only: bool) -> None:
+        """Try until every operation of the batch is answered. What is queued meanwhile joins it."""
+        failures = losses = gone = 0
+        is_current = False
+        while True:
+            if not is_current:
+                self._take(batch, reads_only=reads_only)
+                if not all(op.writes for op in batch) or self._undisturbed < QUIET_ROUNDS:
+                    await self.refresh()
+                    is_current = True
+            batch[:] = [operation for operation in batch if not operation.future.done()]
+            if not batch:
+                return
+            await self._prepare_snapshot()
+            try:
+                bounds, answers = await self._evaluate(batch)
+            except PartGone as error:
+                gone += 1
+                self.state.undo()
+                if not await self.refresh() and gone > 1:  # no other client has replaced it
+                    raise _missing(error) from error
+                is_current = True
+                continue
+            writes = any(operation.writes for operation in batch)
+            delta = self.state.delta() if writes else {}
+            if not delta:
+                self.state.undo()
+                if is_current or not await self.refresh():
+                    _deliver(batch, answers)
+                    return
+                is_current = True
+                continue
+            is_current = False
+            try:
+                if await self._write(delta, bounds, batch, answers):
+                    _deliver(batch, answers)
+                    return
+                losses += 1
+            except StoreUnavailable:
+                failures += 1
+                if failures == MOST_FAILURES:
+                    raise
+            self._undisturbed = 0
+            self.state.undo()
+            if losses == MOST_LOSSES:
+                raise StoreUnavailable(
+                    f"other writers of {self._bucket.location} won {losses} times in a row. One"
+                    " prefix serves a few writing processes: use fewer, or several prefixes"
+                )
+            longest = max(self._took, SHORTEST_PAUSE) * 2 ** min(failures + losses, 8)
+            await asyncio.sleep(self._rng.uniform(0, min(longest, LONGEST_PAUSE)))
+
+    def _take(self, batch: list[Operation[Any]], *, reads_only: bool = False) -> None:
+        """Move queued operations into the batch, and leave out those whose callers are gone."""
+        left: list[Operation[Any]] = []
+        for operation in self._queue:
+            if operation.future.done():
+                continue
+            if len(batch) < MOST_OPERATIONS and not (reads_only and operation.writes):
+                batch.append(operation)
+            else:
+                left.append(operation)
+        self._queue = left
+
+    async def _evaluate(self, batch: list[Operation[Any]]) -> tuple[Bounds, list[Any]]:
+        """The answer of each operation, or its error. What they change is in the state."""
+        bounds = self.clock.bounds(self.head.time)
+        self.clock.follow_step(self.state)
+        work = Workspace(self.state, self.history, bounds)
+        answers: list[Any] = []
+        for operation in batch:
+            mark = self.state.mark()
+            while True:
+                try:
+                    answers.append(operation.evaluate(work))
+                except PartsNeeded as needed:
+                    self.state.undo(mark)
+                    await self.parts.load(needed.names)
+                    continue
+                except Exception as error:  # it is of this operation alone
+                    self.state.undo(mark)
+                    answers.append(error)
+                break
+        return bounds, answers
+
+    # -- the head
+
+    async def refresh(self, *, may_be_missing: bool = False) -> bool:
+        """Bring the state up to the head; True if it had changed. Answers the operations of a try
+        that turns out to have been done. The state must have no changes of its own."""
+        last: str | None = None
+        while True:
+            found = await self._bucket.get(HEAD, self._etag)
+            if found is None:
+                if may_be_missing and self._etag is None:
+                    return False
+                raise StoreMissing(f"the head of the store at {self._bucket.location} was deleted")
+            if not isinstance(found, Blob):
+                return False
+            head = decode_head(found.data)
+            try:
+                await self._advance(head)
+            except PartGone as error:
+                if last == found.etag:  # the head names it still
+                    raise _missing(error) from error
+                last = found.etag
+                continue
+            self._settle_tries(head)
+            self.head, self._etag, self._undisturbed = head, found.etag, 0
+            return True
+
+    async def _advance(self, head: Head) -> None:
+        """Bring the state to that of the head. It is changed only when all is loaded."""
+        if self._etag is not None and head.seq < self.head.seq:
+            raise StoreDamaged(
+                f"the head of the store at {self._bucket.location} was replaced by an older one:"
+                " restart every program that uses it"
+            )
+        loads = self._etag is None or not head.reaches(self.head.seq)
+        since = head.snapshot_seq if loads else self.head.seq
+        deltas = [await self._delta(entry) for entry in head.entries if entry.seq > since]
+        if loads:
+            tables: Tables = {}
+            if head.snapshot is not None:
+                tables = (await self.parts.read(head.snapshot))["tables"]
+            self.state = LiveState(tables)
+        for delta in deltas:
+            self.state.apply(delta)
+        if self._etag is not None and (loads or any(map(_is_news, deltas))):
+            self._on_change()
+
+    async def _delta(self, entry: Entry) -> Delta:
+        delta: Delta
+        if entry.part is not None:
+            delta = (await self.parts.read(entry.part))["delta"]
+        else:
+            delta = msgspec.json.decode(entry.delta)
+        return delta
+
+    def _settle_tries(self, head: Head) -> None:
+        """The head has changed: a try on the one before was done, or all of them are void."""
+        tries, self._tries = self._tries, {}
+        parts, self._tried_parts = self._tried_parts, []
+        self._garbage += [name for name in parts if name not in head.parts()]
+        if self._snapshot is not None and self._snapshot.seq <= head.snapshot_seq:
+            if self._snapshot.name != head.snapshot:
+                self._garbage.append(self._snapshot.name)
+            self._snapshot = None
+        last = head.commits.get(self.client)
+        if last is not None and last.nonce in tries:
+            for operation, answer in tries[last.nonce]:
+                operation.answer(answer)
+        elif self.head.seq < head.commits_since:
+            unknown = StoreUnavailable("a write was not answered, and nobody knows if it was done")
+            for answers in tries.values():
+                for operation, _ in answers:
+                    operation.answer(unknown)
+
+    async def _write(
+        self, delta: Delta, bounds: Bounds, batch: list[Operation[Any]], answers: list[Any]
+    ) -> bool:
+        """Replace the head by one with this delta; True if that was done. False, or
+        `StoreUnavailable`: the head tells what became of it."""
+        before, nonce = self.head, secrets.token_hex(8)
+        entry = await self._entry(delta)
+        head = before.after(entry, self.client, nonce, self.clock.stamp(bounds))
+        if any(operation.collects for operation in batch):
+            head = replace(head, collections=head.collections + 1)
+        snapshot = self._snapshot
+        if snapshot is not None:
+            head = head.with_snapshot(snapshot.name, snapshot.seq)
+        self._tries[nonce] = list(zip(batch, answers, strict=True))
+        began = self._monotonic()
+        etag = await self._bucket.put(HEAD, encode_head(head), expected_etag=self._etag)
+        if etag is None:
+            return False
+        self._took = self._monotonic() - began
+        pause = max(min(self._took, LONGEST_PAUSE), self._bucket.write_interval)
+        self._not_before = began + self._took + pause
+        self.state.settle()
+        self._tries.clear()
+        self._snapshot = None
+        self._tried_parts, tried = [], self._tried_parts
+        self._garbage += [name for name in tried if name not in head.parts()]
+        self._garbage += sorted(before.parts() - head.parts())
+        self.head, self._etag = head, etag
+        self._undisturbed += 1
+        if _is_news(delta):
+            self._on_change()
+        return True
+
+    async def _entry(self, delta: Delta) -> Entry:
+        text = json_text(delta).encode()
+        seq = self.head.seq + 1
+        if len(text) < LARGE_DELTA:
+            return Entry(seq, msgspec.Raw(text))
+        part = await self.parts.write("delta", seq, {"delta": delta}, keep=False)
+        self._tried_parts.append(part)
+        return Entry(seq, msgspec.Raw(b"null"), part)
+
+    async def _prepare_snapshot(self) -> None:
+        """Write a snapshot, if the head has many deltas; this round's head will name it. It is of
+        the state before the round. So if the round is lost, the next try can use it, too."""
+        head, made = self.head, self._snapshot
+        if made is not None and made.collections != head.collections:
+            self._garbage.append(made.name)  # it may have been collected
+            made = self._snapshot = None
+        if made is None and (head.tail_size >= self._tail_bytes or len(head.tail) >= TAIL_ENTRIES):
+            tables = {"tables": self.state.tables()}
+            name = await self.parts.write("snapshot", head.seq, tables, keep=False)
+            self._snapshot = _Snapshot(name, head.seq, head.collections)
+
+    async def _collect(self) -> None:
+        """Delete parts that no head will ever name again. What this leaves, `maintain` finds."""
+        garbage, self._garbage = self._garbage, []
+        if garbage:
+            with suppress(StoreError):
+                await self._bucket.delete(garbage)
+
+
+def _missing(error: PartGone) -> StoreDamaged:
+    return StoreDamaged(
+        f"the object {str(error)!r} is missing, though the store needs it. Restore it from a"
+        " backup, and let nothing else delete objects below the store's prefix"
+    )
+
+
+def _deliver(batch: list[Operation[Any]], answers: list[Any]) -> None:
+    for operation, answer in zip(batch, answers, strict=True):
+        operation.answer(answer)
+
+
+def _is_news(delta: Delta) -> bool:
+    """Whether a delta may let somebody go on: a run that is due or has ended, a changed job."""
+    if "jobs" in delta:
+        return True
+    return any(
+        patch is not None
+        and (patch.get("state", "running") != "running" or "cancel_requested" in patch)
+        for patch in delta.get("runs", {}).values()
+    )

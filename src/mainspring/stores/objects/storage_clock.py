@@ -1,0 +1,153 @@
+"""The storage's time, of which a client knows only bounds.
+
+A reading of the storage's clock gives an earliest and a latest time. Between readings the bounds
+move on with the monotonic clock, and apart by what that clock may drift; each reading narrows them
+again. What is due, lapsed or expired is decided by the earliest time, and what is to last for a
+while is stamped from the latest: so no client ends early what another one has stamped.
+
+A bucket on this machine has no clock of its own. Then the machine's wall clock is the storage's,
+without an error; and when somebody sets it, what lasts is moved along (`clock_step`).
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from mainspring.core.clock import SteadyClock, from_us, to_us
+from mainspring.core.durations import humanize
+from mainspring.stores.codec import RUN, update_record
+from mainspring.stores.evaluation import fields_of_clock_step
+from mainspring.stores.objects.bucket import Bucket, ClockReading
+from mainspring.stores.objects.state import LiveState
+
+__all__ = ["Bounds", "StorageClock"]
+
+log = logging.getLogger("mainspring")
+
+DRIFT = 200e-6
+"""By how much a monotonic clock may be wrong. Quartz is wrong by up to 100 ppm, and NTP corrects a
+clock by up to 500 ppm for a while; what that adds in ten minutes is below what a reading gives."""
+
+NARROW = timedelta(milliseconds=250)
+"""Bounds that are closer than this are good enough: they are read again only now and then."""
+
+READ_SOON, READ_RARELY = 30.0, 600.0
+"""Seconds between two readings while the bounds are wide, and when they are narrow."""
+
+SET_BACK = timedelta(seconds=10)
+"""A stored time so far ahead of the storage's clock says that somebody has set that clock back."""
+
+
+class Bounds(Struct, frozen=True):
+    """The storage's time is not before `earliest` and not after `latest`."""
+
+    earliest: datetime
+    latest: datetime
+
+
+class StorageClock:
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._clock = bucket.clock
+        self._steady = SteadyClock(bucket.clock)
+        self._known: ClockReading | None = None
+        self._read_at: float | None = None
+        self._is_machines = False
+
+    @property
+    def is_machines(self) -> bool:
+        """Whether the storage's clock is the wall clock of this machine. Known after `read`."""
+        return self._is_machines
+
+    async def read_if_due(self) -> None:
+        """Read the storage's clock, unless what is known is good enough."""
+        if self._is_machines:
+            return
+        if self._read_at is not None:
+            bounds = self._carried()
+            is_narrow = bounds.latest - bounds.earliest <= NARROW
+            rest = READ_RARELY if is_narrow else READ_SOON
+            if self._clock.monotonic() - self._read_at < rest:
+                return
+        reading = await self._bucket.read_clock()
+        if reading is None:
+            self._is_machines = True
+        else:
+            self._narrow(reading)
+
+    def _narrow(self, reading: ClockReading) -> None:
+        known = self._known and _carry(self._known, reading.read_at)
+        self._read_at = reading.read_at
+        if known is None:
+            self._known = reading
+            return
+        earliest = max(known.earliest, reading.earliest)
+        latest = min(known.latest, reading.latest)
+        if earliest > latest:
+            log.warning(
+                "the clock of %s was set, or this machine's clock ran wrong: its time is now %s",
+                self._bucket.location,
+                reading.earliest,
+            )
+            self._known = reading
+        else:
+            self._known = ClockReading(reading.read_at, earliest, latest)
+
+    def _carried(self) -> Bounds:
+        assert self._known is not None, "the clock was not read"
+        return _carry(self._known, self._clock.monotonic())
+
+    def bounds(self, stored: int) -> Bounds:
+        """The time now. `stored` is the time of the last write: no client's time is before it."""
+        if self._is_machines:
+            now = self._clock.now()
+            return Bounds(now, now)
+        bounds, last = self._carried(), from_us(stored)
+        if last > bounds.latest + SET_BACK:
+            return bounds
+        return Bounds(max(bounds.earliest, last), max(bounds.latest, last))
+
+    def stamp(self, bounds: Bounds) -> int:
+        """What the head keeps as its time. A machine's clock may be set back, so it keeps none."""
+        return 0 if self._is_machines else to_us(bounds.earliest)
+
+    def follow_step(self, state: LiveState) -> None:
+        """If somebody has set the machine's clock, move what lasts, so that it keeps its length."""
+        if not self._is_machines or not self._steady.boot:
+            return
+        known = state.get("meta", "clock") or {}
+        offset = known.get("offset")
+        if known.get("boot") != self._steady.boot or not isinstance(offset, int):
+            offset = self._steady.wall_offset_us()
+            if offset is not None:
+                state.put("meta", "clock", {"boot": self._steady.boot, "offset": offset})
+        elif step := self._steady.step_from(offset):
+            _move(state, timedelta(microseconds=step), self._clock.now())
+            state.put("meta", "clock", {**known, "offset": offset + step})
+
+
+def _carry(reading: ClockReading, to: float) -> Bounds:
+    passed = timedelta(seconds=to - reading.read_at)
+    drift = abs(passed) * DRIFT
+    return Bounds(reading.earliest + passed - drift, reading.latest + passed + drift)
+
+
+def _move(state: LiveState, step: timedelta, now: datetime) -> None:
+    for run in state.unfinished():
+        record = state.get("runs", run.id)
+        moved = fields_of_clock_step(run, step, now)
+        if moved and record is not None:
+            state.put("runs", run.id, update_record(RUN, record, moved))
+    for key, record in list(state.table("notes").items()):
+        ends = record.get("expires_at")
+        if "ttl" in record and isinstance(ends, int):
+            state.put("notes", key, {**record, "expires_at": ends + step // timedelta.resolution})
+    log.warning(
+        "this machine's clock was set %s by %s. Leases and retries keep their length; schedules"
+        " follow the new time",
+        "forward" if step > timedelta() else "back",
+        humanize(abs(step)),
+    )

@@ -1,0 +1,265 @@
+"""`ObjectStore`: the methods of the protocol, each as an operation of a round."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, NoReturn, TypeVar
+
+from mainspring.core import transitions
+from mainspring.core.model import Job, Note, Page, Run
+from mainspring.core.transitions import Change
+from mainspring.errors import StoreError
+from mainspring.stores.codec import job_to_record
+from mainspring.stores.notifier import Waiters
+from mainspring.stores.objects import operations, period_counts
+from mainspring.stores.objects.bucket import Bucket
+from mainspring.stores.objects.compaction import MOST_FINISHED, Compaction
+from mainspring.stores.objects.operations import (
+    NewChange,
+    NewJob,
+    NewNote,
+    NewRun,
+    Workspace,
+)
+from mainspring.stores.objects.rounds import TAIL_BYTES, Operation, Rounds
+from mainspring.stores.protocol import (
+    Added,
+    Claim,
+    Claimed,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    JobWrite,
+    NoteQuery,
+    NoteWrite,
+    Renewed,
+    RunQuery,
+    StoreInfo,
+)
+
+__all__ = ["POLL", "ObjectStore"]
+
+T = TypeVar("T")
+
+NO_TRANSACTIONS = "object storage has no transactions: a write changes one object"
+CLOSED = "the store is closed: open it first"
+
+POLL = timedelta(seconds=2)
+"""The longest time between two looks at the head while `wait` waits."""
+
+SHORTEST_POLL = 0.05
+
+
+class ObjectStore:
+    """A store in a bucket. `poll`: how long a change by another process may go unnoticed while
+    nothing happens; each look is a request. `tail_bytes` and `most_finished` are for tests."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        *,
+        poll: timedelta = POLL,
+        rng: random.Random | None = None,
+        tail_bytes: int = TAIL_BYTES,
+        most_finished: int = MOST_FINISHED,
+    ) -> None:
+        self.bucket = bucket
+        self._poll = poll.total_seconds()
+        self._rng = rng
+        self._tail_bytes = tail_bytes
+        self._most_finished = most_finished
+        self._waiters = Waiters()
+        self._poller: asyncio.Task[None] | None = None
+        self._waiting = 0
+        self._interval = SHORTEST_POLL
+        self._rounds: Rounds | None = None
+        self._compaction: Compaction | None = None
+        self._compacting: asyncio.Task[Any] | None = None
+
+    async def open(self, *, create: bool = True) -> None:
+        if self._rounds is not None:
+            return
+        await self.bucket.open()
+        rounds = Rounds(
+            self.bucket,
+            rng=self._rng,
+            tail_bytes=self._tail_bytes,
+            on_change=self._noticed_change,
+        )
+        try:
+            await rounds.open(create=create)
+        except BaseException:
+            await self.bucket.close()
+            raise
+        self._compaction = Compaction(self.bucket, rounds, self._most_finished)
+        self._rounds = rounds
+
+    async def close(self) -> None:
+        rounds, self._rounds = self._rounds, None
+        if rounds is None:
+            return
+        if self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
+        if self._compacting is not None:
+            with suppress(StoreError):
+                await asyncio.shield(self._compacting)
+        await rounds.drain()
+        await self.bucket.close()
+
+    def info(self) -> StoreInfo:
+        return StoreInfo(
+            kind=self.bucket.kind,
+            location=self.bucket.location,
+            no_transactions=NO_TRANSACTIONS,
+        )
+
+    async def now(self) -> datetime:
+        rounds = self._open_rounds()
+        await rounds.clock.read_if_due()
+        return rounds.clock.bounds(rounds.head.time).earliest
+
+    # -- runs
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        made = [NewRun.of(run) for run in runs]
+        return await self._write(lambda work: operations.add(work, made)) if made else []
+
+    async def claim(self, claim: Claim) -> Claimed:
+        operation = Operation(
+            lambda work: operations.claim(work, claim), writes=True, on_abandoned=self._release
+        )
+        return await self._open_rounds().submit(operation)
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+        held = list(held)
+        return await self._write(lambda work: operations.renew(work, held, lease)) if held else []
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        made = [NewChange.of(change) for change in changes]
+        if not made:
+            return []
+        done = await self._write(lambda work: operations.commit(work, made))
+        self._compact_if_due()
+        return done
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        return await self._read(lambda work: operations.find(work, query))
+
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
+        parts = self._open_rounds().parts
+        return await self._read(
+            lambda work: period_counts.counts(work.state, parts, work.now, since, jobs)
+        )
+
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        self._open_rounds()
+        if before is None:
+            return 0  # no call leaves anything half done
+        compaction = self._compaction
+        assert compaction is not None
+        deleted = await compaction.prune(before, limit)
+        await compaction.tidy()
+        await compaction.merge_segments()
+        await compaction.collect_garbage()
+        return deleted
+
+    def _release(self, claimed: Claimed) -> None:
+        """Give back the runs of a claim whose caller waits no longer. They lose no attempt."""
+        rounds = self._rounds
+        if rounds is None or not claimed.runs:
+            return
+        now = rounds.clock.bounds(rounds.head.time).earliest
+        back = [transitions.released(run, now, began=False) for run in claimed.runs]
+        made = [NewChange.of(change) for change in back]
+        rounds.submit(Operation(lambda work: operations.commit(work, made), writes=True))
+
+    def _compact_if_due(self) -> None:
+        """Move finished runs to a segment, beside other calls."""
+        compaction = self._compaction
+        if compaction is None or not compaction.is_due or self._compacting is not None:
+            return
+
+        async def compact() -> None:
+            try:
+                with suppress(StoreError):
+                    await compaction.move_finished()
+            finally:
+                self._compacting = None
+
+        self._compacting = asyncio.get_running_loop().create_task(compact())
+
+    # -- jobs and notes
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self._read(lambda work: operations.jobs(work, query))
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        made = [
+            NewJob(write, None if write.job is None else job_to_record(write.job))
+            for write in writes
+        ]
+        return await self._write(lambda work: operations.put_jobs(work, made)) if made else []
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        return await self._read(lambda work: operations.notes(work, query))
+
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        made = [NewNote.of(write) for write in writes]
+        return await self._write(lambda work: operations.put_notes(work, made)) if made else []
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        firings = list(firings)
+        return await self._write(lambda work: operations.fire(work, firings)) if firings else []
+
+    def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> NoReturn:
+        raise NotImplementedError(NO_TRANSACTIONS)
+
+    # -- waiting
+
+    async def wait(self, timeout: float) -> bool:
+        self._open_rounds()
+        self._waiting += 1
+        if self._poller is None:
+            self._poller = asyncio.get_running_loop().create_task(self._poll_head())
+        try:
+            return await self._waiters.wait(timeout)
+        finally:
+            self._waiting -= 1
+
+    async def _poll_head(self) -> None:
+        """Look at the head now and then while somebody waits: soon after a change, then ever more
+        rarely."""
+        while self._waiting:
+            await asyncio.sleep(self._interval)
+            if not self._waiting:
+                break
+            self._interval = min(self._interval * 2, self._poll)
+            with suppress(StoreError):
+                await self._read(lambda work: None)
+        self._poller = None
+
+    def _noticed_change(self) -> None:
+        self._interval = min(SHORTEST_POLL, self._poll)
+        self._waiters.wake()
+
+    # -- rounds
+
+    async def _write(self, evaluate: Callable[[Workspace], T]) -> T:
+        return await self._open_rounds().submit(Operation(evaluate, writes=True))
+
+    async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
+        return await self._open_rounds().submit(Operation(evaluate, writes=False))
+
+    def _open_rounds(self) -> Rounds:
+        if self._rounds is None:
+            raise StoreError(CLOSED)
+        return self._rounds

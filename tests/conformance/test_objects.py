@@ -1,0 +1,83 @@
+"""The conformance suite on object storage: on a bucket in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from mainspring.stores.codec import JOB, RUN, Table
+from mainspring.stores.objects.head import Entry, decode_head, encode_head
+from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.state import note_key
+from mainspring.stores.objects.store import ObjectStore
+from mainspring.stores.protocol import Store
+from mainspring.testing import StoreConformance
+from mainspring.testing.conformance.base import Repair
+from tests.support.objects.memory_bucket import MemoryBucket, Objects
+
+
+class TestMemoryBucket(StoreConformance):
+    reads_clock = True
+
+    def make_store(self) -> Store:
+        self.objects: Objects = getattr(self, "objects", None) or Objects(self.clock)
+        return ObjectStore(MemoryBucket(self.objects))
+
+    def write(self, table: str, key: str, patch: dict[str, Any]) -> None:
+        """Change a record behind the store's back, by a write of its own."""
+        stored = self.objects.stored[HEAD]
+        head = decode_head(stored.data)
+        delta = msgspec.Raw(msgspec.json.encode({table: {key: patch}}))
+        head = head.after(Entry(head.seq + 1, delta), "tester", str(head.seq), 0)
+        assert self.objects.put(HEAD, encode_head(head), stored.etag)
+
+    async def record(self, store: Store, table: str, key: str) -> dict[str, Any]:
+        assert isinstance(store, ObjectStore)
+        await store._open_rounds().refresh()
+        record = store._open_rounds().state.get(table, key)
+        assert record is not None
+        return record
+
+    async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
+        return await self._damage(store, "runs", run_id, part)
+
+    async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
+        return await self._damage(
+            store, "jobs", job_id, "handler" if part == "definition" else part
+        )
+
+    async def damage_note(self, store: Store, kind: str, name: str) -> None:
+        await self._damage(store, "notes", note_key(kind, name), "value")
+
+    async def damage_every_field(
+        self, store: Store, kind: str, record_id: str
+    ) -> AsyncIterator[str]:
+        table: Table[Any] = RUN if kind == "run" else JOB
+        for name in table.fields:
+            if name != "id":  # it is the key of the record, too
+                repair = await self._damage(store, f"{kind}s", record_id, name)
+                yield name
+                await repair()
+
+    async def _damage(self, store: Store, table: str, key: str, part: str) -> Repair:
+        """Put an object in place of a field's value, which no field of a record has."""
+        damaged = {"damaged": True}
+        whole = (await self.record(store, table, key)).get(part)
+        self.write(table, key, {part: damaged})
+
+        async def repair() -> None:
+            if (await self.record(store, table, key)).get(part) == damaged:
+                self.write(table, key, {part: whole})
+
+        return repair
+
+
+class TestSmallParts(TestMemoryBucket):
+    """With limits so small that every other write makes a snapshot, and every other end a
+    segment."""
+
+    def make_store(self) -> Store:
+        self.objects = getattr(self, "objects", None) or Objects(self.clock)
+        return ObjectStore(MemoryBucket(self.objects), tail_bytes=300, most_finished=2)
