@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from mainspring.stores.objects.store import ObjectStore
+
+__all__ = ["ObjectStore"]
