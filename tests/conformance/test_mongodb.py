@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -142,22 +143,41 @@ for _name in (
 
 
 class ByTheServersClock(RenewTests, LimitTests, RescueTests, ElectionTests):
-    """What hangs on leases, in real time."""
+    """What hangs on leases, in real time.
+
+    A busy machine may take longer between two calls than a lease of the test lasts. A test that
+    failed there is run again: a defect of the store makes it fail every time.
+    """
 
     tick = 0.1
-    url: str
+    tries = 5
+    shared: SharedDatabase
+    _waited = 0.0
 
     def make_store(self) -> Store:
-        return MongoStore(self.url)
+        return MongoStore(self.shared.url)
 
     async def advance(self, seconds: float) -> None:
+        self._waited += seconds
         await asyncio.sleep(seconds)
+
+    async def _run_test(self, test: Any, place: Path, given: dict[str, Any]) -> None:
+        for tries in range(1, self.tries + 1):
+            began, self._waited = time.monotonic(), 0.0
+            try:
+                await super()._run_test(test, place, given)
+                return
+            except AssertionError:
+                was_slow = time.monotonic() - began - self._waited > 3 * self.tick
+                if tries == self.tries or not was_slow:
+                    raise
+            self.shared.empty()
 
 
 class TestReplicaSetByTheServersClock(ByTheServersClock):
     @pytest.fixture(autouse=True)
     def _servers(self, shared_on_replica_set: SharedDatabase) -> Iterator[None]:
-        self.url = shared_on_replica_set.url
+        self.shared = shared_on_replica_set
         yield
         shared_on_replica_set.empty()
 
@@ -165,6 +185,6 @@ class TestReplicaSetByTheServersClock(ByTheServersClock):
 class TestShardedByTheServersClock(ByTheServersClock):
     @pytest.fixture(autouse=True)
     def _servers(self, shared_on_shards: SharedDatabase) -> Iterator[None]:
-        self.url = shared_on_shards.url
+        self.shared = shared_on_shards
         yield
         shared_on_shards.empty()

@@ -27,6 +27,8 @@ __all__ = ["ClaimPartition"]
 RECENT_SECONDS = 1.0
 """Seconds for which a client counts as one that claims after its last claim or hint."""
 
+LONGEST_PAUSE = 0.1
+
 
 class ClaimPartition:
     """`elapsed` gives seconds by a clock that only goes forward."""
@@ -95,4 +97,6 @@ class ClaimPartition:
         return True
 
     async def pause(self, tries: int) -> None:
-        await asyncio.sleep(self._rng.uniform(0, 0.002 * min(tries, 10)))
+        """Wait before another try, longer each time: the client that came first may need a tenth of
+        a second for its transaction, and a busy server needs longer still."""
+        await asyncio.sleep(self._rng.uniform(0, min(LONGEST_PAUSE, 0.002 * 2 ** min(tries, 10))))
