@@ -21,6 +21,7 @@ from mainspring.testing import VirtualClock, run_virtual
 from tests.support.scheduler_fixtures import Make
 
 MINUTE = 60
+SLOT_MINUTES = 10
 
 
 class Cluster:
@@ -36,7 +37,7 @@ class Cluster:
         settings = {n: options.pop(n) for n in ("workers", "queues") if n in options}
         scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **settings)
 
-        @scheduler.job(**{"schedule": "0 * * * *", "each_node": True, **options})
+        @scheduler.job(**{"schedule": f"*/{SLOT_MINUTES} * * * *", "each_node": True, **options})
         async def clean(ctx: RunContext) -> str:
             await asyncio.sleep(self.takes)
             if name in self.fails:
@@ -66,8 +67,9 @@ def virtual(story: Story) -> Callable[[], None]:
     return test
 
 
-def at(hour: int, minute: int = 0) -> datetime:
-    return datetime(2030, 1, 1, hour, minute, tzinfo=UTC)
+def at(slot: int, minute: int = 0) -> datetime:
+    """So many minutes after a slot, by its number."""
+    return datetime(2030, 1, 1, tzinfo=UTC) + timedelta(minutes=slot * SLOT_MINUTES + minute)
 
 
 async def until(scheduler: Scheduler, moment: datetime) -> None:
@@ -123,9 +125,9 @@ async def test_a_trigger_and_a_delayed_run_run_on_each_worker_too(cluster: Clust
         await asyncio.sleep(1)  # each has announced itself
         run = await a.wait((await a.trigger("clean")).id, "1m")
         assert (run.state, cluster.names()) == (State.SUCCEEDED, {"a": 1, "b": 1})
-        later = await a.enqueue("clean", delay="10m")
+        later = await a.enqueue("clean", delay="5m")
         async with cluster.worker("c"):  # alive when the run is due
-            await a.wait(later.id, "20m")
+            await a.wait(later.id, "9m")
             assert cluster.names() == {"a": 2, "b": 2, "c": 1}
 
 
@@ -134,7 +136,7 @@ async def test_the_runs_of_a_killed_worker_are_skipped(cluster: Cluster) -> None
     async with cluster.worker("a") as a:
         dead = cluster.worker("b")
         await dead.start()
-        await until(a, at(0, 59))
+        await until(a, at(0, SLOT_MINUTES - 1))
         await asyncio.sleep(50)
         kill(dead)
         await until(a, at(1, 0))
@@ -215,7 +217,7 @@ async def test_concurrency_runs_one_worker_after_the_other(cluster: Cluster) -> 
 
 @virtual
 async def test_a_slot_overlaps_while_one_worker_still_runs_the_last(cluster: Cluster) -> None:
-    cluster.takes = 90 * MINUTE
+    cluster.takes = 1.5 * SLOT_MINUTES * MINUTE
     async with cluster.worker("a") as a, cluster.worker("b"):
         await until(a, at(2, 1))
         skipped, nodes = await slot_runs(a, at(2))
@@ -229,7 +231,7 @@ async def test_a_slot_overlaps_while_one_worker_still_runs_the_last(cluster: Clu
 async def test_missed_slots_run_once_on_the_workers_that_are_back(cluster: Cluster) -> None:
     async with cluster.worker("a"):
         await asyncio.sleep(1)
-    await asyncio.sleep(4 * 60 * MINUTE)
+    await asyncio.sleep(4 * SLOT_MINUTES * MINUTE)
     async with cluster.worker("a") as a, cluster.worker("b"):
         await asyncio.sleep(MINUTE)
         root, nodes = await slot_runs(a, at(4))

@@ -82,9 +82,9 @@ async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
         assert (await after.health()).jobs_without_worker == ("old_name",)
         assert (await after.health()).orphaned_jobs == ("old_name",)
         assert (await after.health()).status == "degraded"
-        await asyncio.sleep(60 * MINUTE)
+        await asyncio.sleep(10 * MINUTE)
         assert await slots(after, "old_name") == fired
-        assert await slots(after, "new_name") > 300
+        assert await slots(after, "new_name") > 60
         assert len([line for line in world.warnings if "not fired any more" in line]) == 1
         await after.remove_job("old_name", force=True)
         await asyncio.sleep(MINUTE)
@@ -116,12 +116,12 @@ async def test_it_fires_again_at_once_when_a_worker_has_the_handler(world: World
 async def test_a_job_of_another_fleet_is_fired_while_its_worker_lives(world: World) -> None:
     mail, web = world.program("mail"), world.program("web")
     async with mail, web:
-        await asyncio.sleep(30 * MINUTE)
+        await asyncio.sleep(5 * MINUTE)
         assert {worker.handlers for worker in await web.list_workers()} == {
             frozenset({"mail", "webhook"}),
             frozenset({"web", "webhook"}),
         }
-        assert await slots(web, "mail") >= 179
+        assert await slots(web, "mail") >= 29
         assert (await web.health()).jobs_without_worker == ()
     async with world.program(workers=0) as looking:
         assert await looking.list_workers() == []

@@ -139,7 +139,7 @@ async def test_an_interval_keeps_its_anchor_over_restarts(shared: SharedStore) -
 @virtual
 async def test_a_changed_interval_keeps_the_slot_that_comes_first(shared: SharedStore) -> None:
     fired: list[datetime] = []
-    for interval, rest in (("10s", 5), ("1h", 3700), ("10s", 8)):
+    for interval, rest in (("10s", 5), ("10m", 700), ("10s", 8)):
         scheduler = shared.scheduler()
 
         @scheduler.job(interval, description=interval)
@@ -151,7 +151,7 @@ async def test_a_changed_interval_keeps_the_slot_that_comes_first(shared: Shared
             assert job.description == interval
             await asyncio.sleep(rest)
     assert job.created_at == START
-    assert fired == [at(10), at(3600), at(3710)]  # all counted from the job's creation
+    assert fired == [at(10), at(600), at(710)]  # all counted from the job's creation
     assert [e.name for e in shared.events if e.name.startswith("job.")] == [
         "job.created",
         "job.updated",
@@ -560,7 +560,7 @@ async def test_jitter_spreads_within_bounds_and_the_same_everywhere(shared: Shar
         async def tick() -> None: ...
 
         async with scheduler:
-            await asyncio.sleep(60 * 20 + 30)
+            await asyncio.sleep(60 * 10 + 30)
             found = await runs(scheduler, "tick")
         offset = found[0].scheduled_at - at(60)
         waits = [r.run_at - r.scheduled_at for r in found]

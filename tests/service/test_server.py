@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import time
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.support.command_line import Run
 from tests.support.service import LONG, WEBHOOK, Serve, ServiceProcess
 
 APP = """
@@ -72,48 +72,33 @@ def test_it_says_where_it_is_and_what_it_serves(serve: Serve, tmp_path: Path) ->
     assert served.ends() == 0
 
 
-def test_any_other_address_needs_a_key(serve: Serve, tmp_path: Path) -> None:
-    told = refusal(serve("--host", "0.0.0.0", ready=False))
-    assert "mainspring keys create" in told
-    made = _keys(tmp_path, "create", "ops", "--scope", "admin", "--json")
+def test_any_other_address_needs_a_key(serve: Serve, run: Run) -> None:
+    refused = run("serve", "--host", "0.0.0.0", "--port", "0")
+    assert (refused.code, "mainspring keys create" in refused.err) == (2, True)
+    made = run("keys", "create", "ops", "--scope", "admin", "--json").json
     served = serve("--host", "0.0.0.0")
     port = urlsplit(served.url).port
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONG) as client:
         assert client.get("/api/jobs").status_code == 401
         headers = {"Authorization": f"Bearer {made['key']}"}
         assert client.get("/api/jobs", headers=headers).status_code == 200
-        assert [one["name"] for one in _keys(tmp_path, "list", "--json")["items"]] == ["ops"]
-        _keys(tmp_path, "revoke", made["id"], "--json")
+        assert [one["name"] for one in run("keys", "list", "--json").json["items"]] == ["ops"]
+        assert run("keys", "revoke", made["id"], "--json").code == 0
         until(lambda: client.get("/api/jobs", headers=headers).status_code == 401)
-    assert "API key" in refusal(serve("--host", "0.0.0.0", ready=False))
+    assert "API key" in run("serve", "--host", "0.0.0.0", "--port", "0").err
 
 
-def test_a_proxys_name_needs_a_key(serve: Serve, tmp_path: Path) -> None:
-    told = refusal(serve(ready=False, ALLOWED_HOSTS="jobs.example.org"))
-    assert "ALLOWED_HOSTS" in told
-    assert "mainspring keys create" in told
-    made = _keys(tmp_path, "create", "ops", "--scope", "admin", "--json")
-    with serve(ALLOWED_HOSTS="jobs.example.org").client() as client:
+def test_a_proxys_name_needs_a_key(serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLOWED_HOSTS", "jobs.example.org")
+    refused = run("serve", "--port", "0")
+    assert (refused.code, "ALLOWED_HOSTS" in refused.err) == (2, True)
+    assert "mainspring keys create" in refused.err
+    made = run("keys", "create", "ops", "--scope", "admin", "--json").json
+    with serve().client() as client:
         asked = {"Host": "jobs.example.org"}
         assert client.get("/api/jobs", headers=asked).status_code == 401
         asked["Authorization"] = f"Bearer {made['key']}"
         assert client.get("/api/jobs", headers=asked).status_code == 200
-
-
-def _keys(folder: Path, *words: str) -> Any:
-    import subprocess
-    import sys
-
-    source = Path(__file__).parents[2] / "src"
-    done = subprocess.run(
-        [sys.executable, "-m", "mainspring", "keys", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(source)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +112,14 @@ def _keys(folder: Path, *words: str) -> Any:
     ],
 )
 def test_a_wrong_setting_is_told_by_its_name(
-    serve: Serve, environ: dict[str, str], words: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: str
 ) -> None:
-    port = ("--port", "0") if "PORT" not in environ else ("--port-from-environment",)
-    given = () if "PORT" in environ else port
-    served = ServiceProcess(Path(os.devnull).parent, *given, **environ)
-    assert words in refusal(served)
+    monkeypatch.setenv("PORT", "0")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    refused = run("serve")
+    assert refused.code == 2
+    assert words in refused.err
 
 
 def test_a_client_that_sends_all_before_it_listens_sees_why(serve: Serve) -> None:

@@ -1,14 +1,13 @@
-"""StoreChoice `mainspring serve` and `mainspring keys` take their settings from: options, the
-environment, `.env`; with and without an app."""
+"""Where `mainspring serve` and `mainspring keys` take their settings from: options, environment
+variables, `.env`; with and without an app."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,10 @@ from mainspring import Scheduler
 from mainspring.cli.serve import _scheduler
 from mainspring.cli.store_access import StoreChoice
 from mainspring.errors import InvalidInput
+from mainspring.service import server
 from mainspring.service.settings import ServiceSettings
-from tests.support.service import WEBHOOK, Serve, ServiceProcess
+from tests.support.command_line import Answer, Run
+from tests.support.service import WEBHOOK, Serve
 
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 APP = """
@@ -82,39 +83,55 @@ def test_names_that_may_be_asked_for() -> None:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Path:
-    (tmp_path / "app.py").write_text(APP)
-    return tmp_path
+def app(folder: Path) -> Path:
+    """The working directory, with an app in it."""
+    (folder / "app.py").write_text(APP)
+    return folder
 
 
-def command(folder: Path, *words: str, **environ: str) -> Any:
-    """What a command of ours says in JSON, in a process of its own."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("MAINSPRING_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "mainspring", *words, "--json"],
-        cwd=folder,
-        env={**clean, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Scheduler]:
+    """The schedulers that `mainspring serve` has started in this process. It does everything but
+    serve requests: it listens, opens the store and looks for a key."""
+    schedulers: list[Scheduler] = []
+
+    async def record(scheduler: Scheduler, *_: Any) -> bool:
+        schedulers.append(scheduler)
+        return False
+
+    monkeypatch.setattr(server, "_run_until_signal", record)
+    return schedulers
 
 
-def first_key(served: ServiceProcess) -> list[str]:
-    """The words of the command that a refusal to listen tells to type."""
-    assert served.ends() == 2
-    told = "".join(served.err)
-    return shlex.split(told.partition("make one first (mainspring ")[2].partition("), or")[0])
+ServeHere = Callable[..., Answer]
+
+
+@pytest.fixture
+def serve_here(run: Run, started: list[Scheduler]) -> ServeHere:
+    """`serve_here("--workers", "4", PORT="0")`: the command in this process."""
+
+    def call(*words: str, **environ: str) -> Answer:
+        before = dict(os.environ)
+        os.environ.update(environ)
+        sys.modules.pop("app", None)
+        try:
+            return run("serve", "--port", "0", *words)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    return call
 
 
 # `.env`
 
 
-def test_the_app_may_be_named_in_the_file(serve: Serve, app: Path) -> None:
+def test_the_app_may_be_named_in_the_file(
+    serve_here: ServeHere, app: Path, started: list[Scheduler]
+) -> None:
     (app / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
-    assert serve().told["store"] == "sqlite:///app.db"
+    assert serve_here().code == 0
+    assert [one.url for one in started] == ["sqlite:///app.db"]
 
 
 def test_private_addresses_and_the_secret_key_may_be_in_the_file(
@@ -131,30 +148,43 @@ def test_private_addresses_and_the_secret_key_may_be_in_the_file(
     assert not (tmp_path / "mainspring.db-secret.key").exists()
 
 
-def test_the_environment_comes_before_the_file(serve: Serve, app: Path) -> None:
+def test_the_environment_comes_before_the_file(
+    serve_here: ServeHere, app: Path, started: list[Scheduler]
+) -> None:
     (app / ".env").write_text(
         "MAINSPRING_STORE=sqlite:///file.db\nMONGODB_URI=mongodb://nowhere/x\n"
     )
-    assert serve().told["store"] == "sqlite:///file.db"
-    assert serve(MAINSPRING_STORE="sqlite:///said.db").told["store"] == "sqlite:///said.db"
-    assert serve("--app", "app:scheduler").told["store"] == "sqlite:///app.db"
+    answers = [
+        serve_here(),
+        serve_here(MAINSPRING_STORE="sqlite:///said.db"),
+        serve_here("--app", "app:scheduler"),
+    ]
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    assert [one.url for one in started] == [
+        f"sqlite:///{name}.db" for name in ("file", "said", "app")
+    ]
 
 
-def test_a_file_that_is_no_text_is_told(serve: Serve, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_bytes(b"PORT=\xff\xfe\n")
-    served = serve(ready=False)
-    assert served.ends() == 2
-    assert f"{tmp_path / '.env'} cannot be read" in "".join(served.err)
+def test_a_file_that_is_no_text_is_told(serve_here: ServeHere, folder: Path) -> None:
+    (folder / ".env").write_bytes(b"PORT=\xff\xfe\n")
+    answer = serve_here()
+    assert answer.code == 2
+    assert f"{folder / '.env'} cannot be read" in answer.err
 
 
 # With an app
 
 
-def test_an_operator_chooses_over_the_apps_code(serve: Serve, app: Path) -> None:
-    assert serve("--app", "app:scheduler").told["workers"] == 2
-    assert serve("--app", "app:scheduler", MAX_CONCURRENT_JOBS="3").told["workers"] == 3
-    given = ("--app", "app:scheduler", "--workers", "4")
-    assert serve(*given, MAX_CONCURRENT_JOBS="3").told["workers"] == 4
+def test_an_operator_chooses_over_the_apps_code(
+    serve_here: ServeHere, app: Path, started: list[Scheduler]
+) -> None:
+    answers = [
+        serve_here("--app", "app:scheduler"),
+        serve_here("--app", "app:scheduler", MAX_CONCURRENT_JOBS="3"),
+        serve_here("--app", "app:scheduler", "--workers", "4", MAX_CONCURRENT_JOBS="3"),
+    ]
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    assert [one.workers for one in started] == [2, 3, 4]
 
 
 def test_what_an_operator_left_open_is_the_codes(
@@ -231,25 +261,35 @@ def test_a_wrong_limit_is_told_by_its_name(
     ],
 )
 def test_the_refusal_tells_a_command_that_helps(
-    serve: Serve, app: Path, given: tuple[str, ...], environ: dict[str, str]
+    serve_here: ServeHere,
+    run: Run,
+    app: Path,
+    started: list[Scheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
+    environ: dict[str, str],
 ) -> None:
     """Wherever the store was named, and whichever folder the command is typed in."""
+    refused = serve_here("--host", "0.0.0.0", *given, **environ)
+    assert (refused.code, started) == (2, [])
+    words = refused.err.partition("make one first (mainspring ")[2].partition("), or")[0]
     elsewhere = app / "elsewhere"
     elsewhere.mkdir()
-    beyond = ("--host", "0.0.0.0", *given)
-    words = first_key(serve(*beyond, ready=False, **environ))
-    assert command(elsewhere, *words)["key"].startswith("ms_")
-    assert serve(*beyond, **environ).told["url"].startswith("http://0.0.0.0:")
+    with monkeypatch.context() as patch:
+        patch.chdir(elsewhere)
+        assert run(*shlex.split(words), "--json").json["key"].startswith("ms_")
+    assert serve_here("--host", "0.0.0.0", *given, **environ).code == 0
+    assert len(started) == 1
 
 
-def test_keys_go_where_the_app_is(serve: Serve, app: Path) -> None:
-    environ = {"MAINSPRING_APP": "app:scheduler"}
-    made = command(app, "keys", "create", "ops", "--scope", "admin", **environ)
+def test_keys_go_where_the_app_is(run: Run, app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_APP", "app:scheduler")
+    made = run("keys", "create", "ops", "--scope", "admin", "--json").json
     assert (app / "app.db").exists()
     assert not (app / "mainspring.db").exists()
-    listed = command(app, "keys", "list", "--app", "app:scheduler")["items"]
+    listed = run("keys", "list", "--app", "app:scheduler", "--json").json["items"]
     assert [one["id"] for one in listed] == [made["id"]]
-    assert command(app, "keys", "revoke", made["id"], **environ)["state"] == "revoked"
+    assert run("keys", "revoke", made["id"], "--json").json["state"] == "revoked"
 
 
 def test_a_password_is_not_told_with_the_refusal() -> None:

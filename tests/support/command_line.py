@@ -4,6 +4,7 @@ processes of it."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -105,11 +106,16 @@ Run = Callable[..., Answer]
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """A command reads `.env` into it, also between two changes of a test's own."""
+    """Restores what a command changes in this process: it reads `.env` into the environment, and
+    sets the levels of loggers."""
     before = dict(os.environ)
+    loggers = [logging.getLogger(name) for name in ("mainspring", "uvicorn")]
+    levels = [logger.level for logger in loggers]
     yield
     os.environ.clear()
     os.environ.update(before)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture
