@@ -35,7 +35,7 @@ class Cluster:
 
     def worker(self, name: str, **options: Any) -> Scheduler:
         settings = {n: options.pop(n) for n in ("workers", "queues") if n in options}
-        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **settings)
+        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, poll="1m", **settings)
 
         @scheduler.job(**{"schedule": f"*/{SLOT_MINUTES} * * * *", "each_node": True, **options})
         async def clean(ctx: RunContext) -> str:

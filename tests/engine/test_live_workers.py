@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from mainspring.testing import VirtualClock, run_virtual
 MINUTE = 60
 
 
-class World:
+class SharedStore:
     """A store on virtual time, programs around it, and what they logged."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -29,7 +30,8 @@ class World:
 
     def program(self, *functions: str, **options: object) -> Scheduler:
         """A program with these functions, each a job every 10 seconds."""
-        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **options)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {"poll": "1m", **options}
+        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **settings)
         for name in functions:
 
             async def work() -> None: ...
@@ -42,7 +44,7 @@ class World:
         return [r.getMessage() for r in self.caplog.records if r.levelno == logging.WARNING]
 
 
-Story = Callable[[World], Awaitable[None]]
+Story = Callable[[SharedStore], Awaitable[None]]
 
 
 def virtual(story: Story) -> Callable[[pytest.LogCaptureFixture], None]:
@@ -51,7 +53,7 @@ def virtual(story: Story) -> Callable[[pytest.LogCaptureFixture], None]:
             caplog.clear()
 
             async def main() -> None:
-                await story(World(caplog))
+                await story(SharedStore(caplog))
 
             run_virtual(main, seed=seed)
 
@@ -65,14 +67,14 @@ async def slots(scheduler: Scheduler, job: str) -> int:
 
 @virtual
 async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
-    world: World,
+    shared: SharedStore,
 ) -> None:
-    async with world.program("old_name"):
+    async with shared.program("old_name"):
         await asyncio.sleep(15)
-    after = world.program("new_name")
+    after = shared.program("new_name")
     async with after:
         await asyncio.sleep(1)
-        [warning] = world.warnings
+        [warning] = shared.warnings
         assert "the handler 'old_name' of job old_name" in warning
         assert "mainspring jobs remove old_name --force" in warning
         assert (await after.job_health("old_name")).status == "orphaned"
@@ -85,21 +87,21 @@ async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
         await asyncio.sleep(10 * MINUTE)
         assert await slots(after, "old_name") == fired
         assert await slots(after, "new_name") > 60
-        assert len([line for line in world.warnings if "not fired any more" in line]) == 1
+        assert len([line for line in shared.warnings if "not fired any more" in line]) == 1
         await after.remove_job("old_name", force=True)
         await asyncio.sleep(MINUTE)
         assert (await after.health()).status == "healthy"
 
 
 @virtual
-async def test_it_fires_again_at_once_when_a_worker_has_the_handler(world: World) -> None:
-    async with world.program("report"):
+async def test_it_fires_again_at_once_when_a_worker_has_the_handler(shared: SharedStore) -> None:
+    async with shared.program("report"):
         await asyncio.sleep(15)
-    other = world.program("other")
+    other = shared.program("other")
     async with other:
         await asyncio.sleep(10 * MINUTE)
         before = await slots(other, "report")
-        back = world.program("report")
+        back = shared.program("report")
         async with back:
             await asyncio.sleep(4)  # the next slot comes a second later
             # The newest missed slot, and one record of all the others.
@@ -113,8 +115,8 @@ async def test_it_fires_again_at_once_when_a_worker_has_the_handler(world: World
 
 
 @virtual
-async def test_a_job_of_another_fleet_is_fired_while_its_worker_lives(world: World) -> None:
-    mail, web = world.program("mail"), world.program("web")
+async def test_a_job_of_another_fleet_is_fired_while_its_worker_lives(shared: SharedStore) -> None:
+    mail, web = shared.program("mail"), shared.program("web")
     async with mail, web:
         await asyncio.sleep(5 * MINUTE)
         assert {worker.handlers for worker in await web.list_workers()} == {
@@ -123,32 +125,32 @@ async def test_a_job_of_another_fleet_is_fired_while_its_worker_lives(world: Wor
         }
         assert await slots(web, "mail") >= 29
         assert (await web.health()).jobs_without_worker == ()
-    async with world.program(workers=0) as looking:
+    async with shared.program(workers=0) as looking:
         assert await looking.list_workers() == []
 
 
 @virtual
-async def test_a_worker_of_other_queues_does_not_count(world: World) -> None:
-    scheduler = world.program("report", queues=["mail"])
+async def test_a_worker_of_other_queues_does_not_count(shared: SharedStore) -> None:
+    scheduler = shared.program("report", queues=["mail"])
     async with scheduler:
         await asyncio.sleep(1)
         assert (await scheduler.job_health("report")).status == "no_worker"
         await asyncio.sleep(2 * MINUTE)
     # Its code is there: nothing is to be removed.
-    first, second = world.warnings
+    first, second = shared.warnings
     assert first == "no running worker takes queue 'default' of job report: start one that does"
     assert "not fired any more: no running worker takes queue 'default'" in second
 
 
 @virtual
-async def test_a_killed_worker_counts_as_alive_for_a_minute(world: World) -> None:
-    dead = world.program("report")
+async def test_a_killed_worker_counts_as_alive_for_a_minute(shared: SharedStore) -> None:
+    dead = shared.program("report")
     await dead.start()
     await asyncio.sleep(1)
     assert dead._engine is not None
     for task in dead._engine._tasks:
         task.cancel()
-    async with world.program("other") as other:
+    async with shared.program("other") as other:
         await asyncio.sleep(30)
         assert (await other.job_health("report")).status == "unknown"
         await asyncio.sleep(MINUTE)
@@ -157,13 +159,13 @@ async def test_a_killed_worker_counts_as_alive_for_a_minute(world: World) -> Non
 
 @virtual
 async def test_a_rename_leaves_a_minute_of_runs_however_often_the_program_restarts(
-    world: World,
+    shared: SharedStore,
 ) -> None:
-    async with world.program("old_name"):
+    async with shared.program("old_name"):
         await asyncio.sleep(15)
     counted = []
     for _ in range(5):
-        after = world.program("new_name")
+        after = shared.program("new_name")
         async with after:
             await asyncio.sleep(2 * MINUTE)
             counted.append(await slots(after, "old_name"))
@@ -172,24 +174,24 @@ async def test_a_rename_leaves_a_minute_of_runs_however_often_the_program_restar
     # The grace of one minute was given once: six slots, and one record of those missed before.
     assert len(set(counted)) == 1
     assert counted[0] <= 9
-    back = world.program("old_name", "new_name")
+    back = shared.program("old_name", "new_name")
     async with back:
         await asyncio.sleep(MINUTE)
         assert (await back.health()).jobs_without_worker == ()
         assert await slots(back, "old_name") > counted[0] + 5
     # Its absence is forgotten: the next one has a grace again.
-    async with world.program("new_name") as after:
+    async with shared.program("new_name") as after:
         before = await slots(after, "old_name")
         await asyncio.sleep(30)
         assert await slots(after, "old_name") > before
 
 
 @virtual
-async def test_orphans_are_removed_and_jobs_of_others_stay(world: World) -> None:
-    async with world.program("old_name") as before:
+async def test_orphans_are_removed_and_jobs_of_others_stay(shared: SharedStore) -> None:
+    async with shared.program("old_name") as before:
         await before.add_job("by_hand", handler="old_name", schedule="10s")
         await asyncio.sleep(15)
-    async with world.program("new_name") as after:
+    async with shared.program("new_name") as after:
         await asyncio.sleep(1)
         assert [job.id for job in await after.prune_orphans(dry_run=True)] == ["old_name"]
         assert (await after.list_jobs()).items[-1].id == "old_name"
@@ -203,25 +205,25 @@ async def test_orphans_are_removed_and_jobs_of_others_stay(world: World) -> None
 
 
 @virtual
-async def test_without_a_live_worker_orphans_are_removed_only_by_force(world: World) -> None:
-    async with world.program("report"):
+async def test_without_a_live_worker_orphans_are_removed_only_by_force(shared: SharedStore) -> None:
+    async with shared.program("report"):
         await asyncio.sleep(1)
-    async with world.program(workers=0) as looking:
+    async with shared.program(workers=0) as looking:
         with pytest.raises(InvalidState, match="no worker is alive"):
             await looking.prune_orphans()
         assert [job.id for job in await looking.prune_orphans(force=True)] == ["report"]
-    async with world.program("mine", workers=0) as producer:  # its own handlers are there
+    async with shared.program("mine", workers=0) as producer:  # its own handlers are there
         assert await producer.prune_orphans(force=True) == []
 
 
 @virtual
-async def test_workers_are_listed_with_what_they_say_of_themselves(world: World) -> None:
-    first = world.program("report", queues=["default", "mail"], workers=7)
+async def test_workers_are_listed_with_what_they_say_of_themselves(shared: SharedStore) -> None:
+    first = shared.program("report", queues=["default", "mail"], workers=7)
     async with first:
         await asyncio.sleep(1)
-        async with world.program("report", workers=3):
+        async with shared.program("report", workers=3):
             await asyncio.sleep(1)
-            async with world.program(workers=0) as looking:
+            async with shared.program(workers=0) as looking:
                 one, two = sorted(await looking.list_workers(), key=lambda w: w.capacity or 0)
     assert (one.capacity, two.capacity, two.running) == (3, 7, 0)
     assert (one.queues, two.queues) == (None, frozenset({"default", "mail"}))
@@ -234,12 +236,12 @@ async def test_workers_are_listed_with_what_they_say_of_themselves(world: World)
 
 
 @virtual
-async def test_the_note_of_an_earlier_version_still_reads(world: World) -> None:
+async def test_the_note_of_an_earlier_version_still_reads(shared: SharedStore) -> None:
     value = {"handlers": ["report"], "queues": None}
     note = Note(kind="worker", name="old:1:2", value=value)
-    await world.store.open()
-    await world.store.put_notes([NoteWrite.put(note)])
-    async with world.program(workers=0) as looking:
+    await shared.store.open()
+    await shared.store.put_notes([NoteWrite.put(note)])
+    async with shared.program(workers=0) as looking:
         [old] = await looking.list_workers()
     assert old == LiveWorker(id="old:1:2", handlers=frozenset({"report"}))
 

@@ -215,7 +215,7 @@ async def test_every_process_sees_the_breaker_open(make: Make, file: str) -> Non
 MINUTE = 60
 
 
-class World:
+class SharedStore:
     """A store on virtual time, and programs around it."""
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ class World:
         """A program with one job, `report`, which takes as long as `takes` says."""
         takes = options.pop("takes", 0)
         settings = {n: options.pop(n) for n in ("workers", "queues", "retention") if n in options}
-        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **settings)
+        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, poll="1m", **settings)
 
         @scheduler.job(schedule, **options)
         async def report() -> None:
@@ -235,13 +235,13 @@ class World:
         return scheduler
 
 
-Story = Callable[[World], Awaitable[None]]
+Story = Callable[[SharedStore], Awaitable[None]]
 
 
 def virtual(story: Story) -> Callable[[], None]:
     def test() -> None:
         async def main() -> None:
-            await story(World())
+            await story(SharedStore())
 
         run_virtual(main)
 
@@ -258,8 +258,8 @@ async def until(scheduler: Scheduler, moment: datetime) -> None:
 
 
 @virtual
-async def test_a_slot_that_ran_and_one_that_is_to_come(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_slot_that_ran_and_one_that_is_to_come(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await until(scheduler, at(1, 30))
         ran = await scheduler.explain("report", at(1))
         assert (ran.code, ran.run_id, ran.at) == ("succeeded", "report@20300101T010000Z", at(1))
@@ -273,8 +273,8 @@ async def test_a_slot_that_ran_and_one_that_is_to_come(world: World) -> None:
 
 
 @virtual
-async def test_a_moment_that_is_no_slot_names_the_nearest(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_moment_that_is_no_slot_names_the_nearest(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         found = await scheduler.explain("report", at(3, 37))
         assert (found.code, found.facts) == ("not_a_slot", {"before": at(3), "after": at(4)})
         assert found.sentence == (
@@ -284,8 +284,8 @@ async def test_a_moment_that_is_no_slot_names_the_nearest(world: World) -> None:
 
 
 @virtual
-async def test_a_slot_before_the_job_existed(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_slot_before_the_job_existed(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await until(scheduler, at(0, 1))
         found = await scheduler.explain("report", at(0) - timedelta(hours=1))
         assert (found.code, found.sentence) == (
@@ -295,8 +295,8 @@ async def test_a_slot_before_the_job_existed(world: World) -> None:
 
 
 @virtual
-async def test_a_paused_job_says_so_for_now_and_for_its_slots(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_paused_job_says_so_for_now_and_for_its_slots(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await scheduler.pause_job("report")
         await until(scheduler, at(1, 30))
         for moment in (None, at(1), at(2)):
@@ -312,8 +312,8 @@ async def test_a_paused_job_says_so_for_now_and_for_its_slots(world: World) -> N
 
 
 @virtual
-async def test_an_overlap_names_the_run_that_had_not_ended(world: World) -> None:
-    async with world.program(takes=90 * MINUTE) as scheduler:
+async def test_an_overlap_names_the_run_that_had_not_ended(shared: SharedStore) -> None:
+    async with shared.program(takes=90 * MINUTE) as scheduler:
         await until(scheduler, at(2, 10))
         found = await scheduler.explain("report", at(2))
         first = "report@20300101T010000Z"
@@ -328,8 +328,8 @@ async def test_an_overlap_names_the_run_that_had_not_ended(world: World) -> None
 
 
 @virtual
-async def test_a_running_run_names_who_holds_its_lease(world: World) -> None:
-    async with world.program(takes=10 * MINUTE) as scheduler:
+async def test_a_running_run_names_who_holds_its_lease(shared: SharedStore) -> None:
+    async with shared.program(takes=10 * MINUTE) as scheduler:
         await until(scheduler, at(1, 1))
         found = await scheduler.explain("report")
         [worker] = await scheduler.list_workers()
@@ -339,13 +339,13 @@ async def test_a_running_run_names_who_holds_its_lease(world: World) -> None:
 
 
 @virtual
-async def test_a_dead_worker_holds_the_lease_until_it_lapses(world: World) -> None:
-    async with world.program(workers=0) as scheduler:
+async def test_a_dead_worker_holds_the_lease_until_it_lapses(shared: SharedStore) -> None:
+    async with shared.program(workers=0) as scheduler:
         run = await scheduler.enqueue("report")
         claim = Claim(
             worker="dead", handlers=frozenset({"report"}), limit=1, lease=timedelta(seconds=30)
         )
-        await claim_runs(world.store, claim)
+        await claim_runs(shared.store, claim)
         found = await scheduler.explain(run.id)
         assert found.sentence == ("it is running: dead holds its lease until 2030-01-01T00:00:30Z")
         await asyncio.sleep(MINUTE)
@@ -354,11 +354,11 @@ async def test_a_dead_worker_holds_the_lease_until_it_lapses(world: World) -> No
 
 
 @virtual
-async def test_slots_that_were_missed_while_no_worker_was_alive(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_slots_that_were_missed_while_no_worker_was_alive(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await until(scheduler, at(1, 30))
     await asyncio.sleep(4 * 60 * MINUTE)
-    async with world.program() as scheduler:
+    async with shared.program() as scheduler:
         await until(scheduler, at(5, 35))
         for hour in (2, 3, 4):
             found = await scheduler.explain("report", at(hour))
@@ -373,11 +373,11 @@ async def test_slots_that_were_missed_while_no_worker_was_alive(world: World) ->
 
 
 @virtual
-async def test_slots_that_the_misfire_policy_passed_over(world: World) -> None:
+async def test_slots_that_the_misfire_policy_passed_over(shared: SharedStore) -> None:
     """Workers were alive all the time, but none had the handler."""
-    async with world.program(misfire="skip"):
+    async with shared.program(misfire="skip"):
         await asyncio.sleep(1)
-    other = Scheduler(world.store, clock=VirtualClock(), inline=True)
+    other = Scheduler(shared.store, clock=VirtualClock(), inline=True)
     async with other:
         await until(other, at(3, 30))
         found = await other.explain("report", at(2))
@@ -387,7 +387,7 @@ async def test_slots_that_the_misfire_policy_passed_over(world: World) -> None:
             " worker has its handler 'report'"
         )
         assert (await other.explain("report")).code == "no_handler"
-        async with world.program(misfire="skip") as scheduler:
+        async with shared.program(misfire="skip") as scheduler:
             await until(scheduler, at(3, 31))
             found = await scheduler.explain("report", at(2))
     assert (found.code, found.facts["last"]) == ("misfire", at(3))
@@ -398,10 +398,10 @@ async def test_slots_that_the_misfire_policy_passed_over(world: World) -> None:
 
 
 @virtual
-async def test_a_due_slot_while_no_worker_is_alive(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_due_slot_while_no_worker_is_alive(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await until(scheduler, at(1, 30))
-    async with world.program(workers=0) as looking:
+    async with shared.program(workers=0) as looking:
         await until(looking, at(2, 30))
         found = await looking.explain("report")
         assert (found.code, found.at) == ("no_worker", at(2))
@@ -412,8 +412,8 @@ async def test_a_due_slot_while_no_worker_is_alive(world: World) -> None:
 
 
 @virtual
-async def test_a_run_that_expired(world: World) -> None:
-    async with world.program(start_deadline="1m", workers=1, takes=10 * MINUTE) as scheduler:
+async def test_a_run_that_expired(shared: SharedStore) -> None:
+    async with shared.program(start_deadline="1m", workers=1, takes=10 * MINUTE) as scheduler:
         await scheduler.enqueue("report")
         late = await scheduler.enqueue("report")
         await asyncio.sleep(30 * MINUTE)
@@ -425,8 +425,8 @@ async def test_a_run_that_expired(world: World) -> None:
 
 
 @virtual
-async def test_a_slot_whose_run_was_pruned(world: World) -> None:
-    async with world.program(retention="1h") as scheduler:
+async def test_a_slot_whose_run_was_pruned(shared: SharedStore) -> None:
+    async with shared.program(retention="1h") as scheduler:
         await until(scheduler, at(4, 30))
         found = await scheduler.explain("report", at(1))
         assert (found.code, found.sentence) == (
@@ -436,8 +436,8 @@ async def test_a_slot_whose_run_was_pruned(world: World) -> None:
 
 
 @virtual
-async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(world: World) -> None:
-    async with world.program(history=2) as scheduler:
+async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(shared: SharedStore) -> None:
+    async with shared.program(history=2) as scheduler:
         await until(scheduler, at(4, 30))
         assert (await scheduler.explain("report", at(3))).code == "succeeded"
         found = await scheduler.explain("report", at(2))
@@ -450,8 +450,8 @@ async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(world: Wo
 
 
 @virtual
-async def test_a_slot_of_a_job_that_keeps_its_runs_for_a_shorter_time(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_slot_of_a_job_that_keeps_its_runs_for_a_shorter_time(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await scheduler.add_job("short", schedule="0 * * * *", handler="report", retention="1h")
         await until(scheduler, at(4, 30))
         assert (await scheduler.explain("report", at(1))).code == "succeeded"
@@ -464,8 +464,8 @@ async def test_a_slot_of_a_job_that_keeps_its_runs_for_a_shorter_time(world: Wor
 
 
 @virtual
-async def test_a_follower_says_what_its_upstream_waits_for(world: World) -> None:
-    async with world.program(workers=0) as scheduler:
+async def test_a_follower_says_what_its_upstream_waits_for(shared: SharedStore) -> None:
+    async with shared.program(workers=0) as scheduler:
         first = await scheduler.enqueue("report")
         second = await scheduler.enqueue("report", after=first.id)
         third = await scheduler.enqueue("report", after=second.id)
@@ -476,7 +476,7 @@ async def test_a_follower_says_what_its_upstream_waits_for(world: World) -> None
         )
         await scheduler.cancel(first.id)
         await asyncio.sleep(1)
-        async with world.program():
+        async with shared.program():
             await asyncio.sleep(20)
             found = await scheduler.explain(second.id)
             assert found.code == "upstream"
@@ -486,9 +486,9 @@ async def test_a_follower_says_what_its_upstream_waits_for(world: World) -> None
 
 
 @virtual
-async def test_a_slot_is_named_as_it_can_be_typed(world: World) -> None:
-    world.clock.offset += 0.25
-    async with world.program(None) as scheduler:
+async def test_a_slot_is_named_as_it_can_be_typed(shared: SharedStore) -> None:
+    shared.clock.offset += 0.25
+    async with shared.program(None) as scheduler:
         await scheduler.add_job("often", schedule="1h", handler="report")
         found = await scheduler.explain("often", at(3, 37))
         for slot in (found.facts["before"], found.facts["after"]):
@@ -499,8 +499,8 @@ async def test_a_slot_is_named_as_it_can_be_typed(world: World) -> None:
 
 
 @virtual
-async def test_a_job_after_a_job_that_is_gone(world: World) -> None:
-    async with world.program(None) as scheduler:
+async def test_a_job_after_a_job_that_is_gone(shared: SharedStore) -> None:
+    async with shared.program(None) as scheduler:
         await scheduler.add_job("first", handler="report")
         await scheduler.add_job("second", handler="report", after="first")
         assert (await scheduler.explain("second")).sentence == (
@@ -513,8 +513,8 @@ async def test_a_job_after_a_job_that_is_gone(world: World) -> None:
 
 
 @virtual
-async def test_a_failed_run_and_a_job_without_a_schedule(world: World) -> None:
-    scheduler = world.program(None)
+async def test_a_failed_run_and_a_job_without_a_schedule(shared: SharedStore) -> None:
+    scheduler = shared.program(None)
 
     @scheduler.job
     async def fail() -> None:
@@ -535,8 +535,8 @@ async def test_a_failed_run_and_a_job_without_a_schedule(world: World) -> None:
 
 
 @virtual
-async def test_a_schedule_that_is_over(world: World) -> None:
-    async with world.program("2030-01-01T01:00:00Z") as scheduler:
+async def test_a_schedule_that_is_over(shared: SharedStore) -> None:
+    async with shared.program("2030-01-01T01:00:00Z") as scheduler:
         await until(scheduler, at(2))
         found = await scheduler.explain("report")
         assert (found.code, found.sentence) == (
@@ -546,11 +546,11 @@ async def test_a_schedule_that_is_over(world: World) -> None:
 
 
 @virtual
-async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(world: World) -> None:
-    async with world.program() as scheduler:
+async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
         await until(scheduler, at(0, 30))
     await asyncio.sleep(4 * 60 * MINUTE)
-    async with world.program() as scheduler:
+    async with shared.program() as scheduler:
         await asyncio.sleep(5)
         found = await scheduler.backfill("report", at(1), at(4))
         await asyncio.sleep(5)
@@ -560,8 +560,10 @@ async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(world: World) ->
 
 
 @virtual
-async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(world: World) -> None:
-    scheduler = world.program(None)
+async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(
+    shared: SharedStore,
+) -> None:
+    scheduler = shared.program(None)
     healthy = False
 
     @scheduler.job(breaker=Breaker(failures=2, reset="5m"), retries=1, retry_delay="1h")
@@ -604,8 +606,8 @@ async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(world:
 
 
 @virtual
-async def test_a_run_that_an_open_breaker_put_off_may_find_it_closed(world: World) -> None:
-    scheduler = world.program(None)
+async def test_a_run_that_an_open_breaker_put_off_may_find_it_closed(shared: SharedStore) -> None:
+    scheduler = shared.program(None)
 
     @scheduler.job(breaker=Breaker(failures=1, reset="5m"))
     async def call() -> None:
@@ -616,7 +618,7 @@ async def test_a_run_that_an_open_breaker_put_off_may_find_it_closed(world: Worl
         run = await call.enqueue()
         await asyncio.sleep(1)
         assert (await scheduler.explain(run.id)).code == "breaker_open"
-        await close_breaker(world.store, await scheduler.get_job("call"))
+        await close_breaker(shared.store, await scheduler.get_job("call"))
         found = await scheduler.explain(run.id)
         assert (found.code, found.sentence) == (
             "not_due",
@@ -625,8 +627,8 @@ async def test_a_run_that_an_open_breaker_put_off_may_find_it_closed(world: Worl
 
 
 @virtual
-async def test_a_run_held_by_a_rate_limit_says_when_the_next_may_start(world: World) -> None:
-    async with world.program(None, rate="2/m") as scheduler:
+async def test_a_run_held_by_a_rate_limit_says_when_the_next_may_start(shared: SharedStore) -> None:
+    async with shared.program(None, rate="2/m") as scheduler:
         runs = await scheduler.enqueue_many("report", [None] * 3)
         await asyncio.sleep(1)
         codes = [(await scheduler.explain(run.id)).code for run in runs]
@@ -648,8 +650,8 @@ async def test_a_run_held_by_a_rate_limit_says_when_the_next_may_start(world: Wo
 
 
 @virtual
-async def test_a_rate_limit_over_several_jobs_names_its_key(world: World) -> None:
-    scheduler = world.program(None, rate="1/m", rate_key="mail")
+async def test_a_rate_limit_over_several_jobs_names_its_key(shared: SharedStore) -> None:
+    scheduler = shared.program(None, rate="1/m", rate_key="mail")
 
     @scheduler.job(rate="1/m", rate_key="mail")
     async def send() -> None: ...
@@ -664,11 +666,11 @@ async def test_a_rate_limit_over_several_jobs_names_its_key(world: World) -> Non
 
 
 @virtual
-async def test_a_slot_that_is_due_and_not_fired_yet(world: World) -> None:
+async def test_a_slot_that_is_due_and_not_fired_yet(shared: SharedStore) -> None:
     """The clock was set forward by ten minutes, and the worker has not looked since."""
-    async with world.program() as scheduler:
+    async with shared.program() as scheduler:
         await until(scheduler, at(0, 55))
-        world.clock.offset += 10 * MINUTE
+        shared.clock.offset += 10 * MINUTE
         found = await scheduler.explain("report")
         [worker] = await scheduler.list_workers()
         assert (found.code, found.at) == ("not_fired", at(1))
@@ -682,10 +684,10 @@ async def test_a_slot_that_is_due_and_not_fired_yet(world: World) -> None:
 
 
 @virtual
-async def test_a_node_run_whose_worker_is_gone(world: World) -> None:
-    async with world.program(None, each_node=True) as scheduler:
+async def test_a_node_run_whose_worker_is_gone(shared: SharedStore) -> None:
+    async with shared.program(None, each_node=True) as scheduler:
         [own] = await scheduler.list_workers()
-        dead = world.program(None, each_node=True)
+        dead = shared.program(None, each_node=True)
         await dead.start()
         await asyncio.sleep(1)
         [node] = {one.id for one in await dead.list_workers()} - {own.id}
@@ -713,9 +715,9 @@ async def test_a_node_run_whose_worker_is_gone(world: World) -> None:
 
 
 @virtual
-async def test_a_node_run_whose_worker_lacks_the_new_handler(world: World) -> None:
+async def test_a_node_run_whose_worker_lacks_the_new_handler(shared: SharedStore) -> None:
     """The worker is busy while the job is given a handler that only the other worker has."""
-    both, old = world.program(None), world.program(None, workers=1)
+    both, old = shared.program(None), shared.program(None, workers=1)
 
     @both.job
     async def clean_more() -> None: ...
