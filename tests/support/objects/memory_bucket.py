@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
 from mainspring.core.clock import Clock, SystemClock
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.objects.bucket import (
     UNCHANGED,
     Blob,
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Effect = Literal["none", "throttled", "lost answer", "late", "killed before", "killed after"]
 
 
-class Killed(Exception):
+class Killed(StoreError):
     """The client's process ended at this request: nothing that it does later reaches the bucket."""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mainspring.core.model import Run
 from mainspring.stores import evaluation
@@ -51,6 +51,14 @@ GARBAGE_AGE = timedelta(hours=1)
 COLLECT_EVERY = timedelta(hours=1)
 
 
+class _Base(NamedTuple):
+    """What a step was prepared from."""
+
+    catalogue: str | None
+    segments: list[Segment]
+    collections: int
+
+
 class Compaction:
     def __init__(self, bucket: Bucket, rounds: Rounds, most_finished: int = MOST_FINISHED) -> None:
         self._bucket = bucket
@@ -75,8 +83,15 @@ class Compaction:
         """Move finished runs to segments, the oldest first. False if there were too few, or another
         client did so meanwhile."""
         async with self._lock:
-            chosen = await self._read(self._choose_finished)
-            return bool(chosen) and await self._adopt(chosen, {})
+            base, chosen = await self._read(
+                lambda work: (self._base(work), self._choose_finished(work))
+            )
+            return bool(chosen) and await self._adopt(base, chosen, {})
+
+    def _base(self, work: Workspace) -> _Base:
+        return _Base(
+            catalogue_name(work.state), self._segments(work), self._rounds.head.collections
+        )
 
     def _choose_finished(self, work: Workspace) -> list[dict[str, Record]]:
         movable = [run for run in work.state.finished() if evaluation.may_be_deleted(run, work.now)]
@@ -84,53 +99,61 @@ class Compaction:
         by_kind: dict[bool, dict[str, Record]] = {False: {}, True: {}}
         for run in movable:
             record = work.state.get("runs", run.id)
-            assert record is not None
-            by_kind[had_trouble(record)][run.id] = record
+            if record is not None:
+                by_kind[had_trouble(record)][run.id] = record
         if len(movable) < self._most_finished:
             return []
         # A kind with few runs waits, so that no segment is small.
         few = self._most_finished // 4
         return [part for runs in by_kind.values() if len(runs) >= few for part in divide_runs(runs)]
 
-    async def _adopt(self, made: list[dict[str, Record]], sources: Mapping[str, Record]) -> bool:
+    async def _adopt(
+        self, base: _Base, made: list[dict[str, Record]], sources: Mapping[str, str]
+    ) -> bool:
         """Write segments and let the state name them. `made` are runs of the live state, or those
-        of the segments `sources`, which are replaced; their value is what was gone of each."""
-        base = await self._read(lambda work: (catalogue_name(work.state), self._segments(work)))
-        name, segments = base
-        seq = self._rounds.head.seq
+        of other segments, which are replaced: then `sources` has the segment of each run."""
+        seq, replaced = self._rounds.head.seq, set(sources.values())
         new: dict[str, dict[str, Record]] = {}
         for runs in made:
             new[await self._rounds.parts.write("history", seq, {"runs": runs})] = runs
-        kept = [segment for segment in segments if segment.name not in sources]
+        kept = [segment for segment in base.segments if segment.name not in replaced]
         described = [describe_segment(segment, runs) for segment, runs in new.items()]
         catalogue = await self._write_catalogue(seq, [*kept, *described])
-        collections = self._rounds.head.collections
 
         def adopt(work: Workspace) -> bool:
             state = work.state
-            if catalogue_name(state) != name or self._rounds.head.collections != collections:
+            if not self._is_unchanged(work, base):
                 return False
             for segment, runs in new.items():
-                gone = {}
+                gone: Record = {}
                 for run_id, record in runs.items():
-                    if sources:
-                        if any(run_id in gone_of(state, source) for source in sources):
-                            gone[run_id] = 1
-                    elif state.get("runs", run_id) == record:
-                        state.put("runs", run_id, None)
+                    if run_id in sources:
+                        is_gone = run_id in gone_of(state, sources[run_id])
                     else:
+                        is_gone = state.get("runs", run_id) != record
+                        if not is_gone:
+                            state.put("runs", run_id, None)
+                    if is_gone:
                         gone[run_id] = 1
                 if gone:
                     state.put("gone", segment, gone)
-            for source in sources:
+            for source in replaced:
                 state.put("gone", source, None)
             state.put("meta", "history", {"catalogue": catalogue})
             return True
 
         done = await self._do(adopt)
-        old = [name] if name else []
-        self._rounds.discard([*old, *sources] if done else [*new, catalogue])
+        old = [base.catalogue] if base.catalogue else []
+        self._rounds.discard([*old, *replaced] if done else [*new, catalogue])
         return done
+
+    def _is_unchanged(self, work: Workspace, base: _Base) -> bool:
+        """Whether what was prepared can be named: no other client has changed the catalogue, or
+        has collected garbage, since."""
+        return (
+            catalogue_name(work.state) == base.catalogue
+            and self._rounds.head.collections == base.collections
+        )
 
     def _segments(self, work: Workspace) -> list[Segment]:
         return self._rounds.history.segments(work.state)
@@ -141,20 +164,19 @@ class Compaction:
     async def merge_segments(self) -> bool:
         """Merge small segments of one kind, or write one anew of which most is gone."""
         async with self._lock:
-            sources = await self._read(self._choose_sources)
-            if not sources:
-                return False
-            runs: dict[str, Record] = {}
-            gone: dict[str, Record] = {}
 
-            def read(work: Workspace) -> None:
-                for source in sources:
-                    gone[source] = gone_of(work.state, source)
-                    of_source = work.history.runs_of(source)
-                    runs.update((i, r) for i, r in of_source.items() if i not in gone[source])
+            def read(work: Workspace) -> tuple[_Base, dict[str, Record], dict[str, str]]:
+                runs: dict[str, Record] = {}
+                sources: dict[str, str] = {}
+                for segment in self._choose_sources(work):
+                    gone = gone_of(work.state, segment)
+                    for run_id, record in work.history.runs_of(segment).items():
+                        if run_id not in gone:
+                            runs[run_id], sources[run_id] = record, segment
+                return self._base(work), runs, sources
 
-            await self._read(read)
-            return await self._adopt(list(divide_runs(runs)), gone)
+            base, runs, sources = await self._read(read)
+            return bool(runs) and await self._adopt(base, list(divide_runs(runs)), sources)
 
     def _choose_sources(self, work: Workspace) -> list[str]:
         left = {s.name: s.runs - len(gone_of(work.state, s.name)) for s in self._segments(work)}
@@ -185,7 +207,7 @@ class Compaction:
     async def _drop_segments(self, before: datetime, limit: int) -> int:
         """Delete whole segments, without reading them."""
 
-        def choose(work: Workspace) -> tuple[str | None, list[Segment], list[str]]:
+        def choose(work: Workspace) -> tuple[_Base, list[str]]:
             chosen, room = [], limit
             for segment in self._segments(work):
                 left = segment.runs - len(gone_of(work.state, segment.name))
@@ -193,21 +215,20 @@ class Compaction:
                 if left == 0 or (is_old and left <= room):
                     chosen.append(segment.name)
                     room -= left
-            return catalogue_name(work.state), self._segments(work), chosen
+            return self._base(work), chosen
 
-        name, segments, chosen = await self._read(choose)
+        base, chosen = await self._read(choose)
         if not chosen:
             return 0
-        seq, collections = self._rounds.head.seq, self._rounds.head.collections
-        kept = [segment for segment in segments if segment.name not in chosen]
-        catalogue = await self._write_catalogue(seq, kept)
+        kept = [segment for segment in base.segments if segment.name not in chosen]
+        catalogue = await self._write_catalogue(self._rounds.head.seq, kept)
 
         def drop(work: Workspace) -> int | None:
             state = work.state
-            if catalogue_name(state) != name or self._rounds.head.collections != collections:
+            if not self._is_unchanged(work, base):
                 return None
             count = 0
-            for segment in segments:
+            for segment in base.segments:
                 if segment.name in chosen:
                     count += segment.runs - len(gone_of(state, segment.name))
                     state.put("gone", segment.name, None)
@@ -215,7 +236,7 @@ class Compaction:
             return count
 
         count = await self._do(drop)
-        old = [name] if name else []
+        old = [base.catalogue] if base.catalogue else []
         self._rounds.discard([catalogue] if count is None else [*old, *chosen])
         return count or 0
 

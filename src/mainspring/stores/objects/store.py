@@ -129,7 +129,11 @@ class ObjectStore:
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         made = [NewRun.of(run) for run in runs]
-        return await self._write(lambda work: operations.add(work, made)) if made else []
+        if not made:
+            return []
+        added = await self._write(lambda work: operations.add(work, made))
+        self._compact_if_due()  # copies of stores add finished runs
+        return added
 
     async def claim(self, claim: Claim) -> Claimed:
         operation = Operation(

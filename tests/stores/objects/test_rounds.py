@@ -1,0 +1,449 @@
+"""Rounds: writes that are late or unanswered, group commit, garbage, and damaged objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from mainspring.core.model import Note, Run, State
+from mainspring.errors import (
+    InvalidInput,
+    StoreDamaged,
+    StoreError,
+    StoreMissing,
+    StoreTooNew,
+    StoreUnavailable,
+)
+from mainspring.stores.objects import ObjectStore, operations, rounds
+from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.rounds import Operation, Rounds
+from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
+from mainspring.testing import FakeClock
+from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
+from tests.support.objects.writers import race
+
+LEASE = timedelta(seconds=10)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def objects(clock: FakeClock) -> Objects:
+    return Objects(clock)
+
+
+class Script:
+    """Faults for the next writes of the head."""
+
+    def __init__(self, *faults: BucketFault) -> None:
+        self.faults = list(faults)
+
+    def __call__(self, kind: str, key: str) -> BucketFault:
+        if (kind, key) == ("put", HEAD) and self.faults:
+            return self.faults.pop(0)
+        return BucketFault()
+
+
+async def opened(objects: Objects, plan: Any = None, **options: Any) -> ObjectStore:
+    bucket = MemoryBucket(objects, **options.pop("bucket", {}))
+    store = ObjectStore(bucket, **options)
+    await store.open()
+    bucket.plan = plan
+    return store
+
+
+def bucket_of(store: ObjectStore) -> MemoryBucket:
+    assert isinstance(store.bucket, MemoryBucket)
+    return store.bucket
+
+
+def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
+    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
+    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+
+
+def claim(limit: int = 1) -> Claim:
+    return Claim(worker="w", handlers=frozenset({"work"}), limit=limit, lease=LEASE)
+
+
+async def test_a_late_write_is_answered_though_it_was_tried_again(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """The second try finds the head changed, by the first try: its answer is the one given."""
+    first = await opened(objects)
+    await first.add([run(clock, "a"), run(clock, "b")])
+    plan = Script(BucketFault("late", delay=0.0, delay_after=0.02))
+    store = await opened(objects, plan)
+    [taken] = (await store.claim(claim())).runs
+    found = (await first.find(RunQuery(states=frozenset({State.RUNNING})))).items
+    assert [one.id for one in found] == [taken.id]
+
+
+async def test_an_operation_that_joins_between_two_tries_is_done_once(
+    objects: Objects, clock: FakeClock
+) -> None:
+    store = await opened(objects, Script(BucketFault("late", delay=0.03, delay_after=0.0)))
+    note = Note(kind="k", name="n", value=1)
+    first = asyncio.ensure_future(store.put_notes([NoteWrite.put(note)]))
+    await asyncio.sleep(0.005)
+    second = asyncio.ensure_future(store.put_notes([NoteWrite("k", "n", None, note)]))
+    assert [await first, await second] == [[1], [2]]
+    [found] = (await store.notes(NoteQuery())).items
+    assert found.version == 2
+
+
+async def test_a_write_that_failed_for_its_caller_and_lands_later_is_done_once(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """The caller sends its call again, while the first write is still on its way."""
+    late = BucketFault("late", delay=0.1)
+    store = await opened(objects, Script(late, BucketFault("throttled"), BucketFault("throttled")))
+    note = Note(kind="k", name="n", value=1)
+    with pytest.raises(StoreUnavailable):
+        await store.put_notes([NoteWrite("k", "n", None, note)])
+    await asyncio.sleep(0.15)
+    assert await store.put_notes([NoteWrite("k", "n", 0, note)]) == [None]
+    [found] = (await store.notes(NoteQuery())).items
+    assert found.version == 1
+
+
+async def test_runs_of_a_claim_that_landed_after_it_had_failed_are_released(
+    objects: Objects, clock: FakeClock
+) -> None:
+    throttled = BucketFault("throttled")
+    late = BucketFault("late", delay=0.02)
+    store = await opened(objects)
+    await store.add([run(clock, "a")])
+    bucket_of(store).plan = Script(throttled, throttled, late)
+    with pytest.raises(StoreUnavailable):
+        await store.claim(claim())
+    await asyncio.sleep(0.04)
+    await store.find(RunQuery())  # notices that the write was done
+    [again] = (await store.claim(claim())).runs
+    assert (again.id, again.attempt) == ("a", 1)
+
+
+async def test_many_calls_make_one_write(objects: Objects, clock: FakeClock) -> None:
+    store = await opened(objects)
+    before = bucket_of(store).requests["put"]
+    await asyncio.gather(*(store.add([run(clock, f"r{n}")]) for n in range(200)))
+    assert bucket_of(store).requests["put"] - before <= 2
+
+
+async def test_calls_that_change_nothing_write_nothing(objects: Objects, clock: FakeClock) -> None:
+    store = await opened(objects)
+    await store.claim(claim())
+    before = bucket_of(store).requests.copy()
+    await asyncio.gather(store.claim(claim()), store.find(RunQuery()), store.notes(NoteQuery()))
+    await store.maintain(None, 10)
+    spent = bucket_of(store).requests - before
+    assert spent == {"get": 1}
+
+
+async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
+    objects: Objects, clock: FakeClock
+) -> None:
+    store = await opened(objects)
+
+    def invalid(work: operations.Workspace) -> None:
+        work.state.put("notes", "half", {"done": 1})
+        raise InvalidInput("no")
+
+    submitted = store._open_rounds().submit(Operation(invalid, writes=True))
+    added = store.add([run(clock, "a")])
+    answers = await asyncio.gather(submitted, added, return_exceptions=True)
+    assert isinstance(answers[0], InvalidInput)
+    assert not isinstance(answers[1], BaseException)
+    assert [one.run.id for one in answers[1]] == ["a"]
+    assert store._open_rounds().state.get("notes", "half") is None
+
+
+async def test_close_finishes_the_calls_that_were_accepted(
+    objects: Objects, clock: FakeClock
+) -> None:
+    store = await opened(objects)
+    adding = asyncio.ensure_future(store.add([run(clock, "a")]))
+    await asyncio.sleep(0)
+    await store.close()
+    assert [one.run.id for one in await adding] == ["a"]
+    with pytest.raises(StoreError):
+        await store.find(RunQuery())
+
+
+async def test_a_cancelled_call_is_not_done_if_its_round_has_not_begun(
+    objects: Objects, clock: FakeClock
+) -> None:
+    store = await opened(objects, lambda kind, key: BucketFault(delay=0.01))
+    first = asyncio.ensure_future(store.add([run(clock, "a")]))
+    await asyncio.sleep(0.005)
+    second = asyncio.ensure_future(store.add([run(clock, "b")]))
+    await asyncio.sleep(0)
+    second.cancel()
+    await first
+    assert [one.id for one in (await store.find(RunQuery())).items] == ["a"]
+
+
+# -- damage
+
+
+async def test_a_bucket_without_a_store_is_not_opened_if_nothing_may_be_made(
+    objects: Objects,
+) -> None:
+    store = ObjectStore(MemoryBucket(objects))
+    with pytest.raises(StoreMissing, match="nothing of Mainspring"):
+        await store.open(create=False)
+    assert objects.stored == {}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"hello", b"[]", b'{"format": "x"}', b'{"format": 1}'])
+async def test_a_damaged_head_is_refused(objects: Objects, body: bytes) -> None:
+    objects.put(HEAD, body, None)
+    if body == b'{"format": 1}':  # a head of an empty store
+        await opened(objects)
+        return
+    with pytest.raises(StoreDamaged, match="'head'"):
+        await opened(objects)
+
+
+async def test_a_newer_format_is_refused(objects: Objects) -> None:
+    objects.put(HEAD, b'{"format": 2, "more": {}}', None)
+    with pytest.raises(StoreTooNew, match="upgrade"):
+        await opened(objects)
+
+
+async def test_a_missing_snapshot_is_named(objects: Objects, clock: FakeClock) -> None:
+    store = await opened(objects, tail_bytes=100)
+    for n in range(4):
+        await store.add([run(clock, f"r{n}")])
+    await store.close()
+    [snapshot] = [key for key in objects.stored if key.startswith("snapshot/")]
+    del objects.stored[snapshot]
+    with pytest.raises(StoreDamaged, match=snapshot):
+        await opened(objects)
+
+
+async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_again(
+    objects: Objects, clock: FakeClock
+) -> None:
+    store = await opened(objects, tail_bytes=100)
+    for n in range(4):
+        await store.add([run(clock, f"r{n}")])
+    reading = MemoryBucket(objects)
+    real = reading.get
+
+    async def get(key: str, unless_etag: str | None = None) -> Any:
+        if key.startswith("snapshot/") and not replaced:
+            replaced.append(key)
+            for n in range(4, 8):
+                await store.add([run(clock, f"r{n}")])
+            assert key not in objects.stored
+        return await real(key, unless_etag)
+
+    replaced: list[str] = []
+    reading.get = get  # type: ignore[method-assign]
+    other = ObjectStore(reading)
+    await other.open()
+    assert replaced
+    assert len((await other.find(RunQuery())).items) == 8
+
+
+# -- garbage
+
+
+async def fill(store: ObjectStore, clock: FakeClock, count: int) -> None:
+    runs = [
+        run(clock, f"r{n}", state=State.SUCCEEDED, finished_at=clock.now()) for n in range(count)
+    ]
+    await store.add(runs)
+
+
+async def stalls(objects: Objects, clock: FakeClock) -> list[str]:
+    """A client writes a segment and stalls for two hours before it names it; another collects the
+    garbage meanwhile. Gives the runs that are there in the end."""
+    first = await opened(objects, most_finished=10**6)
+    await fill(first, clock, 20)
+    stalled = await opened(objects, most_finished=4)
+    compaction = stalled._compaction
+    assert compaction is not None
+    real = compaction._do
+    go_on = asyncio.Event()
+
+    async def wait_first(evaluate: Callable[..., Any]) -> Any:
+        await go_on.wait()
+        return await real(evaluate)
+
+    with patch.object(compaction, "_do", wait_first):
+        moving = asyncio.ensure_future(compaction.move_finished())
+        while not any(key.startswith("catalogue/") for key in objects.stored):
+            await asyncio.sleep(0)
+        clock.advance(7200)
+        await first.maintain(clock.now() - timedelta(days=1), 10)
+        assert not any(key.startswith("history/") for key in objects.stored)
+        go_on.set()
+        await moving
+    other = await opened(objects)
+    return [one.id for one in (await other.find(RunQuery())).items]
+
+
+async def test_garbage_is_collected_and_a_client_that_stalled_loses_nothing(
+    objects: Objects, clock: FakeClock
+) -> None:
+    assert len(await stalls(objects, clock)) == 20
+
+
+async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects, clock: FakeClock) -> None:
+    store = await opened(objects, most_finished=4, tail_bytes=100)
+    await fill(store, clock, 20)
+    while not any(key.startswith("history/") for key in objects.stored):
+        await asyncio.sleep(0)
+    objects.put("snapshot/young", b"{}", None)
+    await store.maintain(clock.now() - timedelta(days=1), 10)
+    assert "snapshot/young" in objects.stored
+    clock.advance(7200)
+    objects.list_lag = 3600
+    await store.maintain(clock.now() - timedelta(days=1), 10)
+    assert "snapshot/young" not in objects.stored
+    other = await opened(objects)
+    assert len((await other.find(RunQuery())).items) == 20
+
+
+# -- the clock
+
+
+async def lapses_early(objects: Objects, clock: FakeClock) -> bool:
+    """A client that knows the storage's time to five seconds claims; another knows it exactly."""
+    vague = await opened(objects, bucket={"clock_error": lambda: (5.0, 5.0)})
+    exact = await opened(objects, bucket={"clock_error": lambda: (0.0, 0.0)})
+    await vague.add([run(clock, "a", run_at=clock.now() - timedelta(minutes=1))])
+    assert (await vague.claim(claim())).runs
+    clock.advance(LEASE - timedelta(seconds=1))
+    return bool((await exact.find(RunQuery(lapsed=True))).items)
+
+
+async def test_nobody_finds_a_lease_lapsed_too_early(objects: Objects, clock: FakeClock) -> None:
+    assert not await lapses_early(objects, clock)
+
+
+async def test_nothing_is_claimed_before_it_is_certainly_due(
+    objects: Objects, clock: FakeClock
+) -> None:
+    vague = await opened(objects, bucket={"clock_error": lambda: (5.0, 5.0)})
+    await vague.add([run(clock, "a")])
+    assert not (await vague.claim(claim())).runs
+    clock.advance(6)
+    assert (await vague.claim(claim())).runs
+
+
+async def test_time_does_not_run_backwards_from_one_client_to_another(
+    objects: Objects, clock: FakeClock
+) -> None:
+    exact = await opened(objects, bucket={"clock_error": lambda: (0.0, 0.0)})
+    await exact.add([run(clock, "a")])
+    vague = await opened(objects, bucket={"clock_error": lambda: (5.0, 5.0)})
+    assert await vague.now() >= await exact.now() - timedelta(milliseconds=1)
+
+
+# -- planted bugs
+
+
+@contextmanager
+def patched(*patches: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in patches:
+            stack.enter_context(one)
+        yield
+
+
+def put_without_condition() -> Any:
+    real = Objects.put
+
+    def put(self: Objects, key: str, data: bytes, expected_etag: str | None) -> str | None:
+        found = self.stored.get(key)
+        return real(self, key, data, found.etag if key == HEAD and found else expected_etag)
+
+    return patched(patch.object(Objects, "put", put))
+
+
+def nonce_unseen() -> Any:
+    real = Rounds._settle_tries
+
+    def settle(self: Rounds, head: Any) -> None:
+        self._tries.clear()
+        real(self, head)
+
+    return patched(patch.object(Rounds, "_settle_tries", settle))
+
+
+def tries_forgotten() -> Any:
+    """A try without an answer is forgotten when the next one is sent."""
+    real = Rounds._write
+
+    async def write(self: Rounds, *given: Any) -> bool:
+        self._tries.clear()
+        return await real(self, *given)
+
+    return patched(patch.object(Rounds, "_write", write))
+
+
+def snapshot_after_the_head() -> Any:
+    real = Rounds._write
+
+    async def write(self: Rounds, *given: Any) -> bool:
+        made = self._snapshot
+        body = None
+        if made is not None:
+            body = self._bucket.objects.stored.pop(made.name, None)  # type: ignore[attr-defined]
+        won = await real(self, *given)
+        if made is not None and body is not None and won:
+            await self._bucket.put(made.name, body.data, expected_etag=None)
+        return won
+
+    return patched(patch.object(Rounds, "_write", write))
+
+
+RACES = {
+    "put without condition": put_without_condition,
+    "nonce unseen": nonce_unseen,
+    "tries forgotten": tries_forgotten,
+    "snapshot after the head": snapshot_after_the_head,
+}
+
+
+@pytest.mark.parametrize("bug", RACES)
+def test_a_planted_bug_is_found_by_a_race(bug: str) -> None:
+    with RACES[bug](), patch.object(rounds, "log"):
+        assert any(race(seed).problems for seed in range(40))
+
+
+async def test_garbage_collected_without_a_change_of_the_head_is_found(
+    objects: Objects, clock: FakeClock
+) -> None:
+    real = Operation.__init__
+
+    def uncounted(self: Any, *given: Any, **named: Any) -> None:
+        real(self, *given, **{**named, "collects": False})
+
+    with patch.object(Operation, "__init__", uncounted), pytest.raises(StoreError):
+        await stalls(objects, clock)
+
+
+async def test_leases_stamped_from_the_earliest_time_are_found(
+    objects: Objects, clock: FakeClock
+) -> None:
+    real = operations.Workspace.__init__
+
+    def early(self: Any, *given: Any) -> None:
+        real(self, *given)
+        self.latest = self.now
+
+    with patch.object(operations.Workspace, "__init__", early):
+        assert await lapses_early(objects, clock)
