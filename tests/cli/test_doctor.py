@@ -14,7 +14,7 @@ from typing import Any
 from mainspring.scheduler import Scheduler
 from mainspring.stores.protocol import Claim
 from mainspring.testing.store_calls import claim_runs
-from tests.support.command_line import Run
+from tests.support.command_line import Run, until
 
 Stocked = dict[str, str]
 
@@ -179,3 +179,23 @@ def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:
     code, found = checks(run)
     assert (code, found["running"]["status"]) == (0, "warn")
     assert "ctx.cancelled" in found["running"]["advice"]
+
+
+def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> None:
+    scheduler = Scheduler("sqlite:///mainspring.db", enabled=False, clock=Past())
+
+    @scheduler.job("1m")
+    def often() -> None: ...
+
+    with scheduler.blocking:
+        until(lambda: run("workers", "list", "--json").json["items"] != [])
+        [worker] = run("workers", "list", "--json").json["items"]
+        assert worker["fires"] is False
+        _, found = checks(run)
+    assert found["firing"] == {
+        "status": "warn",
+        "name": "firing",
+        "detail": "no slot fires: it is switched off (enabled=False) on every worker that is alive",
+        "advice": "start a worker that fires",
+    }
+    assert "schedules" not in found  # they are overdue, and the line above says why

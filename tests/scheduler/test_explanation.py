@@ -225,7 +225,8 @@ class SharedStore:
     def program(self, schedule: str | None = "0 * * * *", **options: Any) -> Scheduler:
         """A program with one job, `report`, which takes as long as `takes` says."""
         takes = options.pop("takes", 0)
-        settings = {n: options.pop(n) for n in ("workers", "queues", "retention") if n in options}
+        names = ("workers", "queues", "retention", "enabled")
+        settings = {n: options.pop(n) for n in names if n in options}
         scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, poll="1m", **settings)
 
         @scheduler.job(schedule, **options)
@@ -309,6 +310,50 @@ async def test_a_paused_job_says_so_for_now_and_for_its_slots(shared: SharedStor
         assert "the job was changed at 2030-01-01T01:30:00Z, and may have been paused" in (
             found.sentence
         )
+
+
+@virtual
+async def test_a_paused_follower_says_so(shared: SharedStore) -> None:
+    scheduler = shared.program(None)
+
+    @scheduler.job(after="report")
+    async def load() -> None: ...
+
+    async with scheduler:
+        await scheduler.pause_job("load")
+        await scheduler.trigger("report")
+        await asyncio.sleep(1)
+        assert (await scheduler.list_runs(job="load")).items == []
+        found = await scheduler.explain("load")
+        assert (found.code, found.is_well) == ("paused", False)
+        assert found.sentence == "the job is paused, so no run of it is made after report"
+        await scheduler.resume_job("load")
+        assert (await scheduler.explain("load")).code == "no_schedule"
+
+
+@virtual
+async def test_a_slot_while_firing_is_switched_off_on_every_worker(shared: SharedStore) -> None:
+    off = "firing is switched off (enabled=False) on every worker that is alive."
+    async with shared.program(enabled=False) as scheduler:
+        await until(scheduler, at(0, 30))
+        found = await scheduler.explain("report")
+        assert (found.code, found.at) == ("disabled", None)
+        assert found.sentence == f"no slot fires: {off} Start one that fires"
+        await until(scheduler, at(1, 30))
+        late = "its slot at 2030-01-01T01:00:00Z has not been fired for 30 minutes"
+        [worker] = await scheduler.list_workers()
+        assert worker.fires is False
+        for moment in (None, at(1)):
+            found = await scheduler.explain("report", moment)
+            assert (found.code, found.at, found.is_well) == ("disabled", at(1), False)
+            assert found.sentence == f"{late}: {off} Start one that fires"
+            assert found.facts["workers"] == [worker.id]
+        async with shared.program(workers=0) as looking:  # by the worker's note
+            assert (await looking.explain("report")).code == "disabled"
+        async with shared.program():
+            await asyncio.sleep(MINUTE)
+            assert (await scheduler.explain("report", at(1))).code == "succeeded"
+            assert (await scheduler.explain("report")).code == "not_due"
 
 
 @virtual
@@ -496,6 +541,28 @@ async def test_a_slot_is_named_as_it_can_be_typed(shared: SharedStore) -> None:
             assert f"{slot:%Y-%m-%dT%H:%M:%S.%fZ}" in found.sentence
         early = await scheduler.explain("often", at(0) - timedelta(days=1))
         assert early.code == "not_a_slot"
+        first = early.facts["after"]
+        assert early.sentence.endswith(f": the nearest is {first:%Y-%m-%dT%H:%M:%S.%fZ} (after)")
+
+
+@virtual
+async def test_a_slot_is_found_by_its_whole_milliseconds(shared: SharedStore) -> None:
+    """As JSON documents show it."""
+    shared.clock.offset += 0.250123
+    async with shared.program("1h") as scheduler:
+        slot = (await scheduler.get_job("report")).next_run_at
+        assert slot is not None
+        assert slot.microsecond == 250123
+        shown = slot.replace(microsecond=250000)
+        for moment in (shown, slot):
+            found = await scheduler.explain("report", moment)
+            assert (found.code, found.at) == ("not_due", slot)
+        assert (await scheduler.explain("report", shown.replace(microsecond=249000))).code == (
+            "not_a_slot"
+        )
+        await until(scheduler, slot + timedelta(seconds=1))
+        found = await scheduler.explain("report", shown)
+        assert (found.code, found.at) == ("succeeded", slot)
 
 
 @virtual

@@ -30,6 +30,7 @@ from mainspring.engine.live_workers import (
     find_orphans,
     find_workers,
     lacks_only_queue,
+    none_fires,
     prune_command,
     removal_command,
     why_no_worker,
@@ -225,12 +226,12 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
     pause = await read_pause(store)
     return [
         _check_workers(workers),
-        _check_pause(pause, now),
+        _check_pause(pause, now, workers),
         *_check_handlers(orphaned if workers else [], workers, url),
         *_check_due_work(counts.due, running, now),
         *(
             [await _check_schedules(store, now, {job.id for job in orphaned} if workers else set())]
-            if pause.since is None
+            if pause.since is None and not none_fires(workers)
             else []
         ),
         await _check_leases(store, now),
@@ -240,7 +241,10 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
     ]
 
 
-def _check_pause(pause: FiringPause, now: datetime) -> Check:
+def _check_pause(pause: FiringPause, now: datetime, workers: list[LiveWorker]) -> Check:
+    if pause.since is None and none_fires(workers):
+        detail = "no slot fires: it is switched off (enabled=False) on every worker that is alive"
+        return Check("warn", "firing", detail, "start a worker that fires")
     if pause.since is None:
         return Check("ok", "firing", "it is not paused")
     detail = f"all firing is paused for {span((now - pause.since).total_seconds())}"

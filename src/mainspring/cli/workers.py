@@ -43,6 +43,7 @@ def _document(worker: LiveWorker) -> dict[str, Any]:
         "pid": worker.pid,
         "version": worker.version or None,
         "is_leader": worker.is_leader,
+        "fires": worker.fires,
         "queues": None if worker.queues is None else sorted(worker.queues),
         "handlers": sorted(worker.handlers),
         "capacity": worker.capacity,
@@ -68,6 +69,7 @@ def _memory(worker: LiveWorker) -> str:
 COLUMNS: list[Column[Any]] = [
     Column("id", lambda worker: worker.id, whole=True),
     Column("leads", lambda worker: "yes" if worker.is_leader else ""),
+    Column("fires", lambda worker: "yes" if worker.fires else "no"),
     Column("running", _busy),
     Column("memory", _memory),
     Column("queues", _queues),

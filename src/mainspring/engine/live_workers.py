@@ -39,6 +39,7 @@ __all__ = [
     "find_orphans",
     "find_workers",
     "lacks_only_queue",
+    "none_fires",
     "prune_command",
     "removal_command",
     "why_no_worker",
@@ -72,6 +73,7 @@ ANNOUNCED = (
     "started_at",
     "seen_at",
     "takes_node_runs",
+    "fires",
 )
 """What a worker's note says beside its handlers and queues."""
 
@@ -85,6 +87,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     its version, how many attempts it may run at once and how many it ran, and the bytes of memory
     it used. A worker of an earlier version announces less. `is_leader`: it fires slots first.
     `takes_node_runs`: it claims its runs of `each_node` jobs; earlier versions do not.
+    `fires`: it fires slots; one that was made with `enabled=False` does not.
     """
 
     id: str
@@ -100,6 +103,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     seen_at: datetime | None = None
     is_leader: bool = False
     takes_node_runs: bool = False
+    fires: bool = True
 
     def takes(self, handler: str, queue: str) -> bool:
         return handler in self.handlers and (self.queues is None or queue in self.queues)
@@ -125,6 +129,12 @@ async def find_workers(store: Store) -> list[LiveWorker]:
                 found.append(convert({**note.value, "id": note.name}, LiveWorker))
         if (cursor := page.cursor) is None:
             return found
+
+
+def none_fires(workers: Iterable[LiveWorker]) -> bool:
+    """Whether workers are alive, and firing is switched off on each of them."""
+    alive = list(workers)
+    return bool(alive) and not any(worker.fires for worker in alive)
 
 
 def without_worker(jobs: Iterable[Job], workers: list[LiveWorker]) -> list[Job]:
@@ -299,6 +309,7 @@ class LiveWorkers:
             started_at=self._started_at,
             seen_at=self._engine.time.now(),
             takes_node_runs=True,
+            fires=settings.enabled,
         )
 
     async def _announce(self) -> None:

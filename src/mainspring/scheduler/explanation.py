@@ -18,7 +18,7 @@ from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
 from mainspring.core.node_runs import node_of
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import LiveWorker, without_worker
+from mainspring.engine.live_workers import LiveWorker, none_fires, without_worker
 from mainspring.engine.sweeper import NODE_GONE
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
@@ -35,6 +35,7 @@ MOST_GAPS = 10_000
 """Skipped runs that are looked through for the record of a missed slot."""
 
 _INSTANT = timedelta(microseconds=1)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Reason(StrEnum):
@@ -47,6 +48,7 @@ class Reason(StrEnum):
     NOT_DUE = "not_due"
     PAUSED = "paused"
     ALL_PAUSED = "all_paused"
+    DISABLED = "disabled"
     OVERLAP = "overlap"
     MISFIRE = "misfire"
     DOWN = "down"
@@ -149,6 +151,8 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
         return _of_job(job, Reason.ALL_PAUSED, text, since=since)
+    if job.schedule is not None and none_fires(workers := await engine.live_workers.current()):
+        return _disabled(job, workers, job.next_run_at, now)
     if job.next_run_at is not None and job.next_run_at <= now:
         return await _not_fired(engine, job, job.next_run_at, now)
     if live:
@@ -167,6 +171,9 @@ async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanat
         last = job.schedule.previous(now)
         text = "its schedule is over" + (f": its last slot was at {_moment(last)}" if last else "")
         return _of_job(job, Reason.SCHEDULE_OVER, text, last_slot=last)
+    if job.policy.after and not job.enabled:
+        text = f"the job is paused, so no run of it is made after {_listed(job.policy.after)}"
+        return _of_job(job, Reason.PAUSED, text, changed_at=job.updated_at)
     newest = (await engine.store.find(RunQuery(job=job.id, brief=True, limit=1))).items
     when = f"after {_listed(job.policy.after)}" if job.policy.after else "when it is enqueued"
     text = f"it has no schedule: it runs {when}"
@@ -199,6 +206,8 @@ async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) ->
             at=slot,
             alive_at=None if uptime is None else uptime.alive_at,
         )
+    if none_fires(workers):
+        return _disabled(job, workers, slot, now)
     if without_worker([job], workers):
         code, why = _lacking(job.handler, job.policy.queue, workers)
         return _of_job(job, code, f"{late}: {why}", at=slot, workers=_ids(workers))
@@ -206,12 +215,25 @@ async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) ->
     return _of_job(job, Reason.NOT_FIRED, text, at=slot, workers=_ids(workers))
 
 
+def _disabled(
+    job: Job, workers: list[LiveWorker], slot: datetime | None, now: datetime
+) -> Explanation:
+    """Workers are alive, and none of them fires slots."""
+    late = slot if slot is not None and slot <= now else None
+    text = "no slot fires"
+    if late is not None:
+        text = f"its slot at {_moment(late)} has not been fired for {_span(now - late)}"
+    off = "firing is switched off (enabled=False) on every worker that is alive"
+    text += f": {off}. Start one that fires"
+    return _of_job(job, Reason.DISABLED, text, at=late, workers=_ids(workers))
+
+
 # Slots
 
 
 async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     """Why a job did not run at a moment: by the run of that slot, else by what else is known."""
-    at = at.astimezone(UTC)
+    at = _exact_slot(job, at.astimezone(UTC))
     own = slot_run_id(job.id, at)
     page = await engine.store.find(RunQuery(ids=frozenset({own, f"{own}@backfill"})))
     found = {run.id: run for run in page.items}
@@ -239,6 +261,15 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     return await _explain_unrecorded_slot(engine, job, at, now)
 
 
+def _exact_slot(job: Job, at: datetime) -> datetime:
+    """The slot that a time in whole milliseconds names: JSON documents show slots so, and those of
+    an interval have microseconds. Any other time stays as it is."""
+    if job.schedule is None or job.unreadable is not None or at.microsecond % 1000:
+        return at
+    slot = job.schedule.next(at - _INSTANT)
+    return slot if slot is not None and slot - at < _MILLISECOND else at
+
+
 def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     if job.schedule is None:
         return _of_job(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
@@ -251,7 +282,8 @@ def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
         if slot is not None
     ]
     text = f"{_moment(at, exact=True)} is not a slot of its schedule ({job.schedule.describe()})"
-    text += f": the nearest are {' and '.join(near)}" if near else ""
+    if near:
+        text += f": the nearest {'is' if len(near) == 1 else 'are'} {' and '.join(near)}"
     return _of_job(job, Reason.NOT_A_SLOT, text, at=at, before=before, after=after)
 
 

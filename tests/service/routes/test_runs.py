@@ -298,6 +298,11 @@ async def test_why_a_job_or_a_run_did_not_run(working: Api, base: str) -> None:
     assert (found["code"], found["jobId"], found["runId"]) == ("not_created", "report", None)
     assert found["facts"]["createdAt"].endswith("Z")
     assert (await explained("jobs/report"))["code"] == "not_due"
+    await working.scheduler.add_job("clean", handler="greet", schedule="1h")
+    clean = await working.ok("GET", f"{base}/jobs/clean")
+    shown = (clean["data"] if base == "/api" else clean)["nextRunAt"]
+    found = await explained("jobs/clean", at=shown)  # the slot itself has microseconds
+    assert (found["code"], found["at"]) == ("not_due", shown)
     for path, status in (
         (f"jobs/{run_id}/explain", 404),
         ("runs/report/explain", 404),

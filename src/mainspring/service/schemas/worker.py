@@ -21,6 +21,7 @@ class Worker(Document):
     pid: int | None
     version: str | None
     is_leader: Annotated[bool, Field(description="Whether it fires slots first.")]
+    fires: Annotated[bool, Field(description="Whether it fires slots: not with enabled=False.")]
     queues: Annotated[list[str] | None, Field(description="The queues it takes; null: all.")]
     handlers: list[str]
     capacity: Annotated[int | None, Field(description="How many attempts it may run at once.")]
@@ -47,6 +48,7 @@ def worker_document(worker: LiveWorker) -> dict[str, Any]:
         "pid": worker.pid,
         "version": worker.version or None,
         "isLeader": worker.is_leader,
+        "fires": worker.fires,
         "queues": None if worker.queues is None else sorted(worker.queues),
         "handlers": sorted(worker.handlers),
         "capacity": worker.capacity,
