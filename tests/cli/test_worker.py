@@ -332,3 +332,25 @@ def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
     assert (answer.code, answer.json["result"]) == (0, 1)  # a new process: nothing is kept
     shown = run("runs", "show", first["id"], "--app", "leaky:scheduler", "--json").json
     assert shown["state"] == "succeeded"
+
+
+def test_a_limit_that_each_process_reaches_at_once_makes_the_pauses_grow(
+    start: Start, folder: Path
+) -> None:
+    """It holds little when it starts, so the limit is not refused, and much a moment later."""
+    (folder / "large.py").write_text(
+        "from mainspring import Scheduler\n"
+        'scheduler = Scheduler("sqlite:///jobs.db", poll="50ms")\n'
+        "kept = []\n"
+        "def fill(event):\n"
+        "    kept.append(bytearray(b'x' * 400_000_000))\n"
+        "scheduler.on('worker.started', fill)\n"
+    )
+    worker = start("worker", "large:scheduler", "--memory-limit", "300MB")
+    for seconds in (1, 2, 4):
+        worker.says(f"it is replaced in {seconds} s")
+    assert "as the 2 before it did" in worker.output
+    assert "Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit=" in worker.output
+    assert worker.popen.poll() is None
+    worker.popen.send_signal(signal.SIGTERM)  # the pause does not delay a stop
+    assert worker.ends() == 0

@@ -118,6 +118,7 @@ def serve(
 
     require_server()
     from mainspring.cli.gc_tuning import tune_garbage_collector
+    from mainspring.cli.replacement import Replacements
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
@@ -143,8 +144,15 @@ def serve(
             _greet(url, scheduler, as_json=json)
 
     folder = os.getcwd()
+    replacements = Replacements()
     replace_process = finish(
-        serving(scheduler, settings, first_key=_first_key(scheduler, choice), greet=greet)
+        serving(
+            scheduler,
+            settings,
+            first_key=_first_key(scheduler, choice),
+            greet=greet,
+            replacement_pause=replacements.pause,
+        )
     )
     if replace_process:
         logging.shutdown()

@@ -24,6 +24,7 @@ from mainspring.cli.options import (
 from mainspring.cli.worker_command import WorkerCommand
 
 if TYPE_CHECKING:
+    from mainspring.cli.replacement import Replacements
     from mainspring.scheduler import Scheduler
 
 __all__ = ["register"]
@@ -207,16 +208,18 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     import asyncio
 
     from mainspring.cli.gc_tuning import tune_garbage_collector
+    from mainspring.cli.replacement import Replacements
     from mainspring.scheduler.run_forever import run_until_signal
 
     spent = False
+    replacements = Replacements()
 
     async def watch() -> None:
         nonlocal spent
         tune_garbage_collector()
         if command.place == 1 and not command.quiet:
             await _greeted(scheduler, command)
-        while not (spent := await _is_spent(scheduler)):
+        while not (spent := await _is_spent(scheduler, replacements)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
@@ -242,16 +245,19 @@ async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
         log.warning("could not read the jobs: %s", error)
 
 
-async def _is_spent(scheduler: Scheduler) -> bool:
+async def _is_spent(scheduler: Scheduler, replacements: Replacements) -> bool:
     """Whether the process has to be replaced: it has reached its memory limit, or threads that
-    outlived their attempt take half of the capacity or more."""
+    outlived their attempt take half of the capacity or more. Returns after the pause that
+    replacements in a row need."""
+    import asyncio
+
     try:
         health = await scheduler.health()
     except Exception:
         log.exception("could not check the worker's health")
         return False
     if health.memory_limit_reached:
-        log.warning("this process has reached its memory limit: it is replaced")
+        await asyncio.sleep(replacements.pause())
         return True
     if not health.stuck_threads or 2 * health.stuck_threads < health.workers:
         return False

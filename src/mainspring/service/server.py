@@ -54,10 +54,12 @@ async def serve(
     *,
     first_key: str = "mainspring keys create NAME --scope admin",
     greet: Callable[[str], Awaitable[None]] | None = None,
+    replacement_pause: Callable[[], float] = lambda: 0.0,
 ) -> bool:
     """Start the scheduler and serve its API until SIGTERM or SIGINT. `first_key` is the command
     that makes an API key in this store; `greet` is called with the URL. True if the process has
-    reached its memory limit: the caller replaces it."""
+    reached its memory limit: the caller replaces it. It goes on answering for as many seconds as
+    `replacement_pause` says."""
     loopback = is_loopback(settings.host)
     _ = scheduler.webhooks.vault  # a wrong or missing key for secrets is reported now
     with listening(settings.host, settings.port) as bound:
@@ -71,7 +73,9 @@ async def serve(
             )
             service.max_streams = min(service.max_streams, limits.max_connections // 2)
             server = _server(app, limits)
-            return await _run_until_signal(scheduler, service, server, bound, greet)
+            return await _run_until_signal(
+                scheduler, service, server, bound, greet, replacement_pause
+            )
 
 
 def _needs_key(settings: ServiceSettings, first_key: str) -> str:
@@ -146,6 +150,7 @@ async def _run_until_signal(
     server: _Server,
     bound: socket.socket,
     greet: Callable[[str], Awaitable[None]] | None,
+    replacement_pause: Callable[[], float],
 ) -> bool:
     """Serve until a signal, or until the memory limit is reached (True)."""
     signalled, memory_limit_reached = asyncio.Event(), asyncio.Event()
@@ -157,6 +162,12 @@ async def _run_until_signal(
             if greet is not None:
                 await greet(url_of(bound))
             await asyncio.wait([serving, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if memory_limit_reached.is_set() and not signalled.is_set():
+                await asyncio.wait(
+                    [serving, ends[0]],
+                    timeout=replacement_pause(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             service.draining.set()
             log.info("stopping: waiting for running runs (signal again to end at once)")
             await scheduler.drain(timeout=service.settings.drain)

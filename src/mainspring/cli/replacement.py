@@ -1,0 +1,62 @@
+"""Pauses before a process at its memory limit is replaced, if that keeps happening after a start.
+
+A limit a little above what a process holds when it starts is reached again by each new process,
+within seconds. The number of such replacements in a row is passed on in an environment variable:
+the new process has the memory of nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import MutableMapping
+
+from mainspring.core.clock import Clock, SystemClock
+
+__all__ = ["Replacements"]
+
+log = logging.getLogger("mainspring.worker")
+
+VARIABLE = "MAINSPRING_QUICK_REPLACEMENTS"
+STEADY = 60.0
+"""A process that worked this many seconds before it reached its limit is replaced at once."""
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+
+
+class Replacements:
+    """Made when a process starts to work. `pause()` is for the moment when it reaches its limit."""
+
+    def __init__(
+        self, clock: Clock | None = None, environment: MutableMapping[str, str] = os.environ
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._environment = environment
+        self._began = self._clock.monotonic()
+
+    def pause(self) -> float:
+        """Seconds to wait before this process is replaced. They double with each process in a row
+        that reached its limit within a minute; the log then says what to do."""
+        lasted = self._clock.monotonic() - self._began
+        if lasted >= STEADY:
+            self._environment.pop(VARIABLE, None)
+            log.warning("this process has reached its memory limit: it is replaced")
+            return 0.0
+        count = self._count() + 1
+        self._environment[VARIABLE] = str(count)
+        pause = min(FIRST_PAUSE * 2.0 ** min(count - 1, 10), LONGEST_PAUSE)
+        log.error(
+            "this process has reached its memory limit %.0f s after its start%s: it is replaced in"
+            " %.0f s. Processes that reach it so soon do little work, and the pauses grow to %.0f s."
+            " Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit= in the code),"
+            " or find the job that takes so much memory",
+            lasted,
+            "" if count == 1 else f", as the {count - 1} before it did",
+            pause,
+            LONGEST_PAUSE,
+        )
+        return pause
+
+    def _count(self) -> int:
+        text = self._environment.get(VARIABLE, "")
+        return int(text) if text.isascii() and text.isdigit() else 0
