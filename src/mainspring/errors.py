@@ -101,7 +101,8 @@ class InvalidInput(MainspringError, ValueError):
     `field` names the argument at fault as the library takes it, with a dot before a part of it:
     `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
     be. Each is None where it is not known, and `given` also where the value may be a secret.
-    `others` are the errors of further arguments that were found in the same call.
+    `job_id` names the job at fault where several were given. `others` are the errors of further
+    arguments that were found in the same call.
     """
 
     def __init__(
@@ -111,11 +112,13 @@ class InvalidInput(MainspringError, ValueError):
         field: str | None = None,
         given: object = None,
         allowed: object = None,
+        job_id: str | None = None,
     ) -> None:
         super().__init__(message)
         self.field = field
         self.given = given
         self.allowed = allowed
+        self.job_id = job_id
         self.others: tuple[InvalidInput, ...] = ()
 
     def each(self) -> tuple[InvalidInput, ...]:

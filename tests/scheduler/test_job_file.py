@@ -220,6 +220,25 @@ handler = "later"
 """
 
 
+WORKFLOW = """
+[jobs.a]
+handler = "later"
+after = ["c"]
+[jobs]
+b = { handler = "later", after = ["a"] }
+c = { handler = "later", after = ["b"] }
+[jobs.u]
+handler = "later"
+after = ["nosuch", "a"]
+[jobs.v]
+after = ["neither"]
+handler = "later"
+[jobs.w]
+schedule = "2020-01-01T00:00:00Z"
+handler = "later"
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "places"),
     [
@@ -247,6 +266,13 @@ handler = "later"
             {"3: jobs.x.webhook.body"},
         ),
         ('[jobs]\nx = "later"\n', {"2: jobs.x"}),
+        (
+            WORKFLOW,
+            {"4: jobs.a.after", "10: jobs.u.after", "12: jobs.v.after", "15: jobs.w.schedule"},
+        ),
+        ("timezone = 5\n", {"1: timezone"}),
+        ('timezone = ["UTC"]\n', {"1: timezone"}),
+        ('[jobs.x]\nschedule = "5m"\nurl = "ftp://a.example"\n', {"3: jobs.x.url"}),
     ],
 )
 async def test_every_error_names_file_line_and_key_and_nothing_is_applied(
@@ -261,6 +287,48 @@ async def test_every_error_names_file_line_and_key_and_nothing_is_applied(
             assert any(one.startswith(f"{file}, line {place}: ") for one in found), (place, found)
         assert len(found) == len(places), found
         assert await ids(client) == []
+
+
+async def test_errors_of_the_order_at_a_start_name_the_place(file: Path) -> None:
+    write(
+        file,
+        '[jobs.x]\nhandler = "shop_handlers:nightly"\nafter = ["nosuch"]\npayload = { days = 1 }\n',
+    )
+    with pytest.raises(InvalidInput) as refusal:
+        await Scheduler("memory://", jobs=file).start()
+    assert str(refusal.value).startswith(f"{file}, line 3: jobs.x.after: job 'x' comes after")
+    jobs = {"x": {"handler": "later", "after": ["y"]}, "y": {"handler": "later", "after": ["x"]}}
+    with pytest.raises(InvalidInput, match=r"^jobs\.x\.after: job 'x' would come after itself"):
+        await Scheduler("memory://", workers=0, jobs=jobs).start()
+
+
+async def test_job_that_the_file_dropped_but_others_come_after_is_named(file: Path) -> None:
+    text = (
+        'name = "shop"\n[jobs.a]\nhandler = "later"\n[jobs.b]\nhandler = "later"\nafter = ["a"]\n'
+    )
+    write(file, text)
+    async with Client("memory://") as client:
+        await client.apply_jobs(file)
+        write(file, text.replace("[jobs.a]", "[jobs.c]"))
+        with pytest.raises(InvalidInput) as refusal:
+            await client.apply_jobs(file)
+        assert str(refusal.value).startswith(
+            f"{file}, line 6: jobs.b.after: job 'b' comes after 'a', and that job is no longer"
+        )
+        assert await ids(client) == ["a", "b"]
+
+
+async def test_job_of_another_owner_is_refused_with_its_place(file: Path) -> None:
+    async with Client("memory://") as client:
+        await client.add_job("ping", handler="later")
+        with pytest.raises(JobExists) as refusal:
+            await client.apply_jobs(file)
+        assert str(refusal.value).startswith(f"{file}, line 17: jobs.ping: there is a job 'ping'")
+
+
+def test_job_id_that_is_no_text_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"^jobs\.1: a job's id is a text, not 1"):
+        Scheduler("memory://", workers=0, jobs={1: {"handler": "later"}})  # type: ignore[dict-item]
 
 
 async def test_text_that_is_no_toml_is_refused_with_its_line(file: Path) -> None:

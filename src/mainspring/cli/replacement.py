@@ -47,7 +47,7 @@ class Replacements:
         pause = min(FIRST_PAUSE * 2.0 ** min(count - 1, 10), LONGEST_PAUSE)
         log.error(
             "this process has reached its memory limit %.0f s after its start%s: it is replaced in"
-            " %.0f s. Processes that reach it so soon do little work, and the pauses grow to %.0f s."
+            " %.0f s. Processes that reach it so soon do little work; the pauses grow to %.0f s."
             " Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit= in the code),"
             " or find the job that takes so much memory",
             lasted,

@@ -16,6 +16,7 @@ from mainspring.core import transitions
 from mainspring.core.durations import duration
 from mainspring.core.enqueue_options import Options
 from mainspring.core.handlers import Handler
+from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import (
     Job,
     Owner,
@@ -459,28 +460,39 @@ class Operations:
         now = await self._engine.store.now()
         wanted = {draft.id for draft in drafts}
         removed = {job.id for job in stored.values() if belongs(job) and job.id not in wanted}
+        errors = InputErrors()
         for draft in drafts:
-            if gone := removed.intersection(draft.policy.after):
-                raise InvalidInput(
-                    f"job {draft.id!r} comes after {', '.join(sorted(gone))}, and the set no longer"
-                    " has that job",
+            for gone in sorted(removed.intersection(draft.policy.after)):
+                wrong = InvalidInput(
+                    f"job {draft.id!r} comes after {gone!r}, and that job is no longer listed: list"
+                    " it again, or leave it out of `after`",
                     field="after",
+                    given=gone,
+                    job_id=draft.id,
                 )
-        await self.check_order(drafts)
+                errors.add(wrong)
+        with errors:
+            await self.check_order(drafts)
         pairs: dict[str, Replacement] = {}
         for draft in drafts:
-            self._refuse_effect_once(draft)
-            old = stored.get(draft.id)
-            job = _fresh(draft, now)
-            if old is not None:
-                _refuse_unreadable(old)
-                # `adapt` has refused it if it belongs to another owner that must keep it.
-                mine = replace(old, owner=draft.owner, file=draft.file)
-                job = _merged(adapt(draft, old), mine, now)
-            if old is None or job.schedule != old.schedule:
-                _refuse_over(job, now)
-            pairs[draft.id] = (old, job)
+            with errors:
+                pairs[draft.id] = self._planned_replacement(draft, stored.get(draft.id), adapt, now)
+        errors.check()
         return pairs | {job_id: (stored[job_id], None) for job_id in sorted(removed)}
+
+    def _planned_replacement(
+        self, draft: Job, old: Job | None, adapt: Adapt, now: datetime
+    ) -> Replacement:
+        self._refuse_effect_once(draft)
+        job = _fresh(draft, now)
+        if old is not None:
+            _refuse_unreadable(old)
+            # `adapt` has refused it if it belongs to another owner that must keep it.
+            mine = replace(old, owner=draft.owner, file=draft.file)
+            job = _merged(adapt(draft, old), mine, now)
+        if old is None or job.schedule != old.schedule:
+            _refuse_over(job, now)
+        return old, job
 
     async def _warn_if_over(self, job: Job, now: datetime) -> None:
         """Warn if a job was defined after its last slot, since it never runs by itself, and leave a
@@ -802,7 +814,9 @@ class Operations:
         why = self._engine.store.info().no_transactions
         if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
             raise InvalidInput(
-                f'job {job.id!r} cannot have delivery="effect_once": {why}', field="delivery"
+                f'job {job.id!r} cannot have delivery="effect_once": {why}',
+                field="delivery",
+                job_id=job.id,
             )
 
     async def _stored(self, job_id: str) -> Job | None:
@@ -961,7 +975,9 @@ def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
 
 def _refuse_over(job: Job, now: datetime) -> None:
     if job.schedule is not None and job.schedule.next(now) is None:
-        raise InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        error = InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        error.job_id = job.id
+        raise error
 
 
 def _switched(job: Job, edited: Job) -> bool:

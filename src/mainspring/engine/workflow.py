@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Run
 from mainspring.errors import InvalidInput
 
@@ -21,13 +22,24 @@ Order = Mapping[str, Collection[str]]
 def check_order(
     order: Order, checked: Iterable[str], known: Collection[str], *, all_known: bool = True
 ) -> None:
-    """Raise InvalidInput if a job of `checked` can never run. `known` are the ids of the jobs that
-    exist. `all_known=False` allows unknown upstream jobs, which may be defined later."""
+    """Raise InvalidInput if jobs of `checked` can never run: one error for each unknown upstream
+    job, for each circle, and for each job of two roots. `known` are the ids of the jobs that exist.
+    `all_known=False` allows unknown upstream jobs, which may be defined later."""
+    errors = InputErrors()
+    in_circle: set[str] = set()
     for job_id in checked:
-        if all_known:
-            _refuse_unknown(job_id, order.get(job_id, ()), known)
-        _refuse_circle(job_id, order)
-        _refuse_two_roots(job_id, order, known)
+        for name in order.get(job_id, ()):
+            if all_known and name not in known:
+                errors.add(_unknown(job_id, name))
+        if job_id in in_circle:  # the error of another job names it
+            continue
+        if circle := _circle(job_id, order):
+            in_circle |= set(circle)
+            errors.add(_never_runs(job_id, circle))
+        else:
+            with errors:
+                _refuse_two_roots(job_id, order, known)
+    errors.check()
 
 
 def upstream_of(job_id: str, order: Order) -> set[str]:
@@ -60,33 +72,38 @@ def runs_after(roots: Iterable[Run], candidates: Iterable[Run]) -> list[Run]:
     return list(found.values())
 
 
-def _refuse_unknown(job_id: str, after: Collection[str], known: Collection[str]) -> None:
-    for name in after:
-        if name not in known:
-            raise InvalidInput(
-                f"job {job_id!r} comes after {name!r}, and there is no such job. Check the name; if"
-                " another program defines it, start that one first",
-                field="after",
-                given=name,
-            )
+def _unknown(job_id: str, name: str) -> InvalidInput:
+    return InvalidInput(
+        f"job {job_id!r} comes after {name!r}, and there is no such job. Check the name; if"
+        " another program defines it, start that one first",
+        field="after",
+        given=name,
+        job_id=job_id,
+    )
 
 
-def _refuse_circle(job_id: str, order: Order) -> None:
+def _never_runs(job_id: str, circle: Iterable[str]) -> InvalidInput:
+    return InvalidInput(
+        f"job {job_id!r} would come after itself ({' → '.join(circle)}): none of these could ever"
+        " run",
+        field="after",
+        job_id=job_id,
+    )
+
+
+def _circle(job_id: str, order: Order) -> list[str]:
+    """A way from the job to itself, in the order in which the jobs would run; or an empty list."""
     ways = [[job_id]]
     seen: set[str] = set()
     while ways:
         way = ways.pop()
         for name in order.get(way[-1], ()):
             if name == job_id:
-                circle = " → ".join(reversed([*way, job_id]))
-                raise InvalidInput(
-                    f"job {job_id!r} would come after itself ({circle}): none of these could ever"
-                    " run",
-                    field="after",
-                )
+                return [job_id, *reversed(way)]
             if name not in seen:
                 seen.add(name)
                 ways.append([*way, name])
+    return []
 
 
 def _refuse_two_roots(job_id: str, order: Order, known: Collection[str]) -> None:
@@ -98,4 +115,5 @@ def _refuse_two_roots(job_id: str, order: Order, known: Collection[str]) -> None
             f" instance holds them all, so it would never run. Let {roots[1]!r} come after"
             f" {roots[0]!r}, or both after one job that begins the workflow",
             field="after",
+            job_id=job_id,
         )

@@ -323,7 +323,10 @@ class Client:
             return jobs.states_name
 
         operations = self._running().operations
-        pairs = await self._call(operations.replace_all(drafts, adapt, belongs, dry_run=dry_run))
+        with jobs.placing():
+            pairs = await self._call(
+                operations.replace_all(drafts, adapt, belongs, dry_run=dry_run)
+            )
         return applied_jobs(jobs.name or "", pairs, list(kept.values()), dry_run=dry_run)
 
     def _draft_jobs(self, jobs: JobSet, owner: Owner, *, with_handlers: bool = True) -> list[Job]:

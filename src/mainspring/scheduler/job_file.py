@@ -67,12 +67,35 @@ class JobSet:
     states_name: bool = False
     """Whether the file itself has a `name`. Files in other folders may share the one that is made
     from the file's own, so that one is no reason to remove a job."""
+    url_jobs: frozenset[str] = frozenset()
+    """Jobs whose webhook was given as `url`."""
 
     def named(self, error: InvalidInput, *keys: str) -> InvalidInput:
         """The error with its place: the file, the line and the full key."""
         *parents, last = keys or ("",)
+        if last in ("webhook", "webhook.url") and parents[-1:] and parents[-1] in self.url_jobs:
+            last = "url"
         path = (*parents, *last.split(".")) if last else ()
         return _placed(error, self.path, self.lines, tuple(path))
+
+    @contextmanager
+    def placing(self) -> Iterator[None]:
+        """Errors of the block that name a job of this set get its place, too."""
+        try:
+            yield
+        except InvalidInput as error:
+            errors = InputErrors()
+            for one in error.each():
+                if one.job_id is not None and one.job_id in self.jobs:
+                    one = self.named(one, "jobs", one.job_id, one.field or "")
+                errors.add(one)
+            errors.check()
+        except JobExists as error:
+            if error.job_id is not None and error.job_id in self.jobs:
+                keys = ("jobs", error.job_id)
+                words = f"{'.'.join(keys)}: {error}"
+                error.args = (_after_place(words, self.path, self.lines, keys),)
+            raise
 
     def register_handlers(self, registry: Registry) -> None:
         """Import the functions that the jobs name as `module:function`, and register them."""
@@ -161,7 +184,7 @@ def _read(
             _check_name(name)
     with at("timezone"):
         if timezone is not None:
-            zone_named(timezone)
+            _check_timezone(timezone)
     defaults = document.get("defaults")
     if isinstance(defaults, Mapping):
         defaults = _without_none(defaults)
@@ -182,10 +205,13 @@ def _read(
                 raise InvalidInput(
                     f"a job is a table with keys such as schedule and handler, not {options!r}"
                 )
+            if not isinstance(job_id, str):
+                raise InvalidInput(f"a job's id is a text, not {job_id!r}", field="id")
             found[job_id] = _read_job(options, path, lines, str(job_id), errors)
     errors.check()
     states_name = document.get("name") is not None
-    return JobSet(found, name, timezone, defaults or {}, path, lines, states_name)
+    url_jobs = frozenset(job_id for job_id in found if "url" in jobs[job_id])
+    return JobSet(found, name, timezone, defaults or {}, path, lines, states_name, url_jobs)
 
 
 def _read_job(
@@ -224,6 +250,16 @@ def read_value(name: str, value: Any) -> Any:
 
 def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: read_value(name, value) for name, value in options.items()}
+
+
+def _check_timezone(name: object) -> None:
+    if not isinstance(name, str):
+        raise InvalidInput(
+            f"timezone is the name of a time zone, as in 'Europe/Berlin', not {name!r}",
+            field="timezone",
+            given=name,
+        )
+    zone_named(name)
 
 
 def _check_name(name: object) -> None:
@@ -365,12 +401,18 @@ def _placed(
 ) -> InvalidInput:
     """The error with the file, the line and the full key in its message."""
     key = ".".join(keys)
-    where = "" if path is None else str(path)
-    line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
-    if path is not None and line is not None:
-        where += f", line {line}"
     error.others = ()  # the caller reports each by itself
     words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
-    error.args = (f"{where}: {words}" if where else words,)
+    error.args = (_after_place(words, path, lines, keys),)
     error.field = key or None
     return error
+
+
+def _after_place(
+    words: str, path: Path | None, lines: Mapping[tuple[str, ...], int], keys: tuple[str, ...]
+) -> str:
+    """The words after the file and the line of the key, or of the table that it would be in."""
+    if path is None:
+        return words
+    line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
+    return f"{path}: {words}" if line is None else f"{path}, line {line}: {words}"

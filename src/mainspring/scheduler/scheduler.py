@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
@@ -27,7 +28,7 @@ from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
 from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
-from mainspring.scheduler.job_file import read_job_file, read_jobs
+from mainspring.scheduler.job_file import JobSet, read_job_file, read_jobs
 from mainspring.scheduler.run_forever import run_until_signal
 from mainspring.scheduler.start_message import HOW_TO_STOP, show, summary
 from mainspring.stores.protocol import Store
@@ -110,6 +111,7 @@ class Scheduler(Client):
         )
         self._resources = dict(resources or {})
         self._jobs_in_code: dict[str, Job] = {}
+        self._job_sets: list[JobSet] = []
         self._late_jobs: set[concurrent.futures.Future[Job]] = set()
         if jobs is not None:
             self.define_jobs(jobs)
@@ -191,9 +193,11 @@ class Scheduler(Client):
         if self._engine_loop is not None:
             raise InvalidState("the scheduler is running: define jobs before start")
         if isinstance(jobs, str | Path):
-            made = self._draft_jobs(read_job_file(jobs), Owner.FILE)
+            job_set, owner = read_job_file(jobs), Owner.FILE
         else:
-            made = self._draft_jobs(read_jobs(jobs), Owner.CODE)
+            job_set, owner = read_jobs(jobs), Owner.CODE
+        made = self._draft_jobs(job_set, owner)
+        self._job_sets.append(job_set)
         self._jobs_in_code |= {job.id: job for job in made}
 
     @property
@@ -297,7 +301,10 @@ class Scheduler(Client):
         refuse_while_loading()
         if self.workers:
             self.webhooks.check_keys()
-        await super()._start(program_loop, [*jobs, *self._jobs_in_code.values()])
+        with ExitStack() as placing:
+            for job_set in self._job_sets:
+                placing.enter_context(job_set.placing())
+            await super()._start(program_loop, [*jobs, *self._jobs_in_code.values()])
 
     def _show_start(self, more: str = "") -> None:
         """Show one line that says what runs where. A program that only enqueues shows none."""
