@@ -1,0 +1,95 @@
+"""Documents with two wrong fields: values of each field of a job and of a preview that are refused.
+
+Tests send each pair of fields once, `chaos/` with each combination of their values.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+from tests.support.service import Api
+
+__all__ = ["WRONG", "WRONG_IN_PREVIEW", "fields_of", "named", "pairs", "send"]
+
+NAN = float("nan")
+WRONG: dict[str, list[Any]] = {
+    "id": [5, "a b"],
+    "name": [5, ""],
+    "description": [5],
+    "schedule": [5, "61 * * * *"],
+    "every": [[], "soon", "1ms"],
+    "runAt": [5, "tomorrow"],
+    "timezone": [5, "Mars/Base"],
+    "jitter": [[], "soon"],
+    "handler": [5, "nobody", "no body"],
+    "payload": [NAN],
+    "executionType": ["TWICE"],
+    "enabled": ["yes"],
+    "retryAttempts": [-1],
+    "retryDelay": ["soon"],
+    "backoff": ["never", {"factor": 0}],
+    "timeout": ["long", 0],
+    "startDeadline": ["soon", 0],
+    "priority": [10],
+    "queue": [5, ""],
+    "concurrency": [0],
+    "concurrencyKey": [5, ""],
+    "overlap": ["maybe"],
+    "misfire": ["twice", {"limit": 0}],
+    "breaker": ["often", {"failures": 0}],
+    "after": [5, [""]],
+    "afterFailure": ["never"],
+    "retention": ["long", -1],
+    "history": [0, "all"],
+    "tags": [5, ["a\0"]],
+    "metadata": [5, {"name": "x"}, {"a": NAN}],
+    "endpoint": [5, "ftp://example.org"],
+    "method": [5, "CONNECT"],
+    "headers": [5, {"Host": "example.org"}],
+    "secretHeaders": [5, ["X-Missing"]],
+    "body": [NAN, "{{nobody}}"],
+    "successCodes": [5, ["9xx"]],
+    "retryOn": [5, ["9xx"]],
+    "rotateSecret": ["yes"],
+}
+"""Values of each field that are refused by their type, and then by a rule of the library. A field
+that is not here is given an object with a strange name."""
+
+STRANGE = [{"no such": "value"}]
+
+WRONG_IN_PREVIEW = {**WRONG, "count": ["many", 0], "after": [5, "tomorrow"]}
+
+
+def fields_of(body: Any) -> list[str]:
+    return [field.alias for field in body.model_fields.values()]
+
+
+def pairs(
+    fields: list[str], first: str, wrong: dict[str, list[Any]], *, every: bool = False
+) -> list[dict[str, Any]]:
+    """Documents with a wrong value in the first field and one in another field: not both of a wrong
+    type, because pydantic reports those at once. `every`: all combinations of two fields, and not
+    one of them in turn."""
+    documents = []
+    for number, second in enumerate(fields[fields.index(first) + 1 :]):
+        ours, others = wrong.get(first, STRANGE), wrong.get(second, STRANGE)
+        combinations = [
+            {first: one, second: other}
+            for one, other in product(ours, others)
+            if one is ours[-1] or other is others[-1]
+        ]
+        documents += combinations if every else [combinations[number % len(combinations)]]
+    return documents
+
+
+def named(errors: list[dict[str, str]]) -> set[str]:
+    return {error["field"].partition(".")[0] for error in errors}
+
+
+async def send(api: Api, method: str, path: str, document: Any) -> Any:
+    """As JSON with NaN, which a client may send and httpx would not."""
+    headers = {"Content-Type": "application/json"}
+    answer = await api.request(method, path, content=json.dumps(document), headers=headers)
+    return answer.json()
