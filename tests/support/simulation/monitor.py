@@ -318,7 +318,8 @@ class Monitor:
         now = asyncio.get_running_loop().time()
         took = now - handling.began_at
         # A run that began as any other may have become a suspect since: its worker froze.
-        if took >= 1 and (run_id, token) in self._began_as_suspect:
+        # The worker measures a second by its own clock, which may be slow by a fiftieth.
+        if took >= 1.05 and (run_id, token) in self._began_as_suspect:
             self._next_turn[handling.author] = now + took
         if outcome == "returned":
             self._returned.add((run_id, token))

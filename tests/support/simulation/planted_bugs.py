@@ -633,7 +633,7 @@ def _bugs() -> Iterator[Planted]:
               "completion", "cancel", "attempts", "rescue", make_store=NoFence)  # fmt: skip
     yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
     yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
-              make_store=CountThenClaim)  # fmt: skip
+              make_store=CountThenClaim, first_seed=1)  # fmt: skip
     yield bug("claims early", "runs are taken a second before they are due", "early",
               make_store=ClaimsEarly)  # fmt: skip
     yield bug("advance, then add", "a crash between the two loses the slot", "slots",
@@ -643,26 +643,26 @@ def _bugs() -> Iterator[Planted]:
     yield bug("loose chain", "the second firing of a job stands without the first", "slots",
               make_store=LooseChain, stress=True, focus="slots")  # fmt: skip
     yield bug("key checked before", "a dedupe key is looked up, then the run inserted", "dedupe",
-              make_store=KeyCheckedBefore)  # fmt: skip
+              make_store=KeyCheckedBefore, first_seed=5)  # fmt: skip
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
-              make_store=RenewByIdAlone, stress=True)  # fmt: skip
+              make_store=RenewByIdAlone, stress=True, first_seed=3)  # fmt: skip
     yield bug("renew beyond the limit", "a lapsed lease comes back though its place is taken",
-              "limit", make_store=RenewBeyondLimit, stress=True)  # fmt: skip
+              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=41)  # fmt: skip
     yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
               "clock", make_store=LeasesByWallClock)  # fmt: skip
     yield bug("rescue without guard", "an owner that renewed in between is robbed", "rescue",
-              patches=_without("rescued", "lease_until"), stress=True)  # fmt: skip
+              patches=_without("rescued", "lease_until"), stress=True, first_seed=15)  # fmt: skip
     yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",
               patches=_rescued_by_age)  # fmt: skip
     yield bug("rescue by own clock", "the worker's clock says which lease has lapsed", "rescue",
               patches=_rescued_by_own_clock)  # fmt: skip
     yield bug("rescue of at-most-once", "a rescue does not ask how often a run may start",
-              "at most once", patches=_rescued_as_any)  # fmt: skip
+              "at most once", patches=_rescued_as_any, first_seed=2)  # fmt: skip
     yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
               "cancel", patches=_without("rescued", "cancel_requested"), stress=True,
-              first_seed=2)  # fmt: skip
+              first_seed=10)  # fmt: skip
     yield bug("bystanders blamed", "every lapse is held against a run, begun or not", "begin",
-              "poison", patches=_bystanders_blamed)  # fmt: skip
+              "poison", patches=_bystanders_blamed, first_seed=2)  # fmt: skip
     yield bug("killers at large", "no lapse is held against a run that runs alone", "poison",
               patches=_killers_at_large, first_seed=2)  # fmt: skip
     yield bug("suspects in company", "a suspect begins beside others", "suspects",
@@ -677,7 +677,7 @@ def _bugs() -> Iterator[Planted]:
               "at most once", "fence", "attempts", "poison",
               patches=_given_again_though_begun)  # fmt: skip
     yield bug("cancel overwritten", "a completion overwrites a cancel request", "cancel",
-              patches=_cancel_overwritten)  # fmt: skip
+              patches=_cancel_overwritten, first_seed=2)  # fmt: skip
     yield bug("retry resets the attempt", "a retry begins to count anew", "attempts",
               patches=_also_sets("retrying", attempt=0))  # fmt: skip
     yield bug("retry resets the token", "a retry hands out old tokens again", "tokens",
@@ -692,40 +692,43 @@ def _bugs() -> Iterator[Planted]:
     yield bug("backfilled twice", "a backfilled run has a random id, not its slot's", "backfill",
               patches=_random_backfill_ids, focus="filled", calm=False)  # fmt: skip
     yield bug("pause unseen", "a node fires though all firing is paused", "paused",
-              patches=_pause_unseen)  # fmt: skip
+              patches=_pause_unseen, first_seed=7)  # fmt: skip
     yield bug("caught up after a pause", "slots that passed during a pause run after it", "paused",
-              patches=_caught_up_after_a_pause)  # fmt: skip
+              patches=_caught_up_after_a_pause, first_seed=27)  # fmt: skip
     yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
-              patches=_overlap_unseen)  # fmt: skip
+              patches=_overlap_unseen, first_seed=2)  # fmt: skip
     yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
               " removed", "removed", "at most once", patches=_forgotten_is_removed,
-              first_seed=2)  # fmt: skip
+              first_seed=11)  # fmt: skip
     yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
-              "drain", patches=_drains_and_fires, focus="slots", calm=False)  # fmt: skip
+              "drain", patches=_drains_and_fires, focus="slots", calm=False,
+              first_seed=1)  # fmt: skip
     yield bug("all wait again", "a retry revives every run that some failure skipped",
               "finished", patches=_all_wait_again)  # fmt: skip
     yield bug("registered afresh", "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("counted again", "a change that is sent again is counted again", "counters",
-              make_store=CountsAgain, calm=False)  # fmt: skip
+              make_store=CountsAgain, calm=False, first_seed=2)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
-              make_store=EffectFirst, first_seed=2)  # fmt: skip
+              make_store=EffectFirst, first_seed=3)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
               "effect", make_store=EffectUnfenced, stress=True, focus="exact",
-              calm=False, first_seed=5)  # fmt: skip
+              calm=False, first_seed=46)  # fmt: skip
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
               "fence", "finished", "effect", "cancel", patches=_aborted_without_fence,
-              first_seed=2)  # fmt: skip
+              first_seed=5)  # fmt: skip
     yield bug("starts counted before", "what has started is counted, then the claim is made",
-              "rate", make_store=StartsCountedBefore, focus="rated_a", calm=False)  # fmt: skip
+              "rate", make_store=StartsCountedBefore, focus="rated_a", calm=False,
+              first_seed=5)  # fmt: skip
     yield bug("rate of each node", "each worker counts only what it starts itself", "rate",
-              make_store=RateOfEachNode, focus="rated_a", calm=False)  # fmt: skip
+              make_store=RateOfEachNode, focus="rated_a", calm=False, first_seed=1)  # fmt: skip
     yield bug("fixed spans", "a rate is counted anew with every span of the clock", "rate",
-              patches=_fixed_spans, focus="rated_a", calm=False)  # fmt: skip
+              patches=_fixed_spans, focus="rated_a", calm=False, first_seed=1)  # fmt: skip
     yield bug("breaker by own clock", "the worker's clock says when the reset time is over",
-              "breaker", patches=_breaker_by_own_clock, focus="broken", calm=False)  # fmt: skip
+              "breaker", patches=_breaker_by_own_clock, focus="broken", calm=False,
+              first_seed=1)  # fmt: skip
     yield bug("breaker of each process", "a worker looks only at what it has seen fail itself",
               "breaker", patches=_breaker_of_each_process, focus="broken",
               calm=False)  # fmt: skip
@@ -737,13 +740,13 @@ def _bugs() -> Iterator[Planted]:
     yield bug("trial for ever", "a trial whose worker died is waited for", "lost",
               patches=_trial_for_ever, focus="broken")  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
-              "alone", patches=_holds_on, calm=False, first_seed=11)  # fmt: skip
+              "alone", patches=_holds_on, calm=False, first_seed=17)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
               "overrun", patches=_starts_late, stress=True, focus="plain",
-              calm=False, first_seed=73)  # fmt: skip
+              calm=False, first_seed=182)  # fmt: skip
     yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
               "overrun", "alone", patches=_lets_go_by_id, stress=True, calm=False,
-              first_seed=4)  # fmt: skip
+              first_seed=15)  # fmt: skip
 
 
 PLANTED = tuple(_bugs())
