@@ -432,9 +432,8 @@ class Operations:
         jobs. Everything is checked before anything is written, and all is written in one call.
         Returns every job before and after. `adapt` is as for `put`.
 
-        Jobs that others change meanwhile (a slot fires) are read and written again. A crash leaves
-        all of it or nothing on a store that writes many records as one (memory, SQLite); else it
-        may leave a part, and the same call completes it.
+        A crash leaves all of it or nothing, as `put_jobs` does. Only jobs that others change at
+        that moment (a slot fires) are read and written again, after the rest.
         """
         first: dict[str, Replacement] = {}
         for _ in range(TRIES):

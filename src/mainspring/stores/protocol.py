@@ -476,6 +476,9 @@ class Store(Protocol):
         """Insert, update or delete jobs by compare-and-set, each by itself and in order; say which
         were done. With a job its definition and its counts are deleted: its runs stay.
 
+        The writes of a call that are done are stored as one: a crash leaves all of them or none.
+        (The counts of deleted jobs may be deleted a moment later.)
+
         A write that is sent again after its answer was lost is False: the stored job has the
         version that it wrote, and a version never repeats (see `Job.next_version`).
         """

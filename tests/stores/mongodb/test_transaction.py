@@ -3,6 +3,7 @@ one gets it. A client's death is an error raised in place of a step; nothing beh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from types import ModuleType
@@ -26,7 +27,16 @@ from mainspring.stores.mongodb import (
     jobs,
     transaction,
 )
-from mainspring.stores.protocol import Claim, Fired, Firing, Held, JobQuery, Renewed, RunQuery
+from mainspring.stores.protocol import (
+    Claim,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    JobWrite,
+    Renewed,
+    RunQuery,
+)
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.servers.mongodb import with_database
@@ -75,11 +85,11 @@ def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
     return Run(**{"id": run_id, "job_id": "job", "handler": "work", **given, **fields})
 
 
-async def job(store: MongoStore, clock: FakeClock, **policy: Any) -> Job:
+async def job(store: MongoStore, clock: FakeClock, id: str = "job", **policy: Any) -> Job:
     now = clock.now()
-    made = Job(id="job", handler="work", created_at=now, updated_at=now, next_run_at=now)
+    made = Job(id=id, handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await put_job(store, replace(made, policy=Policy.make(**policy)))
-    return (await store.jobs(JobQuery())).items[0]
+    return (await store.jobs(JobQuery(ids=frozenset({id})))).items[0]
 
 
 async def seen(store: MongoStore) -> set[str]:
@@ -500,6 +510,45 @@ async def test_an_owner_whose_place_was_given_away_gets_it_back_when_it_is_free(
     assert await store.commit([transitions.succeeded(other, clock.now(), None)]) == [True]
     assert [one.id for one in await store.renew(held, CLAIM.lease)] == ["a"]
     assert [one.id for one in await store.renew(held, CLAIM.lease)] == ["a"]
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
+    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that dies before the commit has added, changed and removed nothing."""
+    [old, removed] = [await job(store, clock, name) for name in ("a", "b")]
+    writes = [
+        JobWrite.put(replace(old, description="changed", policy=Policy.make(concurrency=1))),
+        JobWrite.drop("b", removed.version),
+        JobWrite.put(replace(old, id="c", version=0)),
+    ]
+    await store.add([run(clock, "live", job_id="a")])
+    death = Death(monkeypatch, transaction, "_commit")
+    with pytest.raises(StoreUnavailable):
+        await store.put_jobs(writes)
+    assert death.met
+    assert (await store.jobs(JobQuery())).items == [old, removed]
+    assert await store.put_jobs(writes) == [True, True, True]
+    found = (await store.jobs(JobQuery())).items
+    assert [(one.id, one.description) for one in found] == [("a", "changed"), ("c", "")]
+    await store.add([run(clock, "second", job_id="a")])
+    assert len(await claim_runs(store, CLAIM)) == 1  # the limit holds also for the older run
+
+
+async def test_of_two_sets_of_jobs_at_once_each_job_is_written_once(
+    store: MongoStore, clock: FakeClock
+) -> None:
+    made = [await job(store, clock, f"j{n}") for n in range(20)]
+    sets = [
+        [JobWrite.put(replace(one, description=who)) for one in order]
+        for who, order in (("one", made), ("two", made[::-1]))
+    ]
+    first, second = await asyncio.gather(*map(store.put_jobs, sets))
+    assert [a + b for a, b in zip(first, second[::-1], strict=True)] == [1] * 20
+    assert len({one.description for one in (await store.jobs(JobQuery())).items}) == 1
 
 
 # -- lost answers ---------------------------------------------------------------------------

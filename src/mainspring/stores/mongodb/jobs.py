@@ -1,5 +1,7 @@
 """Jobs: writes them by compare-and-set, and fires their slots.
 
+Jobs that one call writes are written in one transaction.
+
 A batch of slots fires in one transaction. It reads the jobs and their unfinished runs, decides
 what overlaps, inserts the runs, cancels those that are replaced, and advances the jobs. So a slot
 has its run exactly if its job has advanced. Two transactions that fire the same job write the same
@@ -13,12 +15,11 @@ by a few seconds at most, because other clients end its session then (sessions.p
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from pymongo import UpdateOne
+from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from mainspring.core.clock import from_us
@@ -45,9 +46,9 @@ from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlappe
 
 __all__ = ["fire", "live_slots", "put_jobs"]
 
+Move = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
+
 TRIES = 20
-SIDE_BY_SIDE = 32
-"""Jobs that are written at the same time, so that they wait for a majority together."""
 _MOMENTS = ("next_run_at", "last_run_at")
 _SHOWN = dict.fromkeys(("version", "limit"), 1)
 _LARGE = ("payload", "result", "attempts", "progress", "error")
@@ -55,23 +56,52 @@ _THIN = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE), 1)
 
 
 async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
-    """Write each job by itself. Jobs of different ids are written at the same time, so that they
-    wait for a majority together."""
+    """Write several jobs in one transaction, so that a crash leaves all of them or none; a single
+    job without one."""
     made = [None if write.job is None else job_document(write.job) for write in writes]
+    if len(writes) > 1:
+        done, restamped = await in_transaction(db, lambda db: _put_together(db, writes, made))
+        # Outside the transaction: a job may have any number of live runs.
+        for job_id, limited in restamped.items():
+            await stamp_lanes(db, job_id, limited=limited)
+        return done
+    return [
+        await _drop_job(db, write.id, write.expected_version)
+        if document is None
+        else await _put_job(db, document, write.expected_version)
+        for write, document in zip(writes, made, strict=True)
+    ]
+
+
+async def _put_together(
+    db: Database, writes: Sequence[JobWrite], made: Sequence[Document | None]
+) -> tuple[list[bool], dict[str, bool]]:
+    """Which writes were done, and the jobs that were given a limit (True) or lost it (False)."""
     done = [False] * len(writes)
-    slots = asyncio.Semaphore(SIDE_BY_SIDE)
-
-    async def put(at: int) -> None:
-        async with slots:
-            write, document = writes[at], made[at]
-            if document is None:
-                done[at] = await _drop_job(db, write.id, write.expected_version)
-            else:
-                done[at] = await _put_job(db, document, write.expected_version)
-
+    restamped: dict[str, bool] = {}
     for part in split_in_order(writes, lambda write: write.id):
-        await asyncio.gather(*(put(at) for at in part))
-    return done
+        ids = [writes[at].id for at in part]
+        walk = db.jobs.find({"_id": {"$in": ids}}, _SHOWN, session=db.session)
+        stored = {job["_id"]: job async for job in walk}
+        moves: list[Move] = []
+        for at in part:
+            write, old, new = writes[at], stored.get(writes[at].id), made[at]
+            if (old is None and new is None) or write.expected_version not in (None, _version(old)):
+                continue
+            moves.append(_move(write.id, old, new))
+            done[at] = True
+            limited = new is not None and "limit" in new
+            if limited != (old is not None and "limit" in old):
+                restamped[write.id] = limited
+        if moves:
+            await db.jobs.bulk_write(moves, ordered=False, session=db.session)
+    return done, restamped
+
+
+def _move(job_id: str, old: Document | None, new: Document | None) -> Move:
+    if new is None:
+        return DeleteOne({"_id": job_id})
+    return InsertOne(new) if old is None else ReplaceOne({"_id": job_id}, new)
 
 
 async def _put_job(db: Database, made: Document, expected: int | None) -> bool:
