@@ -263,19 +263,19 @@ class ClaimTests(Suite):
 
 
 class LimitTests(Suite):
-    async def claim(self, store: Store, limit: int = 100, **fields: Any) -> list[Run]:
-        """With leases that outlast the test, also on a busy machine where time is real: a lease
-        that lapses would free capacity."""
-        return await super().claim(store, limit, **{"lease": self.ticks(10_000), **fields})
+    async def hold(self, store: Store, limit: int = 100, **fields: Any) -> list[Run]:
+        """Claim with leases that outlast the test, also on a busy machine where time is real: a
+        lease that lapses would free capacity."""
+        return await self.claim(store, limit, **{"lease": self.ticks(10_000), **fields})
 
     async def test_a_job_never_exceeds_its_concurrency(self, store: Store) -> None:
         await self.put(store, concurrency=3)
         await store.add(self.runs(*"abcdefg"))
-        held = [*await self.claim(store, 2), *await self.claim(store, worker="w2")]
+        held = [*await self.hold(store, 2), *await self.hold(store, worker="w2")]
         assert len(held) == 3
-        assert await self.claim(store) == []
+        assert await self.hold(store) == []
         await store.commit([transitions.succeeded(held[0], await store.now(), None)])
-        assert len(await self.claim(store)) == 1
+        assert len(await self.hold(store)) == 1
 
     async def test_every_outcome_of_an_attempt_frees_capacity(self, store: Store) -> None:
         await self.put(store, concurrency=1)
@@ -290,7 +290,7 @@ class LimitTests(Suite):
         ]
         for n, end in enumerate(ends):
             await store.add([self.run(f"r{n}")])
-            [run] = await self.claim(store)
+            [run] = await self.hold(store)
             assert await store.commit([end(run, await store.now())]) == [True]
 
     async def test_a_limit_does_not_hold_back_other_jobs(self, store: Store) -> None:
@@ -299,17 +299,17 @@ class LimitTests(Suite):
         await store.add(
             [self.run(f"{job}{n}", job_id=job) for job in ("one", "two", "free") for n in range(3)]
         )
-        taken = sorted(run.job_id for run in await self.claim(store))
+        taken = sorted(run.job_id for run in await self.hold(store))
         assert taken == ["free", "free", "free", "one", "two"]
 
     async def test_jobs_with_the_same_concurrency_key_share_a_limit(self, store: Store) -> None:
         for job in ("a", "b"):
             await self.put(store, job, concurrency=2, concurrency_key="database")
         await store.add([self.run(f"{job}{n}", job_id=job) for job in "ab" for n in range(3)])
-        held = [*await self.claim(store, 1), *await self.claim(store)]
+        held = [*await self.hold(store, 1), *await self.hold(store)]
         assert len(held) == 2
         await store.commit([transitions.succeeded(held[0], await store.now(), None)])
-        assert len(await self.claim(store)) == 1
+        assert len(await self.hold(store)) == 1
 
     async def test_jobs_that_share_a_key_may_have_different_limits(self, store: Store) -> None:
         """The job with the smaller limit stops there; runs of the other jobs count for it, too."""
@@ -317,7 +317,7 @@ class LimitTests(Suite):
         await self.put(store, "large", concurrency=3, concurrency_key="k")
         await store.add([self.run(f"s{n}", job_id="small", priority=9) for n in range(3)])
         await store.add([self.run(f"l{n}", job_id="large", priority=1) for n in range(5)])
-        jobs = [run.job_id for run in await self.claim(store)]
+        jobs = [run.job_id for run in await self.hold(store)]
         assert jobs == ["small", "large", "large"]
 
     async def test_a_concurrency_key_that_equals_a_job_id_is_another_limit(
@@ -327,7 +327,7 @@ class LimitTests(Suite):
         for n, key in enumerate(("mail", "job:mail")):
             await self.put(store, f"other{n}", concurrency=1, concurrency_key=key)
         await store.add([self.run(j, job_id=j) for j in ("mail", "other0", "other1")])
-        assert len(await self.claim(store)) == 3
+        assert len(await self.hold(store)) == 3
 
     async def test_a_run_with_a_lapsed_lease_does_not_count_for_the_limit(
         self, store: Store
@@ -335,10 +335,10 @@ class LimitTests(Suite):
         """Otherwise a crashed worker's run would use the limit for ever."""
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b"))
-        [first] = await self.claim(store, 1, lease=self.ticks(10))
-        assert await self.claim(store) == []
+        [first] = await self.hold(store, 1, lease=self.ticks(10))
+        assert await self.hold(store) == []
         await self.pass_ticks(10)
-        [second] = await self.claim(store)
+        [second] = await self.hold(store)
         assert {first.id, second.id} == {"a", "b"}
 
     async def test_a_lapsed_lease_is_not_renewed_when_the_limit_is_reached(
@@ -347,9 +347,9 @@ class LimitTests(Suite):
         """Otherwise two runs would have valid leases under a limit of one."""
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b"))
-        [paused] = await self.claim(store, 1, lease=self.ticks(10))
+        [paused] = await self.hold(store, 1, lease=self.ticks(10))
         await self.pass_ticks(11)
-        [other] = await self.claim(store, 1)
+        [other] = await self.hold(store, 1)
         assert await self.renew(store, paused) == []
         assert [r.id for r in await self.renew(store, other)] == [other.id]
         await store.commit([transitions.succeeded(other, await store.now(), None)])
@@ -375,22 +375,22 @@ class LimitTests(Suite):
     ) -> None:
         await self.put(store)
         await store.add(self.runs(*"abcdef"))
-        held = await self.claim(store, 3)
+        held = await self.hold(store, 3)
         await self.put(store, concurrency=2)
-        assert await self.claim(store) == []
+        assert await self.hold(store) == []
         now = await store.now()
         await store.commit([transitions.succeeded(run, now, None) for run in held[:2]])
-        assert len(await self.claim(store)) == 1
+        assert len(await self.hold(store)) == 1
         await self.put(store, concurrency=3)
-        assert len(await self.claim(store)) == 1
+        assert len(await self.hold(store)) == 1
         await self.put(store, concurrency=None)
-        assert len(await self.claim(store)) == 1
+        assert len(await self.hold(store)) == 1
 
     async def test_a_run_of_a_removed_job_has_no_limit(self, store: Store) -> None:
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b", "c"))
         await drop_job(store, "job")
-        assert len(await self.claim(store)) == 3
+        assert len(await self.hold(store)) == 3
 
     async def test_concurrent_clients_never_exceed_a_limit(self, store: Store) -> None:
         await self.put(store, concurrency=5)
@@ -399,7 +399,7 @@ class LimitTests(Suite):
         done = 0
         while done < 40:
             claims = [
-                self.claim(client, 3, worker=f"w{n}") for n in range(5) for client in (store, peer)
+                self.hold(client, 3, worker=f"w{n}") for n in range(5) for client in (store, peer)
             ]
             held = [run for taken in await asyncio.gather(*claims) for run in taken]
             assert len(held) == min(5, 40 - done)
