@@ -372,13 +372,12 @@ UPSTREAM_FAILED = "upstream failed"
 
 
 def waiting_again(run: Run) -> Change:
-    """Let a run wait again that was skipped because a run before it failed: that one is tried
-    again."""
-    return Change(
-        run.id,
-        {"state": State.SKIPPED, "token": run.token, "reason": UPSTREAM_FAILED},
-        {"state": State.WAITING, "finished_at": None, "reason": None},
-    )
+    """Let a run wait for one that is tried again: it was skipped because that one failed, or it
+    still waits. Its token grows, so that a skip which was decided before the retry is refused."""
+    put: dict[str, Any] = {"token": run.token + 1}
+    if run.state is State.SKIPPED:
+        put |= {"state": State.WAITING, "finished_at": None, "reason": None}
+    return Change(run.id, {"state": run.state, "token": run.token}, put)
 
 
 def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> Change | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
+from functools import partial
 
 from msgspec import Struct
 
@@ -36,10 +37,6 @@ async def _none(runs: list[Run]) -> set[str]:
     return set()
 
 
-async def _no_more(runs: list[Run]) -> list[Change]:
-    return []
-
-
 class BulkOperations:
     """`query.limit` is the most runs that are changed; `ids` names single runs instead."""
 
@@ -53,7 +50,7 @@ class BulkOperations:
             change=lambda run, now: transitions.cancelling(run, now, reason),
             tell=self._operations.announce_cancel,
             alone=lambda run_id: self._operations.cancel(run_id, reason),
-            beside=lambda runs: self._operations.cancel_nodes(runs, reason),
+            commit=partial(self._commit_cancels, reason),
         )
 
     async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:
@@ -63,8 +60,16 @@ class BulkOperations:
             tell=lambda run: self._engine.emit("run.enqueued", run),
             alone=self._operations.retry,
             left=self._operations.not_revivable,
-            beside=self._operations.waiting_again,
+            commit=self._operations.commit_retries,
         )
+
+    async def _commit_cancels(
+        self, reason: str, runs: list[Run], changes: list[Change]
+    ) -> list[bool]:
+        kept = await self._engine.store.commit(changes)
+        changed = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
+        await self._engine.store.commit(await self._operations.cancel_nodes(changed, reason))
+        return kept
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
         matched = done = 0
@@ -83,10 +88,11 @@ class BulkOperations:
         tell: Callable[[Run], None],
         alone: Callable[[str], Awaitable[object]],
         left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
-        beside: Callable[[list[Run]], Awaitable[list[Change]]] = _no_more,
+        commit: Callable[[list[Run], list[Change]], Awaitable[list[bool]]],
     ) -> Matched:
-        """`left` returns the ids of the matching runs that cannot be changed; `beside` returns
-        changes of other runs that belong to those of the given ones."""
+        """`left` returns the ids of the matching runs that cannot be changed; `commit` commits the
+        changes of some runs, with those of other runs that belong to them, and returns which of the
+        former were kept."""
         matched = done = 0
         async for runs in self._pages(chosen):
             matched += len(runs)
@@ -94,9 +100,7 @@ class BulkOperations:
             runs = [run for run in runs if run.id not in without]
             now = await self._engine.store.now()
             changes = [change(run, now) for run in runs]
-            kept = await self._engine.store.commit(changes)
-            changed = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
-            await self._engine.store.commit(await beside(changed))
+            kept = await commit(runs, changes)
             for run, made, was_kept in zip(runs, changes, kept, strict=True):
                 if was_kept:
                     tell(made.after(run))

@@ -20,7 +20,6 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import (
     Job,
     Owner,
-    Page,
     Run,
     Source,
     State,
@@ -37,12 +36,13 @@ from mainspring.engine.breakers import close_breaker, forget_breakers, start_put
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
 from mainspring.engine.live_workers import LiveWorker, find_orphans, find_workers
+from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import check_order, runs_after, upstream_of
+from mainspring.engine.workflow import check_order, upstream_of
 from mainspring.errors import (
     Conflict,
     InvalidInput,
@@ -69,9 +69,6 @@ TRIES = 20
 
 MANY_AT_ONCE = 1000
 """How many jobs one commit writes."""
-
-SEARCHED_RUNS = 10_000
-"""How many of the newest skipped runs a retry searches for those that were enqueued after it."""
 
 START_HELD = timedelta(seconds=60)
 
@@ -208,11 +205,7 @@ class Operations:
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
         change = transitions.revived(run, await self._engine.store.now())
-        again = await self.waiting_again([run])
-        if run.dedupe_key is None:  # all at once: a crash leaves no follower behind
-            [kept, *_] = await self._engine.store.commit([change, *again])
-        elif kept := await self._committed(change):  # only if no other run has taken the key
-            await self._engine.store.commit(again)
+        [kept] = await self.commit_retries([run], [change])
         if not kept:
             now = await self.run(run_id)
             held = f"its dedupe key {run.dedupe_key!r} is held by another run"
@@ -224,48 +217,29 @@ class Operations:
         self._engine.emit("run.enqueued", after)
         return after
 
-    async def waiting_again(self, runs: Sequence[Run]) -> list[Change]:
-        """The changes that let runs wait again which were skipped because these did not succeed,
-        or because such a skipped run comes before them.
-
-        No index leads from a run to those that were skipped after it: every run would pay for it.
-        Runs of jobs that follow the runs' jobs are found by their job. Runs that were enqueued with
-        `after` are searched among the newest skipped runs of all jobs.
-        """
-        if not runs:
-            return []
-        again = await self._nodes_again(runs)
-        oldest = min(run.created_at for run in runs) - timedelta(seconds=1)
-        order = {job.id: job.policy.after for job in await self._engine.jobs.followers()}
-        retried = {run.job_id for run in runs}
-        candidates = await self._skipped_since(oldest, None, SEARCHED_RUNS)
-        for job_id in order:
-            if upstream_of(job_id, order) & retried:
-                candidates |= await self._skipped_since(oldest, job_id)
-        following = runs_after(runs, candidates.values())
-        return again + [transitions.waiting_again(run) for run in following]
-
-    async def _skipped_since(
-        self, oldest: datetime, job_id: str | None, most: int | None = None
-    ) -> dict[str, Run]:
-        """The runs of a job, or of all, that were skipped because one before them failed, made at
-        `oldest` or later. `most`: only so many of the newest skipped runs are looked at."""
-        found: dict[str, Run] = {}
-        looked_at, cursor = 0, None
-        while True:
-            query = RunQuery(
-                job=job_id,
-                states=frozenset({State.SKIPPED}),
-                brief=True,
-                limit=MANY_AT_ONCE,
-                cursor=cursor,
-            )
-            page: Page[Run] = await self._engine.store.find(query)
-            fresh = [run for run in page.items if run.created_at >= oldest]
-            found |= {run.id: run for run in fresh if run.reason == transitions.UPSTREAM_FAILED}
-            looked_at, cursor = looked_at + len(page.items), page.cursor
-            if cursor is None or not fresh or (most is not None and looked_at >= most):
-                return found
+    async def commit_retries(self, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
+        """Commit changes that make these runs pending again, and return which were kept. Their node
+        runs are tried again too, and the runs after them wait again. If that is interrupted, the
+        leader completes it."""
+        store = self._engine.store
+        note = await note_retry(self._engine, runs)
+        nodes = await self._nodes_again([run for run in runs if run.dedupe_key is None])
+        kept = (await store.commit([*changes, *nodes]))[: len(changes)]
+        revived = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
+        # Of a run with a dedupe key it is known only now that no other run has taken the key.
+        held = [run for run in revived if run.dedupe_key is not None]
+        await store.commit(await self._nodes_again(held))
+        reached: list[str] = []
+        if revived:
+            try:
+                reached = await revive_followers(self._engine, revived)
+            except StoreError:
+                return kept  # the note stands
+        await forget_retry(self._engine, note)
+        if reached:  # one may have ended before its followers waited again
+            with contextlib.suppress(StoreError):  # the next sweep releases them
+                await self._sweeper.release_followers(reached)
+        return kept
 
     async def _nodes_again(self, runs: Sequence[Run]) -> list[Change]:
         """The changes that try the failed node runs of runs again that were spread over nodes,

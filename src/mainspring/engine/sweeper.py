@@ -19,6 +19,7 @@ from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
+from mainspring.engine.revival import complete_retries
 from mainspring.engine.worker_ids import host_was_restarted
 from mainspring.errors import StoreError
 from mainspring.stores.protocol import RunQuery
@@ -134,7 +135,9 @@ class Sweeper:
                 self._engine.emit(EVENT_OF[run.state], run)
 
     async def _release_all(self) -> None:
-        """Look through all waiting runs, for those that a process left which died."""
+        """Look through all waiting runs, for those that a process left which died; before that,
+        complete its retries."""
+        await complete_retries(self._engine)
         self._any_waiting = await self._release_found(RunQuery(states=frozenset({State.WAITING})))
 
     async def _release_followers(self) -> None:

@@ -46,7 +46,7 @@ INVARIANTS = {
     "fence": "only the holder of a run, or a rescue of a lapsed lease, changes a running run",
     "rescue": "a run is rescued only when its lease has lapsed by the store's clock",
     "lease": "two workers never hold a valid lease on one run; only the holder renews it",
-    "tokens": "the token grows by one with every claim and by nothing else",
+    "tokens": "the token grows by one with every claim, and with the retry of a run before it",
     "finished": "a finished run never changes, but for a retry that was asked for, which also lets"
     " runs wait again that were skipped because of it",
     "completion": "a run succeeds only by a handler that returned under the same token",
@@ -71,6 +71,7 @@ INVARIANTS = {
     "paused": "no slot fires while all firing is paused, and none of those that passed fires later",
     "overlap": "slots of a job run at once only where its policy allows it",
     "order": "a waiting run is freed only by the end of all it waits for",
+    "followers": "a run does not stay skipped by a failure of runs that have succeeded since",
     "clock": "when the store's wall clock is set, leases and retries last as long as was meant,"
     " and what is due stays due",
     "early": "nothing starts before its time on the store's clock",
@@ -413,7 +414,7 @@ class Monitor:
         if method == "claim":
             self._check_claim(author, old, run, now)
             return True
-        if run.token != old.token:
+        if run.token != old.token and not self._waits_for_retried(old, run):
             self.fail("tokens", f"{run.id}: {method} took the token {old.token} to {run.token}")
         if method == "renew":
             return self._check_renewal(author, old, run, now)
@@ -568,7 +569,15 @@ class Monitor:
                 left += self._runs[name].after
         return False
 
+    def _waits_for_retried(self, old: Run, run: Run) -> bool:
+        """Whether the step is that of a follower of a run that is tried again."""
+        fits = old.state in (State.WAITING, State.SKIPPED) and run.state is State.WAITING
+        return fits and run.token == old.token + 1 and self._follows_retried(run)
+
     def _check_unstarted(self, old: Run, run: Run) -> None:
+        if old.state is run.state is State.WAITING and self._waits_for_retried(old, run):
+            self.counted["fenced follower"] += 1
+            return
         if run.state in (State.CANCELLED, State.SKIPPED):
             return
         if old.state is run.state is State.PENDING and old.reason == PUT_OFF_REASON:
@@ -781,6 +790,19 @@ class Monitor:
     def unfinished(self) -> list[Run]:
         return [run for run in self._runs.values() if not run.finished]
 
+    def left_behind(self) -> list[Run]:
+        """Runs that are skipped by a failure, though all that they come after has succeeded."""
+        return [
+            run
+            for run in self._runs.values()
+            if run.state is State.SKIPPED
+            and run.reason == transitions.UPSTREAM_FAILED
+            and all(
+                name in self._runs and self._runs[name].state is State.SUCCEEDED
+                for name in run.after
+            )
+        ]
+
     def check_slots(self) -> None:
         """Faults have stopped, and late firings had the time to come."""
         for job in self._jobs.values():
@@ -792,6 +814,8 @@ class Monitor:
             self.fail("lost", f"{run.id} is still {run.state} ({run.reason}), due {run.run_at}")
         for run_id in sorted(self.acknowledged - self._runs.keys() - self._pruned):
             self.fail("lost", f"{run_id} was accepted and is not there")
+        for run in self.left_behind():
+            self.fail("followers", f"{run.id} is skipped, and {run.after} succeeded")
         for run_id, revived in self.cancelled.items():
             kept = self._runs.get(run_id)
             if kept and self._revived[run_id] == revived and kept.state is not State.CANCELLED:

@@ -22,7 +22,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Run, State, replace, slot_run_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
-from mainspring.engine import backfill, breakers, operations, outcome, slot_firer
+from mainspring.engine import backfill, breakers, operations, outcome, revival, slot_firer, sweeper
 from mainspring.engine import slots as planning
 from mainspring.engine.breakers import Breakers
 from mainspring.engine.completer import Completer, Queued
@@ -478,7 +478,38 @@ def _all_wait_again() -> Patches:
     def everything(roots: Any, candidates: Any) -> list[Run]:
         return list(candidates)
 
-    return [patch.object(operations, "runs_after", everything)]
+    return [patch.object(revival, "runs_after", everything)]
+
+
+def _stale_skips() -> Patches:
+    async def none(engine: Any, run_ids: Any) -> list[Run]:
+        return []
+
+    return [patch.object(revival, "_waiting_after", none)]
+
+
+def _looks_before_it_commits() -> Patches:
+    commit_retries = operations.Operations.commit_retries
+
+    async def early(self: Any, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
+        found = await revival._followers(self._engine, runs)
+        kept = await commit_retries(self, runs, changes)
+        await self._engine.store.commit([transitions.waiting_again(run) for run in found])
+        return kept
+
+    async def nothing(engine: Any, runs: Sequence[Run]) -> list[str]:
+        return []
+
+    return [
+        patch.object(operations.Operations, "commit_retries", early),
+        patch.object(operations, "revive_followers", nothing),
+    ]
+
+
+def _retries_left_half_done() -> Patches:
+    async def nothing(engine: Any) -> None: ...
+
+    return [patch.object(sweeper, "complete_retries", nothing)]
 
 
 def _registered_afresh() -> Patches:
@@ -704,7 +735,15 @@ def _bugs() -> Iterator[Planted]:
               "drain", patches=_drains_and_fires, focus="slots", calm=False,
               first_seed=1)  # fmt: skip
     yield bug("all wait again", "a retry revives every run that some failure skipped",
-              "finished", patches=_all_wait_again)  # fmt: skip
+              "tokens", "finished", patches=_all_wait_again)  # fmt: skip
+    yield bug("stale skips", "a skip stands that was decided before the retry", "followers",
+              patches=_stale_skips, focus="followers", first_seed=32)  # fmt: skip
+    yield bug("looks before it commits", "a retry looks for skipped runs, then makes its run"
+              " pending", "followers", patches=_looks_before_it_commits,
+              focus="followers", first_seed=3)  # fmt: skip
+    yield bug("retries left half done", "nobody completes the retry of a client that failed",
+              "followers", patches=_retries_left_half_done, focus="followers",
+              first_seed=18)  # fmt: skip
     yield bug("registered afresh", "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("counted again", "a change that is sent again is counted again", "counters",

@@ -156,6 +156,8 @@ class Simulation:
         busy = [self._busy(client), self._busy(client), self._pause_all(client)]
         if "filled" in workload.jobs:
             busy.append(self._backfill(client))
+        if self._focus == "followers" or random.Random(f"retries {self._seed}").random() < 0.25:
+            busy.append(self._retry_at_once(client))
         await asyncio.gather(*busy, *killers, *fates)
         monitor.note("WORLD", "calm")
         if not self._with_calm:
@@ -192,6 +194,12 @@ class Simulation:
         own = random.Random(f"backfill {self._seed}")
         await asyncio.sleep(own.uniform(0, self._span / 2))
         await client.backfill()
+
+    async def _retry_at_once(self, client: Client) -> None:
+        """Somebody who retries a run before those that wait for it were skipped."""
+        while self._time() < self._span:
+            await asyncio.sleep(0.1 * self._pace)
+            await client.retry_at_once()
 
     async def _pause_all(self, client: Client) -> None:
         """In every third world all firing is paused for a while, once or twice."""
@@ -266,7 +274,8 @@ class Simulation:
         await asyncio.sleep(10)
         self.monitor.check_slots()
         await client.everything_resumed_then_paused()
-        while self.monitor.unfinished() and loop.time() < ends:
+        monitor = self.monitor
+        while (monitor.unfinished() or monitor.left_behind()) and loop.time() < ends:
             await asyncio.sleep(1)
 
     async def _alive(self, nodes: list[Node], client: Client) -> None:

@@ -40,7 +40,8 @@ class Workload:
     stress: bool = False
     focus: str | None = None
     """A job of which the client enqueues as many runs as of all others together; or `slots`:
-    every missed slot runs, and the client pauses and resumes jobs while nodes catch up."""
+    every missed slot runs, and the client pauses and resumes jobs while nodes catch up; or
+    `followers`: the client enqueues runs after others, and cancels and retries more of them."""
     pace: float = 1.0
     """How long handlers and delays take, where time is real: less than they otherwise do."""
     schedules: Sequence[str] = SCHEDULES
@@ -225,9 +226,9 @@ class Client:
             (10, self._enqueue),
             (3, self._enqueue_many),
             (3, self._enqueue_keyed),
-            (2, self._enqueue_after),
-            (4, self._cancel),
-            (3, self._retry),
+            (20 if self._workload.focus == "followers" else 2, self._enqueue_after),
+            (20 if self._workload.focus == "followers" else 4, self._cancel),
+            (40 if self._workload.focus == "followers" else 3, self._retry),
             (1, self._trigger),
             (20 if self._workload.focus == "slots" else 1, self._pause),
             (40 if self._workload.focus == "slots" else 2, self._resume),
@@ -280,6 +281,26 @@ class Client:
 
         await asyncio.gather(one(), one())
         self._monitor.check_backfilled("filled", 6)
+
+    async def retry_at_once(self) -> None:
+        """Retry a run that has just failed while others still wait for it, if there is one."""
+        runs = self._monitor.runs
+        awaited = {
+            name for run in runs.values() if run.state is State.WAITING for name in run.after
+        }
+        failed = [
+            name
+            for name in sorted(awaited & runs.keys())
+            if runs[name].state in (State.FAILED, State.CANCELLED)
+        ]
+        if not failed:
+            return
+        self._monitor.counted["retried at once"] += 1
+        self._monitor.may_revive.add(failed[0])
+        try:
+            await self._scheduler.retry(failed[0])
+        except EXPECTED as error:
+            self._monitor.counted[f"refused {type(error).__name__}"] += 1
 
     async def enqueue_killer(self) -> None:
         try:

@@ -396,6 +396,20 @@ class ReviveTests(Suite):
         ]
         assert await store.commit([transitions.waiting_again(skipped)]) == [False]
 
+    async def test_a_skip_that_was_decided_before_a_retry_is_refused(self, store: Store) -> None:
+        """The retry makes the token of a waiting run grow; the run waits on, and is claimed."""
+        after = self.run("late", state=State.WAITING, after=("r1",))
+        await store.add([self.run("r1"), after])
+        assert await store.commit([transitions.waiting_again(after)]) == [True]
+        skip = transitions.skipped(after, self.at(1), transitions.UPSTREAM_FAILED)
+        assert await store.commit([skip, transitions.waiting_again(after)]) == [False, False]
+        [waiting] = (await store.find(RunQuery(upstream=frozenset({"r1"})))).items
+        assert (waiting.id, waiting.state, waiting.token) == ("late", State.WAITING, 1)
+        freed = transitions.unblocked(waiting, self.at(1), {"r1": State.SUCCEEDED})
+        assert freed is not None
+        assert await store.commit([freed]) == [True]
+        assert (await self.one(store, "late")).state is State.PENDING
+
     async def test_a_claimed_run_that_waits_for_its_node_runs_is_found_by_them(
         self, store: Store
     ) -> None:

@@ -1,0 +1,160 @@
+"""Lets runs wait again that come after a run which is tried again.
+
+A sweeper skips a run because it has read that one before it failed. A retry of that one may come in
+between. So the order matters:
+
+    sweeper   reads the waiting run, then the runs before it, then skips it: at the token it read
+    retry     makes the failed run pending, then looks for the runs after it: skipped ones wait
+              again, and the token of each grows, also of those that still wait
+
+A skip that was decided before the retry expects the old token. If it is stored before the retry
+looks, the retry finds a skipped run; if it comes later, it is refused. A skip that was decided
+after the retry has seen the pending run. The retry looks until it finds nothing more to change,
+because a run that waits again may have been the reason of skips itself.
+
+A note in the store says that a retry is under way. If its process dies, or the store fails, the
+leader completes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime, timedelta
+
+from mainspring.core import transitions
+from mainspring.core.model import Note, Page, Run, State, new_run_id, replace
+from mainspring.engine.context import EngineContext
+from mainspring.engine.workflow import runs_after
+from mainspring.errors import StoreError
+from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery
+
+__all__ = ["complete_retries", "forget_retry", "note_retry", "revive_followers"]
+
+KIND = "mainspring.retry"
+
+KEPT = timedelta(days=1)
+"""How long the note of a retry stands if its process died before it had made the runs pending."""
+
+PAGE = 1000
+"""Runs that are read, and changed, in one call."""
+
+MARGIN = timedelta(hours=1)
+"""A run was made after those that it comes after; but somebody may have set the clock back."""
+
+_UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.SKIPPED)
+
+
+async def note_retry(engine: EngineContext, runs: Sequence[Run]) -> Note:
+    """Keep a note that these runs are about to be tried again. Whoever does that deletes it when
+    the followers of the runs wait again."""
+    name = new_run_id(await engine.store.now(), engine.rng)
+    note = Note(kind=KIND, name=name, value={"runs": [run.id for run in runs]})
+    await engine.store.put_notes([NoteWrite.put(note, ttl=KEPT)])
+    return note
+
+
+async def forget_retry(engine: EngineContext, note: Note) -> None:
+    with contextlib.suppress(StoreError):  # the leader deletes it
+        await engine.store.put_notes([NoteWrite.drop(KIND, note.name)])
+
+
+async def complete_retries(engine: EngineContext) -> None:
+    """Complete the retries that others left half done."""
+    cursor = None
+    while True:
+        page = await engine.store.notes(NoteQuery(kind=KIND, limit=100, cursor=cursor))
+        for note in page.items:
+            await _complete(engine, note)
+        if (cursor := page.cursor) is None:
+            return
+
+
+async def _complete(engine: EngineContext, note: Note) -> None:
+    found = (await engine.store.find(RunQuery(ids=_runs_of(note), brief=True))).items
+    # One that has not succeeded may be made pending at any moment, by a slow process.
+    left = [run.id for run in found if run.state in _UNSUCCESSFUL]
+    again = [run for run in found if run.state not in _UNSUCCESSFUL]
+    if again:
+        await revive_followers(engine, again)
+    if not left:
+        await engine.store.put_notes([NoteWrite.drop(KIND, note.name, note.version)])
+    elif again:
+        fewer = replace(note, value={"runs": left})
+        await engine.store.put_notes([NoteWrite.put(fewer, ttl=KEPT)])
+
+
+async def revive_followers(engine: EngineContext, runs: Sequence[Run]) -> list[str]:
+    """Let the runs wait again that were skipped because these did not succeed, or because such a
+    skipped run comes before them. Refuse what was decided about those that still wait. Return the
+    runs that others may wait for: these, and what waits again.
+
+    Each run is changed once: whoever skips it after that has seen the runs before it as they are
+    now.
+    """
+    changed: dict[str, None] = {}
+    refused: set[tuple[str, State, int]] = set()  # another run has taken the dedupe key, say
+    while True:
+        left = [
+            run
+            for run in await _followers(engine, runs)
+            if run.id not in changed and (run.id, run.state, run.token) not in refused
+        ]
+        if not left:
+            return [*(run.id for run in runs), *changed]
+        for start in range(0, len(left), PAGE):
+            part = left[start : start + PAGE]
+            done = await engine.store.commit([transitions.waiting_again(run) for run in part])
+            for run, kept in zip(part, done, strict=True):
+                if kept:
+                    changed[run.id] = None
+                else:
+                    refused.add((run.id, run.state, run.token))
+
+
+async def _followers(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
+    """The runs after these, directly or not, that wait or were skipped because of a failure.
+
+    Those that wait are read first: one that is skipped meanwhile is found among the skipped ones or
+    was found before. No index leads from a run to those that were skipped after it, because every
+    run would pay for it: all skipped runs are searched that are as young as the oldest of these.
+    """
+    waiting = await _waiting_after(engine, [run.id for run in runs])
+    skipped = await _skipped_since(engine, min(run.created_at for run in runs) - MARGIN)
+    candidates = {run.id: run for run in (*skipped, *waiting)}
+    return runs_after(runs, [run for run in candidates.values() if run.unreadable is None])
+
+
+async def _waiting_after(engine: EngineContext, run_ids: Iterable[str]) -> list[Run]:
+    found: dict[str, Run] = {}
+    reached = list(run_ids)
+    while reached:
+        names, reached = frozenset(reached[:PAGE]), reached[PAGE:]
+        async for run in _pages(engine, RunQuery(upstream=names)):
+            if run.id not in found:
+                found[run.id] = run
+                reached.append(run.id)
+    return list(found.values())
+
+
+async def _skipped_since(engine: EngineContext, oldest: datetime) -> list[Run]:
+    query = RunQuery(states=frozenset({State.SKIPPED}), since=oldest)
+    reason = transitions.UPSTREAM_FAILED
+    return [run async for run in _pages(engine, query) if run.reason == reason]
+
+
+async def _pages(engine: EngineContext, query: RunQuery) -> AsyncIterator[Run]:
+    cursor = None
+    while True:
+        asked = replace(query, brief=True, limit=PAGE, cursor=cursor)
+        page: Page[Run] = await engine.store.find(asked)
+        for run in page.items:
+            yield run
+        if (cursor := page.cursor) is None:
+            return
+
+
+def _runs_of(note: Note) -> frozenset[str]:
+    value = note.value
+    names = value.get("runs") if isinstance(value, dict) else None
+    return frozenset(name for name in names or () if isinstance(name, str))
