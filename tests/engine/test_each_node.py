@@ -156,6 +156,32 @@ async def test_the_runs_of_a_killed_worker_are_skipped(cluster: Cluster) -> None
 
 
 @virtual
+async def test_a_worker_that_dies_in_the_middle_of_its_run_fails_the_slot(
+    cluster: Cluster,
+) -> None:
+    cluster.takes = 20
+    async with cluster.worker("a", schedule=None) as a:
+        dead = cluster.worker("b", schedule=None)
+        await dead.start()
+        await asyncio.sleep(1)
+        run = await a.trigger("clean")
+        await asyncio.sleep(10)
+        kill(dead)
+        failed = await a.wait(run.id, "10m")
+        assert failed.state is State.FAILED
+        assert "it did not succeed on 1 of 2 nodes" in (failed.error or "")
+        [name] = failed.result["failed"]
+        lost = await a.get_run(f"{run.id}@{name}")
+        assert (lost.state, lost.reason, lost.attempt) == (State.FAILED, "lost", 1)
+        assert "its worker ended before it had finished" in (lost.error or "")
+        # Tried again, it is left to the workers that are alive.
+        await a.retry(run.id)
+        done = await a.wait(run.id, "10m")
+        assert (done.state, done.result) == (State.SUCCEEDED, {"succeeded": 1, "skipped": [name]})
+    assert cluster.names()["a"] == 1
+
+
+@virtual
 async def test_a_failure_on_one_worker_fails_the_slot_and_is_retried_there(
     cluster: Cluster,
 ) -> None:

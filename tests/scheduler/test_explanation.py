@@ -769,7 +769,7 @@ async def test_a_node_run_whose_worker_is_gone(shared: SharedStore) -> None:
         await _until_code(scheduler, f"{root.id}@{node}", "node_gone")
         found = await scheduler.explain(f"{root.id}@{node}")
         assert (found.sentence, found.facts) == (
-            f"its node {node} is gone: the run is skipped within two minutes",
+            f"its node {node} is gone: the run ends within two minutes",
             {"node": node},
         )
         assert node in (await scheduler.explain(root.id)).sentence

@@ -32,6 +32,7 @@ from mainspring.core.statistics import Ending, ending_of
 __all__ = [
     "EDIT_GRACE",
     "MAX_LAPSES",
+    "NODE_GONE",
     "SUSPECT_AFTER",
     "UPSTREAM_FAILED",
     "Change",
@@ -45,6 +46,7 @@ __all__ = [
     "gathered",
     "is_suspect",
     "never_began",
+    "node_gone",
     "records_begin",
     "released",
     "request_cancel",
@@ -365,6 +367,28 @@ def gathered(run: Run, now: datetime, states: Mapping[str, State]) -> Change:
     end = _over(run, now, State.FAILED if error else State.SUCCEEDED)
     expect = {"state": State.WAITING, "token": run.token}
     return _ending_change(run, expect, {**end, "result": result, "error": error})
+
+
+NODE_GONE = "its node is gone"
+"""The reason of a node run whose worker ended before it took the run."""
+
+
+def node_gone(run: Run, now: datetime) -> Change:
+    """End a pending node run whose worker is gone: nobody else may take it. If the worker had begun
+    it, it failed; otherwise it is skipped."""
+    if not _was_taken(run):
+        return skipped(run, now, NODE_GONE)
+    error = "its worker ended before it had finished the run, and no other worker may take it"
+    put = _known(run, {**_over(run, now, State.FAILED), "reason": "lost", "error": error})
+    return _ending_change(run, {"state": run.state, "token": run.token}, put)
+
+
+def _was_taken(run: Run) -> bool:
+    """Whether a pending run was claimed, and may have begun, since it was made or revived. Only a
+    failed attempt moves the time at which it is due, and then the failure is counted."""
+    if run.attempt == 0 or run.started_at is None:
+        return False
+    return run.failures > 0 or run.lapses > 0 or run.started_at >= run.run_at
 
 
 UPSTREAM_FAILED = "upstream failed"

@@ -49,10 +49,7 @@ of the whole store, which is not cheap."""
 BATCH = 1000
 
 GONE = 30.0
-"""Seconds that a worker must be missing before its node runs are skipped."""
-
-NODE_GONE = "its node is gone"
-"""The reason of a node run whose worker ended before it took the run."""
+"""Seconds that a worker must be missing before its node runs are ended."""
 
 
 class Sweeper:
@@ -185,7 +182,7 @@ class Sweeper:
         await self._emit_ended(await self._committed(runs, changes))
         lost = [run for run in upstream.items if run.state is State.PENDING and node_of(run)]
         if lost:
-            await self._skip_for_gone_nodes(lost)
+            await self._end_for_gone_nodes(lost)
 
     async def _end_lost_node_runs(self) -> None:
         """End pending node runs that no waiting run names: one that was tried again by itself, or
@@ -207,7 +204,7 @@ class Sweeper:
             pending = [run for run in page.items if node_of(run) and run.unreadable is None]
             if pending:
                 await self._cancel_with_roots(pending)
-                await self._skip_for_gone_nodes(pending)
+                await self._end_for_gone_nodes(pending)
             if page.cursor is None:
                 return
             look = replace(look, cursor=page.cursor)
@@ -227,8 +224,8 @@ class Sweeper:
                 changes.append(transitions.cancelled(run, now, root.reason))
         await self._emit_ended(await self._committed(runs, changes))
 
-    async def _skip_for_gone_nodes(self, pending: list[Run]) -> None:
-        """Skip node runs whose worker is gone: nobody else may take them. After an outage of the
+    async def _end_for_gone_nodes(self, pending: list[Run]) -> None:
+        """End node runs whose worker is gone: nobody else may take them. After an outage of the
         store workers need a while to announce themselves again, so that one is gone only if it was
         missing for some time."""
         alive = {worker.id for worker in await find_workers(self._engine.store)}
@@ -242,7 +239,7 @@ class Sweeper:
         gone = {node for node, since in self._missing_since.items() if monotonic - since >= GONE}
         now = self._engine.time.now()
         runs = [run for run in pending if nodes[run.id] in gone]
-        changes = [transitions.skipped(run, now, NODE_GONE) for run in runs]
+        changes = [transitions.node_gone(run, now) for run in runs]
         await self._emit_ended(await self._committed(runs, changes))
 
     async def _emit_ended(self, changed: list[Run]) -> None:

@@ -16,10 +16,10 @@ from msgspec import Struct
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
 from mainspring.core.node_runs import node_of
+from mainspring.core.transitions import NODE_GONE
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, none_fires, without_worker
-from mainspring.engine.sweeper import NODE_GONE
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.protocol import JobQuery, RunQuery
@@ -423,7 +423,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     workers = await engine.live_workers.current()
     node = node_of(run)
     if node is not None and node not in _ids(workers):
-        text = f"its node {node} is gone: the run is skipped within two minutes"
+        text = f"its node {node} is gone: the run ends within two minutes"
         return _of_run(run, Reason.NODE_GONE, text, node=node)
     if node is None and not any(worker.takes(run.handler, run.queue) for worker in workers):
         code, why = _lacking(run.handler, run.queue, workers)
