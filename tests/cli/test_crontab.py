@@ -57,7 +57,10 @@ def test_system_lines_have_a_user() -> None:
     [
         ("61 * * * * x", "minute '61' cannot be used"),
         ("0~59 * * * * x", "minute '0~59' cannot be used"),
-        ("0 0 * *", "it is not a schedule and a command"),
+        ("0 0 * *", "the job was left out: it has no day of week, command"),
+        ("@daily", "the job was left out: it has no command"),
+        ("RANDOM_DELAY=30", 'jitter = "30m" of a job does the same'),
+        ("MAILFROM=a@example.org", "no mail is sent"),
         ("MAILTO=a@example.org", "no mail is sent"),
         ("@sometimes x", "the job was left out"),
     ],
@@ -68,6 +71,10 @@ def test_what_cannot_be_carried_over_is_named_with_its_line(line: str, why: str)
     [remark] = made.remarks
     assert remark.line == 3
     assert why in str(remark)
+
+
+def test_random_delay_is_no_variable_of_the_command() -> None:
+    assert "RANDOM_DELAY" not in imported("RANDOM_DELAY=30\n0 0 * * * fine\n").functions[0]
 
 
 def test_names_are_free_and_are_names_of_functions() -> None:

@@ -33,6 +33,39 @@ def test_crontab_is_printed_or_written_and_never_overwrites(run: Run, folder: Pa
     assert [one["line"] for one in document["not_carried_over"]] == [3]
 
 
+def test_wrong_zone_and_files_without_a_job_write_nothing(run: Run, folder: Path) -> None:
+    (folder / "tab").write_text(TAB)
+    refused = run("import", "crontab", "tab", "--timezone", "Mars", "--out", "m.toml")
+    assert (refused.code, "error: --timezone: " in refused.err) == (2, True)
+    (folder / "empty").write_text("garbage\n")
+    (folder / "service.yaml").write_text("kind: Service\n")
+    for kind, name, why in (
+        ("crontab", "empty", "line 1: garbage: the job was left out: it has no hour, "),
+        ("k8s", "service.yaml", "line 1: Service: only CronJobs are carried over"),
+    ):
+        refused = run("import", kind, name, "--out", "m.toml")
+        assert refused.code == 2
+        assert f"{name} has no job that can be carried over; nothing was written" in refused.err
+        assert why in refused.err
+    assert not list(folder.glob("m*"))
+
+
+def test_job_that_is_deleted_from_an_imported_file_is_removed(run: Run, folder: Path) -> None:
+    (folder / "tab").write_text("0 9 * * * echo a\n0 9 * * * cat b\n")
+    assert run("import", "crontab", "tab", "--out", "m.toml").code == 0
+    file = folder / "m.toml"
+    name = tomllib.loads(file.read_text())["name"]
+    assert name.startswith("m-")
+    try:
+        assert run("apply", "m.toml").code == 0
+        file.write_text(file.read_text().partition("[jobs.cat]")[0])
+        assert "- cat" in run("apply", "m.toml").out
+    finally:
+        sys.modules.pop("m_handlers", None)
+    shown = run("import", "crontab", "tab", "--name", "mine", "--json").json
+    assert tomllib.loads(shown["toml"])["name"] == "mine"
+
+
 def test_two_imports_fit_in_one_folder_and_a_missing_folder_is_told(run: Run, folder: Path) -> None:
     (folder / "tab").write_text(TAB)
     for name in ("one", "two-b"):

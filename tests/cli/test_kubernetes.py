@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from mainspring.cli.kubernetes import read_manifests
 
 MANIFEST = """\
@@ -96,3 +100,94 @@ def test_references_to_variables_are_replaced_as_kubernetes_does() -> None:
     assert [r.why for r in made.remarks if "$(" in r.why] == [
         "$(PASSWORD) is not known here: write its value"
     ]
+
+
+def left_out(text: str) -> tuple[list[str], list[str]]:
+    """The jobs that were made, and what is said about those that were left out."""
+    made = read_manifests(text, "cronjobs.yaml")
+    compile(made.handlers(), "handlers.py", "exec")
+    return list(made.jobs), [str(one) for one in made.remarks if "left out" in one.why]
+
+
+JOB = "spec.jobTemplate.spec"
+CONTAINER = f"{JOB}.template.spec.containers"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("backoffLimit: 2", "backoffLimit: -1", f"18: {JOB}.backoffLimit"),
+        ("backoffLimit: 2", "backoffLimit: true", f"18: {JOB}.backoffLimit"),
+        (
+            "ttlSecondsAfterFinished: 0",
+            "ttlSecondsAfterFinished: 9999999999999999",
+            f"20: {JOB}.ttlSecondsAfterFinished",
+        ),
+        ("Seconds: 100", "Seconds: -5", "13: spec.startingDeadlineSeconds"),
+        ("Seconds: 300", "Seconds: x", f"19: {JOB}.activeDeadlineSeconds"),
+        ("HistoryLimit: 3", "HistoryLimit: [3]", "15: spec.successfulJobsHistoryLimit"),
+        ("Policy: Forbid", "Policy: Foo", "12: spec.concurrencyPolicy"),
+        ("suspend: true", "suspend: maybe", "11: spec.suspend"),
+        ("timeZone: Asia/Tokyo", "timeZone: Mars", "10: spec.timeZone"),
+        ("timeZone: Asia/Tokyo", "timeZone: 5", "10: spec.timeZone"),
+        ('schedule: "*/5 * * * *"', "schedule: 5", "9: spec.schedule"),
+        ("name: hello-world", "name: {a: b}", "6: metadata.name"),
+        ("labels: {app: shop}", "labels: [a]", "7: metadata.labels"),
+        ("command: [/bin/sh, -c]", "command: echo hi", f"27: {CONTAINER}.0.command"),
+        ("[/bin/sh, -c]", "[/bin/sh, {a: b}]", f"27: {CONTAINER}.0.command.1"),
+        ("- {name: WHO, value: world}", "- WHO", f"30: {CONTAINER}.0.env.0"),
+        ("- {name: WHO, value: world}", "- {value: world}", f"30: {CONTAINER}.0.env.0.name"),
+        ("{name: WHO, value: world}", "{name: WHO, value: [1]}", f"30: {CONTAINER}.0.env.0.value"),
+        ("image: busybox:1.28", "image: [busybox]", f"26: {CONTAINER}.0.image"),
+    ],
+)
+def test_manifest_with_an_impossible_value_is_left_out_with_its_document_line_and_field(
+    old: str, new: str, place: str
+) -> None:
+    assert old in MANIFEST
+    text = MANIFEST.replace(old, new, 1) + "---\nkind: CronJob\nspec: {schedule: '@daily'}\n"
+    jobs, [first, bad] = left_out(text)
+    assert jobs == ["job"]  # the others are carried over
+    assert first.startswith(f"line {place}: the job was left out (")
+    assert "document 1): " in first
+    assert bad.startswith(
+        "line 38: spec.schedule: the job was left out (CronJob 'bad', document 3)"
+    )
+
+
+def test_env_that_is_no_list_and_items_that_are_none_are_told() -> None:
+    text = (
+        "kind: CronJob\nspec:\n  schedule: '@daily'\n  jobTemplate: {spec: {template: {spec: X}}}\n"
+    )
+    env = text.replace("X", "{containers: [{command: [a], env: {a: b}}]}")
+    assert left_out(env)[1] == [
+        f"line 4: {CONTAINER}.0.env: the job was left out (document 1): it is a list, not an object"
+    ]
+    for shape in ("7", "[7]", "{containers: 7}", "{containers: [7]}"):
+        assert len(left_out(text.replace("X", shape))[1]) == 1
+    for shape in ("items: 7", "items: [7]", "items: [[7]]"):
+        [remark] = read_manifests(f"kind: List\n{shape}\n", "x.yaml").remarks
+        assert str(remark).startswith("line 2: document 1: it is no manifest, but ")
+    [remark] = read_manifests("---\n- kind: CronJob\n", "x.yaml").remarks
+    assert str(remark) == "line 2: document 1: it is no manifest, but a list"
+
+
+def test_folder_of_the_command_is_carried_over() -> None:
+    text = MANIFEST.replace("image: busybox:1.28", "workingDir: /srv/shop")
+    made = read_manifests(text, "cronjobs.yaml")
+    assert "folder='/srv/shop'," in made.functions[0]
+    assert not any("workingDir" in one.what for one in made.remarks)
+
+
+def test_name_of_an_image_cannot_become_code() -> None:
+    evil = 'x"""\nimport os\n"""'
+    text = MANIFEST.replace("busybox:1.28", json.dumps(evil))
+    handlers = read_manifests(text, "cronjobs.yaml").handlers()
+    assert '\nimport os\n"' not in handlers
+    compile(handlers, "handlers.py", "exec")
+
+
+def test_aliases_that_repeat_a_part_or_hold_themselves_are_read() -> None:
+    nested = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))
+    text = f"kind: Other\na0: &a0 [1]\n{nested}self: &self [*self]\n"
+    assert [one.what for one in read_manifests(text, "x.yaml").remarks] == ["Other"]

@@ -20,6 +20,7 @@ SOURCES = [
 ]
 OTHER_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE", "NO_COLOR", "MAINSPRING_DEBUG"}
 OTHER_VARIABLES |= {"MAINSPRING_NODE"}  # read by engine/worker_ids.py
+OTHER_VARIABLES |= {"MAINSPRING_QUICK_REPLACEMENTS"}  # read by cli/replacement.py
 OTHER_VARIABLES |= {"CRON_TZ", "TYPE_CHECKING"}  # no variables of the environment
 MAINSPRING_COMMAND = re.compile(
     r"(?<![\w./-])mainspring((?: [a-z]+(?:-[a-z]+)*){1,2})((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"

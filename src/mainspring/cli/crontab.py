@@ -15,7 +15,8 @@ __all__ = ["local_timezone", "read_crontab"]
 
 _VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\"[^\"]*\"|'[^']*')\s*=\s*(.*?)\s*$")
 _ZONES = ("CRON_TZ", "TZ")
-_FIELDS = 5
+_FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+_MAIL = ("MAILTO", "MAILFROM")
 _AT_START = "@reboot"
 
 
@@ -44,7 +45,10 @@ def read_crontab(
             name, value = found[1].strip("\"'"), found[2].strip("\"'")
             if name in _ZONES:
                 zone = value
-            elif name == "MAILTO":
+            elif name == "RANDOM_DELAY":
+                why = f'no job is delayed: jitter = "{value}m" of a job does the same'
+                made.remarks.append(Remark(number, stripped, why))
+            elif name in _MAIL:
                 why = "no mail is sent: the output is the run's result; listen to run.failed"
                 made.remarks.append(Remark(number, stripped, why))
             else:
@@ -66,11 +70,13 @@ def _add(
     *,
     system: bool,
 ) -> None:
-    count = 1 if line.startswith("@") else _FIELDS
+    fields = ("schedule",) if line.startswith("@") else _FIELDS
+    count = len(fields)
     parts = line.split(None, count + system)
     if len(parts) <= count + system:
-        wanted = "a schedule, a user and a command" if system else "a schedule and a command"
-        made.remarks.append(Remark(number, line, f"it is not {wanted}"))
+        wanted = (*fields, *(["user"] if system else []), "command")
+        why = f"the job was left out: it has no {', '.join(wanted[len(parts) :])}"
+        made.remarks.append(Remark(number, line, why))
         return
     schedule, command = " ".join(parts[:count]), parts[-1]
     options: dict[str, Any] = {}

@@ -31,6 +31,17 @@ OutOption = Annotated[
 ]
 
 
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        help="The name of the file of jobs, by which `mainspring apply` knows the jobs that came"
+        " from it. Default: made from the files' names and this machine's.",
+        show_default=False,
+    ),
+]
+
+
 @group.command(
     "crontab",
     epilog=example(
@@ -41,6 +52,7 @@ OutOption = Annotated[
 def crontab(
     source: SourceArgument,
     out: OutOption = None,
+    name: NameOption = None,
     system: Annotated[
         bool,
         typer.Option("--system", help="Lines name a user before the command, as in /etc/crontab."),
@@ -53,29 +65,63 @@ def crontab(
 ) -> None:
     """Make a job of each line of a crontab, with a function that runs its command.
 
-    What cannot be carried over is listed with its line.
+    What cannot be carried over is listed with its line. If no job is left, nothing is written.
     """
     from mainspring.cli.crontab import local_timezone, read_crontab
 
+    if timezone is not None and (wrong := _wrong_zone(timezone)):
+        raise CommandError(f"--timezone: {wrong}", code=BAD_INPUT)
     zone = timezone or local_timezone()
+    if zone is not None and _wrong_zone(zone):
+        zone = None
     is_system = system or source == "/etc/crontab" or Path(source).parent.name == "cron.d"
     made = read_crontab(
         _read(source), source, system=is_system, timezone=zone or "UTC", module=_module(out)
     )
     if zone is None:
         made.remarks.insert(0, Remark(1, "timezone", "this machine's is not known: UTC is assumed"))
-    _finish(made, out, Output(as_json=json))
+    _finish(made, out, name, Output(as_json=json))
 
 
 @group.command("k8s", epilog=example("mainspring import k8s cronjobs.yaml --out mainspring.toml"))
-def k8s(source: SourceArgument, out: OutOption = None, json: JsonOption = False) -> None:
+def k8s(
+    source: SourceArgument,
+    out: OutOption = None,
+    name: NameOption = None,
+    json: JsonOption = False,
+) -> None:
     """Make a job of each CronJob of a manifest, with a function that runs its command.
 
-    What cannot be carried over is listed with its line.
+    What cannot be carried over is listed with its line. If no job is left, nothing is written.
     """
     from mainspring.cli.kubernetes import read_manifests
 
-    _finish(read_manifests(_read(source), source, _module(out)), out, Output(as_json=json))
+    _finish(read_manifests(_read(source), source, _module(out)), out, name, Output(as_json=json))
+
+
+def _wrong_zone(name: str) -> str | None:
+    """What is wrong with the name of a time zone, if anything."""
+    from mainspring.core.schedules.zones import zone_named
+    from mainspring.errors import InvalidInput
+
+    try:
+        zone_named(name)
+    except InvalidInput as error:
+        return str(error)
+    return None
+
+
+def _name(source: str, out: str | None) -> str:
+    """A name that another import on this or another machine hardly has: `apply` removes jobs by
+    it. The same import has the same name again."""
+    import socket
+    from hashlib import sha256
+
+    places = [socket.gethostname(), str(Path(source).absolute())]
+    digest = sha256("\0".join(places).encode("utf-8", "replace")).hexdigest()
+    stem = Path(out if out is not None else source).stem
+    plain = "".join(one if one.isalnum() or one in "._-" else "_" for one in stem)[:100]
+    return f"{plain.strip('-') or 'imported'}-{digest[:6]}"
 
 
 def _module(out: str | None) -> str:
@@ -91,7 +137,14 @@ def _read(source: str) -> str:
         raise CommandError(f"{source} cannot be read: {error}", code=BAD_INPUT) from None
 
 
-def _finish(made: Imported, out: str | None, output: Output) -> None:
+def _finish(made: Imported, out: str | None, name: str | None, output: Output) -> None:
+    made.name = name if name is not None else _name(made.source, out)
+    if not made.jobs:
+        raise CommandError(
+            f"{made.source} has no job that can be carried over; nothing was written",
+            code=BAD_INPUT,
+            advice="\n  ".join(map(str, made.remarks)),
+        )
     if out is not None:
         _write(made, Path(out))
     if output.as_json:
@@ -113,7 +166,7 @@ def _finish(made: Imported, out: str | None, output: Output) -> None:
         jobs = "1 job" if len(made.jobs) == 1 else f"{len(made.jobs)} jobs"
         output.line(f"wrote {jobs} to {out}, and their functions to {made.module}.py beside it")
     if made.remarks:
-        output.note("not carried over, or not as it was:")
+        output.note(f"not carried over from {made.source}, or not as it was:")
     for remark in made.remarks:
         output.note(f"  {remark}")
 

@@ -38,6 +38,8 @@ class Imported:
     module: str = HANDLERS
     """The module of the functions."""
     timezone: str | None = None
+    name: str | None = None
+    """The name of the file of jobs: `mainspring apply` removes only jobs of a file with a name."""
     defaults: dict[str, Any] = field(default_factory=dict)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     functions: list[str] = field(default_factory=list)
@@ -52,6 +54,8 @@ class Imported:
 
     def toml(self) -> str:
         made = [f"# Made by `mainspring import` from {self.source}."]
+        if self.name is not None:
+            made.append(f"name = {_value(self.name)}")
         if self.timezone is not None:
             made.append(f"timezone = {_value(self.timezone)}")
         for name, table in [("defaults", self.defaults)] if self.defaults else []:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name
 from mainspring.core import schedules
+from mainspring.core.input_errors import InputErrors
+from mainspring.core.job_options import PolicyOptions, option_names
+from mainspring.core.policy import Policy
 from mainspring.errors import InvalidInput
 
 __all__ = ["read_manifests"]
@@ -17,113 +21,259 @@ _OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
 _RETRIES = 6
 """What Kubernetes has where backoffLimit is left out."""
 
+_JOB = ("spec", "jobTemplate", "spec")
+_POD = (*_JOB, "template", "spec")
+_CONTAINERS = (*_POD, "containers")
+_FIELDS = {
+    "schedule": ("spec", "schedule"),
+    "timezone": ("spec", "timeZone"),
+    "start_deadline": ("spec", "startingDeadlineSeconds"),
+    "retries": (*_JOB, "backoffLimit"),
+    "timeout": (*_JOB, "activeDeadlineSeconds"),
+    "history": ("spec", "successfulJobsHistoryLimit"),
+    "retention": (*_JOB, "ttlSecondsAfterFinished"),
+}
+"""The fields that become these options of a job."""
+
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^()]+)\))")
 
-Lines = dict[tuple[Any, ...], int]
+Path = tuple[Any, ...]
+Lines = dict[Path, int]
+Remarks = Callable[..., None]
+
+
+class _Malformed(Exception):
+    """A field of a manifest has a value that Kubernetes would refuse."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(why)
+        self.path = path
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """One manifest, with the number of its document in the file and the line of each key."""
+
+    value: Any
+    lines: Lines
+    document: int
+
+    def line(self, path: Path) -> int:
+        ends = range(len(path), -1, -1)
+        return next(self.lines[path[:end]] for end in ends if path[:end] in self.lines)
+
+    def find(self, path: Path) -> Any:
+        """The value at a path; None where there is none."""
+        value = self.value
+        for at, name in enumerate(path):
+            if value is None:
+                return None
+            if isinstance(name, int):
+                value = value[name] if name < len(value) else None
+                continue
+            if not isinstance(value, Mapping):
+                raise _Malformed(path[:at], f"it is an object, not {_shown(value)}")
+            value = value.get(name)
+        return value
+
+    def table(self, *path: Any) -> Mapping[str, Any]:
+        found = self.find(path)
+        if found is not None and not isinstance(found, Mapping):
+            raise _Malformed(path, f"it is an object, not {_shown(found)}")
+        return found or {}
+
+    def items(self, *path: Any) -> list[Any]:
+        found = self.find(path)
+        if found is not None and not isinstance(found, list):
+            raise _Malformed(path, f"it is a list, not {_shown(found)}")
+        return found or []
+
+    def text(self, *path: Any) -> str | None:
+        found = self.find(path)
+        if found is not None and not isinstance(found, str):
+            raise _Malformed(path, f"it is a text, not {_shown(found)}")
+        return found
+
+    def number(self, least: int, *path: Any) -> int | None:
+        found = self.find(path)
+        if found is None or (type(found) is int and found >= least):
+            return found
+        raise _Malformed(path, f"it is a whole number, {least} or more, not {_shown(found)}")
 
 
 def read_manifests(text: str, source: str, module: str = HANDLERS) -> Imported:
     """The CronJobs of a file with one or more YAML documents, also within a `kind: List`."""
     made = Imported(source, module, timezone="UTC")
-    for manifest, lines in _manifests(text, source):
-        kind = manifest.get("kind")
-        if kind != "CronJob":
-            made.remarks.append(Remark(lines[()], str(kind), "only CronJobs are carried over"))
+    for manifest in _manifests(text, source):
+        where = f"document {manifest.document}"
+        if not isinstance(manifest.value, Mapping):
+            why = f"it is no manifest, but {_shown(manifest.value)}"
+            made.remarks.append(Remark(manifest.line(()), where, why))
+        elif (kind := manifest.value.get("kind")) != "CronJob":
+            why = "only CronJobs are carried over"
+            made.remarks.append(Remark(manifest.line(()), str(kind), why))
         else:
-            _add(made, manifest, lines)
+            _add(made, manifest)
     return made
 
 
-def _add(made: Imported, manifest: Mapping[str, Any], lines: Lines) -> None:
-    def remark(why: str, *path: Any) -> None:
-        line = next(lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in lines)
-        made.remarks.append(Remark(line, ".".join(map(str, path)), why))
+def _add(made: Imported, manifest: _Manifest) -> None:
+    remarks: list[Remark] = []
 
-    metadata, spec = _table(manifest, "metadata"), _table(manifest, "spec")
-    job = _table(_table(spec, "jobTemplate"), "spec")
-    pod = _table(_table(job, "template"), "spec")
-    schedule = str(spec.get("schedule", ""))
-    options: dict[str, Any] = {"schedule": schedule}
-    if "timeZone" in spec:
-        options["timezone"] = spec["timeZone"]
+    def remark(why: str, *path: Any) -> None:
+        remarks.append(Remark(manifest.line(path), ".".join(map(str, path)), why))
+
+    def left_out(why: str, *path: Any) -> None:
+        name = manifest.value.get("metadata")
+        name = name.get("name") if isinstance(name, Mapping) else None
+        called = f"CronJob {name!r}, " if isinstance(name, str) else ""
+        remark(f"the job was left out ({called}document {manifest.document}): {why}", *path)
+
+    try:
+        given = manifest.text("metadata", "name")
+        name = free_name(given or "job", made.jobs, "job")
+        options = _options(manifest, remark)
+        function = _function(name, manifest, remark)
+        _check(options)
+        made.add(name, options, function)
+    except _Malformed as error:
+        remarks.clear()  # what of it could be carried over does not matter
+        left_out(str(error), *error.path)
+    except InvalidInput as error:
+        remarks.clear()
+        for one in error.each():
+            left_out(str(one), *_FIELDS.get((one.field or "").split(".")[0], ("spec",)))
+    made.remarks += remarks
+
+
+def _options(manifest: _Manifest, remark: Remarks) -> dict[str, Any]:
+    spec, job = manifest.table("spec"), manifest.table(*_JOB)
+    options: dict[str, Any] = {"schedule": manifest.text("spec", "schedule") or ""}
+    if (zone := manifest.text("spec", "timeZone")) is not None:
+        options["timezone"] = zone
     else:
         remark("without timeZone the controller's zone holds there; UTC is assumed", "spec")
-    try:
-        schedules.parse(schedule, timezone=str(options.get("timezone", "UTC")))
-    except InvalidInput as error:
-        remark(f"the job was left out: {error}", "spec", "schedule")
-        return
-    options["overlap"] = _OVERLAPS.get(spec.get("concurrencyPolicy", "Allow"), "allow")
-    if spec.get("suspend") is True:
+    policy = manifest.text("spec", "concurrencyPolicy") or "Allow"
+    if policy not in _OVERLAPS:
+        path = ("spec", "concurrencyPolicy")
+        raise _Malformed(path, f"it is one of {', '.join(_OVERLAPS)}, not {policy!r}")
+    options["overlap"] = _OVERLAPS[policy]
+    suspend = spec.get("suspend")
+    if not isinstance(suspend, bool | None):
+        raise _Malformed(("spec", "suspend"), f"it is true or false, not {_shown(suspend)}")
+    if suspend:
         options["enabled"] = False
-    if "startingDeadlineSeconds" in spec:
-        options["start_deadline"] = f"{spec['startingDeadlineSeconds']}s"
-    options["retries"] = job.get("backoffLimit", _RETRIES)
-    if "activeDeadlineSeconds" in job:
-        options["timeout"] = f"{job['activeDeadlineSeconds']}s"
-        path = ("spec", "jobTemplate", "spec", "activeDeadlineSeconds")
-        remark("it bounds each attempt here, and all retries together there", *path)
-    _read_history(spec, job, options, remark)
+    if (seconds := manifest.number(0, "spec", "startingDeadlineSeconds")) is not None:
+        options["start_deadline"] = f"{seconds}s"
+    retries = manifest.number(0, *_JOB, "backoffLimit")
+    options["retries"] = _RETRIES if retries is None else retries
+    if (seconds := manifest.number(1, *_JOB, "activeDeadlineSeconds")) is not None:
+        options["timeout"] = f"{seconds}s"
+        why = "it bounds each attempt here, and all retries together there"
+        remark(why, *_JOB, "activeDeadlineSeconds")
+    names = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit")
+    limits = {n: limit for n in names if (limit := manifest.number(0, "spec", n)) is not None}
+    if limits:
+        options["history"] = max(sum(limits.values()), 1)
+        why = "runs are counted together here, however they ended"
+        remark(why, "spec", next(iter(limits)))
+    if (seconds := manifest.number(0, *_JOB, "ttlSecondsAfterFinished")) is not None:
+        options["retention"] = f"{seconds}s"
     for name in ("parallelism", "completions", "podFailurePolicy"):
         if name in job and job[name] != 1:
-            remark("it has no counterpart", "spec", "jobTemplate", "spec", name)
-    name = free_name(str(metadata.get("name", "job")), made.jobs, "job")
-    if labels := _table(metadata, "labels"):
+            remark("it has no counterpart", *_JOB, name)
+    if labels := manifest.table("metadata", "labels"):
         options["metadata"] = {"labels": {str(k): str(v) for k, v in labels.items()}}
-    made.add(name, options, _function(name, pod, remark))
+    return options
 
 
-def _read_history(
-    spec: Mapping[str, Any], job: Mapping[str, Any], options: dict[str, Any], remark: Any
-) -> None:
-    limits = [n for n in ("successfulJobsHistoryLimit", "failedJobsHistoryLimit") if n in spec]
-    if limits:
-        options["history"] = max(sum(int(spec[name]) for name in limits), 1)
-        remark("runs are counted together here, however they ended", "spec", limits[0])
-    if "ttlSecondsAfterFinished" in job:
-        options["retention"] = f"{job['ttlSecondsAfterFinished']}s"
+def _check(options: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for what `mainspring apply` would refuse."""
+    errors = InputErrors()
+    with errors:
+        schedules.parse(options["schedule"], timezone=options.get("timezone", "UTC"))
+    policy = {name: value for name, value in options.items() if name in option_names(PolicyOptions)}
+    with errors:
+        Policy.make(**policy)
+    errors.check()
 
 
-def _function(name: str, pod: Mapping[str, Any], remark: Any) -> str:
+def _function(name: str, manifest: _Manifest, remark: Remarks) -> str:
     """A function that runs the container's command, without the container."""
-    path = ("spec", "jobTemplate", "spec", "template", "spec")
-    for key in pod:
+    for key in manifest.table(*_POD):
         if key not in ("containers", "restartPolicy"):
-            remark("it has no counterpart", *path, key)
-    containers = pod.get("containers") or [{}]
-    if len(containers) > 1:
-        remark("only the first container is carried over", *path, "containers", 1)
-    container = containers[0]
-    for key in container:
-        if key not in ("name", "image", "command", "args", "env"):
-            remark("it has no counterpart", *path, "containers", 0, key)
-    if "image" in container:
+            remark("it has no counterpart", *_POD, key)
+    if len(manifest.items(*_CONTAINERS)) > 1:
+        remark("only the first container is carried over", *_CONTAINERS, 1)
+    first = (*_CONTAINERS, 0)
+    for key in manifest.table(*first):
+        if key not in ("name", "image", "command", "args", "env", "workingDir"):
+            remark("it has no counterpart", *first, key)
+    image = manifest.text(*first, "image")
+    if image is not None:
         why = "no container is started: the worker needs the programs of the image itself"
-        remark(why, *path, "containers", 0, "image")
-    environment: dict[str, str] = {}
-    for at, one in enumerate(container.get("env") or []):
-        if "value" in one:
-            value, _ = _expand(str(one["value"]), environment)
-            environment[one["name"]] = value
-        else:
-            why = f"set {one.get('name')} in the worker's environment"
-            remark(why, *path, "containers", 0, "env", at)
-    command = [*(container.get("command") or []), *(container.get("args") or [])]
-    about = f"Image {container.get('image', 'unknown')}."
-    if not container.get("command"):
-        remark("the image's own entry point is not known here: write the function", *path)
+        remark(why, *first, "image")
+    environment = _environment(manifest, first, remark)
+    parts = {name: _words(manifest, *first, name) for name in ("command", "args")}
+    about = f"Image {image or 'unknown'}."
+    if not parts["command"]:
+        remark("the image's own entry point is not known here: write the function", *_POD)
         body = '    raise NotImplementedError("write what the image does")\n'
-        return f'def {name}() -> str:\n    """{about} Arguments: {command!r}."""\n{body}'
+        arguments = _docstring(f"{about} Arguments: {parts['args']!r}.")
+        return f"def {name}() -> str:\n    {arguments}\n{body}"
     words = []
-    for word in command:
-        text, unknown = _expand(str(word), environment)
+    for word in parts["command"] + parts["args"]:
+        text, unknown = _expand(word, environment)
         words.append(text)
         for variable in unknown:
-            remark(f"$({variable}) is not known here: write its value", *path, "containers", 0)
+            remark(f"$({variable}) is not known here: write its value", *first)
+    folder = manifest.text(*first, "workingDir")
+    in_folder = "" if folder is None else f"        folder={folder!r},\n"
     return (
-        f'def {name}() -> str:\n    """{about}"""\n'
-        f"    return run(\n        {words!r},\n        {environment!r},\n    )\n"
+        f"def {name}() -> str:\n    {_docstring(about)}\n"
+        f"    return run(\n        {words!r},\n        {environment!r},\n{in_folder}    )\n"
     )
+
+
+def _environment(manifest: _Manifest, container: Path, remark: Remarks) -> dict[str, str]:
+    environment: dict[str, str] = {}
+    for at in range(len(manifest.items(*container, "env"))):
+        path = (*container, "env", at)
+        one = manifest.table(*path)
+        name = manifest.text(*path, "name")
+        if not name:
+            raise _Malformed((*path, "name"), "a variable has a name")
+        if "value" not in one:
+            remark(f"set {name} in the worker's environment", *path)
+            continue
+        value = one["value"]
+        if isinstance(value, Mapping | list):
+            raise _Malformed((*path, "value"), f"it is a text, not {_shown(value)}")
+        environment[name], _ = _expand("" if value is None else str(value), environment)
+    return environment
+
+
+def _words(manifest: _Manifest, *path: Any) -> list[str]:
+    words = manifest.items(*path)
+    for at, word in enumerate(words):
+        if isinstance(word, Mapping | list | None):
+            raise _Malformed((*path, at), f"it is a text, not {_shown(word)}")
+    return [str(word) for word in words]
+
+
+def _docstring(text: str) -> str:
+    """A text as a literal that stands well as the docstring of a function."""
+    plain = "\\" not in text and '"' not in text and text.isprintable()
+    return f'"""{text}"""' if plain else repr(text)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    text = repr(value)
+    return "nothing" if value is None else text if len(text) <= 80 else text[:77] + "..."
 
 
 def _expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -142,12 +292,7 @@ def _expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[str]]:
     return _REFERENCE.sub(value, text), unknown
 
 
-def _table(holder: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = holder.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _manifests(text: str, source: str) -> Iterator[tuple[Mapping[str, Any], Lines]]:
+def _manifests(text: str, source: str) -> Iterator[_Manifest]:
     try:
         import yaml
     except ImportError:
@@ -157,33 +302,47 @@ def _manifests(text: str, source: str) -> Iterator[tuple[Mapping[str, Any], Line
             advice="pip install 'mainspring[kubernetes]'",
         ) from None
     loader = yaml.SafeLoader(text)
+    number = 0
     try:
         while loader.check_node():
+            number += 1
             node = loader.get_node()
-            yield from _unlisted(*_read(loader, node))
+            value = loader.construct_document(node)
+            yield from _unlisted(_Manifest(value, _lines(node), number))
     except yaml.YAMLError as error:
         raise CommandError(f"{source} is not valid YAML: {error}", code=BAD_INPUT) from None
     finally:
         loader.dispose()
 
 
-def _unlisted(value: Any, lines: Lines) -> Iterator[tuple[Mapping[str, Any], Lines]]:
-    if not isinstance(value, Mapping):
+def _unlisted(manifest: _Manifest) -> Iterator[_Manifest]:
+    """The manifests of a list, also of one within a list; else the manifest itself."""
+    value, lines = manifest.value, manifest.lines
+    if value is None:  # an empty document
         return
-    if value.get("kind") == "List":
-        for at, item in enumerate(value.get("items") or []):
-            own = {p[2:]: line for p, line in lines.items() if p[:2] == ("items", at)}
-            yield from _unlisted(item, own)
-    else:
-        yield value, lines
+    if not isinstance(value, Mapping) or value.get("kind") != "List":
+        yield manifest
+        return
+    items = value.get("items")
+    if not isinstance(items, list | None):
+        own = {p[1:]: line for p, line in lines.items() if p[:1] == ("items",)}
+        yield _Manifest(items, own, manifest.document)
+        return
+    for at, item in enumerate(items or []):
+        own = {p[2:]: line for p, line in lines.items() if p[:2] == ("items", at)}
+        yield from _unlisted(_Manifest(item, own or {(): lines[()]}, manifest.document))
 
 
-def _read(loader: Any, node: Any) -> tuple[Any, Lines]:
-    """A YAML node as a value, and the line of each key and item in it."""
+def _lines(node: Any) -> Lines:
+    """The line of each key and item of a YAML node. What an alias repeats is walked once."""
     lines: Lines = {}
+    walked: set[int] = set()
 
-    def walk(one: Any, path: tuple[Any, ...]) -> None:
+    def walk(one: Any, path: Path) -> None:
         lines.setdefault(path, one.start_mark.line + 1)
+        if id(one) in walked:
+            return
+        walked.add(id(one))
         if one.id == "mapping":
             for key, value in one.value:
                 lines[*path, key.value] = key.start_mark.line + 1
@@ -193,4 +352,4 @@ def _read(loader: Any, node: Any) -> tuple[Any, Lines]:
                 walk(value, (*path, at))
 
     walk(node, ())
-    return loader.construct_document(node), lines
+    return lines
