@@ -334,6 +334,20 @@ def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
     assert shown["state"] == "succeeded"
 
 
+@pytest.mark.parametrize(("file", "words"), [("1d", ("--prune-every", "1s")), ("1s", ())])
+def test_finished_runs_are_deleted_as_often_as_the_option_or_the_file_says(
+    run: Run, start: Start, folder: Path, file: str, words: tuple[str, ...]
+) -> None:
+    (folder / "short.py").write_text("def work() -> None: ...\n")
+    jobs = '[jobs.work]\nhandler = "short:work"\nhistory = 2\n'
+    (folder / "jobs.toml").write_text(f'prune_every = "{file}"\n{jobs}')
+    start("worker", "--file", "jobs.toml", *words, "--quiet")
+    until(lambda: "work" in run("jobs", "list").out)
+    for _ in range(6):
+        assert run("jobs", "trigger", "work").code == 0
+    until(lambda: len(run("runs", "list", "--json").json["items"]) == 2)
+
+
 def test_a_limit_that_each_process_reaches_at_once_makes_the_pauses_grow(
     start: Start, folder: Path
 ) -> None:

@@ -271,6 +271,7 @@ handler = "later"
             {"4: jobs.a.after", "10: jobs.u.after", "12: jobs.v.after", "15: jobs.w.schedule"},
         ),
         ("timezone = 5\n", {"1: timezone"}),
+        ('prune_every = "2d"\n', {"1: prune_every"}),
         ('timezone = ["UTC"]\n', {"1: timezone"}),
         ('[jobs.x]\nschedule = "5m"\nurl = "ftp://a.example"\n', {"3: jobs.x.url"}),
     ],

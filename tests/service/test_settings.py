@@ -235,6 +235,8 @@ def test_calls_and_history_are_limited_by_settings(
     ("name", "value", "told"),
     [
         ("RETENTION", "30", "RETENTION is a span with its unit, such as 12h or 30d, not '30'"),
+        ("PRUNE_EVERY", "2d", "PRUNE_EVERY is 1 second to 1 day, with its unit, such as 10m"),
+        ("PRUNE_EVERY", "often", "PRUNE_EVERY is 1 second to 1 day, with its unit, such as 10m"),
         ("MAINSPRING_PER_HOST", "0", "MAINSPRING_PER_HOST is 1 to 10000, not '0'"),
         ("MAINSPRING_PER_HOST", "ten", "MAINSPRING_PER_HOST is 1 to 10000, not 'ten'"),
         ("MAINSPRING_RETRY_AFTER_CAP", "soon", "MAINSPRING_RETRY_AFTER_CAP"),
@@ -297,3 +299,22 @@ def test_a_password_is_not_told_with_the_refusal() -> None:
 
     found = Found(object(), "mongodb://user:hunter2@db/jobs?replicaSet=rs")  # type: ignore[arg-type]
     assert found.from_anywhere == "mongodb://user:…@db/jobs?replicaSet=rs"
+
+
+def test_prune_every_of_the_environment_wins_over_the_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "jobs.toml"
+    file.write_text('prune_every = "1d"\n')
+    made: list[timedelta] = []
+
+    async def serving(scheduler: Scheduler, *given: Any, **more: Any) -> bool:
+        made.append(scheduler._settings.prune_every)
+        return False
+
+    monkeypatch.setattr(server, "serve", serving)
+    for words, environ in (([], None), ([], "10s"), (["--prune-every", "5s"], "10s")):
+        if environ is not None:
+            monkeypatch.setenv("PRUNE_EVERY", environ)
+        assert run("serve", "--file", str(file), *words).code == 0
+    assert made == [timedelta(days=1), timedelta(seconds=10), timedelta(seconds=5)]

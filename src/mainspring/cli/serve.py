@@ -71,6 +71,15 @@ def serve(
             " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
         ),
     ] = None,
+    prune_every: Annotated[
+        str | None,
+        typer.Option(
+            "--prune-every",
+            metavar="TIME",
+            help="How often finished runs are deleted that need not be kept, as in 10m (env"
+            " PRUNE_EVERY). Default: 1m",
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -128,12 +137,14 @@ def serve(
         max_concurrent_jobs=workers,
         drain_timeout=None if drain_timeout is None else _milliseconds(drain_timeout),
         leader_election=leader_election,
+        prune_every=prune_every,
         memory_limit=memory_limit,
     )
     choice = StoreChoice.of(store, app)
     scheduler = _scheduler(settings, choice, allow_private or [])
     if file is not None:
         scheduler.define_jobs(file)
+    scheduler.configure(prune_every=settings.prune_every)  # wins over the file's
     log_format.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())

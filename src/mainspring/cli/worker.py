@@ -87,6 +87,15 @@ def worker(
             show_default=False,
         ),
     ] = None,
+    prune_every: Annotated[
+        str | None,
+        typer.Option(
+            "--prune-every",
+            metavar="TIME",
+            help="How often finished runs are deleted that need not be kept, as in 10m. Default:"
+            " what the code or the file says.",
+        ),
+    ] = None,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -128,6 +137,7 @@ def worker(
         queues=_names(queues),
         workers=workers,
         leader_election=leader_election,
+        prune_every=None if prune_every is None else span_of(prune_every, "--prune-every"),
         memory_limit=memory_limit,
         drain_timeout=span_of(drain_timeout, "--drain-timeout"),
         verbose=verbose,
@@ -160,6 +170,7 @@ def _prepared(command: WorkerCommand) -> Scheduler:
         workers=command.workers,
         queues=command.queues,
         leader_election=command.leader_election,
+        prune_every=command.prune_every,
         memory_limit=command.memory_limit,
         # Each run only on a terminal: a worker may do thousands a second.
         log_each_run=command.verbose or sys.stderr.isatty(),

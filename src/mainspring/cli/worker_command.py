@@ -24,6 +24,7 @@ class WorkerCommand:
     as_json: bool
     file: str | None = None
     store: str | None = None
+    prune_every: timedelta | None = None
     supervisor: int | None = None
     place: int = 1
 
@@ -40,6 +41,8 @@ class WorkerCommand:
             words += ["--leader-election" if self.leader_election else "--no-leader-election"]
         if self.memory_limit is not None:
             words += ["--memory-limit", self.memory_limit]
+        if self.prune_every is not None:
+            words += ["--prune-every", str(self.prune_every.total_seconds())]
         words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
         flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
         words += [flag for flag, on in flags.items() if on]

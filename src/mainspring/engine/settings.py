@@ -11,7 +11,7 @@ from mainspring.core.durations import duration
 from mainspring.core.policy import Policy, Span, memory_size
 from mainspring.errors import InvalidInput
 
-__all__ = ["Choices", "Settings"]
+__all__ = ["Choices", "Settings", "read_prune_every"]
 
 
 class Choices(TypedDict, total=False):
@@ -78,7 +78,7 @@ class Settings:
             poll=_poll(poll),
             retention=duration(retention, what="retention"),
             history=_history(history),
-            prune_every=_prune_every(prune_every),
+            prune_every=read_prune_every(prune_every),
             leader_election=_leader_election(leader_election),
             wait_for_store=duration(wait_for_store, what="wait_for_store"),
             enabled=_enabled(enabled),
@@ -111,7 +111,7 @@ class Settings:
             poll=self.poll if poll is None else _poll(poll),
             retention=duration(keep, what="retention"),
             history=self.history if history is None else _history(history),
-            prune_every=self.prune_every if prune_every is None else _prune_every(prune_every),
+            prune_every=self.prune_every if prune_every is None else read_prune_every(prune_every),
             leader_election=_leader_election(elects),
             wait_for_store=duration(wait, what="wait_for_store"),
             enabled=self.enabled if enabled is None else _enabled(enabled),
@@ -139,7 +139,8 @@ def _history(given: int | None) -> int | None:
     return given
 
 
-def _prune_every(given: Span) -> timedelta:
+def read_prune_every(given: Span) -> timedelta:
+    """How often finished runs are deleted; InvalidInput for what is not allowed."""
     span = duration(given, what="prune_every")
     if not timedelta(seconds=1) <= span <= timedelta(days=1):
         raise InvalidInput(

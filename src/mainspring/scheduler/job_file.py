@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -24,6 +25,7 @@ from mainspring.core.job_options import JobOptions, PolicyOptions, option_names
 from mainspring.core.model import check_key
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules.zones import zone_named
+from mainspring.engine.settings import read_prune_every
 from mainspring.errors import HandlerNotFound, InvalidInput, JobExists, UnknownOption
 from mainspring.scheduler.toml_lines import find_lines
 
@@ -39,7 +41,7 @@ __all__ = [
 
 DEFAULT_FILE = "mainspring.toml"
 
-FILE_KEYS = ("name", "timezone", "defaults", "jobs")
+FILE_KEYS = ("name", "timezone", "prune_every", "defaults", "jobs")
 JOB_KEYS = frozenset({*option_names(JobOptions), "schedule", "handler", "url", "webhook"})
 """The keys of one job: the options of `add_job`, and `url`, which is short for a webhook's."""
 
@@ -67,6 +69,8 @@ class JobSet:
     states_name: bool = False
     """Whether the file itself has a `name`. Files in other folders may share the one that is made
     from the file's own, so that one is no reason to remove a job."""
+    prune_every: timedelta | None = None
+    """How often a process that loads the file deletes finished runs."""
     url_jobs: frozenset[str] = frozenset()
     """Jobs whose webhook was given as `url`."""
 
@@ -185,6 +189,10 @@ def _read(
     with at("timezone"):
         if timezone is not None:
             _check_timezone(timezone)
+    prune_every = document.get("prune_every")
+    with at("prune_every"):
+        if prune_every is not None:
+            prune_every = read_prune_every(prune_every)
     defaults = document.get("defaults")
     if isinstance(defaults, Mapping):
         defaults = _without_none(defaults)
@@ -211,7 +219,17 @@ def _read(
     errors.check()
     states_name = document.get("name") is not None
     url_jobs = frozenset(job_id for job_id in found if "url" in jobs[job_id])
-    return JobSet(found, name, timezone, defaults or {}, path, lines, states_name, url_jobs)
+    return JobSet(
+        found,
+        name,
+        timezone,
+        defaults or {},
+        path,
+        lines,
+        states_name,
+        prune_every=prune_every,
+        url_jobs=url_jobs,
+    )
 
 
 def _read_job(

@@ -198,6 +198,7 @@ class Scheduler(Client):
             job_set, owner = read_jobs(jobs), Owner.CODE
         made = self._draft_jobs(job_set, owner)
         self._job_sets.append(job_set)
+        self._settings = self._settings.changed(prune_every=job_set.prune_every)
         self._jobs_in_code |= {job.id: job for job in made}
 
     @property

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from mainspring.core.durations import duration
 from mainspring.core.policy import memory_size
+from mainspring.engine.settings import read_prune_every
 from mainspring.errors import InvalidInput
 
 __all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]
@@ -25,6 +26,13 @@ def _span(given: Any) -> timedelta:
         return duration(given)
     except InvalidInput:
         raise ValueError("a span with its unit, such as 12h or 30d") from None
+
+
+def _prune_every(given: Any) -> timedelta | None:
+    try:
+        return None if given is None else read_prune_every(given)
+    except InvalidInput:
+        raise ValueError("1 second to 1 day, with its unit, such as 10m") from None
 
 
 def _size(given: Any) -> int | None:
@@ -86,6 +94,8 @@ class ServiceSettings(BaseSettings):
     """With a unit, as in 30d: a bare number meant as days would delete the history."""
     history: int | None = Field(None, ge=1)
     """How many finished runs of each job are kept."""
+    prune_every: Annotated[timedelta | None, BeforeValidator(_prune_every)] = None
+    """How often finished runs are deleted."""
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
     """At so much memory, as in 1GB, the process is replaced."""
     leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
