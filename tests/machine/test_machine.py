@@ -13,9 +13,11 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from mainspring.core.clock import Clock
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.objects import ObjectStore
 from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
 from tests.support.mongodb.store import shared_database
+from tests.support.objects.memory_bucket import MemoryBucket, Objects
 from tests.support.planted_store_bugs import PLANTED
 from tests.support.store_machine import StoreMachine
 
@@ -39,6 +41,21 @@ class SqliteMachine(StoreMachine):
 
 TestSqlite = SqliteMachine.TestCase
 TestSqlite.settings = settings(
+    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH
+)
+
+
+class ObjectsMachine(SqliteMachine):
+    """With limits so small that every other write makes a snapshot, and every other end a
+    segment."""
+
+    def make_store(self, place: Path, clock: Clock) -> Store:
+        self.objects = Objects(clock)
+        return ObjectStore(MemoryBucket(self.objects), tail_bytes=1000, most_finished=3)
+
+
+TestObjects = ObjectsMachine.TestCase
+TestObjects.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH
 )
 

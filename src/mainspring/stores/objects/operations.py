@@ -131,14 +131,16 @@ class Workspace:
 
 
 class NewRun(Struct, frozen=True):
-    """A run to add, with its record: made once, however often the operation is evaluated."""
+    """A run to add, with its record: made once, however often the operation is evaluated. The run
+    is as it will be read again."""
 
     run: Run
     record: Record
 
     @classmethod
     def of(cls, run: Run) -> NewRun:
-        return cls(run, run_to_record(run))
+        record = run_to_record(run)
+        return cls(run_from_record(record), record)
 
 
 def add(work: Workspace, runs: Sequence[NewRun]) -> list[Added]:

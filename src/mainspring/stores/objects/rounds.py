@@ -60,6 +60,9 @@ MOST_LOSSES = 200
 QUIET_ROUNDS = 2
 """Rounds that met no other writer, after which a round writes without reading the head first."""
 
+RECENT_WRITES = 100
+"""Clients that made one of the last so many writes count as active."""
+
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 1.0
 """Seconds between two tries, or two rounds."""
 
@@ -271,7 +274,9 @@ class Rounds:
                     f"other writers of {self._bucket.location} won {losses} times in a row. One"
                     " prefix serves a few writing processes: use fewer, or several prefixes"
                 )
-            longest = max(self._took, SHORTEST_PAUSE) * 2 ** min(failures + losses, 8)
+            # Who has lost often waits less, so that nobody waits very long.
+            turns = self._active_writers() / (1 + losses // 4)
+            longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2**failures
             await asyncio.sleep(self._rng.uniform(0, min(longest, LONGEST_PAUSE)))
 
     def _take(self, batch: list[Operation[Any]], *, reads_only: bool = False) -> None:
@@ -399,7 +404,8 @@ class Rounds:
         if etag is None:
             return False
         self._took = self._monotonic() - began
-        pause = max(min(self._took, LONGEST_PAUSE), self._bucket.write_interval)
+        others = max(1, self._active_writers() - 1)
+        pause = max(min(self._took * others, LONGEST_PAUSE), self._bucket.write_interval)
         self._not_before = began + self._took + pause
         self.state.settle()
         self._tries.clear()
@@ -412,6 +418,10 @@ class Rounds:
         if _is_news(delta):
             self._on_change()
         return True
+
+    def _active_writers(self) -> int:
+        """How many clients wrote lately."""
+        return sum(one.seq > self.head.seq - RECENT_WRITES for one in self.head.commits.values())
 
     async def _entry(self, delta: Delta) -> Entry:
         text = json_text(delta).encode()

@@ -56,6 +56,7 @@ class StorageClock:
         self._known: ClockReading | None = None
         self._read_at: float | None = None
         self._is_machines = False
+        self._reported: int | None = None
 
     @property
     def is_machines(self) -> bool:
@@ -127,6 +128,19 @@ class StorageClock:
         elif step := self._steady.step_from(offset):
             _move(state, timedelta(microseconds=step), self._clock.now())
             state.put("meta", "clock", {**known, "offset": offset + step})
+            self._report(offset + step, timedelta(microseconds=step))
+
+    def _report(self, offset: int, step: timedelta) -> None:
+        """Log a step once, though reads meet it until a write has stored it."""
+        if offset == self._reported:
+            return
+        self._reported = offset
+        log.warning(
+            "this machine's clock was set %s by %s. Leases and retries keep their length; schedules"
+            " follow the new time",
+            "forward" if step > timedelta() else "back",
+            humanize(abs(step)),
+        )
 
 
 def _carry(reading: ClockReading, to: float) -> Bounds:
@@ -145,9 +159,3 @@ def _move(state: LiveState, step: timedelta, now: datetime) -> None:
         ends = record.get("expires_at")
         if "ttl" in record and isinstance(ends, int):
             state.put("notes", key, {**record, "expires_at": ends + step // timedelta.resolution})
-    log.warning(
-        "this machine's clock was set %s by %s. Leases and retries keep their length; schedules"
-        " follow the new time",
-        "forward" if step > timedelta() else "back",
-        humanize(abs(step)),
-    )
