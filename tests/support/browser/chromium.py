@@ -26,6 +26,8 @@ PACKAGE = Archive(
     command=["npm", "pack", "--silent", "--pack-destination"],
     integrity="sha512-4ZKeAQQa8up2mt675qSitztLdbQrlf8BKdC5naeap+5Mv1OV1OlJdPoU+EJC/p5sQUJUQmN4r+q5+EhaaOUHpQ==",
     members={},
+    program="Chromium",
+    advice="Put Chromium on the PATH.",
 )
 LIBRARIES = "al2023.tar"
 UNPACK = """
@@ -57,7 +59,7 @@ def _fetched(place: Path) -> Path:
     home = place / f"chromium-{VERSION}"
     with locked(place / f"{home.name}.lock"):
         if not home.exists():
-            check_platform()
+            check_platform(PACKAGE)
             with tempfile.TemporaryDirectory(dir=place, prefix="fetching-") as made:
                 packed = download(PACKAGE, Path(made))
                 unpacked = Path(made) / "unpacked"

@@ -2,6 +2,7 @@
 
 fetch                                 into the cache, checked
 run standalone|replica-set|sharded    print its URL, run until Ctrl-C
+run seaweedfs                         the same for an S3 server
 sweep                                 end what crashed sessions left
 """
 
@@ -17,6 +18,7 @@ from tests.support.servers.binaries import binaries
 from tests.support.servers.cache import ServerUnavailable
 from tests.support.servers.mongodb import TOPOLOGIES, Topology
 from tests.support.servers.runs import leave_current_run, sweep_now
+from tests.support.servers.seaweedfs import SeaweedFs, weed
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["fetch"]:
             try:
                 say(f"MongoDB: {binaries().mongod}")
+                say(f"SeaweedFS: {weed()}")
                 say(f"Chromium: {chromium().program}")
             except ServerUnavailable as error:
                 say(str(error))
@@ -31,7 +34,11 @@ def main(arguments: Sequence[str]) -> int:
         case ["sweep"]:
             for process in sweep_now():
                 say(f"ended {process.pid}")
+        case ["run", "seaweedfs"]:
+            weed()
+            run(SeaweedFs)
         case ["run", kind] if kind in TOPOLOGIES:
+            binaries()
             run(TOPOLOGIES[kind])
         case _:
             say(__doc__ or "")
@@ -39,8 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def run(kind: type[Topology]) -> None:
-    binaries()
+def run(kind: type[Topology] | type[SeaweedFs]) -> None:
     began = time.monotonic()
     with kind() as servers:
         seconds, megabytes = time.monotonic() - began, servers.memory() / 1e6

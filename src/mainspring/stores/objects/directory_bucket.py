@@ -1,0 +1,342 @@
+"""`file:///dir`: a directory as a bucket, with a compare-and-swap made of file locks and renames.
+
+    DIR/SHARD/head              an object: one line with its entity tag and size, then its content
+    DIR/.mainspring/lock-NN     held while an object is written or deleted; each key has one of them
+    DIR/.mainspring/new-NN      the next version of an object, until it is renamed into its place
+
+A writer takes the lock of the key, compares the entity tag, writes the new version completely,
+flushes it to the disk, and renames it into its place. A rename is atomic, so a reader sees the old
+version or the new one and never a part. The kernel releases the lock of a writer that dies. What it
+had written stays in `new-NN`, which nobody reads: the next holder of the lock overwrites it, and
+`open` deletes it.
+
+The directory belongs to one machine, whose clock is the storage's clock. Any number of its
+processes may use it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import heapq
+import os
+import random
+import re
+import secrets
+import stat
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+from urllib.parse import quote, unquote
+
+from mainspring.core.clock import Clock, SystemClock, from_us
+from mainspring.errors import (
+    InvalidInput,
+    StoreDamaged,
+    StoreError,
+    StoreUnavailable,
+)
+from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["DirectoryBucket"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_OWN: Final = ".mainspring"
+_LOCKS: Final = 32
+_HEADER: Final = re.compile(rb"mainspring object ([0-9a-f]{32}) ([0-9]{15})\n")
+_HEADER_SIZE: Final = 67
+_SAFE: Final = "@=+,~-_.!()"
+"""Characters of a key that stand in the file's name as they are, besides letters and digits."""
+_THREADS: Final = 8
+_WAITS: Final = 4_000
+_WAIT: Final = 0.005
+"""A writer tries to get a lock so often, after pauses of up to so many seconds: 10 s on average.
+It does not wait in the kernel, because a process that was stopped while it held the lock would
+block the threads of this one for ever."""
+_AWAY: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EMFILE})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DirectoryBucket:
+    kind = "file"
+    write_interval = 0.0
+
+    def __init__(self, path: str | os.PathLike[str], clock: Clock | None = None) -> None:
+        if fcntl is None:
+            raise InvalidInput("file:// needs file locks of POSIX, which this system does not have")
+        self._path = Path(path).absolute()
+        self._own = self._path / _OWN
+        self._threads: ThreadPoolExecutor | None = None
+        self._process = 0
+        self.location = f"file://{quote(str(self._path))}"
+        self.requests: Counter[str] = Counter()
+        self.clock: Clock = clock or SystemClock()
+
+    async def open(self, *, create: bool = True) -> None:
+        """Check the directory. It is made by the first write, so opening makes nothing."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, "mainspring-objects")
+            self._process = os.getpid()
+            try:
+                await self._run(self._check)
+            except BaseException:
+                await self.close()
+                raise
+
+    async def close(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None and self._process == os.getpid():
+            await asyncio.to_thread(threads.shutdown)
+
+    async def get(self, key: str, unless_etag: str | None = None) -> Blob | Unchanged | None:
+        self.requests["get"] += 1
+        return await self._run(self._get, key, unless_etag)
+
+    async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
+        self.requests["put"] += 1
+        return await self._run(self._put, key, data, expected_etag)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        if keys:
+            self.requests["delete"] += 1
+            await self._run(self._delete, list(keys))
+
+    async def list_objects(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> list[Listed]:
+        self.requests["list"] += 1
+        return await self._run(self._list, prefix, after, limit)
+
+    async def read_clock(self) -> ClockReading | None:
+        return None
+
+    async def _run(self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
+        if self._threads is None:
+            raise StoreError(f"{self.location} is not open")
+        if self._process != os.getpid():
+            raise StoreError(
+                f"{self.location} was opened before this process was forked; open a store of its"
+                " own in the child (or start it by spawn)"
+            )
+        future = self._threads.submit(self._translated, function, *arguments, **options)
+        # A caller that is cancelled leaves the call behind: it is done completely.
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    def _translated(
+        self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        try:
+            return function(*arguments, **options)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: OSError) -> StoreError:
+        file, why = error.filename or self._path, os.strerror(error.errno or 0)
+        if error.errno in _FULL:
+            return StoreUnavailable(f"{file} cannot be written: the disk is full. Free some space")
+        if error.errno in _AWAY:
+            return StoreUnavailable(f"{file} cannot be used at the moment ({why})")
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return StoreError(
+                f"{file} may not be used by this user ({why}). Mainspring needs to read and write"
+                f" everything in {self._path}"
+            )
+        return StoreError(f"{file} cannot be used ({why})")
+
+    # What follows blocks, and runs in a thread.
+
+    def _check(self) -> None:
+        try:
+            kind = self._path.stat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(kind):
+            raise StoreError(
+                f"{self._path} is a file; file:// keeps a store in a directory. Name another one,"
+                " or write sqlite:///… for a database file"
+            )
+        if self._own.is_dir():
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Delete what writers left that were killed before they could rename it."""
+        for file in self._own.glob("new-*"):
+            number = int(file.name.partition("-")[2])
+            if (descriptor := self._try_lock(number)) is not None:
+                file.unlink(missing_ok=True)
+                os.close(descriptor)
+
+    def _get(self, key: str, unless_etag: str | None) -> Blob | Unchanged | None:
+        file = self._file(key)
+        try:
+            with file.open("rb") as content:
+                etag, size = _parse_header(content.read(_HEADER_SIZE), file)
+                if etag == unless_etag:
+                    return UNCHANGED
+                data = content.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if len(data) != size:
+            raise StoreDamaged(f"{file} has {len(data)} bytes of {size}. Restore it from a backup")
+        return Blob(data, etag)
+
+    def _put(self, key: str, data: bytes, expected_etag: str | None) -> str | None:
+        file = self._file(key)
+        number = zlib.crc32(key.encode()) % _LOCKS
+        self._make_directories(file.parent)
+        with self._locked(number):
+            if _etag_of(file) != expected_etag:
+                return None
+            etag = secrets.token_hex(16)
+            new = self._own / f"new-{number:02}"
+            _write_durably(new, b"mainspring object %b %015d\n" % (etag.encode(), len(data)), data)
+            new.rename(file)
+            _flush_directory(file.parent)
+        return etag
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        changed = set()
+        for key in keys:
+            file = self._file(key)
+            if file.exists():
+                with self._locked(zlib.crc32(key.encode()) % _LOCKS):
+                    file.unlink(missing_ok=True)
+                changed.add(file.parent)
+        for directory in changed:
+            _flush_directory(directory)
+
+    def _list(self, prefix: str, after: str | None, limit: int) -> list[Listed]:
+        below = prefix.rpartition("/")[0]
+        directory = self._file(below) if below else self._path
+        found = (
+            (key, path)
+            for key, path in _walk(directory, f"{below}/" if below else "", prefix)
+            if key.startswith(prefix) and (after is None or key > after)
+        )
+        listed = []
+        for key, path in heapq.nsmallest(limit, found):
+            with suppress(FileNotFoundError):  # deleted just now
+                state = os.stat(path)
+                size = max(0, state.st_size - _HEADER_SIZE)
+                listed.append(Listed(key, size, from_us(state.st_mtime_ns // 1_000)))
+        return listed
+
+    def _file(self, key: str) -> Path:
+        parts = [quote(part, safe=_SAFE) for part in key.split("/")]
+        for part in parts:
+            if not part or part.startswith(".") or len(part) > 255:
+                raise InvalidInput(
+                    f"{key!r} cannot be the name of an object: each part has 1 to 255 characters"
+                    " and does not begin with a dot"
+                )
+        return self._path.joinpath(*parts)
+
+    def _make_directories(self, directory: Path) -> None:
+        for path in (directory, self._own):
+            missing = []
+            while not path.is_dir():
+                missing.append(path)
+                path = path.parent
+            for path in reversed(missing):
+                with suppress(FileExistsError):
+                    path.mkdir(mode=0o700)
+                _flush_directory(path.parent)
+
+    @contextmanager
+    def _locked(self, number: int) -> Iterator[None]:
+        for _ in range(_WAITS):
+            if (descriptor := self._try_lock(number)) is not None:
+                try:
+                    yield
+                finally:
+                    os.close(descriptor)  # this releases the lock
+                return
+            time.sleep(random.uniform(0, _WAIT))
+        raise StoreUnavailable(
+            f"{self._own / f'lock-{number:02}'}: another process has held this lock for"
+            f" {_WAITS * _WAIT / 2:g} s; it will be tried again"
+        )
+
+    def _try_lock(self, number: int) -> int | None:
+        """The descriptor that holds the lock, or None if another has it."""
+        path = self._own / f"lock-{number:02}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            return None
+        if _is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # somebody deleted the file: other writers lock a new one
+        return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _etag_of(file: Path) -> str | None:
+    try:
+        with file.open("rb") as content:
+            return _parse_header(content.read(_HEADER_SIZE), file)[0]
+    except FileNotFoundError:
+        return None
+
+
+def _parse_header(header: bytes, file: Path) -> tuple[str, int]:
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise StoreDamaged(
+            f"{file} is no object of Mainspring, or a damaged one. Restore it from a backup, or"
+            " name another directory"
+        )
+    return match[1].decode(), int(match[2])
+
+
+def _write_durably(file: Path, *parts: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with os.fdopen(os.open(file, flags, 0o600), "wb") as output:
+        for part in parts:
+            output.write(part)
+        output.flush()
+        os.fsync(output.fileno())
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _walk(directory: Path, base: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """The keys and paths of all objects in a directory, except below directories that hold none
+    with this prefix."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
+        for entry in entries:
+            key = base + unquote(entry.name)
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                yield key, entry.path
+            elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
+                yield from _walk(Path(entry.path), f"{key}/", prefix)

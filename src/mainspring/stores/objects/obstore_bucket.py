@@ -1,0 +1,358 @@
+"""S3, Google Cloud Storage and Azure as buckets, through obstore.
+
+Each request is sent once. obstore would repeat a write whose answer was lost, and the repetition
+would find the first one's object and report a lost race.
+
+obstore's threads do not survive a fork: a call in the child would hang. So the child gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from mainspring.core.clock import Clock, SystemClock
+from mainspring.errors import StoreError
+from mainspring.stores.objects import self_test
+from mainspring.stores.objects.aws_profiles import find_profile
+from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
+from mainspring.stores.objects.date_header import Answer, DateBounds, send_head
+from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
+from mainspring.stores.objects.url import Address
+
+if TYPE_CHECKING:
+    from obstore import PutMode, UpdateVersion
+    from obstore.store import ClientConfig, RetryConfig
+
+__all__ = ["ObstoreBucket"]
+
+T = TypeVar("T")
+_Client = S3Store | GCSStore | AzureStore
+
+_CONNECT_TIMEOUT: Final = 5.0
+_ONCE: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
+_AT_ONCE: Final = 16
+"""Requests that one call sends at the same time."""
+_BATCH: Final = 1000
+"""Keys that one request of S3 lists or deletes."""
+_MORE_READINGS: Final = 4
+_LOST: Final = frozenset({"BlobAlreadyExists", "ConditionalRequestConflict"})
+"""Codes of 409 that say for sure that the write was not done, because of another one. S3 answers
+ConditionalRequestConflict while a conflicting write is under way."""
+
+_used = False
+_used_at_fork = False
+
+
+def _mark_fork() -> None:
+    global _used_at_fork
+    _used_at_fork = _used
+
+
+os.register_at_fork(after_in_child=_mark_fork)
+
+
+class ObstoreBucket:
+    def __init__(self, address: Address, clock: Clock | None = None) -> None:
+        self.kind = address.scheme
+        self.location = address.location
+        self.requests: Counter[str] = Counter()
+        self.clock: Clock = clock or SystemClock()
+        self.write_interval = 1.0 if address.scheme == "gs" else 0.0
+        self._address = address
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
+        self._errors = StorageErrors(address)
+        self._client: _Client | None = None
+        self.endpoint = ""
+        """The address of the storage and the bucket. Known once it is open."""
+        self._clock_was_read = False
+        self._process = 0
+
+    async def open(self, *, create: bool = True) -> None:
+        """Connect, and prove that the storage obeys conditions, unless somebody did so recently.
+
+        With `create=False` nothing is written where there is no store.
+        """
+        global _used
+        if self._client is not None:
+            return
+        if _used_at_fork:
+            raise StoreError(
+                "object storage was in use in the process that this one was forked from, and its"
+                " client does not work in a fork. Open the store in each process after the fork and"
+                ' not before, or start this process by the method "spawn"'
+            )
+        _used = True
+        self._process = os.getpid()
+        self._client, self.endpoint = await self._connect()
+        try:
+            await self_test.prove(self, self.endpoint, create=create)
+        except BaseException:
+            self._client = None
+            raise
+        self._errors.connected = True
+
+    async def close(self) -> None:
+        self._client = None
+
+    async def get(self, key: str, unless_etag: str | None = None) -> Blob | Unchanged | None:
+        client = self._open_client()
+        self.requests["get"] += 1
+        try:
+            if unless_etag is None:
+                found = await self._timed(client.get_async(self._path(key)))
+            else:
+                options: Any = {"if_none_match": self._conditions(unless_etag)["e_tag"]}
+                found = await self._timed(client.get_async(self._path(key), options=options))
+            meta = found.meta
+            data = bytes(await self._timed(found.bytes_async()))
+        except NotModifiedError:
+            return UNCHANGED
+        except Exception as error:
+            failure = Failure.of(error)
+            if failure.is_missing_object:
+                return None
+            raise self._errors.translate(failure, "get") from None
+        return Blob(data, self._etag(dict(meta)))
+
+    async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
+        client = self._open_client()
+        self.requests["put"] += 1
+        mode: PutMode = "create" if expected_etag is None else self._conditions(expected_etag)
+        try:
+            result = await self._timed(
+                client.put_async(self._path(key), data, mode=mode, use_multipart=False)
+            )
+        except Exception as error:
+            failure = Failure.of(error)
+            if failure.status == 412 or failure.code in _LOST:
+                return None
+            if isinstance(error, PreconditionError | AlreadyExistsError) and failure.status is None:
+                return None
+            if expected_etag is not None and failure.is_missing_object:
+                return None
+            raise self._errors.translate(failure, "put") from None
+        return self._etag(dict(result))
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        client = self._open_client()
+        paths = [self._path(key) for key in keys]
+        if self.kind == "s3":
+            for start in range(0, len(paths), _BATCH):
+                await self._delete(client, paths[start : start + _BATCH])
+            return
+        for start in range(0, len(paths), _AT_ONCE):
+            some = paths[start : start + _AT_ONCE]
+            await asyncio.gather(*(self._delete(client, [path]) for path in some))
+
+    async def _delete(self, client: _Client, paths: list[str]) -> None:
+        self.requests["delete"] += 1
+        try:
+            await self._timed(client.delete_async(paths))
+        except Exception as error:
+            failure = Failure.of(error)
+            if not failure.is_missing_object:
+                raise self._errors.translate(failure, "delete") from None
+
+    async def list_objects(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> list[Listed]:
+        client = self._open_client()
+        # obstore lists whole folders. A list that begins just before the first key with the prefix
+        # passes over few others.
+        below = self._prefix + prefix
+        folder = below.rpartition("/")[0]
+        offset = self._prefix + after if after is not None and after >= prefix else _before(below)
+        found: list[Listed] = []
+        self.requests["list"] += 1
+        seen = 0
+        try:
+            stream = client.list(folder or None, offset=offset, chunk_size=min(limit, _BATCH))
+            async with asyncio.timeout(self._address.timeout + 10 * (1 + limit // _BATCH)):
+                async for chunk in stream:
+                    for meta in chunk:
+                        path = meta["path"]
+                        if path.startswith(below):
+                            key = path.removeprefix(self._prefix)
+                            found.append(Listed(key, meta["size"], meta["last_modified"]))
+                        elif found:
+                            return found[:limit]
+                    seen += len(chunk)
+                    if len(found) >= limit:
+                        break
+        except Exception as error:
+            raise self._errors.translate(Failure.of(error), "list") from None
+        finally:
+            self.requests["list"] += max(0, seen - 1) // _BATCH
+        return found[:limit]
+
+    async def read_clock(self) -> ClockReading | None:
+        """Read the storage's clock. The first call takes one request and gives bounds of a second
+        and a round trip. Later ones take five, at moments within some three seconds that narrow it
+        to a sixteenth of a second and a round trip."""
+        self._open_client()
+        bounds = DateBounds()
+        answer = await self._ask_for_date()
+        bounds.add(answer)
+        for _ in range(_MORE_READINGS if self._clock_was_read else 0):
+            await asyncio.sleep(bounds.best_moment(self.clock.monotonic()))
+            answer = await self._ask_for_date()
+            bounds.add(answer)
+        self._clock_was_read = True
+        return ClockReading(answer.answered, *bounds.at(answer.answered))
+
+    async def _ask_for_date(self) -> Answer:
+        self.requests["head"] += 1
+        return await asyncio.to_thread(
+            send_head, self.endpoint, self._address.timeout, self.clock.monotonic
+        )
+
+    # The client
+
+    def _open_client(self) -> _Client:
+        if self._client is None:
+            raise StoreError(f"{self.location} is not open")
+        if self._process != os.getpid():
+            raise StoreError(
+                f"{self.location} was opened before this process was forked; open a store of its"
+                " own in the child, and start the child by spawn"
+            )
+        return self._client
+
+    async def _connect(self) -> tuple[_Client, str]:
+        """A client, and the address whose answers have the storage's date."""
+        try:
+            match self.kind:
+                case "s3":
+                    return await self._connect_s3()
+                case "gs":
+                    return self._connect_gcs()
+                case _:
+                    return self._connect_azure()
+        except StoreError:
+            raise
+        except Exception as error:
+            raise self._errors.translate(Failure.of(error), "open") from None
+
+    def _client_options(self, endpoint: str | None) -> ClientConfig:
+        timeout = self._address.timeout
+        return {
+            "timeout": timedelta(seconds=timeout),
+            "connect_timeout": timedelta(seconds=min(timeout, _CONNECT_TIMEOUT)),
+            "allow_http": (endpoint or "").startswith("http://"),
+            "user_agent": "mainspring",
+        }
+
+    async def _connect_s3(self) -> tuple[_Client, str]:
+        address = self._address
+        profile = find_profile(address.profile)
+        has_keys = "AWS_ACCESS_KEY_ID" in os.environ and address.profile is None
+        provider = None if profile is None or has_keys else profile.provider()
+        endpoint = (
+            address.endpoint
+            or os.environ.get("AWS_ENDPOINT_URL_S3")
+            or os.environ.get("AWS_ENDPOINT_URL")
+            or os.environ.get("AWS_ENDPOINT")
+            or (profile.endpoint if profile else None)
+        )
+        region = (
+            address.region
+            or os.environ.get("AWS_REGION")
+            or os.environ.get("AWS_DEFAULT_REGION")
+            or (profile.region if profile else None)
+            or (None if endpoint else await self._find_region())
+            or "us-east-1"
+        )
+        in_path = address.path_style
+        if in_path is None:
+            in_path = endpoint is not None or "." in address.bucket
+        base = (endpoint or f"https://s3.{region}.amazonaws.com").rstrip("/")
+        scheme, _, host = base.partition("://")
+        place = f"{base}/{address.bucket}" if in_path else f"{scheme}://{address.bucket}.{host}"
+        client = S3Store(
+            address.bucket,
+            endpoint=base if in_path else place,
+            aws_endpoint_url_s3=base if in_path else place,
+            region=region,
+            virtual_hosted_style_request=not in_path,
+            client_options=self._client_options(base),
+            retry_config=_ONCE,
+            credential_provider=provider,
+        )
+        return client, place
+
+    async def _find_region(self) -> str | None:
+        """Ask S3 for the bucket's region, which it says to everybody."""
+        url = f"https://s3.amazonaws.com/{self._address.bucket}"
+        self.requests["head"] += 1
+        answer = await asyncio.to_thread(send_head, url, 5.0, self.clock.monotonic)
+        return answer.headers.get("x-amz-bucket-region")
+
+    def _connect_gcs(self) -> tuple[_Client, str]:
+        address = self._address
+        base = address.endpoint or "https://storage.googleapis.com"
+        options: dict[str, Any] = {"base_url": address.endpoint} if address.endpoint else {}
+        client = GCSStore(
+            address.bucket,
+            client_options=self._client_options(address.endpoint),
+            retry_config=_ONCE,
+            **options,
+        )
+        return client, f"{base}/{address.bucket}"
+
+    def _connect_azure(self) -> tuple[_Client, str]:
+        address = self._address
+        account = address.account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+        if account is None:
+            raise StoreError(
+                f"{self.location} does not say which storage account: write az://container/prefix"
+                "?account=name, or set AZURE_STORAGE_ACCOUNT_NAME"
+            )
+        base = address.endpoint or f"https://{account}.blob.core.windows.net"
+        options: dict[str, Any] = {"endpoint": address.endpoint} if address.endpoint else {}
+        client = AzureStore(
+            address.bucket,
+            account_name=account,
+            client_options=self._client_options(address.endpoint),
+            retry_config=_ONCE,
+            **options,
+        )
+        return client, f"{base}/{address.bucket}"
+
+    # Names, tags and times
+
+    async def _timed(self, call: Awaitable[T]) -> T:
+        """Await a call. The client has a timeout of its own; this one also covers the search for
+        credentials."""
+        async with asyncio.timeout(self._address.timeout + 10):
+            return await call
+
+    def _path(self, key: str) -> str:
+        return self._prefix + key
+
+    def _etag(self, meta: dict[str, Any]) -> str:
+        """The entity tag. Google compares generations in writes, and tags in reads."""
+        tag, version = meta.get("e_tag"), meta.get("version")
+        if self.kind == "gs":
+            return f"{tag or ''} {version or ''}"
+        return str(tag)
+
+    def _conditions(self, etag: str) -> UpdateVersion:
+        if self.kind == "gs":
+            tag, _, version = etag.rpartition(" ")
+            return {"e_tag": tag, "version": version}
+        return {"e_tag": etag}
+
+
+def _before(prefix: str) -> str | None:
+    """A key that is sorted before all keys with the prefix, and behind most others before them."""
+    if not prefix or prefix.endswith("/"):
+        return None  # obstore lists folders by itself
+    return f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}~"

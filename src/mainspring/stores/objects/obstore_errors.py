@@ -1,0 +1,175 @@
+"""Errors of object storage as errors of Mainspring: what happened, and what to do.
+
+obstore's errors are text, which may hold a signed address. Only the status, the storage's own code
+and its own message are taken from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.objects.url import Address
+
+__all__ = ["Failure", "StorageErrors"]
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>|\"(?:code|error)\": ?\"([^\"]{1,100})\"")
+_MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
+_ADDRESS: Final = re.compile(r"(https?://[^\s?/]+)\S*")
+_METADATA: Final = ("169.254.169.254", "169.254.170.", "metadata.google.internal", "metadata/ident")
+
+_MISSING_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_KEYS: Final = frozenset(
+    {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefresh"}
+    | {"AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidSecurity"}
+)
+_BUSY: Final = frozenset({"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"})
+
+_PERMISSIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "s3": {
+        "get": "s3:GetObject on {objects} and s3:ListBucket on {bucket} (without s3:ListBucket S3"
+        " also refuses reads of objects that do not exist)",
+        "put": "s3:PutObject on {objects}",
+        "delete": "s3:DeleteObject on {objects}",
+        "list": "s3:ListBucket on {bucket}",
+    },
+    "gs": {
+        "get": "storage.objects.get and storage.objects.list on {bucket}",
+        "put": "storage.objects.create and storage.objects.delete on {bucket} (overwriting an"
+        " object needs both)",
+        "delete": "storage.objects.delete on {bucket}",
+        "list": "storage.objects.list on {bucket}",
+    },
+    "az": dict.fromkeys(
+        ("get", "put", "delete", "list"), "the role Storage Blob Data Contributor on {bucket}"
+    ),
+}
+_CREDENTIALS: Final = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile (?profile=… or"
+    " AWS_PROFILE), or give this machine a role",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, run `gcloud auth"
+    " application-default login`, or give this machine a service account",
+    "az": "set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or AZURE_CLIENT_ID with its secret"
+    " and tenant, or give this machine a managed identity",
+}
+_CREATE: Final = {
+    "s3": "aws s3 mb s3://{name}",
+    "gs": "gcloud storage buckets create gs://{name}",
+    "az": "az storage container create --name {name}",
+}
+
+
+class Failure(Struct, frozen=True):
+    """What an error of obstore says."""
+
+    kind: str
+    status: int | None
+    code: str
+    message: str
+    text: str
+    """The error in one line, without anything of an address but the host."""
+    timed_out: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        text = str(error).partition("\n\nDebug source")[0]
+        status = _STATUS.search(text)
+        code, message = _CODE.search(text), _MESSAGE.search(text)
+        line = _ADDRESS.sub(r"\1", text.partition("<")[0].partition("{")[0])
+        return cls(
+            kind=type(error).__name__,
+            status=int(status[1]) if status else None,
+            code=(code[1] or code[2]) if code else "",
+            message=message[1] if message else "",
+            text=" ".join(line.split())[:300],
+            timed_out=isinstance(error, TimeoutError),
+        )
+
+    @property
+    def is_missing_object(self) -> bool:
+        return self.code not in _MISSING_BUCKET and (
+            self.status == 404 or (self.status is None and self.kind == "FileNotFoundError")
+        )
+
+    @property
+    def words(self) -> str:
+        """What the storage said, for the end of a message."""
+        parts = [str(self.status or ""), self.code, self.message.rstrip(".")]
+        return " ".join(filter(None, parts)) or self.text or self.kind
+
+
+class StorageErrors:
+    """Makes the errors of one bucket. `connected`: it has answered once, so its credentials are
+    there."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._what = f"{address.scheme}://{address.bucket}"
+        self.connected = False
+
+    def translate(self, failure: Failure, operation: str) -> StoreError:
+        place, words = self._address.location, failure.words
+        if failure.code in _MISSING_BUCKET:
+            return self._missing_bucket(words)
+        if failure.code == "RequestTimeTooSkewed":
+            return StoreError(
+                f"{place} refuses requests because the clock of this machine is wrong by more than"
+                f" 15 minutes. Set it, or let it follow a time server ({words})"
+            )
+        if failure.status in (401, 403) or failure.code in _KEYS:
+            return self._refused(failure, operation)
+        if failure.status == 501:
+            return StoreError(
+                f"{place} has no conditional writes (If-Match, If-None-Match), which Mainspring"
+                f" needs. Use a newer version of that server, or another store ({words})"
+            )
+        if "redirect" in failure.text.lower() or failure.status in (301, 307, 308):
+            return StoreError(
+                f"{place} is in another region. Name it: {self._what}/…?region=… ({words})"
+            )
+        if any(host in failure.text for host in _METADATA) and not self.connected:
+            return StoreError(
+                f"there are no credentials for {place}: {_CREDENTIALS[self._address.scheme]}"
+            )
+        if failure.status == 400 and failure.code not in _BUSY:
+            return StoreError(f"{place} refused a request ({words})")
+        if operation == "open" and failure.status is None:
+            return StoreError(f"{place} cannot be opened: {failure.text or failure.kind}")
+        if failure.status == 404:
+            return self._missing_bucket(words)
+        if failure.status in (429, 503) or failure.code in _BUSY:
+            return StoreUnavailable(f"{place} is busy and wants fewer requests ({words})")
+        if failure.timed_out:
+            return StoreUnavailable(f"{place} gave no answer within {self._address.timeout:g} s")
+        return StoreUnavailable(f"{place} is away for now. It will be tried again ({words})")
+
+    def _missing_bucket(self, words: str) -> StoreError:
+        name = self._address.bucket
+        command = _CREATE[self._address.scheme].format(name=name)
+        what = "container" if self._address.scheme == "az" else "bucket"
+        return StoreError(
+            f"there is no {what} {name!r} at {self._address.location}. Mainspring does not create"
+            f" it, because it does not know where and for whom: {command} ({words})"
+        )
+
+    def _refused(self, failure: Failure, operation: str) -> StoreError:
+        scheme, place = self._address.scheme, self._address.location
+        if failure.status == 401 or failure.code in _KEYS:
+            return StoreError(
+                f"{place} does not accept the credentials: {_CREDENTIALS[scheme]} ({failure.words})"
+            )
+        folder = f"/{self._address.prefix}" if self._address.prefix else ""
+        needed = _PERMISSIONS[scheme].get(operation, "to read and write objects in {bucket}")
+        needed = needed.format(bucket=self._address.bucket, objects=self._objects(folder))
+        return StoreError(
+            f"{place} does not allow this {operation}. The credentials need {needed};"
+            f" docs/reference/object-storage.md has the whole policy ({failure.words})"
+        )
+
+    def _objects(self, folder: str) -> str:
+        return f"{self._address.bucket}{folder}/*"

@@ -1,0 +1,163 @@
+"""Proves that a bucket obeys conditions, before anything depends on it.
+
+Some servers that speak S3 ignore `If-Match` and `If-None-Match`, or let two writers win that come
+at the same moment. On such a server two workers would run the same job. So `open` tries it with a
+few small objects, and leaves a marker:
+
+    PREFIX/conditions                {"test": 1, "endpoint": "…", "passed_at": "…"}
+    PREFIX/conditions-test/NONCE…    the objects of a test; deleted at its end
+
+The marker spares other clients the test for a day. It counts only at the endpoint where the test
+was passed: a bucket that was copied to another server is tested there.
+
+A test cannot prove that a server never lets two writers win. It makes two writers race on the
+same object, several times, for both kinds of conditions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from mainspring.errors import StoreError
+from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
+
+__all__ = ["prove"]
+
+VERSION: Final = 1
+MARKER: Final = "conditions"
+FOLDER: Final = "conditions-test"
+VALID_FOR: Final = timedelta(days=1)
+WRITERS: Final = 2
+"""More would wait for each other: SeaweedFS needs seconds for a race of eight."""
+ROUNDS: Final = 4
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """What the last test found."""
+
+    test: int
+    endpoint: str
+    passed_at: datetime
+
+
+class Disobeyed(Exception):
+    """What the storage did wrong."""
+
+
+async def prove(bucket: Bucket, endpoint: str, *, create: bool = True) -> None:
+    """Raise `StoreError` if the storage does not obey conditions.
+
+    Done once a day for each store and endpoint. With `create=False` nothing is written where there
+    is no store.
+    """
+    found = await bucket.get(MARKER)
+    blob = found if isinstance(found, Blob) else None
+    if blob is not None and _is_valid(blob.data, endpoint, bucket.clock.now()):
+        return
+    if blob is None and not create and not await bucket.list_objects("", limit=1):
+        return
+    await test(bucket)
+    marker = Marker(VERSION, endpoint, bucket.clock.now())
+    # Another client may have written it meanwhile: then it has passed the same test.
+    await bucket.put(
+        MARKER, msgspec.json.encode(marker), expected_etag=None if blob is None else blob.etag
+    )
+
+
+async def test(bucket: Bucket) -> None:
+    """The test itself."""
+    nonce = secrets.token_hex(8)
+    keys: list[str] = []
+    try:
+        await _test_one_writer(bucket, _named(keys, nonce), _named(keys, nonce))
+        for _ in range(ROUNDS):
+            await _test_race(bucket, _named(keys, nonce))
+    except Disobeyed as error:
+        raise StoreError(
+            f"{bucket.location} cannot be used: {error}. Without conditional writes two workers"
+            " would run the same job. Use storage that has them (Amazon S3, Google Cloud Storage,"
+            " Azure, Cloudflare R2, MinIO, SeaweedFS 4 and others), or another store"
+        ) from None
+    finally:
+        await bucket.delete(keys)
+
+
+def _named(keys: list[str], nonce: str) -> str:
+    keys.append(f"{FOLDER}/{nonce}-{len(keys)}")
+    return keys[-1]
+
+
+def _is_valid(data: bytes, endpoint: str, now: datetime) -> bool:
+    try:
+        marker = msgspec.json.decode(data, type=Marker)
+    except msgspec.MsgspecError:
+        return False
+    known = (marker.test, marker.endpoint) == (VERSION, endpoint)
+    return known and abs(now - marker.passed_at) < VALID_FOR
+
+
+async def _test_one_writer(bucket: Bucket, key: str, absent: str) -> None:
+    first, second = b"first " + key.encode(), b"second " + key.encode()
+    etag = await _written(bucket, key, first, None)
+    if await bucket.put(absent, second, expected_etag=etag) is not None:
+        raise Disobeyed("it accepted a change of an object that does not exist")
+    await _pause(bucket)
+    if await bucket.put(key, second, expected_etag=None) is not None:
+        raise Disobeyed("it accepted a second object of the same name (it ignores If-None-Match)")
+    await _check_content(bucket, key, first, etag)
+    if await bucket.get(key, etag) is not UNCHANGED:
+        raise Disobeyed("it sends objects that have not changed (it ignores If-None-Match of GET)")
+    await _pause(bucket)
+    changed = await _written(bucket, key, second, etag)
+    if changed == etag:
+        raise Disobeyed("an object with other content has the same entity tag (ETag)")
+    await _pause(bucket)
+    if await bucket.put(key, first, expected_etag=etag) is not None:
+        raise Disobeyed("it accepted a change of an older version (it ignores If-Match)")
+    await _check_content(bucket, key, second, changed)
+
+
+async def _test_race(bucket: Bucket, key: str) -> None:
+    etag = None
+    for kind in ("created", "changed"):
+        contents = [f"{kind} by {n} {key}".encode() for n in range(WRITERS)]
+        await _pause(bucket)
+        tags = await asyncio.gather(
+            *(bucket.put(key, content, expected_etag=etag) for content in contents)
+        )
+        winners = [n for n, tag in enumerate(tags) if tag is not None]
+        if len(winners) > 1:
+            raise Disobeyed(
+                f"of {WRITERS} writers that {kind} the same object at the same time"
+                f" {len(winners)} were told that they had"
+            )
+        if not winners:
+            return  # each hindered the others, which is allowed
+        [winner] = winners
+        etag = tags[winner]
+        await _check_content(bucket, key, contents[winner], etag)
+
+
+async def _written(bucket: Bucket, key: str, data: bytes, expected: str | None) -> str:
+    etag = await bucket.put(key, data, expected_etag=expected)
+    if etag is None:
+        raise Disobeyed("it refused a write whose condition was true")
+    return etag
+
+
+async def _check_content(bucket: Bucket, key: str, data: bytes, etag: str | None) -> None:
+    found = await bucket.get(key)
+    if not isinstance(found, Blob) or found.data != data:
+        raise Disobeyed("a read did not give what was written last")
+    if found.etag != etag:
+        raise Disobeyed("a read and a write gave different entity tags (ETag) of one version")
+
+
+async def _pause(bucket: Bucket) -> None:
+    if bucket.write_interval:
+        await asyncio.sleep(bucket.write_interval)

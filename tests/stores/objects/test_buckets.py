@@ -1,0 +1,223 @@
+"""What every bucket promises, on a real S3 server and on a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mainspring.errors import StoreError
+from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
+from mainspring.stores.objects.buckets import make_bucket
+
+WRITERS = 32
+
+
+@pytest.fixture(params=["directory", "seaweedfs"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "directory":
+        return f"file://{tmp_path}/bucket"
+    found: str = request.getfixturevalue("object_storage_url")
+    return found
+
+
+@pytest.fixture
+async def bucket(url: str) -> AsyncIterator[Bucket]:
+    bucket = make_bucket(url)
+    await bucket.open()
+    yield bucket
+    await bucket.close()
+
+
+async def content(bucket: Bucket, key: str) -> bytes | None:
+    found = await bucket.get(key)
+    assert found is not UNCHANGED
+    assert not isinstance(found, type(UNCHANGED))
+    return None if found is None else found.data
+
+
+async def test_an_object_is_read_as_it_was_written(bucket: Bucket) -> None:
+    for data in (b"", b"text", bytes(range(256)) * 5_000):
+        key = f"a/{len(data)}"
+        etag = await bucket.put(key, data, expected_etag=None)
+        assert etag is not None
+        assert await bucket.get(key) == Blob(data, etag)
+
+
+async def test_an_object_of_several_megabytes_is_written_in_one_request(bucket: Bucket) -> None:
+    data = secrets.token_bytes(12 << 20)
+    assert await bucket.put("large", data, expected_etag=None) is not None
+    assert await bucket.put("large", data, expected_etag=None) is None
+    assert await content(bucket, "large") == data
+    assert bucket.requests["put"] >= 2
+
+
+async def test_an_object_that_is_not_there_is_none(bucket: Bucket) -> None:
+    assert await bucket.get("nothing") is None
+    assert await bucket.get("nothing/below") is None
+
+
+async def test_a_read_says_that_nothing_changed(bucket: Bucket) -> None:
+    etag = await bucket.put("a", b"1", expected_etag=None)
+    assert await bucket.get("a", etag) is UNCHANGED
+    changed = await bucket.put("a", b"2", expected_etag=etag)
+    assert changed is not None
+    assert await bucket.get("a", etag) == Blob(b"2", changed)
+    assert await bucket.get("a", changed) is UNCHANGED
+    assert await bucket.get("nothing", etag) is None
+
+
+async def test_an_object_is_created_only_once(bucket: Bucket) -> None:
+    assert await bucket.put("a", b"1", expected_etag=None) is not None
+    assert await bucket.put("a", b"2", expected_etag=None) is None
+    assert await content(bucket, "a") == b"1"
+
+
+async def test_a_change_of_an_older_version_is_refused(bucket: Bucket) -> None:
+    first = await bucket.put("a", b"1", expected_etag=None)
+    assert first is not None
+    second = await bucket.put("a", b"2", expected_etag=first)
+    assert second not in (None, first)
+    assert await bucket.put("a", b"3", expected_etag=first) is None
+    assert await content(bucket, "a") == b"2"
+
+
+async def test_a_change_of_an_object_that_is_gone_is_refused(bucket: Bucket) -> None:
+    etag = await bucket.put("a", b"1", expected_etag=None)
+    await bucket.delete(["a"])
+    assert await bucket.put("a", b"2", expected_etag=etag) is None
+    assert await bucket.get("a") is None
+    assert await bucket.put("a", b"2", expected_etag=None) is not None
+
+
+async def test_deleting_takes_objects_that_are_gone_for_deleted(bucket: Bucket) -> None:
+    keys = [f"many/{n:04}" for n in range(40)]
+    await asyncio.gather(*(bucket.put(key, b"x", expected_etag=None) for key in keys))
+    await bucket.delete([*keys[:30], "never", "never/below"])
+    await bucket.delete([])
+    assert [found.key for found in await bucket.list_objects("many/")] == keys[30:]
+    assert await bucket.get(keys[0]) is None
+
+
+async def test_lists_are_in_the_order_of_keys_and_go_on_behind_one(bucket: Bucket) -> None:
+    keys = sorted([*(f"h/{n:03}" for n in range(25)), "h/01", "h.x", "ha/1", "i/sub/1", "h-/1"])
+    await asyncio.gather(*(bucket.put(key, b"abc", expected_etag=None) for key in keys))
+    below = [key for key in keys if key.startswith("h/")]
+    listed = await bucket.list_objects("h/")
+    assert [found.key for found in listed] == below
+    assert {found.size for found in listed} == {3}
+    pages: list[str] = []
+    while page := await bucket.list_objects("h/", pages[-1] if pages else None, 10):
+        assert len(page) <= 10
+        pages += [found.key for found in page]
+    assert pages == below
+    assert [found.key for found in await bucket.list_objects("h/01")] == [
+        key for key in keys if key.startswith("h/01")
+    ]
+    assert [found.key for found in await bucket.list_objects("h/01", "h/010", 3)] == [
+        *("h/011", "h/012", "h/013")
+    ]
+    assert await bucket.list_objects("nothing/") == []
+    assert await bucket.list_objects("h/zzz") == []
+    assert await bucket.list_objects("h/", "h/~") == []
+    everything = {found.key for found in await bucket.list_objects("")}  # SeaweedFS sorts by folder
+    assert {key for key in everything if not key.startswith("conditions")} == set(keys)
+
+
+async def test_lists_say_when_an_object_was_written(bucket: Bucket) -> None:
+    await bucket.put("a", b"1", expected_etag=None)
+    [listed] = await bucket.list_objects("a")
+    assert listed.modified.utcoffset() is not None
+    assert abs((listed.modified - bucket.clock.now()).total_seconds()) < 600
+
+
+async def test_of_many_writers_exactly_one_wins_each_round(bucket: Bucket, url: str) -> None:
+    others = [make_bucket(url) for _ in range(3)]
+    for other in others:
+        await other.open()
+    buckets = [bucket, *others]
+    etag: str | None = None
+    for round in range(2 if bucket.kind == "s3" else 6):  # SeaweedFS needs ten seconds for one
+        contents = [f"round {round}, writer {n}".encode() for n in range(WRITERS)]
+        answers = await asyncio.gather(
+            *(
+                buckets[n % len(buckets)].put("head", data, expected_etag=etag)
+                for n, data in enumerate(contents)
+            )
+        )
+        [winner] = [n for n, answer in enumerate(answers) if answer is not None]
+        etag = answers[winner]
+        found = await bucket.get("head")
+        assert found == Blob(contents[winner], str(etag))
+    for other in others:
+        await other.close()
+
+
+async def test_increments_of_many_clients_are_all_there(bucket: Bucket, url: str) -> None:
+    """What the store does: read, change, compare and swap, until it has won."""
+    others = [make_bucket(url) for _ in range(3)]
+    for other in others:
+        await other.open()
+    assert await bucket.put("sum", b"0", expected_etag=None)
+
+    async def add(bucket: Bucket) -> None:
+        while True:
+            found = await bucket.get("sum")
+            assert isinstance(found, Blob)
+            more = str(int(found.data) + 1).encode()
+            if await bucket.put("sum", more, expected_etag=found.etag) is not None:
+                return
+
+    await asyncio.gather(*(add(each) for each in [bucket, *others] for _ in range(5)))
+    assert await content(bucket, "sum") == b"20"
+    for other in others:
+        await other.close()
+
+
+async def test_readers_see_whole_objects_while_others_write(bucket: Bucket) -> None:
+    contents = [bytes([65 + n]) * 300_000 for n in range(8)]
+    etag = await bucket.put("a", contents[0], expected_etag=None)
+    done = asyncio.Event()
+
+    async def read() -> int:
+        reads = 0
+        while not done.is_set():
+            found = await content(bucket, "a")
+            assert found in contents
+            reads += 1
+        return reads
+
+    readers = [asyncio.create_task(read()) for _ in range(3)]
+    for data in contents[1:]:
+        etag = await bucket.put("a", data, expected_etag=etag)
+        assert etag is not None
+    done.set()
+    assert all(await asyncio.gather(*readers))
+
+
+async def test_requests_are_counted(bucket: Bucket) -> None:
+    before = bucket.requests.copy()
+    await bucket.get("a")
+    await bucket.put("a", b"1", expected_etag=None)
+    await bucket.put("a", b"2", expected_etag=None)
+    await bucket.list_objects("a")
+    await bucket.delete(["a", "b"])
+    assert bucket.requests - before == {"get": 1, "put": 2, "list": 1, "delete": 1}
+
+
+async def test_a_closed_bucket_says_so_and_may_be_opened_again(url: str) -> None:
+    bucket = make_bucket(url)
+    with pytest.raises(StoreError, match="not open"):
+        await bucket.get("a")
+    await bucket.open()
+    await bucket.put("a", b"1", expected_etag=None)
+    await bucket.close()
+    await bucket.close()
+    with pytest.raises(StoreError, match="not open"):
+        await bucket.put("a", b"2", expected_etag=None)
+    await bucket.open()
+    assert await content(bucket, "a") == b"1"
+    await bucket.close()
