@@ -25,7 +25,7 @@ from tests.support.servers.binaries import Archive, fetch
 from tests.support.servers.cache import ServerUnavailable, cache
 from tests.support.servers.processes import Process, end, spawn
 from tests.support.servers.runs import current_run
-from tests.support.servers.server import PATIENCE, ServerFailed, free_port
+from tests.support.servers.server import TIMEOUT, ServerFailed, free_port
 
 __all__ = [
     "BUCKET",
@@ -184,7 +184,7 @@ class SeaweedFs:
     def _wait_until_it_writes(self) -> None:
         """The S3 port answers before the parts behind it do: only a written object is proof."""
         assert self._process is not None
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         said = ""
         while time.monotonic() < deadline:
             try:
@@ -196,7 +196,7 @@ class SeaweedFs:
                 break
             time.sleep(0.05)
         log = self._log.read_text(errors="replace")[-3000:]
-        raise ServerFailed(f"SeaweedFS did not start within {PATIENCE} s ({said})\n{log}")
+        raise ServerFailed(f"SeaweedFS did not start within {TIMEOUT} s ({said})\n{log}")
 
 
 def make_bucket(endpoint: str, name: str) -> str:
