@@ -9,7 +9,10 @@ from mainspring.stores.url_redaction import without_password
 
 __all__ = ["open_store"]
 
-_KNOWN = "sqlite:///path (sqlite:////absolute/path), mongodb://host/database and memory://"
+_KNOWN = (
+    "sqlite:///path (sqlite:////absolute/path), mongodb://host/database, s3://bucket/prefix,"
+    " gs://bucket/prefix, az://container/prefix, file:///absolute/directory and memory://"
+)
 
 
 def open_store(url: str, clock: Clock | None = None) -> Store:
@@ -37,4 +40,9 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
                 f"{scheme}:// needs the driver: pip install 'mainspring[mongodb]' ({error})"
             ) from error
         return MongoStore(url)  # its servers have their own clocks
+    if scheme in ("s3", "gs", "az", "file"):
+        from mainspring.stores.objects import ObjectStore
+        from mainspring.stores.objects.buckets import make_bucket
+
+        return ObjectStore(make_bucket(url, clock))
     raise InvalidInput(f"there is no store for {scheme}://; supported are {_KNOWN}")

@@ -104,7 +104,7 @@ class MemoryBucket:
         self._clock_error = clock_error
         self._late: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
+    async def open(self, *, create: bool = True) -> None:
         """Nothing to connect to."""
 
     async def close(self) -> None:

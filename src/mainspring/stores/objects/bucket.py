@@ -78,8 +78,9 @@ class Bucket(Protocol):
     write_interval: float
     """Seconds that the storage wants between two writes of one key; 0 where it does not say."""
 
-    async def open(self) -> None:
-        """Connect, and prove that the storage obeys conditions. Raises `StoreError` if not."""
+    async def open(self, *, create: bool = True) -> None:
+        """Connect, and prove that the storage obeys conditions. Raises `StoreError` if not. With
+        `create=False` nothing is written where there is no object yet."""
         ...
 
     async def close(self) -> None: ...
@@ -110,8 +111,9 @@ class Bucket(Protocol):
         self, prefix: str, after: str | None = None, limit: int = 1000
     ) -> list[Listed]:
         """Up to `limit` objects whose keys begin with `prefix`, in the order of their keys, those
-        behind the key `after`. Newly written objects may be missing for a while, and deleted ones
-        may still be there."""
+        behind the key `after`. Only keys of one folder have that order on every server: SeaweedFS
+        sorts folders by their names alone. Newly written objects may be missing for a while, and
+        deleted ones may still be there."""
         ...
 
     async def read_clock(self) -> ClockReading | None:

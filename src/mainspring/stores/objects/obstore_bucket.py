@@ -19,7 +19,7 @@ from obstore.exceptions import AlreadyExistsError, NotModifiedError, Preconditio
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from mainspring.core.clock import Clock, SystemClock
-from mainspring.errors import StoreError
+from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
 from mainspring.stores.objects.aws_profiles import find_profile
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
@@ -72,7 +72,7 @@ class ObstoreBucket:
         self._client: _Client | None = None
         self.endpoint = ""
         """The address of the storage and the bucket. Known once it is open."""
-        self._clock_was_read = False
+        self._narrowing: asyncio.Task[ClockReading | None] | None = None
         self._process = 0
 
     async def open(self, *, create: bool = True) -> None:
@@ -101,6 +101,10 @@ class ObstoreBucket:
 
     async def close(self) -> None:
         self._client = None
+        narrowing, self._narrowing = self._narrowing, None
+        if narrowing is not None and self._process == os.getpid():
+            narrowing.cancel()
+            await asyncio.wait([narrowing])
 
     async def get(self, key: str, unless_etag: str | None = None) -> Blob | Unchanged | None:
         client = self._open_client()
@@ -194,18 +198,32 @@ class ObstoreBucket:
         return found[:limit]
 
     async def read_clock(self) -> ClockReading | None:
-        """Read the storage's clock. The first call takes one request and gives bounds of a second
-        and a round trip. Later ones take five, at moments within some three seconds that narrow it
-        to a sixteenth of a second and a round trip."""
+        """Read the storage's clock: by one request, to a second and a round trip.
+
+        It then goes on in the background, within some three seconds, at moments that narrow the
+        bounds to a sixteenth of a second and a round trip. The next call gives what that has found,
+        without a request.
+        """
         self._open_client()
+        if self._narrowing is not None and self._narrowing.done():
+            found, self._narrowing = self._narrowing.result(), None
+            if found is not None:
+                return found
         bounds = DateBounds()
         answer = await self._ask_for_date()
         bounds.add(answer)
-        for _ in range(_MORE_READINGS if self._clock_was_read else 0):
-            await asyncio.sleep(bounds.best_moment(self.clock.monotonic()))
-            answer = await self._ask_for_date()
-            bounds.add(answer)
-        self._clock_was_read = True
+        if self._narrowing is None:
+            self._narrowing = asyncio.create_task(self._narrow(bounds))
+        return ClockReading(answer.answered, *bounds.at(answer.answered))
+
+    async def _narrow(self, bounds: DateBounds) -> ClockReading | None:
+        try:
+            for _ in range(_MORE_READINGS):
+                await asyncio.sleep(bounds.best_moment(self.clock.monotonic()))
+                answer = await self._ask_for_date()
+                bounds.add(answer)
+        except StoreUnavailable:
+            return None  # the next call asks again
         return ClockReading(answer.answered, *bounds.at(answer.answered))
 
     async def _ask_for_date(self) -> Answer:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -78,13 +79,18 @@ async def test(bucket: Bucket) -> None:
         for _ in range(ROUNDS):
             await _test_race(bucket, _named(keys, nonce))
     except Disobeyed as error:
+        with suppress(StoreError):  # what it did wrong matters more than what is left
+            await bucket.delete(keys)
         raise StoreError(
             f"{bucket.location} cannot be used: {error}. Without conditional writes two workers"
             " would run the same job. Use storage that has them (Amazon S3, Google Cloud Storage,"
             " Azure, Cloudflare R2, MinIO, SeaweedFS 4 and others), or another store"
         ) from None
-    finally:
-        await bucket.delete(keys)
+    except StoreError:
+        with suppress(StoreError):
+            await bucket.delete(keys)
+        raise
+    await bucket.delete(keys)
 
 
 def _named(keys: list[str], nonce: str) -> str:

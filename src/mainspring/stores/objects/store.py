@@ -85,7 +85,7 @@ class ObjectStore:
     async def open(self, *, create: bool = True) -> None:
         if self._rounds is not None:
             return
-        await self.bucket.open()
+        await self.bucket.open(create=create)
         rounds = Rounds(
             self.bucket,
             rng=self._rng,

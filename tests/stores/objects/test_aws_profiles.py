@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainspring.errors import StoreError
+from mainspring.stores.objects.aws_profiles import find_profile
+from mainspring.stores.objects.buckets import make_bucket
+from tests.support.servers.seaweedfs import WRITER
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+
+
+def test_without_files_there_is_no_profile() -> None:
+    assert find_profile(None) is None
+
+
+def test_a_profile_that_is_named_must_exist(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[profile work]\nregion = eu-west-1\n")
+    with pytest.raises(StoreError, match=r"no AWS profile 'home'(?s:.*)profiles are work"):
+        find_profile("home")
+
+
+def test_both_files_make_one_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text("[profile work]\nregion = eu-west-1\n[default]\nregion = x\n")
+    (tmp_path / "credentials").write_text(
+        "[work]\naws_access_key_id = id\naws_secret_access_key = secret\naws_session_token = t\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    found = find_profile(None)
+    assert found is not None
+    assert (found.name, found.region) == ("work", "eu-west-1")
+    provider = found.provider()
+    assert provider is not None
+    assert provider() == {
+        "access_key_id": "id",
+        "secret_access_key": "secret",
+        "token": "t",
+        "expires_at": None,
+    }
+
+
+def test_a_profile_may_print_its_keys_by_a_command(tmp_path: Path) -> None:
+    printed = {
+        "Version": 1,
+        "AccessKeyId": "id",
+        "SecretAccessKey": "secret",
+        "Expiration": "2030-01-01T00:00:00Z",
+    }
+    (tmp_path / "keys.json").write_text(json.dumps(printed))
+    command = f"{sys.executable} -c \"print(open('{tmp_path}/keys.json').read())\""
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = {command}\n")
+    found = find_profile(None)
+    assert found is not None
+    provider = found.provider()
+    assert provider is not None
+    keys = provider()
+    assert keys["secret_access_key"] == "secret"
+    assert keys["expires_at"] is not None
+    assert keys["expires_at"].utcoffset() is not None
+    (tmp_path / "keys.json").write_text("secret-in-the-wrong-form")
+    with pytest.raises(StoreError, match="did not print credentials") as raised:
+        provider()
+    assert "secret-in" not in str(raised.value)
+
+
+def test_a_role_needs_botocore_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config").write_text("[profile work]\nrole_arn = arn:aws:iam::1:role/x\n")
+    for name in ("botocore", "botocore.session"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = find_profile("work")
+    assert found is not None
+    provider = found.provider()
+    assert provider is not None
+    with pytest.raises(StoreError, match="pip install botocore"):
+        provider()
+
+
+async def test_a_store_opens_by_a_profile_alone(tmp_path: Path, seaweedfs_url: str) -> None:
+    (tmp_path / "credentials").write_text(
+        f"[tests]\naws_access_key_id = {WRITER.name}\naws_secret_access_key = {WRITER.secret}\n"
+    )
+    (tmp_path / "config").write_text(
+        f"[profile tests]\nregion = us-east-1\nendpoint_url = {seaweedfs_url}\n"
+    )
+    bucket = make_bucket(f"s3://mainspring-tests/{tmp_path.name}?profile=tests")
+    await bucket.open()
+    assert await bucket.put("a", b"1", expected_etag=None) is not None
+    await bucket.close()

@@ -1,0 +1,211 @@
+"""A directory as a bucket: many processes, kills, locks, damage."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from mainspring.errors import InvalidInput, StoreDamaged, StoreError, StoreUnavailable
+from mainspring.stores.objects import directory_bucket
+from mainspring.stores.objects.bucket import Blob
+from mainspring.stores.objects.directory_bucket import DirectoryBucket
+
+ADDER = """
+import asyncio, sys
+from mainspring.stores.objects.directory_bucket import DirectoryBucket
+
+async def main(path, count):
+    bucket = DirectoryBucket(path)
+    await bucket.open()
+    done = 0
+    while done < count:
+        found = await bucket.get("sum")
+        more = str(int(found.data[:20]) + 1).rjust(20).encode() + b"x" * 100_000
+        if await bucket.put("sum", more, expected_etag=found.etag) is not None:
+            done += 1
+            print(done, flush=True)
+    await bucket.close()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def start_adder(path: Path, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", textwrap.dedent(ADDER), str(path), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+async def opened(path: Path) -> DirectoryBucket:
+    bucket = DirectoryBucket(path)
+    await bucket.open()
+    return bucket
+
+
+async def read_sum(bucket: DirectoryBucket) -> int:
+    found = await bucket.get("sum")
+    assert isinstance(found, Blob)
+    return int(found.data[:20])
+
+
+async def test_increments_of_many_processes_are_all_there(tmp_path: Path) -> None:
+    bucket = await opened(tmp_path / "bucket")
+    await bucket.put("sum", b"0".rjust(20), expected_etag=None)
+    adders = [start_adder(tmp_path / "bucket", 15) for _ in range(4)]
+    for adder in adders:
+        assert await asyncio.to_thread(adder.wait) == 0
+        assert adder.stdout is not None
+        adder.stdout.close()
+    assert await read_sum(bucket) == 60
+    await bucket.close()
+
+
+async def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "bucket"
+    bucket = await opened(path)
+    await bucket.put("sum", b"0".rjust(20), expected_etag=None)
+    acknowledged = 0
+    for round in range(8):
+        adder = start_adder(path, 10_000)
+        assert adder.stdout is not None
+        for _ in range(1 + round):
+            await asyncio.to_thread(adder.stdout.readline)
+        adder.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(adder.wait)
+        told = [line for line in adder.stdout.read().split() if line]
+        adder.stdout.close()
+        acknowledged += int(told[-1]) if told else 1 + round
+        found = await read_sum(bucket)
+        assert found in (acknowledged, acknowledged + 1)  # the last answer may have been lost
+        acknowledged = found
+    await bucket.close()
+    await bucket.open()
+    assert not list((path / ".mainspring").glob("new-*"))
+    await bucket.close()
+
+
+async def test_what_a_killed_writer_left_is_removed_and_never_read(tmp_path: Path) -> None:
+    path = tmp_path / "bucket"
+    bucket = await opened(path)
+    await bucket.put("a", b"1", expected_etag=None)
+    await bucket.close()
+    for number in range(32):
+        (path / ".mainspring" / f"new-{number:02}").write_bytes(b"half of an obj")
+    await bucket.open()
+    assert [file.name for file in (path / ".mainspring").glob("new-*")] == []
+    assert [found.key for found in await bucket.list_objects("")] == ["a"]
+    await bucket.close()
+
+
+async def test_a_lock_that_is_held_too_long_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_bucket, "_WAITS", 5)
+    path = tmp_path / "bucket"
+    bucket = await opened(path)
+    etag = await bucket.put("a", b"1", expected_etag=None)
+    [lock] = (path / ".mainspring").glob("lock-*")
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreUnavailable, match="another process has held this lock"):
+            await bucket.put("a", b"2", expected_etag=etag)
+        assert await bucket.get("a") == Blob(b"1", str(etag))  # readers take no lock
+    assert await bucket.put("a", b"2", expected_etag=etag) is not None
+    await bucket.close()
+
+
+async def test_a_lock_file_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "bucket"
+    bucket = await opened(path)
+    etag = await bucket.put("a", b"1", expected_etag=None)
+    [lock] = (path / ".mainspring").glob("lock-*")
+    lock.unlink()
+    assert await bucket.put("a", b"2", expected_etag=etag) is not None
+    await bucket.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"something else\n", None])
+async def test_a_damaged_object_is_told_and_not_overwritten(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    path = tmp_path / "bucket"
+    bucket = await opened(path)
+    etag = await bucket.put("a", b"content", expected_etag=None)
+    whole = (path / "a").read_bytes()
+    damaged = whole[:-3] if damage is None else damage
+    (path / "a").write_bytes(damaged)
+    with pytest.raises(StoreDamaged, match="backup"):
+        await bucket.get("a")
+    if damage is not None:
+        with pytest.raises(StoreDamaged):
+            await bucket.put("a", b"other", expected_etag=etag)
+        assert (path / "a").read_bytes() == damaged
+    await bucket.close()
+
+
+async def test_opening_makes_nothing(tmp_path: Path) -> None:
+    bucket = await opened(tmp_path / "not" / "there")
+    assert await bucket.get("a") is None
+    assert await bucket.list_objects("") == []
+    await bucket.delete(["a"])
+    assert os.listdir(tmp_path) == []
+    await bucket.put("a", b"1", expected_etag=None)
+    assert await bucket.get("a") is not None
+    await bucket.close()
+
+
+async def test_a_file_in_place_of_the_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="is a file; file:// keeps a store in a directory"):
+        await DirectoryBucket(tmp_path / "file").open()
+
+
+async def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "bucket"
+    bucket = await opened(path)
+    await bucket.put("a/b", b"1", expected_etag=None)
+    await bucket.close()
+    made = [path, *path.rglob("*")]
+    assert {file.stat().st_mode & 0o077 for file in made} == {0}
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", ".mainspring/x", "x" * 256])
+async def test_keys_that_are_no_names_of_files_are_refused(tmp_path: Path, key: str) -> None:
+    bucket = await opened(tmp_path / "bucket")
+    with pytest.raises(InvalidInput, match="cannot be the name of an object"):
+        await bucket.put(key, b"1", expected_etag=None)
+    await bucket.close()
+
+
+async def test_unusual_keys_come_back_as_they_were(tmp_path: Path) -> None:
+    bucket = await opened(tmp_path / "bucket")
+    keys = sorted(["a b", "ä/ö", "50%", "a:b", "line\nbreak", "nul\0", "run@2026-01-01T00:00:00Z"])
+    for key in keys:
+        assert await bucket.put(key, key.encode(), expected_etag=None)
+    assert [found.key for found in await bucket.list_objects("")] == keys
+    await bucket.close()
+
+
+async def test_a_fork_gets_an_error(tmp_path: Path) -> None:
+    bucket = await opened(tmp_path / "bucket")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            bucket.get("a").send(None)
+        except StoreError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    await asyncio.to_thread(os.waitpid, child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert "was opened before this process was forked" in said.read()
+    await bucket.close()
