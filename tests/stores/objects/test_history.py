@@ -114,8 +114,7 @@ async def test_the_last_failures_of_a_job_cost_a_few_requests(many: Objects) -> 
         (RunQuery(failing=True, limit=50), 6),
         (RunQuery(job="nothing"), 4),
         (RunQuery(until=NOW - timedelta(days=29), limit=10), 7),
-    ],
-    ids=repr,
+    ],  # named by number: xdist's workers print sets in different orders
 )
 async def test_a_query_costs_what_it_gives(many: Objects, query: RunQuery, most: int) -> None:
     _, requests = await spent(many, query)
