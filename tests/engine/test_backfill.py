@@ -16,6 +16,7 @@ from mainspring.errors import InvalidInput, InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.engine import EventRecorder
 from tests.support.scheduler_fixtures import Make
 
 HOUR = timedelta(hours=1)
@@ -227,6 +228,60 @@ def test_overlap_does_not_apply_and_concurrency_does() -> None:
         assert most == 2
 
     run_virtual(main)
+
+
+def test_a_start_deadline_does_not_apply() -> None:
+    """Its slots wait for one another, and were late before they were added."""
+
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+
+        @scheduler.job("0 * * * *", start_deadline="3s", concurrency=1)
+        async def load() -> None:
+            await asyncio.sleep(60)
+
+        async with scheduler:
+            found = await scheduler.backfill(load, *_hours(await scheduler.now(), 8))
+            assert len(found.added) == 8
+            for run_id in found.added:
+                assert (await scheduler.wait(run_id, "1h")).state is State.SUCCEEDED
+
+    run_virtual(main)
+
+
+async def test_two_at_once_report_each_run_once(make: Make) -> None:
+    scheduler = make(workers=0)
+    events = EventRecorder(scheduler)
+
+    @scheduler.job("* * * * *")
+    async def tick() -> None: ...
+
+    async with scheduler:
+        now = await scheduler.now()
+        both = await asyncio.gather(
+            *(scheduler.backfill("tick", now - 12 * HOUR, now) for _ in range(2))
+        )
+        added = [run_id for found in both for run_id in found.added]
+        assert len(added) == len(set(added)) == both[0].slots
+        assert all(len(found.added) + len(found.existing) == found.slots for found in both)
+        assert sorted(e.run.id for e in events.of("run.enqueued") if e.run) == sorted(added)
+
+
+@pytest.mark.parametrize(("schedule", "begins"), [("1h", True), ("0 * * * *", False)])
+async def test_a_schedule_that_begins_later_says_so(
+    make: Make, schedule: str, begins: bool
+) -> None:
+    scheduler = make(workers=0)
+    scheduler.job(schedule, id="hourly")(_nothing)
+    async with scheduler:
+        now = await scheduler.now()
+        found = await scheduler.backfill("hourly", now - 3 * HOUR, now, dry_run=True)
+        job = await scheduler.get_job("hourly")
+        assert (found.slots, found.first_slot) == ((0, job.next_run_at) if begins else (3, None))
+
+
+async def _nothing() -> None: ...
 
 
 def test_one_that_was_stopped_goes_on_where_it_was() -> None:

@@ -140,6 +140,7 @@ def _document(found: Backfill, *, dry_run: bool) -> dict[str, object]:
         "existing": {run_id: state.value for run_id, state in found.existing.items()},
         "may_have_run": found.may_have_run,
         "next_slot": time_format.iso(found.next_slot),
+        "first_slot": time_format.iso(found.first_slot),
     }
 
 
@@ -153,6 +154,11 @@ def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:
     states = Counter(state.value for state in found.existing.values())
     for state, number in sorted(states.items()):
         output.line(f"  {number:,} {state}")
+    if found.first_slot is not None:
+        output.note(
+            f"the schedule has no slot before {time_format.iso(found.first_slot)}: an interval"
+            " counts from when its job was first stored, or from its start"
+        )
     if found.may_have_run:
         output.note(
             f"{found.may_have_run:,} of these slots are older than the runs that are kept: if they"

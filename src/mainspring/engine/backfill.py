@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from mainspring.core.model import Job, Run, Source, State, slot_run_id
+from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.schedules import Schedule
 from mainspring.engine.context import EngineContext
 from mainspring.engine.pruner import first_kept_run, retention_of
@@ -55,7 +55,8 @@ class Backfill(Struct, frozen=True, kw_only=True):
     id; `existing` the runs that were there already and were left alone, with their states.
     `may_have_run` is how many of the added slots are older than the runs that are kept of the job:
     if they ran, their runs have been deleted since. `next_slot` is the first slot that was not
-    looked at, because `limit` was reached.
+    looked at, because `limit` was reached. `first_slot` is the first slot of the schedule, if that
+    is later than the start of the range: an interval counts from when its job was first stored.
     """
 
     job_id: str
@@ -64,6 +65,7 @@ class Backfill(Struct, frozen=True, kw_only=True):
     existing: Mapping[str, State] = {}
     may_have_run: int = 0
     next_slot: datetime | None = None
+    first_slot: datetime | None = None
 
 
 async def backfill(
@@ -89,12 +91,16 @@ async def backfill(
     added: list[str] = []
     existing: dict[str, State] = {}
     old = done = 0
-    slot = schedule.next(plan.start - _INSTANT)
+    first_slot = slot = schedule.next(plan.start - _INSTANT)
+    if first_slot == plan.start or schedule.previous(plan.start) is not None:
+        first_slot = None
     while slot is not None and slot < plan.end and len(added) < most:
         slots, slot = _batch(schedule, slot, plan.end, min(BATCH, most - len(added)))
         missing = await _missing(engine, job, slots, existing)
         if missing and not plan.dry_run:
-            await _add(engine, job, missing, plan.priority)
+            there = await _add(engine, job, missing, plan.priority)
+            existing |= there
+            missing = {run_id: at for run_id, at in missing.items() if run_id not in there}
         added += missing
         old += sum(
             now - moment > kept_for or (first is not None and moment < first.created_at)
@@ -111,6 +117,7 @@ async def backfill(
         existing=existing,
         may_have_run=old,
         next_slot=slot if slot is not None and slot < plan.end else None,
+        first_slot=first_slot,
     )
 
 
@@ -212,24 +219,38 @@ def _ids(job: Job, slot: datetime) -> tuple[str, str]:
 
 async def _add(
     engine: EngineContext, job: Job, missing: Mapping[str, datetime], priority: int
-) -> None:
-    now = await engine.store.now()
+) -> dict[str, State]:
+    """Add a run for each slot, and those of the jobs that come after it. Return the slots' runs
+    that another client has added meanwhile, with their states.
+
+    The runs have no `start_deadline`: that counts from the slot, and a backfill comes late on
+    purpose."""
+    # Two clients that add at the same millisecond tell their runs apart by the microseconds.
+    now = await engine.store.now() - engine.rng.randrange(1000) * _INSTANT
     followers = await engine.jobs.followers()
     runs: list[Run] = []
     roots: list[Run] = []
     for at, (run_id, slot) in enumerate(missing.items()):
         due = now + at * _INSTANT  # the earliest slot runs first
-        root = make_run(
-            job,
-            run_id=run_id,
-            now=due,
-            source=Source.BACKFILL,
-            scheduled_at=slot,
-            run_at=due,
-            priority=priority,
+        root = replace(
+            make_run(
+                job,
+                run_id=run_id,
+                now=due,
+                source=Source.BACKFILL,
+                scheduled_at=slot,
+                run_at=due,
+                priority=priority,
+            ),
+            start_by=None,
         )
         roots.append(root)
         runs += with_followers(root, followers, now)
-    await engine.store.add(runs)
+    stored = {one.run.id: one.run for one in await engine.store.add(runs)}
+    there: dict[str, State] = {}
     for root in roots:
-        engine.emit("run.enqueued", root)
+        if stored[root.id].created_at == root.created_at:
+            engine.emit("run.enqueued", root)
+        else:
+            there[root.id] = stored[root.id].state
+    return there

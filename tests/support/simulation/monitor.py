@@ -66,7 +66,8 @@ INVARIANTS = {
     "slots": "every slot of a schedule is accounted for by exactly one record",
     "postponed": "to register another version of a job never moves its next slot to a later time",
     "drain": "a worker that stops fires no slot that falls due from then on",
-    "backfill": "a slot is backfilled once, however many clients ask for it, and how often",
+    "backfill": "a slot is backfilled once, however many clients ask for it, and how often, and"
+    " however late",
     "misfire": "a missed slot runs only as the policy says",
     "paused": "no slot fires while all firing is paused, and none of those that passed fires later",
     "overlap": "slots of a job run at once only where its policy allows it",
@@ -416,6 +417,8 @@ class Monitor:
             return True
         if run.token != old.token and not self._waits_for_retried(old, run):
             self.fail("tokens", f"{run.id}: {method} took the token {old.token} to {run.token}")
+        if run.source is Source.BACKFILL and run.state is State.SKIPPED:
+            self.fail("backfill", f"{run.id} was skipped: {run.reason}")
         if method == "renew":
             return self._check_renewal(author, old, run, now)
         if old.finished:

@@ -656,6 +656,13 @@ def _random_backfill_ids() -> Patches:
     return [patch.object(backfill, "_ids", ids)]
 
 
+def _late_backfills_expire() -> Patches:
+    def unchanged(run: Run, **_: Any) -> Run:
+        return run
+
+    return [patch.object(backfill, "replace", unchanged)]
+
+
 def _bugs() -> Iterator[Planted]:
     def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
         return Planted(name, story, frozenset(caught_by), **how)
@@ -722,6 +729,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
     yield bug("backfilled twice", "a backfilled run has a random id, not its slot's", "backfill",
               patches=_random_backfill_ids, focus="filled", calm=False)  # fmt: skip
+    yield bug("late backfills expire", "a backfilled run has the start deadline of its slot",
+              "backfill", patches=_late_backfills_expire, focus="filled", calm=False)  # fmt: skip
     yield bug("pause unseen", "a node fires though all firing is paused", "paused",
               patches=_pause_unseen, first_seed=7)  # fmt: skip
     yield bug("caught up after a pause", "slots that passed during a pause run after it", "paused",

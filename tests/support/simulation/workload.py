@@ -78,7 +78,8 @@ class Workload:
         for number in range(rng.choice((1, 2, 3))):
             self.jobs[f"slot{number}"] = self._scheduled()
         if self.focus == "filled" or random.Random(f"filled {self.seed}").random() < 0.25:
-            self.jobs["filled"] = {"schedule": "*/20 * * * * *", "overlap": "allow"}
+            late = {"overlap": "allow", "start_deadline": "1s"}
+            self.jobs["filled"] = {"schedule": "*/20 * * * * *", **late}
         if self.focus == "slots":
             missed = {"misfire": Misfire("all", grace="1s", limit=5), "overlap": "allow"}
             for number in range(3):

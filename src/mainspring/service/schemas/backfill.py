@@ -57,6 +57,13 @@ class Backfill(Document):
     next_slot: Annotated[
         Time | None, Field(description="The first slot that was not looked at; null at the end.")
     ]
+    first_slot: Annotated[
+        Time | None,
+        Field(
+            description="The first slot of the schedule, if that is later than `start`: an interval"
+            " counts from when its job was first stored."
+        ),
+    ]
 
 
 class BackfillAnswer(Document):
@@ -72,4 +79,5 @@ def backfill_document(found: backfill.Backfill) -> dict[str, Any]:
         "existing": {run_id: str(state) for run_id, state in found.existing.items()},
         "mayHaveRun": found.may_have_run,
         "nextSlot": to_iso(found.next_slot),
+        "firstSlot": to_iso(found.first_slot),
     }
