@@ -221,6 +221,31 @@ async def test_runs_blocked_by_a_limit_go_on_when_it_is_free() -> None:
         test.assert_succeeded(slow, times=3)
 
 
+async def test_a_tick_finishes_the_workflows_that_it_starts() -> None:
+    scheduler = Scheduler("memory://")
+    names = [f"step{n}" for n in range(12)]
+    for at, name in enumerate(names):
+        scheduler.job(id=name, after=names[at - 1 : at] if at else ())(_nothing)
+    scheduler.job("@hourly", id="root")(_nothing)
+    scheduler.job(id="leaf", after="root")(_nothing)
+    scheduler.job(id="last", after="leaf")(_nothing)
+    async with TestScheduler(scheduler, start="2030-01-01T00:00Z") as test:
+        assert f"{names[1]} has no run: it runs after {names[0]}" in test.describe()
+        await scheduler.trigger(names[0])
+        began = test.now
+        ended = await test.tick()
+        assert [run.job_id for run in ended] == names
+        assert {run.run_at for run in ended} == {run.finished_at for run in ended} == {began}
+        assert test.now == began
+        await test.tick("1h")
+        for name in ("root", "leaf", "last"):
+            [run] = test.assert_succeeded(name, times=1)
+            assert run.finished_at == test.now
+
+
+async def _nothing() -> None: ...
+
+
 async def test_a_handler_may_wait_for_another_run() -> None:
     test = TestScheduler()
 

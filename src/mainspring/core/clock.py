@@ -79,6 +79,11 @@ class CarriedClock:
         self._monotonic = clock.monotonic
         self.correct(clock.now())
 
+    def follow(self, clock: Clock) -> None:
+        """Carry the time on by another clock's monotonic time from now on."""
+        self._monotonic = clock.monotonic
+        self.correct(clock.now())
+
     def correct(self, reading: datetime) -> None:
         """Replace the last reading of the store's clock."""
         self._reading = _Reading(reading, self._monotonic())

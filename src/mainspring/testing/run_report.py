@@ -38,7 +38,7 @@ def _run(run: Run) -> list[str]:
     if run.attempt:
         facts.append(f"{run.attempt} attempt{'s' if run.attempt > 1 else ''}")
     if not run.finished and run.run_at > run.scheduled_at:
-        facts.append(f"due again at {short_time(run.run_at)}")
+        facts.append(f"due {'again ' if run.attempt else ''}at {short_time(run.run_at)}")
     if run.reason:
         facts.append(run.reason)
     if run.payload is not None:
@@ -56,6 +56,8 @@ def _run(run: Run) -> list[str]:
 def _job(job: Job) -> str:
     if not job.enabled:
         return f"  {job.id} has no run: it is paused"
+    if job.next_run_at is None and job.policy.after:
+        return f"  {job.id} has no run: it runs after {', '.join(job.policy.after)}"
     if job.next_run_at is None:
         return f"  {job.id} has no run: it has no schedule, so it runs when it is enqueued"
     return f"  {job.id} has no run: its next slot is at {short_time(job.next_run_at)}"

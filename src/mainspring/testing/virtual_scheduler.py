@@ -27,6 +27,7 @@ from mainspring.core.job_options import EnqueueOptions, JobRef, job_id_of
 from mainspring.core.model import FINISHED, Job, Run, State
 from mainspring.core.node_runs import node_handler
 from mainspring.core.policy import Isolation, Span
+from mainspring.core.transitions import Change
 from mainspring.engine.loop_thread import LoopThread, wait_for_event
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.scheduler import Scheduler
@@ -52,7 +53,11 @@ LONGEST_WAIT = 366 * 24 * 3600.0
 
 PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 """Seconds of the loop's time that the engine is given for its own short pauses, one after the
-other, until all that is due has run. The clock stands still meanwhile."""
+other, until all that is due has run. The clock stands still meanwhile. They begin anew whenever
+something was done: what comes after it is due now."""
+
+MOST_ROUNDS = 10_000
+"""Pauses in all: a handler that always enqueues another run does not hold up the test for ever."""
 
 
 class Inspection:
@@ -339,6 +344,8 @@ class Bench:
         except BaseException:
             self._give_back()
             raise
+        # The engine's time stands still with the clock, also while its pauses pass on the loop.
+        self.scheduler._running().time.follow(self.clock.for_store)
         self.scheduler.on("*", lambda _: self._news.set())
         self._move_time_in_waits()
 
@@ -503,18 +510,20 @@ class Bench:
         """Run all that is due at this moment. The clock stands still; the engine's own short
         pauses, for example between two sweeps, pass on the loop."""
         engine = self.scheduler._running()
-        engine.time.correct(self.clock.now())
         engine.worker.wake()
         engine.slot_firer.jobs_changed()
         self._loop.limit = self._loop.time()
         await self._loop.idle()
-        for pause in PAUSES:
-            if not self.store.is_unsettled(self._handlers, self._loop.active):
-                break
-            self._loop.limit = self._loop.time() + pause
-            await asyncio.sleep(pause)
+        idle = 0
+        for _ in range(MOST_ROUNDS):
+            unsettled = self.store.is_unsettled(self._handlers, self._loop.active)
+            if not unsettled or idle == len(PAUSES):
+                return
+            done = self.store.changes
+            self._loop.limit = self._loop.time() + PAUSES[idle]
+            await asyncio.sleep(PAUSES[idle])
             await self._loop.idle()
-            engine.time.correct(self.clock.now())
+            idle = idle + 1 if self.store.changes == done else 0
 
     def _freeze(self) -> None:
         self.clock.set(self.clock.now())
@@ -603,9 +612,18 @@ class TestStore(MemoryStore):
 
     __test__ = False
     open_for_claims = False
+    changes = 0
+    """How many runs were claimed or changed so far."""
 
     async def claim(self, claim: Claim) -> Claimed:
-        return await super().claim(claim) if self.open_for_claims else Claimed([], None)
+        claimed = await super().claim(claim) if self.open_for_claims else Claimed([], None)
+        self.changes += len(claimed.runs)
+        return claimed
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        done = await super().commit(changes)
+        self.changes += sum(done)
+        return done
 
     def all_runs(self) -> list[Run]:
         with self._guard:
