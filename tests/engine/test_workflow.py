@@ -400,6 +400,34 @@ async def test_a_chain_runs_in_order_and_stops_at_a_failure(make: Make) -> None:
     ]
 
 
+async def test_a_link_that_follows_an_earlier_one_anyway_runs_once(make: Make) -> None:
+    scheduler = make()
+    ran: list[str] = []
+
+    def step(name: str, **policy: Any) -> None:
+        @scheduler.job(id=name, **policy)
+        async def body(word: str = "?") -> None:
+            ran.append(f"{name} {word}")
+
+    step("extract")
+    step("load", after="extract")
+    step("report", after="load")
+    step("check")
+    async with scheduler:
+        runs = await scheduler.chain("extract", "check", ("load", {"word": "all"}))
+        root, check, load = runs
+        assert load.id == f"load@{root.id}"
+        assert set(load.after) == {root.id, check.id}
+        assert (await scheduler.wait(f"report@{root.id}", 10)).state is State.SUCCEEDED
+        assert ran == ["extract ?", "check ?", "load all", "report ?"]
+        assert len((await scheduler.list_runs()).items) == 4
+        with pytest.raises(InvalidInput, match="cannot run 'report' before 'load'"):
+            await scheduler.chain("extract", "report", "load")
+        assert len((await scheduler.list_runs()).items) == 4
+        twice = await scheduler.chain("extract", "load", "load")
+        assert (await scheduler.wait(twice[-1].id, 10)).state is State.SUCCEEDED
+
+
 async def test_a_chain_with_a_wrong_link_queues_nothing(make: Make) -> None:
     scheduler = make()
 
@@ -439,6 +467,27 @@ async def test_a_run_collects_a_thousand_others(make: Make) -> None:
         assert (await scheduler.wait(run.id, 60)).result == sum(range(1000))
         drawn = (await scheduler.workflow(run.id)).text().splitlines()
     assert drawn == ["part × 1,000  1,000 succeeded", "└─ total  succeeded"]
+
+
+async def test_every_failure_of_one_job_is_told(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    async def part(n: int) -> int:
+        assert n % 10 != 7
+        return n
+
+    @scheduler.job
+    async def total(ctx: RunContext) -> list[Any]:
+        failed = ctx.results.failed_runs
+        return [[run.run_id for run in failed], list(ctx.results.failed), len(ctx.results.runs)]
+
+    async with scheduler:
+        parts = await scheduler.enqueue_many("part", [{"n": n} for n in range(30)])
+        ids = [run.id for run in parts]
+        run = await scheduler.enqueue("total", after=ids, after_failure="run")
+        done = await scheduler.wait(run.id, 20)
+        assert done.result == [[ids[7], ids[17], ids[27]], ["part"], 30]
 
 
 async def test_the_workflow_of_a_job_shows_everything_from_its_root(make: Make) -> None:

@@ -41,8 +41,9 @@ class UpstreamResults(dict[str, Any]):
     """`ctx.results`: the results of the jobs that this run came after, by job id.
 
     It holds the jobs whose run succeeded. `failed` holds the others, by job id, each with its
-    state, error and reason: a job with `after_failure="run"` looks there. `runs` holds every run
-    in the order in which `after` names them, also if many of them are runs of one job.
+    state, error and reason: a job with `after_failure="run"` looks there. Both hold one run of each
+    job. `runs` holds every run in the order in which `after` names them, also if many of them are
+    runs of one job, and `failed_runs` those of them that did not succeed.
     """
 
     def __init__(self, runs: Iterable[UpstreamRun] = ()) -> None:
@@ -53,10 +54,14 @@ class UpstreamResults(dict[str, Any]):
 
     @cached_property
     def failed(self) -> Mapping[str, UpstreamRun]:
-        """The upstream runs that failed, were cancelled or were skipped, by job id."""
-        return MappingProxyType(
-            {run.job_id: run for run in self.runs if run.state is not State.SUCCEEDED}
-        )
+        """The upstream runs that failed, were cancelled or were skipped, by job id. Of several runs
+        of one job it holds the last: `failed_runs` has them all."""
+        return MappingProxyType({run.job_id: run for run in self.failed_runs})
+
+    @cached_property
+    def failed_runs(self) -> tuple[UpstreamRun, ...]:
+        """Every upstream run that failed, was cancelled or was skipped, in the order of `runs`."""
+        return tuple(run for run in self.runs if run.state is not State.SUCCEEDED)
 
     def __missing__(self, job_id: str) -> Any:
         """Raise a KeyError that says what happened to that job."""

@@ -42,7 +42,12 @@ from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import is_orphan, make_run, over_before, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import check_order, upstream_of
+from mainspring.engine.workflow import (
+    check_order,
+    refuse_circle_of_links,
+    upstream_first,
+    upstream_of,
+)
 from mainspring.errors import (
     Conflict,
     InvalidInput,
@@ -135,11 +140,16 @@ class Operations:
         self, links: Sequence[tuple[str, Any]], after_failure: str | None, zone: tzinfo
     ) -> list[Run]:
         """Add a run of each job, each after the one before it, all in one commit. A link is a job
-        id and a payload; None is the job's own payload."""
+        id and a payload; None is the job's own payload.
+
+        A link starts the workflow of its job, so a later link may be of a job that follows it
+        already. The run that follows is the link then: the job runs once.
+        """
         now = await self._engine.store.now()
         followers = await self._engine.jobs.followers()
         runs: list[Run] = []
-        instances: list[tuple[Run, ...]] = []
+        made: dict[str, Run] = {}
+        following: dict[str, str] = {}  # runs of jobs that follow a link, by job
         for at, (job_id, payload) in enumerate(links):
             job = await self.known_job(job_id)
             if (handler := self._engine.registry.find(job.handler)) is not None:
@@ -148,9 +158,16 @@ class Operations:
             options = Options(after=runs[-1].id, after_failure=after_failure) if runs else Options()
             made_at = now + timedelta(microseconds=at)
             [run] = self._made_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
+            if (run_id := following.pop(job_id, None)) is not None:
+                refuse_circle_of_links(runs[-1], made[run_id], made)
+                run = replace(run, id=run_id, after=_union(made[run_id].after, run.after))
+                made[run.id] = run
+            else:
+                instance = with_followers(run, followers, run.created_at)
+                made |= {one.id: one for one in instance}
+                following |= {one.job_id: one.id for one in instance[1:]}
             runs.append(run)
-            instances.append(with_followers(run, followers, run.created_at))
-        await self._engine.store.add(_flat(instances))
+        await self._engine.store.add(upstream_first(made))
         self._engine.emit("run.enqueued", runs[0])
         return runs
 
@@ -821,6 +838,10 @@ def refuse_owned(job: Job) -> None:
         raise JobOwnedByCode(job.id)
     if job.owner is Owner.FILE:
         raise JobOwnedByFile(job.id, job.file)
+
+
+def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
 
 
 def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:

@@ -13,7 +13,7 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Run
 from mainspring.errors import InvalidInput
 
-__all__ = ["check_order", "runs_after", "upstream_of"]
+__all__ = ["check_order", "refuse_circle_of_links", "runs_after", "upstream_first", "upstream_of"]
 
 Order = Mapping[str, Collection[str]]
 """The upstream jobs of each job that runs after others."""
@@ -70,6 +70,23 @@ def runs_after(roots: Iterable[Run], candidates: Iterable[Run]) -> list[Run]:
                 found[run.id] = run
                 reached.append(run.id)
     return list(found.values())
+
+
+def upstream_first(runs: Mapping[str, Run]) -> list[Run]:
+    """Return the runs (by id) so that each comes behind those of them that it comes after."""
+    order = {run.id: run.after for run in runs.values()}
+    depth = {run_id: len(upstream_of(run_id, order)) for run_id in runs}
+    return sorted(runs.values(), key=lambda run: depth[run.id])
+
+
+def refuse_circle_of_links(link: Run, following: Run, runs: Mapping[str, Run]) -> None:
+    """Raise InvalidInput if a link of a chain comes after the run that is to be the next link."""
+    if following.id in upstream_of(link.id, {run.id: run.after for run in runs.values()}):
+        raise InvalidInput(
+            f"a chain cannot run {link.job_id!r} before {following.job_id!r}: {link.job_id!r} comes"
+            f" after {following.job_id!r} already. Name them the other way round",
+            field="links",
+        )
 
 
 def _unknown(job_id: str, name: str) -> InvalidInput:
