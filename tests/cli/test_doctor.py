@@ -199,3 +199,27 @@ def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> 
         "advice": "start a worker that fires",
     }
     assert "schedules" not in found  # they are overdue, and the line above says why
+
+
+def test_work_of_several_jobs_whose_code_is_gone(run: Run, folder: Path) -> None:
+    old = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past(), inline=True)
+    for name in ("first", "second"):
+        old.job(id=name)(_nothing)
+
+    async def seed() -> None:
+        async with old:
+            await old.enqueue("first")
+
+    asyncio.run(seed())
+    with Scheduler("sqlite:///mainspring.db").blocking:
+        until(lambda: run("workers", "list", "--json").json["items"] != [])
+        said = run("doctor").out
+        listed = run("jobs", "list").err
+    prune = "mainspring jobs prune-orphans --dry-run --store sqlite:///"
+    [due] = [line for line in said.splitlines() if "no worker takes it" in line]
+    assert f"if its code is gone, `{prune}" in due
+    assert "2 jobs are orphaned" in said
+    assert prune in listed
+
+
+def _nothing() -> None: ...

@@ -180,7 +180,10 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
         shown = run("jobs", "show", "daily_report")
         assert "no running worker has the handler 'daily_report'" in shown.err
         assert "mainspring jobs remove daily_report --force --store sqlite:///" in shown.err
-        assert run("jobs", "show", "daily_report", "--json").json["has_worker"] is False
+        assert "next runs" not in shown.out
+        shown_json = run("jobs", "show", "daily_report", "--json").json
+        assert (shown_json["has_worker"], shown_json["upcoming"]) == (False, [])
+        assert len(run("jobs", "show", "weekly_report", "--json").json["upcoming"]) == 5
         assert "no running worker" not in run("jobs", "show", "weekly_report").err
         assert run("jobs", "show", "weekly_report", "--json").json["has_worker"] is True
         assert run("jobs", "remove", "daily_report", "--force").code == 0

@@ -61,7 +61,7 @@ def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
         store = CountingStore(VirtualClock())
         scheduler = Scheduler(store, clock=VirtualClock(), inline=True, queues=["another"])
 
-        @scheduler.job("1s")
+        @scheduler.job("1s", overlap="allow")
         async def tick() -> None: ...
 
         @scheduler.job("1h")

@@ -228,7 +228,7 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
         _check_workers(workers),
         _check_pause(pause, now, workers),
         *_check_handlers(orphaned if workers else [], workers, url),
-        *_check_due_work(counts.due, running, now),
+        *_check_due_work(counts.due, running, find_orphans(orphaned, workers), now, url),
         *(
             [await _check_schedules(store, now, {job.id for job in orphaned} if workers else set())]
             if pause.since is None and not none_fires(workers)
@@ -251,7 +251,10 @@ def _check_pause(pause: FiringPause, now: datetime, workers: list[LiveWorker]) -
     return Check("warn", "firing", detail, "mainspring resume --all resumes it")
 
 
-def _check_due_work(due: Any, running: dict[str, int], now: datetime) -> Iterator[Check]:
+def _check_due_work(
+    due: Any, running: dict[str, int], orphans: list[Job], now: datetime, url: str | None
+) -> Iterator[Check]:
+    gone = {job.handler for job in orphans}
     late: list[tuple[str, Due]] = [
         (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > LATE
     ]
@@ -268,6 +271,8 @@ def _check_due_work(due: Any, running: dict[str, int], now: datetime) -> Iterato
             yield Check("warn", "due work", detail, advice)
         else:
             advice = f"no worker takes it: start one that has the handler {handler!r}"
+            if handler in gone:
+                advice += f"; if its code is gone, `{prune_command(url)}` lists what to remove"
             yield Check("fail", "due work", detail, advice)
     if not late:
         waiting = sum(item.count for item in due.values())
@@ -287,8 +292,7 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
     """Jobs that no running worker can run: their code was renamed, their worker is down, or no
     worker takes their queue."""
     for job in jobs[:3]:
-        runs = "its slots are no longer fired when that lasts for a minute"
-        detail = f"{why_no_worker(job, workers)}; {runs if job.schedule else 'its runs wait'}"
+        detail = f"{why_no_worker(job, workers)}; {_what_follows(job)}"
         if lacks_only_queue(job, workers):
             advice = f"start a worker that takes queue {job.policy.queue!r}"
         elif find_orphans([job], workers):
@@ -299,12 +303,21 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
         else:
             advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"
         yield Check("warn", "handlers", detail, advice)
+    orphans = len(find_orphans(jobs, workers))
+    advice = f"`{prune_command(url)}` lists all whose code is gone" if orphans > 1 else ""
     if len(jobs) > 3:
         more = f"{len(jobs) - 3} more {'job' if len(jobs) == 4 else 'jobs'}"
-        advice = ""
-        if find_orphans(jobs, workers):
-            advice = f"`{prune_command(url)}` lists all whose code is gone"
         yield Check("warn", "handlers", f"and {more} without a worker", advice)
+    elif orphans > 1:
+        yield Check("warn", "handlers", f"{orphans} jobs are orphaned", advice)
+
+
+def _what_follows(job: Job) -> str:
+    if job.schedule is not None:
+        return "its slots are no longer fired when that lasts for a minute"
+    if job.policy.after:
+        return "when that lasts for a minute, it gets no further run while one waits"
+    return "its runs wait"
 
 
 async def _check_schedules(store: Store, now: datetime, orphaned: set[str]) -> Check:

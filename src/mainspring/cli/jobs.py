@@ -105,7 +105,13 @@ def _note_orphans(
     output: Output, choice: StoreChoice, orphaned: list[Job], workers: list[LiveWorker]
 ) -> None:
     """Print which jobs no worker can run, and what to do."""
-    from mainspring.engine.live_workers import lacks_only_queue, removal_command, why_no_worker
+    from mainspring.engine.live_workers import (
+        find_orphans,
+        lacks_only_queue,
+        prune_command,
+        removal_command,
+        why_no_worker,
+    )
 
     if not workers:
         output.note("no worker is running: no job runs until one starts")
@@ -119,6 +125,8 @@ def _note_orphans(
     if len(orphaned) > MOST_ORPHANS:
         more = len(orphaned) - MOST_ORPHANS
         output.note(f"and {more} more {'job' if more == 1 else 'jobs'} without a worker")
+    if len(find_orphans(orphaned, workers)) > 1:
+        output.note(f"{prune_command(choice.url)} lists all whose code is gone")
 
 
 @group.command("show", epilog=example("mainspring jobs show daily_report"))
@@ -142,7 +150,8 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
         recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
         workers = await client.list_workers()
     orphaned = without_worker([job], workers)
-    upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and job.enabled else []
+    fires = job.enabled and not (orphaned and workers)
+    upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and fires else []
     if output.as_json:
         output.document(
             {

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.schedules import Schedule
+from mainspring.engine.absences import followers_to_run
 from mainspring.engine.context import EngineContext
 from mainspring.engine.pruner import first_kept_run, retention_of
 from mainspring.engine.slots import make_run, with_followers
@@ -227,7 +228,7 @@ async def _add(
     purpose."""
     # Two clients that add at the same millisecond tell their runs apart by the microseconds.
     now = await engine.store.now() - engine.rng.randrange(1000) * _INSTANT
-    followers = await engine.jobs.followers()
+    followers = await followers_to_run(engine, {job.id})
     runs: list[Run] = []
     roots: list[Run] = []
     for at, (run_id, slot) in enumerate(missing.items()):

@@ -1,9 +1,11 @@
 """Records which workers are alive and what they can run, and reports jobs that no worker can run.
 
 Each worker keeps a note in the store that names its handlers and expires unless it is refreshed. A
-scheduled job whose handler no live worker has, such as one whose function was renamed, is reported
-and after a grace no longer fired. No run is made for it: its slots count as missed, as if no
-scheduler had run, and its misfire policy decides what runs once a worker has the handler again.
+job whose handler no live worker has, such as one whose function was renamed, is reported. After a
+grace its slots are no longer fired: they count as missed, as if no scheduler had run, and its
+misfire policy decides what runs once a worker has the handler again. During the grace a slot that
+would only be skipped, because a run of the job waits already, is not fired either. What happens to
+a job that runs after others is in `absences.py`.
 
 Since when a job has had no worker is kept in a note, so that the grace is given once, and not again
 to every process that starts: else each start would leave runs that nobody takes.
@@ -23,13 +25,15 @@ from importlib import metadata
 
 from msgspec import Struct, convert
 
-from mainspring.core.model import Job, Note, Owner, replace
+from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
+from mainspring.core.policy import Overlap
+from mainspring.engine.absences import GRACE, drop_absence, put_absence, read_absences
 from mainspring.engine.context import EngineContext
 from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
 from mainspring.stores.election import LEADER, TERMS
-from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, Store
+from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.stores.url_redaction import without_password
 
 __all__ = [
@@ -49,17 +53,10 @@ __all__ = [
 log = logging.getLogger("mainspring")
 
 NOTE_KIND = "worker"
-ABSENCE_KIND = "mainspring.absence"
-"""The kind of the notes that say since when a job has had no worker. Their name is the job's id."""
-
 LIFETIME = timedelta(seconds=60)
 """How long a worker that was killed still counts as alive."""
 
 REFRESH_SECONDS = 20.0
-
-GRACE = timedelta(seconds=60)
-"""How long a job's slots are fired although no live worker has its handler: a deploy may be under
-way."""
 
 MOST_WARNINGS = 10
 
@@ -192,6 +189,16 @@ def prune_command(store_url: str | None) -> str:
     return shlex.join(words)
 
 
+def _what_runs(workers: Iterable[LiveWorker]) -> frozenset[tuple[str, str | None]]:
+    """The handlers of the workers, each with a queue that a worker takes; None: all queues."""
+    return frozenset(
+        (handler, queue)
+        for worker in workers
+        for handler in worker.handlers
+        for queue in (worker.queues or (None,))
+    )
+
+
 @cache
 def _version() -> str:
     """The version of this program; empty where the package is not installed."""
@@ -216,26 +223,29 @@ class LiveWorkers:
         self._read_at: float | None = None
         self._without_worker_since: dict[str, datetime] = {}  # by the store's time
         self._warned: set[str] = set()
-        self._not_fired: dict[str, Job] = {}
+        self._past_grace: dict[str, Job] = {}
+        self._with_waiting_run: set[str] = set()  # of the jobs without a worker
+        self._can_run: frozenset[tuple[str, str | None]] = frozenset()
+        self._has_searched = False
 
     @property
     def not_fired(self) -> tuple[str, ...]:
-        """The ids of the jobs that are not fired, because no live worker has their handler."""
-        return tuple(sorted(self._not_fired))
+        """The ids of the jobs that are not fired, or get no further runs after others, because no
+        live worker can run them."""
+        absent = self._past_grace.values()
+        return tuple(sorted(job.id for job in absent if job.schedule or job.policy.after))
 
     @property
     def orphaned(self) -> tuple[str, ...]:
-        """Those of them whose code is gone: see `find_orphans`."""
+        """The ids of the jobs whose code is gone for longer than the grace: see `find_orphans`."""
         workers = [self.myself(), *self._workers]
-        return tuple(sorted(job.id for job in find_orphans(self._not_fired.values(), workers)))
+        return tuple(sorted(job.id for job in find_orphans(self._past_grace.values(), workers)))
 
     async def announce_periodically(self) -> None:
         """Write this worker's note and read those of the others, every 20 seconds."""
-        await self._announce()
-        await self._engine.retrying_store.repeat("jobs", self._warn_at_start)
         while True:
-            await asyncio.sleep(REFRESH_SECONDS)
             await self._announce()
+            await asyncio.sleep(REFRESH_SECONDS)
 
     async def current(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
@@ -261,7 +271,7 @@ class LiveWorkers:
         """Whether to fire a job that is due. True while the store has not answered for so long that
         it is not known who is alive; at the start a job of others waits for the first answer.
         `myself` is made once for many jobs: it names all handlers."""
-        if self._read_at is None and not myself.takes(job.handler, job.policy.queue):
+        if not self._has_searched and not myself.takes(job.handler, job.policy.queue):
             return False
         if self._has_worker(job, myself) is not False:
             self._forget_absence(job.id)
@@ -271,15 +281,15 @@ class LiveWorkers:
             self._report_without_worker(job, myself)
             return True
         if self._engine.time.now() - since < GRACE:
-            return True
-        if job.id not in self._not_fired:
-            self._not_fired[job.id] = job
-            log.warning(
-                "job %s is not fired any more: %s. It is fired again as soon as one does",
-                job.id,
-                why_no_worker(job, [myself, *self._workers]),
-            )
+            # While a run waits, a further slot would only leave the record of a skip.
+            return job.policy.overlap is not Overlap.SKIP or job.id not in self._with_waiting_run
+        self._grace_is_over(job, myself)
         return False
+
+    def fired(self, job_id: str) -> None:
+        """A slot of the job was fired: if no worker can run it, its run waits."""
+        if job_id in self._without_worker_since:
+            self._with_waiting_run.add(job_id)
 
     def _has_worker(self, job: Job, myself: LiveWorker) -> bool | None:
         if myself.takes(job.handler, job.policy.queue):
@@ -329,12 +339,18 @@ class LiveWorkers:
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
         await record_alive(self._engine.store, self._engine.time.now())
+        before, self._can_run = self._can_run, _what_runs([myself, *self._workers])
+        if not self._has_searched or before - self._can_run:
+            await self._find_absences(JobQuery(enabled=True, limit=JOBS_AT_ONCE))
+        else:
+            await self._find_absences(JobQuery(follows=True, limit=JOBS_AT_ONCE))
         await self._settle_absences()
+        self._has_searched = True
 
     async def _settle_absences(self) -> None:
         """Bring what this process knows of jobs without a worker, and the notes about them, into
         line with each other and with the jobs and workers that there are."""
-        noted = await self._read_absences()
+        noted = await read_absences(self._engine.store)
         for job_id, since in noted.items():
             self._without_worker_since[job_id] = min(
                 since, self._without_worker_since.get(job_id, since)
@@ -351,49 +367,85 @@ class LiveWorkers:
             job = jobs.get(job_id)
             if job is None or not job.enabled:
                 self._without_worker_since.pop(job_id, None)
-                self._not_fired.pop(job_id, None)
+                self._past_grace.pop(job_id, None)
+                self._with_waiting_run.discard(job_id)
                 self._warned.discard(job_id)
             elif self._has_worker(job, myself):
                 self._forget_absence(job_id)
-            elif job_id not in noted:
-                value = {"since": self._without_worker_since[job_id]}
-                writes.append(NoteWrite.put(Note(kind=ABSENCE_KIND, name=job_id, value=value)))
+            else:
+                since = self._without_worker_since[job_id]
+                if job_id not in noted:
+                    writes.append(put_absence(job_id, since))
+                if self._engine.time.now() - since >= GRACE:
+                    self._grace_is_over(job, myself)
+                elif job.schedule is not None and await self._has_unfinished_slot(job):
+                    self._with_waiting_run.add(job_id)
             if job_id not in self._without_worker_since and job_id in noted:
-                writes.append(NoteWrite.drop(ABSENCE_KIND, job_id))
+                writes.append(drop_absence(job_id))
         if writes:
             await self._engine.store.put_notes(writes)
 
-    async def _read_absences(self) -> dict[str, datetime]:
-        noted: dict[str, datetime] = {}
-        cursor = None
-        while True:
-            query = NoteQuery(kind=ABSENCE_KIND, limit=1000, cursor=cursor)
-            page = await self._engine.store.notes(query)
-            for note in page.items:
-                since = note.value.get("since") if isinstance(note.value, dict) else None
-                if isinstance(since, datetime):  # else written by another version
-                    noted[note.name] = since
-            if (cursor := page.cursor) is None:
-                return noted
+    async def _has_unfinished_slot(self, job: Job) -> bool:
+        query = RunQuery(job=job.id, states=LIVE, brief=True, limit=100)
+        page = await self._engine.store.find(query)
+        return any(run.source is Source.SCHEDULE for run in page.items)
 
-    async def _warn_at_start(self) -> None:
-        cursor = None
+    async def _find_absences(self, query: JobQuery) -> None:
+        """Search for jobs that no worker can run: among all at the start and when a handler is gone
+        that a worker had, and each time among those that come after others, for their runs would
+        pile up. A job with a schedule is also noticed when it is due.
+
+        At the start they are reported at once, later after the grace: a program that restarts has
+        no worker for a moment."""
+        orphans = 0
         while True:
-            page = await self._engine.store.jobs(JobQuery(enabled=True, limit=1000, cursor=cursor))
+            page = await self._engine.store.jobs(query)
             myself = self.myself()
-            for job in without_worker(page.items, [myself, *self._workers]):
-                if job.schedule is not None:
+            workers = [myself, *self._workers]
+            for job in without_worker((job for job in page.items if job.enabled), workers):
+                if job.schedule is None and not job.policy.after and job.owner is not Owner.CODE:
+                    continue  # nothing makes runs of it but its users
+                self._without_worker_since.setdefault(job.id, self._engine.time.now())
+                if not self._has_searched:
                     self._report_without_worker(job, myself)
-            if (cursor := page.cursor) is None:
+                    orphans += len(find_orphans([job], workers))
+            if page.cursor is None:
                 break
-        await self._settle_absences()
+            query = replace(query, cursor=page.cursor)
+        if orphans > 1:
+            command = prune_command(self._store_url)
+            log.warning("%d jobs have no code here any more: `%s` lists them", orphans, command)
 
     def _forget_absence(self, job_id: str) -> None:
         """A worker can run the job."""
         self._without_worker_since.pop(job_id, None)
+        self._with_waiting_run.discard(job_id)
         self._warned.discard(job_id)
-        if self._not_fired.pop(job_id, None) is not None:
-            log.warning("job %s is fired again: a worker can run it", job_id)
+        if (job := self._past_grace.pop(job_id, None)) is not None:
+            again = "is fired again" if job.schedule else "runs again"
+            log.warning("job %s %s: a worker can run it", job_id, again)
+
+    def _grace_is_over(self, job: Job, myself: LiveWorker) -> None:
+        known = job.id in self._past_grace
+        self._past_grace[job.id] = job
+        if known:
+            return
+        self._report_without_worker(job, myself)
+        why = why_no_worker(job, [myself, *self._workers])
+        if job.schedule is not None:
+            log.warning(
+                "job %s is not fired any more: %s. It is fired again as soon as one does",
+                job.id,
+                why,
+            )
+        elif job.policy.after:
+            log.warning(
+                "job %s gets no more runs after %s while one of its runs waits: %s. It gets them"
+                " again as soon as one does",
+                job.id,
+                ", ".join(job.policy.after),
+                why,
+            )
 
     def _report_without_worker(self, job: Job, myself: LiveWorker) -> None:
         self._without_worker_since.setdefault(job.id, self._engine.time.now())

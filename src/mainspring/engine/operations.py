@@ -31,6 +31,7 @@ from mainspring.core.policy import AfterFailure, Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
+from mainspring.engine.absences import followers_to_run
 from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
 from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
 from mainspring.engine.context import EngineContext
@@ -123,7 +124,7 @@ class Operations:
         await self._check_upstream(options.upstream())
         now = await self._engine.store.now()
         roots = self._made_runs(job, payloads, options, zone, source, now)
-        followers = await self._engine.jobs.followers()
+        followers = await followers_to_run(self._engine, {job.id})
         instances = [with_followers(root, followers, root.created_at) for root in roots]
         added = await self._engine.store.add(_flat(instances))
         if options.after:  # it may have ended before its follower was added
@@ -146,7 +147,7 @@ class Operations:
         already. The run that follows is the link then: the job runs once.
         """
         now = await self._engine.store.now()
-        followers = await self._engine.jobs.followers()
+        followers = await followers_to_run(self._engine, {job_id for job_id, _ in links})
         runs: list[Run] = []
         made: dict[str, Run] = {}
         following: dict[str, str] = {}  # runs of jobs that follow a link, by job

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mainspring.core.model import Job, Page, Run, State
+from mainspring.engine.absences import followers_to_run
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
@@ -243,7 +244,7 @@ class SlotFirer:
         since it was read has another version, and the store refuses the plan."""
         if not jobs:
             return []
-        followers = await self._engine.jobs.followers()
+        followers = await followers_to_run(self._engine, {job.id for job in jobs})
         now = await self._engine.store.now()
         # Read after the time: the store refuses the plan some seconds after that, so a node that
         # stands still in between fires nothing on the word of an old note.
@@ -354,6 +355,8 @@ class SlotFirer:
         for chain in chains:
             for _ in chain.firings:
                 one = next(results)
+                if one.done:
+                    self._live_workers.fired(chain.job.id)
                 for run in one.replaced:
                     self._finished(run.id)
                     self._engine.emit("run.cancelled", run)

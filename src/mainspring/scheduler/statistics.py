@@ -84,11 +84,13 @@ class SchedulerHealth:
     paused_since: datetime | None = None
     """Since when all firing is paused, on every node; None if it is not."""
     jobs_without_worker: tuple[str, ...] = ()
-    """Jobs that this process does not fire, because no live worker has their handler."""
+    """Jobs that are not fired, or get no further runs after other jobs, because no live worker can
+    run them."""
     memory_limit_reached: bool = False
     """This process holds as much memory as it may: it claims no more runs."""
     orphaned_jobs: tuple[str, ...] = ()
-    """Those of them that code defined, and whose code is gone (`prune_orphans` removes them)."""
+    """Jobs that code defined, with a schedule or without, and whose code is gone for longer than a
+    minute (`prune_orphans` removes them)."""
     memory: int | None = None
     """Bytes of memory that this process uses, without its child processes. None if not known."""
     cpu_seconds: float = 0.0

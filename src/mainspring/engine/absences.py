@@ -1,0 +1,76 @@
+"""Since when a job has had no worker that can run it, and what that holds back.
+
+A note for each such job says it, so that all processes know it, also those that only enqueue. Live
+workers write and delete these notes (`live_workers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from mainspring.core.model import LIVE, Job, Note
+from mainspring.engine.context import EngineContext
+from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
+
+__all__ = ["GRACE", "drop_absence", "followers_to_run", "put_absence", "read_absences"]
+
+KIND = "mainspring.absence"
+"""The kind of the notes. Their name is the job's id."""
+
+GRACE = timedelta(seconds=60)
+"""How long a job goes on although no live worker can run it: a deploy may be under way."""
+
+
+async def read_absences(store: Store) -> dict[str, datetime]:
+    """The jobs without a worker, by id, and since when."""
+    noted: dict[str, datetime] = {}
+    cursor = None
+    while True:
+        page = await store.notes(NoteQuery(kind=KIND, limit=1000, cursor=cursor))
+        for note in page.items:
+            since = note.value.get("since") if isinstance(note.value, dict) else None
+            if isinstance(since, datetime):  # else written by another version
+                noted[note.name] = since
+        if (cursor := page.cursor) is None:
+            return noted
+
+
+def put_absence(job_id: str, since: datetime) -> NoteWrite:
+    return NoteWrite.put(Note(kind=KIND, name=job_id, value={"since": since}))
+
+
+def drop_absence(job_id: str) -> NoteWrite:
+    return NoteWrite.drop(KIND, job_id)
+
+
+async def followers_to_run(engine: EngineContext, roots: Collection[str]) -> list[Job]:
+    """The jobs that come after others, without those that a new workflow instance leaves out.
+
+    A follower that no live worker has been able to run for the grace has at most one unfinished
+    run from then on: each further instance leaves it out, together with the jobs that come after
+    it. Else its runs would pile up without end. `roots` are the jobs that start instances: they
+    are never left out.
+    """
+    followers = await engine.jobs.followers()
+    if not any(name in roots for job in followers for name in job.policy.after):
+        return followers  # none of them is in these instances
+    noted = await read_absences(engine.store)
+    now = engine.time.now()
+    left_out = set()
+    for job in followers:
+        since = noted.get(job.id)
+        if since is None or now - since < GRACE or job.id in roots:
+            continue
+        if (await engine.store.find(RunQuery(job=job.id, states=LIVE, brief=True, limit=1))).items:
+            left_out.add(job.id)
+    return _without(followers, left_out, roots)
+
+
+def _without(followers: list[Job], left_out: set[str], roots: Collection[str]) -> list[Job]:
+    """The jobs but for these, and for those that come after them."""
+    kept = followers
+    while left_out:
+        kept = [job for job in kept if job.id not in left_out]
+        left_out = {job.id for job in kept if left_out & set(job.policy.after)} - {*roots}
+    return kept
