@@ -17,7 +17,7 @@ MET = ("claimed", "made pending", "raised", "returned")
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """One server: what is simulated here is the clients' lot. See test_ordeals.py for theirs."""
+    """One server: what is simulated here is the clients' lot. tests/stores/mongodb/test_fault_scenarios.py fails servers."""
     with ReplicaSet(1) as servers:
         yield servers.url
 
