@@ -17,7 +17,8 @@ MET = ("claimed", "made pending", "raised", "returned")
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """One server: what is simulated here is the clients' lot. tests/stores/mongodb/test_fault_scenarios.py fails servers."""
+    """One server: only clients fail here. Servers fail in
+    tests/stores/mongodb/test_fault_scenarios.py."""
     with ReplicaSet(1) as servers:
         yield servers.url
 

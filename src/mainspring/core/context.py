@@ -54,8 +54,8 @@ class RunContext:
     `results` holds the results of the jobs this run came after, by job id; `results.failed` holds
     those that did not succeed. `results.runs` holds every run it came after, `results.failed_runs`
     every one that did not succeed. `cancelled` turns true when somebody asks for the run to stop; a
-    sync handler in a thread looks at it, an async one is cancelled anyway. `job` is the definition that the attempt was begun under (None
-    in a process of its own).
+    sync handler in a thread looks at it, an async one is cancelled anyway. `job` is the definition
+    that the attempt was begun under (None in a process of its own).
     """
 
     __slots__ = (
