@@ -1,11 +1,12 @@
 """Job creations a second and the latency of lists, beside a bare FastAPI endpoint that only
 validates and inserts (bare_api.py). Both are processes of their own under uvicorn on SQLite at
-FULL, asked by one aiohttp client, in turns.
+FULL, called by one aiohttp client, one after the other.
 
-Ours reads the schedule, works out the next slot, seals a secret header and a signing secret, and
+Ours parses the schedule, computes the next slot, encrypts a secret header and a signing secret, and
 wakes the scheduler; the bare one does none of that, but has a commit for each request.
 
-Lists are measured on MongoDB too (one mongod, a replica set of one), where there is one to be had.
+Lists are measured on MongoDB too (one mongod, a replica set of one), if mongod is installed or can
+be fetched.
 """
 
 from __future__ import annotations
@@ -78,14 +79,14 @@ async def _run() -> dict[str, Any]:
         "creations_per_second": {name: spread(values) for name, values in rates.items()},
         "creations_of_bare": ratio(rates["ours"], rates["bare"]),
         "list_of_10000_jobs_by_page_of_20": {
-            **{name: _told(seconds) for name, seconds in lists.items()},
+            **{name: _latencies(seconds) for name, seconds in lists.items()},
             **({} if why is None else {"ours on MongoDB": f"not measured: {why}"}),
         },
         "in_flight": IN_FLIGHT,
     }
 
 
-def _told(seconds: list[float]) -> dict[str, float]:
+def _latencies(seconds: list[float]) -> dict[str, float]:
     parts = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
     return {name: round(quantile(seconds, part) * 1000, 2) for name, part in parts.items()}
 

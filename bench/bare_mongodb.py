@@ -3,8 +3,8 @@
 They work on the store's own collections, with its documents and indexes, at `w: majority`, and
 leave the same documents behind: token, attempt, nonce and lease written at the claim, result and
 attempt record at the end, payloads decoded. They know what the store has to find out: that there
-is one queue, one handler and no limit, that nobody else claims, and that all runs of a batch end
-alike, so that one plain update ends them.
+is one queue, one handler and no limit, that no other client claims, and that all runs of a batch
+end alike, so that one plain update ends them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m bench catch_up [--store sqlite|mongodb|both] [--jobs 10000] [--days 30] [--json]
 
 One instance starts on a store with so many jobs of either kind, all due since the outage began.
-Told are, for each store:
+It prints for each store:
 
     caught_up_s      seconds from the start until no job has a slot that is older than the start
     missed           slots that the records of the gaps account for

@@ -1,8 +1,8 @@
 """Microseconds for one `next`, beside croniter, on ten expressions of different kinds.
 
-Both are asked the same moments in turn, in one process, so that noise hits both alike. Each gets
-its schedule made beforehand and moments in the form it likes best: UTC for ours, the schedule's
-zone for croniter. Of several rounds the fastest counts.
+Both compute the same moments, one after the other in one process, so that noise affects both alike.
+Schedules are made beforehand, and each side gets moments in its fastest form: UTC for ours, the
+schedule's zone for croniter. Of several rounds the fastest counts.
 """
 
 from __future__ import annotations

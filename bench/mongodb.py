@@ -1,7 +1,7 @@
 """Jobs a second on MongoDB at `w: majority`, beside bare pymongo and beside npm's schedulers.
 
 One mongod, a replica set of one, on loopback. Each round runs all sides one after another, so that
-each ratio is of neighbours in time; what is told are medians of these ratios.
+each ratio is of neighbours in time. The results are medians of these ratios.
 
     drain        no-op runs in one process: ours, the bare loop, mongo-job-scheduler, agenda
     processes    the same by one process and by four
@@ -26,7 +26,7 @@ from typing import Any
 
 from bench import bare_mongodb, mongodb_workers, npm_peers
 from bench.measure import milliseconds, ratio, rounded, spread
-from bench.mongodb_workers import IDLE_SECONDS, WORKERS, Crew
+from bench.mongodb_workers import IDLE_SECONDS, WORKERS, MeasuredProcesses
 from mainspring import Scheduler
 from mainspring.core.model import Run, new_run_id
 from mainspring.stores.mongodb import MongoStore
@@ -164,26 +164,26 @@ def processes(url: str) -> dict[str, Any]:
     for at in range(PROCESS_ROUNDS):
         sides = [(1, one), (PROCESSES, four)]
         for count, rates in reversed(sides) if at % 2 else sides:
-            rates.append(crew_drain(url, count, RUNS)["rate"])
+            rates.append(processes_drain(url, count, RUNS)["rate"])
     return {
         "jobs_per_second": {"one": spread(one), "four": spread(four)},
         "four_of_one": ratio(four, one),
     }
 
 
-def crew_drain(
+def processes_drain(
     url: str, count: int, runs: int, seconds: float = 0, limit: int | None = None
 ) -> Any:
     """The workers are up and idle when all runs fall due at once: how long a Python program takes
     to start is no matter of throughput."""
     with database(url) as (place, name):
-        crew = Crew(mongodb_workers.worker, [(place, seconds, limit)] * count)
-        crew.tell("go")
+        workers = MeasuredProcesses(mongodb_workers.worker, [(place, seconds, limit)] * count)
+        workers.send("go")
         filled(place, "work", runs, HEAD_START, concurrency=limit)
         with Watch(url, name, limited=limit is not None) as watch:
             watch.wait()
-            crew.tell("stop")
-        shares = crew.told()
+            workers.send("stop")
+        shares = workers.results()
     assert sum(shares) == runs
     return {"rate": runs / watch.seconds, "most": watch.most, "shares": shares}
 
@@ -238,7 +238,7 @@ def limits(url: str) -> dict[str, Any]:
     ours, bare, most, shares = [], [], [], []
     for _ in range(ROUNDS):
         bare.append(bare_limit(url))
-        each = crew_drain(url, PROCESSES, LIMITED_RUNS, 0.001, LIMIT)
+        each = processes_drain(url, PROCESSES, LIMITED_RUNS, 0.001, LIMIT)
         ours.append(each["rate"])
         most.append(each["most"])
         shares.append(each["shares"])
@@ -256,11 +256,13 @@ def bare_limit(url: str) -> float:
         filled(place, "work", LIMITED_RUNS, concurrency=LIMIT)
         least, more = divmod(LIMIT, PROCESSES)
         parts = [least + (n < more) for n in range(PROCESSES)]
-        crew = Crew(mongodb_workers.bare_slots, [(url, name, LIMIT, part) for part in parts])
+        workers = MeasuredProcesses(
+            mongodb_workers.bare_slots, [(url, name, LIMIT, part) for part in parts]
+        )
         with Watch(url, name, limited=True) as watch:
-            crew.tell("go")
+            workers.send("go")
             watch.wait()
-        assert sum(crew.told()) == LIMITED_RUNS
+        assert sum(workers.results()) == LIMITED_RUNS
         assert watch.most <= LIMIT
         return LIMITED_RUNS / watch.seconds
 
@@ -289,10 +291,10 @@ def gaps(seed: int) -> list[float]:
 
 def our_latency(url: str, seed: int) -> list[float]:
     with database(url) as (place, _):
-        crew = Crew(mongodb_workers.listener, [(place,)])
+        workers = MeasuredProcesses(mongodb_workers.listener, [(place,)])
         asyncio.run(_produce(place, seed))
-        crew.tell("stop")
-        [taken] = crew.told()
+        workers.send("stop")
+        [taken] = workers.results()
         assert len(taken) == SAMPLES
         return list(taken)
 
@@ -312,10 +314,10 @@ def bare_latency(url: str, seed: int) -> list[float]:
         with bare_mongodb.connect(url) as client:
             client[name].create_collection("bare_hints", capped=True, size=64 * 1024)
             client[name]["bare_hints"].insert_one({"first": True})
-        crew = Crew(mongodb_workers.bare_listener, [(url, name, SAMPLES)])
+        workers = MeasuredProcesses(mongodb_workers.bare_listener, [(url, name, SAMPLES)])
         time.sleep(0.5)
         bare_mongodb.ping(url, name, gaps(seed), "ping")
-        [taken] = crew.told()
+        [taken] = workers.results()
         return list(taken)
 
 
@@ -323,7 +325,7 @@ def idle(url: str) -> dict[str, Any]:
     with database(url) as (place, _):
         shares = []
         for _ in range(2):
-            [used] = Crew(mongodb_workers.idler, [(place,)]).told()
+            [used] = MeasuredProcesses(mongodb_workers.idler, [(place,)]).results()
             shares.append(used / IDLE_SECONDS * 100)
     return {"percent_of_a_core": [round(share, 2) for share in shares]}
 

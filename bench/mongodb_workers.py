@@ -15,15 +15,24 @@ from mainspring import Scheduler
 from mainspring.cli.gc_tuning import tune_garbage_collector
 from mainspring.stores.mongodb import MongoStore
 
-__all__ = ["IDLE_SECONDS", "WORKERS", "Crew", "bare_listener", "bare_slots", "heard", "idler",
-           "listener", "worker"]  # fmt: skip
+__all__ = [
+    "IDLE_SECONDS",
+    "WORKERS",
+    "MeasuredProcesses",
+    "bare_listener",
+    "bare_slots",
+    "idler",
+    "listener",
+    "next_word",
+    "worker",
+]  # fmt: skip
 
 WORKERS = 100
 IDLE_SECONDS = 10.0
 _spawn = multiprocessing.get_context("spawn")
 
 
-class Crew:
+class MeasuredProcesses:
     """Processes that say when they are ready, begin together, and hand back what they measured."""
 
     def __init__(self, target: Callable[..., None], arguments: Sequence[Sequence[Any]]) -> None:
@@ -38,11 +47,11 @@ class Crew:
         for pipe in self._pipes:
             assert pipe.recv() == "ready"
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         for pipe in self._pipes:
             pipe.send(word)
 
-    def told(self) -> list[Any]:
+    def results(self) -> list[Any]:
         answers = [json.loads(pipe.recv()) for pipe in self._pipes]
         for process in self._processes:
             process.join()
@@ -70,14 +79,14 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
     await store.open()  # so that what is measured does not begin with indexes
     await store.close()
     pipe.send("ready")
-    await heard(pipe)
+    await next_word(pipe)
     async with scheduler:
         tune_garbage_collector()
-        await heard(pipe)
+        await next_word(pipe)
     pipe.send(json.dumps(done))
 
 
-async def heard(pipe: Connection) -> str:
+async def next_word(pipe: Connection) -> str:
     """The next word that the parent sends."""
     word: str = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     return word
@@ -104,7 +113,7 @@ async def _listener(pipe: Connection, url: str) -> None:
 
     async with scheduler:
         pipe.send("ready")
-        await heard(pipe)
+        await next_word(pipe)
     pipe.send(json.dumps(taken))
 
 

@@ -78,11 +78,11 @@ async def _worked_off(url: str, client: MongoClient[Document]) -> dict[str, Any]
             await work.enqueue_many([payload(rng) for _ in range(SAMPLE)])
             await _all_ended(scheduler)
         runs_kept = client[_database(name)]["mainspring_runs"]
-        [told] = runs_kept.aggregate(
+        [found] = runs_kept.aggregate(
             [{"$group": {"_id": None, "bytes": {"$avg": {"$bsonSize": "$$ROOT"}}}}]
         )
         figures[name] = {
-            "document_bytes": round(told["bytes"]),
+            "document_bytes": round(found["bytes"]),
             "oplog_bytes": round((_oplog(client) - before) / SAMPLE),
         }
     return figures
@@ -117,17 +117,17 @@ async def _waiting(url: str, client: MongoClient[Document]) -> dict[str, Any]:
 
 def _bytes(client: MongoClient[Document], database: str) -> dict[str, Any]:
     client.admin.command("fsync")
-    told = client[database].command("collStats", "mainspring_runs")
-    runs = told["count"]
+    found = client[database].command("collStats", "mainspring_runs")
+    runs = found["count"]
     return {
         "runs": runs,
         "bytes_a_run": {
-            "document": round(told["avgObjSize"]),
-            "storage": round(told["storageSize"] / runs),
-            "indexes": round(told["totalIndexSize"] / runs),
+            "document": round(found["avgObjSize"]),
+            "storage": round(found["storageSize"] / runs),
+            "indexes": round(found["totalIndexSize"] / runs),
         },
         "index_bytes_a_run": {
-            index: round(size / runs, 1) for index, size in told["indexSizes"].items()
+            index: round(size / runs, 1) for index, size in found["indexSizes"].items()
         },
     }
 

@@ -3,8 +3,8 @@
     python -m bench slots [--store sqlite|mongodb|both] [--rate 1000] [--seconds 60] [--json]
 
 Each instance is a process of its own, as `mainspring worker` has it, with a handler that does
-nothing. On MongoDB the server (a replica set of one, on loopback) shares the machine's cores. Told
-are, for each store and number of instances:
+nothing. On MongoDB the server (a replica set of one, on loopback) shares the machine's cores. It
+prints for each store and number of instances:
 
     slots        how many slots the measured seconds have
     ran          how many of them ran, by instance
@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from bench.measure import cpu_of, folder, milliseconds
-from bench.mongodb_workers import Crew, heard
+from bench.mongodb_workers import MeasuredProcesses, next_word
 from mainspring import Run, RunContext, Scheduler
 from mainspring.cli.gc_tuning import tune_garbage_collector
 from mainspring.core.model import State
@@ -68,14 +68,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def measured(store: str, instances: int, rate: int, seconds: int) -> dict[str, Any]:
     with place(store) as (url, server):
         asyncio.run(define(url, rate))
-        crew = Crew(instance, [(url,)] * instances)
+        workers = MeasuredProcesses(instance, [(url,)] * instances)
         first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=SETTLE)
         last = first + timedelta(seconds=seconds)
-        crew.tell(json.dumps([first.timestamp(), last.timestamp()]))
+        workers.send(json.dumps([first.timestamp(), last.timestamp()]))
         server_used = cpu_of(server) if server else 0.0
         time.sleep(max(0.0, (last - datetime.now(UTC)).total_seconds()))
         server_used = (cpu_of(server) if server else 0.0) - server_used
-        told = crew.told()
+        told = workers.results()
         skipped = asyncio.run(count_skipped(url, first, last))
     ran = Counter(slot for one in told for slot in one["slots"])
     lateness = [late for one in told for late in one["lateness"]]
@@ -163,7 +163,7 @@ async def _instance(pipe: Connection, url: str) -> None:
     async with scheduler:
         tune_garbage_collector()
         pipe.send("ready")
-        first, last = json.loads(await heard(pipe))
+        first, last = json.loads(await next_word(pipe))
         await asyncio.sleep(max(0.0, first - time.time()))
         used = time.process_time()
         await asyncio.sleep(max(0.0, last - time.time()))

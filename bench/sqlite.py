@@ -2,8 +2,8 @@
 
 Each round runs all sides one after another, so that each ratio is of neighbours in time.
 Drain: claim, no-op async handler, complete, history. End to end: enqueued one by one (64 at a
-time in flight) while the worker runs. Each side has settings that suit no-ops: ours 100 places
-in one process, Huey the better of one thread and four.
+time in flight) while the worker runs. Each side has settings that suit no-ops: ours a capacity of
+100 in one process, Huey the better of one thread and four.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@
 
 The endpoint is a process of its own that answers 200 with a small body. Both sides send the same
 request from one process with the same number of calls in flight. Ours is everything else too: runs
-claimed from SQLite at FULL, secrets opened, each request signed, the outcome and what was said
-recorded with each attempt. The collector is calm, as in `mainspring serve`, for both sides. Each
-round runs both one after another. CPU time is of the calling process, all its threads: on a busy
-machine it says more than the rate.
+claimed from SQLite at FULL, secrets decrypted, each request signed, the outcome, request and
+response recorded with each attempt. The garbage collector is set as in `mainspring serve`, for both
+sides. Each round runs both one after another. CPU time is of the calling process with all its
+threads: on a busy machine it says more than the rate.
 
 With `--scheduled`, `mainspring serve` runs as a process of its own on SQLite, with as many jobs as
 `--rate` says, which all call the endpoint every second. Beside the calls this is the firing of each
-slot, a run recorded for each, and the service's own bookkeeping. Told are the slots that were lost
+slot, a run recorded for each, and the service's own bookkeeping. It prints the slots that were lost
 or skipped, how late the calls were, and the CPU time of the whole process for each call.
 """
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from mainspring import Scheduler
 from tests.support.command_line import Run
 from tests.support.service import LONG, WEBHOOK, Serve, ServiceProcess
 
@@ -72,7 +73,7 @@ def test_it_says_where_it_is_and_what_it_serves(serve: Serve, tmp_path: Path) ->
     assert served.ends() == 0
 
 
-def test_any_other_address_needs_a_key(serve: Serve, run: Run) -> None:
+def test_any_other_address_needs_a_key(serve: Serve, run: Run, started: list[Scheduler]) -> None:
     refused = run("serve", "--host", "0.0.0.0", "--port", "0")
     assert (refused.code, "mainspring keys create" in refused.err) == (2, True)
     made = run("keys", "create", "ops", "--scope", "admin", "--json").json
@@ -86,9 +87,12 @@ def test_any_other_address_needs_a_key(serve: Serve, run: Run) -> None:
         assert run("keys", "revoke", made["id"], "--json").code == 0
         until(lambda: client.get("/api/jobs", headers=headers).status_code == 401)
     assert "API key" in run("serve", "--host", "0.0.0.0", "--port", "0").err
+    assert started == []
 
 
-def test_a_proxys_name_needs_a_key(serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxys_name_needs_a_key(
+    serve: Serve, run: Run, started: list[Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ALLOWED_HOSTS", "jobs.example.org")
     refused = run("serve", "--port", "0")
     assert (refused.code, "ALLOWED_HOSTS" in refused.err) == (2, True)
@@ -112,7 +116,11 @@ def test_a_proxys_name_needs_a_key(serve: Serve, run: Run, monkeypatch: pytest.M
     ],
 )
 def test_a_wrong_setting_is_told_by_its_name(
-    run: Run, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: str
+    run: Run,
+    started: list[Scheduler],
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    words: str,
 ) -> None:
     monkeypatch.setenv("PORT", "0")
     for name, value in environ.items():

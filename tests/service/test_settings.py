@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from mainspring import Scheduler
 from mainspring.cli.serve import _scheduler
 from mainspring.cli.store_access import StoreChoice
 from mainspring.errors import InvalidInput
-from mainspring.service import server
 from mainspring.service.settings import ServiceSettings
 from tests.support.command_line import Answer, Run
 from tests.support.service import WEBHOOK, Serve
@@ -87,20 +85,6 @@ def app(folder: Path) -> Path:
     """The working directory, with an app in it."""
     (folder / "app.py").write_text(APP)
     return folder
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Scheduler]:
-    """The schedulers that `mainspring serve` has started in this process. It does everything but
-    serve requests: it listens, opens the store and looks for a key."""
-    schedulers: list[Scheduler] = []
-
-    async def record(scheduler: Scheduler, *_: Any) -> bool:
-        schedulers.append(scheduler)
-        return False
-
-    monkeypatch.setattr(server, "_run_until_signal", record)
-    return schedulers
 
 
 ServeHere = Callable[..., Answer]

@@ -21,6 +21,7 @@ import pytest
 from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
+from mainspring.service import server
 from mainspring.service.app import create_app
 from mainspring.service.routes import (
     events,
@@ -143,6 +144,20 @@ async def api(make: Make) -> Api:
 async def working(make: Make) -> Api:
     made: Api = await make(workers=4)
     return made
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Scheduler]:
+    """The schedulers that `mainspring serve` has started in this process. It does everything but
+    serve requests: it listens, opens the store and looks for a key."""
+    schedulers: list[Scheduler] = []
+
+    async def record(scheduler: Scheduler, *_: Any) -> bool:
+        schedulers.append(scheduler)
+        return False
+
+    monkeypatch.setattr(server, "_run_until_signal", record)
+    return schedulers
 
 
 WEBHOOK = {

@@ -121,8 +121,10 @@ class Leases:
         """Renew what needs it; return False if the store did not answer."""
         lease = self._engine.settings.lease
         sent = self._engine.clock.monotonic()
-        young = sent - lease.total_seconds() * UNRENEWED
-        attempts = [attempt for attempt in self._held.values() if _wants_renewal(attempt, young)]
+        fresh_since = sent - lease.total_seconds() * UNRENEWED
+        attempts = [
+            attempt for attempt in self._held.values() if _wants_renewal(attempt, fresh_since)
+        ]
         if not attempts:  # what could not be renewed has ended
             self._engine.outages.succeeded("renew")
             return True
@@ -194,12 +196,12 @@ def _has_news(attempt: LocalAttempt) -> bool:
     return progress is not None and progress is not attempt.emitted_progress
 
 
-def _wants_renewal(attempt: LocalAttempt, young: float) -> bool:
+def _wants_renewal(attempt: LocalAttempt, fresh_since: float) -> bool:
     """Whether to renew now. Not during a handler's transaction: the two writes would conflict, and
     the transaction ends long before the lease does."""
     if attempt.context.in_transaction:
         return False
-    return attempt.held_since <= young or _has_news(attempt)
+    return attempt.held_since <= fresh_since or _has_news(attempt)
 
 
 def _is_over(attempt: LocalAttempt) -> bool:

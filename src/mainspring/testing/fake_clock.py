@@ -1,4 +1,4 @@
-"""Time that moves when you say so."""
+"""`FakeClock`: a clock whose time moves only when a test moves it."""
 
 from __future__ import annotations
 

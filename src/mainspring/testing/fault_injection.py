@@ -1,7 +1,8 @@
 """A store that fails as real ones do: before a write, after it, slowly, or for a while.
 
-The cruel one is the error after the commit: the work is done and the answer is lost. Whoever
-sees `StoreUnavailable` cannot tell which it was, and must be able to send everything again.
+The hardest fault is the error after the commit: the work is done and the answer is lost. A caller
+that gets `StoreUnavailable` cannot tell which of the two happened, so it must be able to send
+everything again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one policy for clocks that jump: wall time to instants and back.
 
-A schedule names wall times in a zone; the world runs on instants. Where the two disagree:
+A schedule names wall times in a zone, and runs start at instants. Where the clocks change:
 
 - a wall time that the clocks skip (a gap) happens at the first instant after the gap;
 - a wall time that they repeat (an overlap) happens on its first pass; schedules that follow the
