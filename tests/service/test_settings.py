@@ -286,19 +286,15 @@ def test_a_password_is_not_told_with_the_refusal() -> None:
 
 
 def test_prune_every_of_the_environment_wins_over_the_file(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve_here: ServeHere, tmp_path: Path, started: list[Scheduler]
 ) -> None:
     file = tmp_path / "jobs.toml"
     file.write_text('prune_every = "1d"\n')
-    made: list[timedelta] = []
-
-    async def serving(scheduler: Scheduler, *given: Any, **more: Any) -> bool:
-        made.append(scheduler._settings.prune_every)
-        return False
-
-    monkeypatch.setattr(server, "serve", serving)
-    for words, environ in (([], None), ([], "10s"), (["--prune-every", "5s"], "10s")):
-        if environ is not None:
-            monkeypatch.setenv("PRUNE_EVERY", environ)
-        assert run("serve", "--file", str(file), *words).code == 0
-    assert made == [timedelta(days=1), timedelta(seconds=10), timedelta(seconds=5)]
+    answers = [
+        serve_here("--file", str(file)),
+        serve_here("--file", str(file), PRUNE_EVERY="10s"),
+        serve_here("--file", str(file), "--prune-every", "5s", PRUNE_EVERY="10s"),
+    ]
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    spans = [one._settings.prune_every for one in started]
+    assert spans == [timedelta(days=1), timedelta(seconds=10), timedelta(seconds=5)]
