@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -77,7 +78,7 @@ class Engine:
             rng=rng,
             registry=registry,
             jobs=JobCache(store, clock),
-            settings=settings,
+            settings=_paced(settings, store.info().idle_poll),
             resources=resources,
         )
         self._warn_of_new_store = warn_of_new_store
@@ -351,3 +352,10 @@ class Engine:
                 log.exception("a component of the engine failed and is started again")
                 self._context.emit("scheduler.error", error=error)
                 await asyncio.sleep(1)
+
+
+def _paced(settings: Settings, idle_poll: timedelta | None) -> Settings:
+    """The settings, with polls that are not more frequent than the store wants them."""
+    if idle_poll is None or idle_poll <= settings.poll:
+        return settings
+    return dataclasses.replace(settings, poll=idle_poll)

@@ -30,7 +30,8 @@ log = logging.getLogger("mainspring")
 
 LEADER_SWEEP = 2.0
 FOLLOWER_SWEEP = 3.0
-"""Seconds between two searches for lapsed leases: a rescue comes within lease + 5 s either way."""
+"""Seconds between two searches for lapsed leases: a rescue comes within lease + 5 s either way.
+Where a look at the store is costly, searches are half of `StoreInfo.idle_poll` apart."""
 
 WAITING_SWEEP = 10.0
 """Seconds between two searches through all waiting runs, by the leader. Each process releases the
@@ -76,8 +77,10 @@ class Sweeper:
         monotonic = self._engine.clock.monotonic
         rescued_at, swept_at = -FOLLOWER_SWEEP, -WAITING_SWEEP
         nodes_swept_at = monotonic()
+        idle_poll = self._engine.store.info().idle_poll
+        rarest = 0.0 if idle_poll is None else idle_poll.total_seconds() / 2
         while True:
-            every = LEADER_SWEEP if self._leader.leads else FOLLOWER_SWEEP
+            every = max(LEADER_SWEEP if self._leader.leads else FOLLOWER_SWEEP, rarest)
             if monotonic() - rescued_at >= every:
                 rescued_at = monotonic()
                 with self._engine.outages.suppressed("rescue"):

@@ -310,6 +310,10 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
     setup_script: str | None = None
     """A script for an operator who wants to create by hand what `open` creates; None if there is
     none."""
+    idle_poll: timedelta | None = None
+    """How long an idle engine should wait between two looks at the store, where each look costs
+    money or much time. It looks earlier when `wait` returns or a known run or slot falls due. None:
+    looks are cheap, and the engine's own settings decide."""
 
 
 class Transaction(Protocol):

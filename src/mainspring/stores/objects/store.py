@@ -53,6 +53,9 @@ CLOSED = "the store is closed: open it first"
 POLL = timedelta(seconds=2)
 """The longest time between two looks at the head while `wait` waits."""
 
+IDLE_POLL = timedelta(seconds=10)
+"""How long an idle engine waits between two looks of its own."""
+
 SHORTEST_POLL = 0.05
 
 
@@ -70,6 +73,7 @@ class ObjectStore:
         most_finished: int = MOST_FINISHED,
     ) -> None:
         self.bucket = bucket
+        self._poll_at_most = poll
         self._poll = poll.total_seconds()
         self._rng = rng
         self._tail_bytes = tail_bytes
@@ -118,6 +122,7 @@ class ObjectStore:
             kind=self.bucket.kind,
             location=self.bucket.location,
             no_transactions=NO_TRANSACTIONS,
+            idle_poll=max(IDLE_POLL, self._poll_at_most),
         )
 
     async def now(self) -> datetime:
