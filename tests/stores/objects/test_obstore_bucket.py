@@ -320,3 +320,25 @@ async def test_an_answer_without_a_date_of_its_own_is_no_reading(
     with pytest.raises(StoreUnavailable, match="date"):
         await bucket.read_clock()
     await bucket.close()
+
+
+SHORT = """
+import asyncio, os, sys
+from mainspring.stores.objects.buckets import make_bucket
+
+async def main():
+    bucket = make_bucket(sys.argv[1])
+    await bucket.open()
+    keys = [f"{os.getpid()}-{n}" for n in range(16)]
+    await asyncio.gather(*(bucket.put(key, b"x" * 100_000, expected_etag=None) for key in keys))
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_ends_right_after_a_request_ends_well(object_storage_url: str) -> None:
+    """With obstore's asynchronous functions, one in seven was aborted."""
+    command = [sys.executable, "-c", SHORT, object_storage_url]
+    for _ in range(3):
+        programs = [subprocess.Popen(command) for _ in range(3)]
+        assert [program.wait() for program in programs] == [0, 0, 0]

@@ -3,6 +3,10 @@
 Each request is sent once. obstore would repeat a write whose answer was lost, and the repetition
 would find the first one's object and report a lost race.
 
+obstore's blocking functions are called in threads of this module. Its asynchronous ones answer from
+threads of Rust, and one that is late for the end of the interpreter aborts the process: 6 of 40
+short programs ended so.
+
 obstore's threads do not survive a fork: a call in the child would hang. So the child gets an error.
 """
 
@@ -11,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from obstore.exceptions import AlreadyExistsError, NotModifiedError, PreconditionError
+from obstore.exceptions import NotModifiedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from mainspring.core.clock import Clock, SystemClock
@@ -28,7 +33,7 @@ from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
 from mainspring.stores.objects.url import Address
 
 if TYPE_CHECKING:
-    from obstore import PutMode, UpdateVersion
+    from obstore import GetOptions, PutMode, UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
 __all__ = ["ObstoreBucket"]
@@ -39,7 +44,7 @@ _Client = S3Store | GCSStore | AzureStore
 _CONNECT_TIMEOUT: Final = 5.0
 _ONCE: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
 _AT_ONCE: Final = 16
-"""Requests that one call sends at the same time."""
+"""Requests that are under way at the same time."""
 _BATCH: Final = 1000
 """Keys that one request of S3 lists or deletes."""
 _MORE_READINGS: Final = 4
@@ -70,6 +75,7 @@ class ObstoreBucket:
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._errors = StorageErrors(address)
         self._client: _Client | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self.endpoint = ""
         """The address of the storage and the bucket. Known once it is open."""
         self._narrowing: asyncio.Task[ClockReading | None] | None = None
@@ -92,31 +98,40 @@ class ObstoreBucket:
         _used = True
         self._process = os.getpid()
         self._client, self.endpoint = await self._connect()
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "mainspring-objects")
         try:
             await self_test.prove(self, self.endpoint, create=create)
         except BaseException:
-            self._client = None
+            await self.close()
             raise
         self._errors.connected = True
 
     async def close(self) -> None:
+        """Wait for the requests that are under way."""
         self._client = None
         narrowing, self._narrowing = self._narrowing, None
-        if narrowing is not None and self._process == os.getpid():
+        threads, self._threads = self._threads, None
+        if self._process != os.getpid():
+            return
+        if narrowing is not None:
             narrowing.cancel()
             await asyncio.wait([narrowing])
+        if threads is not None:
+            await asyncio.to_thread(threads.shutdown)
 
     async def get(self, key: str, unless_etag: str | None = None) -> Blob | Unchanged | None:
         client = self._open_client()
         self.requests["get"] += 1
+        options: GetOptions = {}
+        if unless_etag is not None:
+            options["if_none_match"] = self._conditions(unless_etag)["e_tag"]
+
+        def read() -> Blob:
+            found = client.get(self._path(key), options=options)
+            return Blob(bytes(found.bytes()), self._etag(dict(found.meta)))
+
         try:
-            if unless_etag is None:
-                found = await self._timed(client.get_async(self._path(key)))
-            else:
-                options: Any = {"if_none_match": self._conditions(unless_etag)["e_tag"]}
-                found = await self._timed(client.get_async(self._path(key), options=options))
-            meta = found.meta
-            data = bytes(await self._timed(found.bytes_async()))
+            return await self._run(read)
         except NotModifiedError:
             return UNCHANGED
         except Exception as error:
@@ -124,21 +139,18 @@ class ObstoreBucket:
             if failure.is_missing_object:
                 return None
             raise self._errors.translate(failure, "get") from None
-        return Blob(data, self._etag(dict(meta)))
 
     async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
         client = self._open_client()
         self.requests["put"] += 1
         mode: PutMode = "create" if expected_etag is None else self._conditions(expected_etag)
         try:
-            result = await self._timed(
-                client.put_async(self._path(key), data, mode=mode, use_multipart=False)
+            result = await self._run(
+                lambda: client.put(self._path(key), data, mode=mode, use_multipart=False)
             )
         except Exception as error:
             failure = Failure.of(error)
             if failure.status == 412 or failure.code in _LOST:
-                return None
-            if isinstance(error, PreconditionError | AlreadyExistsError) and failure.status is None:
                 return None
             if expected_etag is not None and failure.is_missing_object:
                 return None
@@ -159,7 +171,7 @@ class ObstoreBucket:
     async def _delete(self, client: _Client, paths: list[str]) -> None:
         self.requests["delete"] += 1
         try:
-            await self._timed(client.delete_async(paths))
+            await self._run(lambda: client.delete(paths))
         except Exception as error:
             failure = Failure.of(error)
             if not failure.is_missing_object:
@@ -174,28 +186,30 @@ class ObstoreBucket:
         below = self._prefix + prefix
         folder = below.rpartition("/")[0]
         offset = self._prefix + after if after is not None and after >= prefix else _before(below)
-        found: list[Listed] = []
-        self.requests["list"] += 1
         seen = 0
+
+        def read() -> list[Listed]:
+            nonlocal seen
+            found: list[Listed] = []
+            for chunk in client.list(folder or None, offset=offset, chunk_size=min(limit, _BATCH)):
+                seen += len(chunk)
+                for meta in chunk:
+                    if meta["path"].startswith(below):
+                        key = meta["path"].removeprefix(self._prefix)
+                        found.append(Listed(key, meta["size"], meta["last_modified"]))
+                    elif found:
+                        return found
+                if len(found) >= limit:
+                    break
+            return found
+
+        self.requests["list"] += 1
         try:
-            stream = client.list(folder or None, offset=offset, chunk_size=min(limit, _BATCH))
-            async with asyncio.timeout(self._address.timeout + 10 * (1 + limit // _BATCH)):
-                async for chunk in stream:
-                    for meta in chunk:
-                        path = meta["path"]
-                        if path.startswith(below):
-                            key = path.removeprefix(self._prefix)
-                            found.append(Listed(key, meta["size"], meta["last_modified"]))
-                        elif found:
-                            return found[:limit]
-                    seen += len(chunk)
-                    if len(found) >= limit:
-                        break
+            return (await self._run(read, 1 + limit // _BATCH))[:limit]
         except Exception as error:
             raise self._errors.translate(Failure.of(error), "list") from None
         finally:
             self.requests["list"] += max(0, seen - 1) // _BATCH
-        return found[:limit]
 
     async def read_clock(self) -> ClockReading | None:
         """Read the storage's clock: by one request, to a second and a round trip.
@@ -346,11 +360,13 @@ class ObstoreBucket:
 
     # Names, tags and times
 
-    async def _timed(self, call: Awaitable[T]) -> T:
-        """Await a call. The client has a timeout of its own; this one also covers the search for
-        credentials."""
-        async with asyncio.timeout(self._address.timeout + 10):
-            return await call
+    async def _run(self, call: Callable[[], T], requests: int = 1) -> T:
+        """Make a call in a thread. The client has a timeout of its own; this one also covers the
+        search for credentials. A caller that waits no longer leaves the call behind."""
+        assert self._threads is not None
+        future = asyncio.wrap_future(self._threads.submit(call))
+        async with asyncio.timeout(self._address.timeout * requests + 10):
+            return await asyncio.shield(future)
 
     def _path(self, key: str) -> str:
         return self._prefix + key
