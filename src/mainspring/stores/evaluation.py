@@ -106,7 +106,8 @@ def start_rates(jobs: Mapping[str, Job], notes: Iterable[Note], now: datetime) -
 
 
 def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:
-    """The fields that a claim sets on a run."""
+    """The fields that a claim sets on a run. A store that knows its time only within bounds decides
+    by the earliest time, and sets `lease_until` from the latest."""
     return {
         "state": State.RUNNING,
         "token": run.token + 1,

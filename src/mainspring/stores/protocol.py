@@ -383,7 +383,8 @@ class Store(Protocol):
         ...
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
-        """Insert runs; the answers are in the order of the runs.
+        """Insert runs; the answers are in the order of the runs, and have them as they are read
+        again (a tuple in a payload has become a list), also those that were refused.
 
         A run whose id is there already is left as it is and reported as added. A run whose
         `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come, is not
@@ -489,7 +490,9 @@ class Store(Protocol):
         ...
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        """The notes that match and have not expired, by kind and name, a page at a time."""
+        """The notes that match and have not expired, by kind and name, a page at a time. A note
+        whose value cannot be read has the value None, or the call fails: it never looks absent
+        before it expires, because an election or a limit may rest on it."""
         ...
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
