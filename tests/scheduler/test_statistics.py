@@ -137,6 +137,36 @@ async def test_a_paused_job_is_paused_whatever_its_runs_did(make: Make) -> None:
         assert (await scheduler.job_health("work")).status == "paused"
 
 
+async def test_while_all_firing_is_paused_jobs_with_a_schedule_are_paused_and_not_overdue(
+    make: Make, file: str
+) -> None:
+    looking, worker = make(file, workers=0), make(file)
+
+    @worker.job("1h", id="late", misfire=Misfire("once", grace="5m"))
+    async def late() -> None: ...
+
+    @worker.job
+    async def asked() -> None: ...
+
+    async with worker, looking:
+        await worker.pause_all()
+        [job] = (await looking.store.jobs(JobQuery(ids=frozenset({"late"})))).items
+        slot = await looking.now() - timedelta(minutes=6)
+        assert await put_job(looking.store, replace(job, next_run_at=slot))
+        health = await looking.job_health("late")
+        assert health.status == "paused"
+        assert (await looking.job_health("asked")).status == "unknown"  # it runs when asked
+        listed = (await looking.list_jobs(ids=["late"], last_runs=False)).items
+        slots = [health.next_run_at, (await looking.get_job("late")).next_run_at]
+        for shown in [*slots, listed[0].next_run_at]:
+            assert shown is not None
+            assert timedelta() < shown - await looking.now() <= timedelta(hours=1)
+        worker.store.fire = _never  # type: ignore[method-assign]
+        await worker.resume_all()
+        assert (await looking.job_health("late")).status == "overdue"
+        assert (await looking.get_job("late")).next_run_at == slot
+
+
 async def test_metrics_of_a_window(make: Make) -> None:
     scheduler = make()
 

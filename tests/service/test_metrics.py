@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from mainspring.engine.slots import make_node_run
 from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobQuery
 from mainspring.testing import FakeClock, FaultyStore
+from mainspring.testing.store_calls import put_job
 from tests.service.routes.test_runs import finished
 from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler, until
@@ -29,7 +32,8 @@ async def scraped(api: Api) -> dict[str, float]:
     """Every sample by its name and labels. A line that is none fails here."""
     answer = await api.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-    api.app.state.service.metrics._read_at = None
+    metrics = api.app.state.service.metrics
+    metrics._read_at = metrics._health_at = None
     samples = {}
     for line in answer.text.splitlines():
         if line.startswith("# "):
@@ -218,6 +222,48 @@ async def test_changes_of_breakers_are_counted(working: Api) -> None:
     samples = await scraped(working)
     name = 'mainspring_breaker_changes_total{change="%s",job="call"}'
     assert (samples[name % "opened"], samples[name % "closed"]) == (1, 1)
+
+
+async def test_breakers_and_health_are_told_as_every_instance_sees_them(
+    make: Make, tmp_path: Path
+) -> None:
+    """Also by an instance that made none of the changes."""
+    file = f"sqlite:///{tmp_path}/jobs.db"
+    working, other = await make(store=file, workers=1), await make(store=file, workers=0)
+    await working.scheduler.add_job("call", handler="greet", breaker=1)
+    run = await working.scheduler.enqueue("call", {"name": "nobody"})
+    await working.scheduler.wait(run.id, 10)
+    while (await working.scheduler.job_health("call")).breaker != "open":
+        await asyncio.sleep(0.01)
+    samples = await scraped(other)
+    assert samples['mainspring_job_breaker{job="call",state="open"}'] == 1
+    assert samples['mainspring_job_health{job="call",status="unhealthy"}'] == 1
+    assert samples['mainspring_job_health{job="greet",status="unknown"}'] == 1
+    assert not any("mainspring_job_breaker" in name and '"greet"' in name for name in samples)
+    await working.scheduler.reset_breaker("call")
+    await working.scheduler.pause_job("call")
+    samples = await scraped(other)
+    told = [n for n in samples if n.startswith("mainspring_job_") and 'job="call",st' in n]
+    told = [n for n in told if "ended" not in n]
+    assert told == [
+        'mainspring_job_health{job="call",status="paused"}',
+        'mainspring_job_breaker{job="call",state="closed"}',
+    ]
+
+
+async def test_no_slot_is_told_as_missed_while_all_firing_is_paused(api: Api) -> None:
+    await api.scheduler.pause_all()
+    [job] = (await api.scheduler.store.jobs(JobQuery(ids=frozenset({"report"})))).items
+    now = await api.scheduler.now()
+    assert await put_job(api.scheduler.store, replace(job, next_run_at=now - timedelta(hours=1)))
+    samples = await scraped(api)
+    assert samples["mainspring_firing_paused"] == 1
+    assert samples['mainspring_job_health{job="report",status="paused"}'] == 1
+    slot = samples['mainspring_job_next_run_timestamp_seconds{job="report"}']
+    assert slot > now.timestamp()
+    rules = yaml.safe_load((DEPLOY / "prometheus-alerts.yml").read_text())["groups"][0]["rules"]
+    [missed] = [one["expr"] for one in rules if one["alert"] == "MainspringJobMissedItsSlot"]
+    assert "unless on() max(mainspring_firing_paused) == 1" in missed
 
 
 async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(working: Api) -> None:

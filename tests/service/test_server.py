@@ -41,6 +41,18 @@ async def shout(text: str) -> str:
     return text.upper()
 """
 
+LEAKY = """
+from mainspring import Scheduler
+
+scheduler = Scheduler("sqlite:///app.db", poll="50ms")
+kept = []
+
+
+@scheduler.job
+def leak() -> None:
+    kept.append(bytearray(b"x" * 500_000_000))
+"""
+
 
 def until(condition: Any) -> Any:
     ends = time.monotonic() + LONG
@@ -207,6 +219,34 @@ def test_a_second_signal_ends_at_once_and_the_work_is_rescued(serve: Serve, app:
         until(lambda: _state(client, run_id) == "succeeded")
         attempts = client.get(f"/api/runs/{run_id}").json()["data"]["attempts"]
     assert [one["outcome"] for one in attempts] == ["lost", "succeeded"]
+
+
+def test_a_service_at_its_memory_limit_says_so_and_is_replaced_and_loses_nothing(
+    serve: Serve, tmp_path: Path
+) -> None:
+    (tmp_path / "leaky.py").write_text(LEAKY)
+    served = serve("--app", "leaky:scheduler", "--memory-limit", "400MB")
+    with served.client() as client:
+        before = client.get("/api/v1/health").json()
+        assert (before["status"], before["memoryLimitReached"]) == ("healthy", False)
+        assert before["memory"] > 10**6
+        assert before["cpuSeconds"] > 0
+        run = client.post("/api/v1/jobs/leak/trigger").json()
+        while not (told := client.get("/api/v1/health").json())["memoryLimitReached"]:
+            time.sleep(0.01)
+        assert told["status"] in ("degraded", "stopping")
+        assert told["memory"] >= 400_000_000
+        page = client.get("/api/observability/health").json()["scheduler"]
+        assert page["memoryLimitReached"] is True
+    pid = served.told["pid"]
+    served.wait_ready()  # the new process says where it is
+    assert served.told["pid"] == pid
+    with served.client() as client:
+        after = client.get("/api/v1/health").json()
+        assert (after["status"], after["memoryLimitReached"]) == ("healthy", False)
+        [kept] = client.get("/api/v1/runs?job=leak").json()["items"]
+        assert (kept["id"], kept["state"], kept["attempt"]) == (run["id"], "succeeded", 1)
+    assert "it is replaced in 1 s" in "".join(served.err)
 
 
 def test_two_instances_share_a_store_and_its_schedules(serve: Serve) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "JobOutcome",
     "Notes",
     "breaker_status",
+    "breaker_statuses",
     "close_breaker",
     "forget_breakers",
     "start_put_off",
@@ -141,11 +142,23 @@ class BreakerStatus(Struct, frozen=True):
 async def breaker_status(store: Store, job: Job) -> BreakerStatus | None:
     """The state of a job's breaker as all nodes see it; None if the job has no breaker. It costs
     one read of the store, and another one if the breaker is not closed."""
-    if job.policy.breaker is None:
-        return None
-    circuit = (await _read(store, [job]))[job.id]
+    return (await breaker_statuses(store, [job])).get(job.id)
+
+
+async def breaker_statuses(store: Store, jobs: Iterable[Job]) -> dict[str, BreakerStatus]:
+    """The same for each of these jobs that has a breaker, by id, at the same cost."""
+    jobs = [job for job in jobs if job.policy.breaker is not None]
+    if not jobs:
+        return {}
+    circuits = await _read(store, jobs)
+    is_closed = all(circuits[job.id].state == "closed" for job in jobs)
+    now = None if is_closed else await store.now()
+    return {job.id: _status(circuits[job.id], now) for job in jobs}
+
+
+def _status(circuit: Circuit, now: datetime | None) -> BreakerStatus:
     state, until = circuit.state, circuit.until
-    if state == "open" and until is not None and until <= await store.now():
+    if state == "open" and until is not None and now is not None and until <= now:
         state, until = "half_open", None
     return BreakerStatus(state, circuit.failures, until, circuit.trial and circuit.trial[0])
 

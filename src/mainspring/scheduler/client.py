@@ -679,6 +679,11 @@ class Client:
         same however many runs the job had."""
         return await self._call(statistics.job_health(self._running(), job_id_of(id)))
 
+    async def jobs_health(self, jobs: Sequence[Job]) -> list[JobHealth]:
+        """The same of each of these jobs, as they were read. It costs a few reads of the store for
+        all of them together."""
+        return await self._call(statistics.jobs_health(self._running(), jobs))
+
     async def job_metrics(self, id: JobRef, window: Span = "24h") -> JobMetrics:
         """How often a job succeeded, how long it took and how late it started, within a window of
         1 hour to 8 days up to now. Costs the same however many runs the job had."""

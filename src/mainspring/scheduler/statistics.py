@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,7 +24,7 @@ from mainspring.core.statistics import (
     Totals,
     period_start,
 )
-from mainspring.engine.breakers import breaker_status
+from mainspring.engine.breakers import breaker_statuses
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, find_orphans, without_worker
 from mainspring.engine.memory_watch import resident_memory
@@ -103,7 +104,7 @@ class JobHealth:
 
     - `orphaned`: workers are alive, code defined the job, and none of them has its handler: its
       function was renamed or removed (`prune_orphans` removes such jobs).
-    - `paused`.
+    - `paused`: the job is, or all firing is and the job has a schedule.
     - `no_worker`: no live worker has the job's handler and takes its queue, so none of its runs
       can start.
     - `overdue`: its next slot is past by more than the grace of its misfire policy, and no
@@ -240,12 +241,29 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
 
 async def get_job(engine: Engine, job_id: str) -> Job:
     [job] = await with_last_runs(engine, [await engine.operations.job(job_id)])
+    [job] = await with_slots_to_come(engine, [job])
     return job
 
 
 async def list_jobs(engine: Engine, query: JobQuery, *, last_runs: bool) -> Page[Job]:
     page = await engine.store.jobs(query)
-    return replace(page, items=await with_last_runs(engine, page.items)) if last_runs else page
+    jobs = await with_last_runs(engine, page.items) if last_runs else page.items
+    return replace(page, items=await with_slots_to_come(engine, jobs))
+
+
+async def with_slots_to_come(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
+    """The jobs with a `next_run_at` that is still to come, while all firing is paused: a slot that
+    passes then never runs. Otherwise a slot that is past tells that nobody has fired it."""
+    now = engine.time.now()
+    passed = {job.id for job in jobs if job.next_run_at is not None and job.next_run_at < now}
+    if not passed or await engine.operations.paused_since() is None:
+        return list(jobs)
+    return [
+        replace(job, next_run_at=job.schedule.next(job.not_before(now)))
+        if job.id in passed and job.schedule is not None
+        else job
+        for job in jobs
+    ]
 
 
 async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
@@ -284,34 +302,48 @@ async def _newest_tried(engine: Engine, job: Job) -> Run | None:
 
 
 async def job_health(engine: Engine, job_id: str) -> JobHealth:
-    job = await get_job(engine, job_id)
+    [found] = await jobs_health(engine, [await get_job(engine, job_id)])
+    return found
+
+
+async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
+    """The health of each of these jobs, at the cost of a few reads for all."""
+    if not jobs:
+        return []
     now = engine.time.now()
-    rated_since: datetime | None = period_start(now - RATED, HOUR)
-    counts = await engine.store.counts(rated_since, frozenset({job_id}))
-    totals = counts.totals.get(job_id, Totals())
-    rate = _success_rate(_summed(counts, job_id).ended)
-    if rate is None:
-        rate, rated_since = _success_rate(totals.ended), None
-    breaker = await breaker_status(engine.store, job)
-    return JobHealth(
-        job_id=job_id,
-        status=_status(job, await engine.live_workers.current(), now, rate),
-        enabled=job.enabled,
-        success_rate=rate,
-        rated_since=rated_since,
-        consecutive_failures=totals.consecutive_failures,
-        last_run=totals.last,
-        last_run_at=job.last_run_at,
-        next_run_at=job.next_run_at,
-        breaker="none" if breaker is None else breaker.state,
-        breaker_until=None if breaker is None else breaker.until,
-    )
+    since = period_start(now - RATED, HOUR)
+    counts = await engine.store.counts(since, frozenset(job.id for job in jobs))
+    breakers = await breaker_statuses(engine.store, jobs)
+    workers = await engine.live_workers.current()
+    is_paused = await engine.operations.paused_since() is not None
+    found = []
+    for job in jobs:
+        totals, breaker = counts.totals.get(job.id, Totals()), breakers.get(job.id)
+        recent = _success_rate(_ended(counts, job.id))
+        rate = _success_rate(totals.ended) if recent is None else recent
+        health = JobHealth(
+            job_id=job.id,
+            status=_status(job, workers, now, rate, is_paused=is_paused),
+            enabled=job.enabled,
+            success_rate=rate,
+            rated_since=None if recent is None else since,
+            consecutive_failures=totals.consecutive_failures,
+            last_run=totals.last,
+            last_run_at=job.last_run_at,
+            next_run_at=job.next_run_at,
+            breaker="none" if breaker is None else breaker.state,
+            breaker_until=None if breaker is None else breaker.until,
+        )
+        found.append(health)
+    return found
 
 
-def _status(job: Job, workers: list[LiveWorker], now: datetime, rate: float | None) -> JobStatus:
+def _status(
+    job: Job, workers: list[LiveWorker], now: datetime, rate: float | None, *, is_paused: bool
+) -> JobStatus:
     if find_orphans([job], workers):
         return "orphaned"
-    if not job.enabled:
+    if not job.enabled or (is_paused and job.schedule is not None):
         return "paused"
     if without_worker([job], workers):
         return "no_worker"
@@ -325,6 +357,14 @@ def _status(job: Job, workers: list[LiveWorker], now: datetime, rate: float | No
 def _success_rate(ended: Mapping[State, int]) -> float | None:
     succeeded, failed = ended.get(State.SUCCEEDED, 0), ended.get(State.FAILED, 0)
     return succeeded / (succeeded + failed) if succeeded + failed else None
+
+
+def _ended(counts: Counts, job_id: str) -> Counter[State]:
+    """How the runs of a job ended, over all periods."""
+    ended: Counter[State] = Counter()
+    for period in counts.periods.get(job_id, ()):
+        ended.update(period.ended)
+    return ended
 
 
 def _summed(counts: Counts, job_id: str) -> Period:

@@ -47,6 +47,10 @@ NODE_RUNS = "each_node"
 STORE_CACHE_SECONDS = 5.0
 """How long figures from the store are reused, so that several scrapers cost it one read."""
 
+HEALTH_CACHE_SECONDS = 30.0
+"""The same for the health of jobs: 500 jobs with runs in each of the last 24 hours cost 0.2 s of
+CPU on SQLite."""
+
 LOOKUPS_A_READ = 25
 """How many jobs' last success is looked up in one read, after a start."""
 
@@ -76,6 +80,7 @@ class Metrics:
         self._gone: set[str] = set()
         self._succeeded_at: dict[str, float | None] = {}
         self._read_at: float | None = None
+        self._health_at: float | None = None
         self._reading = asyncio.Lock()
         self._make_instruments()
         for name in (*_ENDED, *_BEFORE_END, *_BREAKER, "ownership.lost", "job.removed"):
@@ -150,6 +155,17 @@ class Metrics:
         self._ended = gauge(
             "mainspring_job_ended_runs",
             "Runs of a job that ended, in any process, since the job was made.",
+            ["job", "state"],
+        )
+        self._health = gauge(
+            "mainspring_job_health",
+            "1 for the status that the health of a job has, as GET /api/jobs/:id/health says it.",
+            ["job", "status"],
+        )
+        self._breaker_states = gauge(
+            "mainspring_job_breaker",
+            "1 for the state that the circuit breaker of a job has, for all nodes: closed, open or"
+            " half_open.",
             ["job", "state"],
         )
         self._failures = gauge(
@@ -272,6 +288,7 @@ class Metrics:
             self._next_run, {job.id: job.next_run_at.timestamp() for job in jobs if job.next_run_at}
         )
         await self._read_totals([job.id for job in jobs])
+        await self._read_health(jobs)
         await self._look_up([job for job in jobs if job.id not in self._succeeded_at])
         succeeded = {job.id: self._succeeded_at.get(job.id) for job in jobs}
         _replace(self._last_success, {job: at for job, at in succeeded.items() if at is not None})
@@ -285,6 +302,19 @@ class Metrics:
         _replace(
             self._failures, {job_id: one.consecutive_failures for job_id, one in totals.items()}
         )
+
+    async def _read_health(self, jobs: list[Job]) -> None:
+        now = self._clock.monotonic()
+        if self._health_at is not None and now - self._health_at < HEALTH_CACHE_SECONDS:
+            return
+        healths = await self._client.jobs_health(jobs)
+        self._health_at = self._clock.monotonic()
+        self._health.clear()
+        self._breaker_states.clear()
+        for found in healths:
+            self._health.labels(found.job_id, found.status).set(1)
+            if found.breaker != "none":
+                self._breaker_states.labels(found.job_id, found.breaker).set(1)
 
     async def _forget_removed(self) -> None:
         """Drop the series of removed jobs. The store decides which those are: another instance may

@@ -583,3 +583,35 @@ async def test_defaults_of_the_scheduler_come_before_those_of_the_service(make: 
     assert (one["retryAttempts"], one["backoff"]["kind"], one["queue"]) == (1, "linear", "mail")
     once = await job(api, await created(api, executionType="AT_MOST_ONCE"))
     assert (once["retryAttempts"], once["queue"]) == (0, "calls")
+
+
+async def test_isolation_and_memory_limit_of_a_handler(api: Api) -> None:
+    sent = {"id": "a", "handler": "elsewhere", "schedule": None}
+    made = await api.ok(
+        "POST", "/api/v1/jobs", json={**sent, "isolation": "process", "memoryLimit": "512MiB"}
+    )
+    assert (made["isolation"], made["memoryLimit"]) == ("process", 512 * 2**20)
+    assert (made["origins"]["isolation"], made["origins"]["memoryLimit"]) == ("job", "job")
+    changed = await api.ok("PATCH", "/api/v1/jobs/a", json={"memoryLimit": 10**9})
+    assert (changed["memoryLimit"], changed["isolation"]) == (10**9, "process")
+    page = (await api.ok("GET", "/api/jobs/a"))["data"]
+    assert (page["isolation"], page["memoryLimit"]) == ("process", 10**9)
+    back = await api.ok("PATCH", "/api/v1/jobs/a", json={"isolation": None, "memoryLimit": None})
+    assert (back["isolation"], back["memoryLimit"]) == ("auto", None)
+    for fields, words in (
+        ({"memoryLimit": "1GB"}, {"memoryLimit": 'memoryLimit needs isolation="process"'}),
+        ({"isolation": "x"}, {"isolation": "is one of 'auto', 'thread' or 'process', not 'x'"}),
+        ({"memoryLimit": "lots"}, {"memoryLimit": "memoryLimit is bytes or text like"}),
+        ({"rate": "0/m"}, {"rate": "or null"}),
+        ({"rate": "1/m", "rateKey": ""}, {"rateKey": "rateKey is 1 to 200 printable"}),
+        (
+            {"handler": None, "endpoint": "https://example.org", "isolation": "process"},
+            {"isolation": "is for a job that runs a handler, and this job calls an endpoint"},
+        ),
+    ):
+        answer = await api.post("/api/v1/jobs", json={**sent, "id": "b", **fields})
+        assert answer.status_code == 422, fields
+        told = {one["field"]: one["message"] for one in answer.json()["errors"]}
+        assert told.keys() == words.keys()
+        for name, text in words.items():
+            assert text in told[name]

@@ -95,10 +95,15 @@ def _layers(function: Callable[..., Any], module: str, qualname: str) -> int:
     return layers
 
 
+def _name(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{function.__module__}.{name}"
+
+
 def _unfit(function: Callable[..., Any], why: str) -> InvalidInput:
     return InvalidInput(
-        f"{function!r} cannot run in a process of its own: {why}. Use a function that is defined"
-        ' at the top of a module, or isolation="thread"',
+        f"{_name(function)} cannot run in a process of its own: {why}. Use a function that is"
+        ' defined at the top of a module, or isolation="thread"',
         field="isolation",
     )
 

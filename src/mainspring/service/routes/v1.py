@@ -483,6 +483,7 @@ async def get_health(service: ServiceDep) -> Response:
             },
             "jobsWithoutWorker": found["jobsWithoutWorker"],
             "orphanedJobs": found["orphanedJobs"],
+            **{name: state[name] for name in ("memory", "cpuSeconds", "memoryLimitReached")},
         }
     )
 

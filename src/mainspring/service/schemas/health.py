@@ -55,6 +55,17 @@ class Health(Document):
         list[str],
         Field(description="Those of them that code defined, and whose code is gone."),
     ]
+    memory: Annotated[
+        int | None, Field(description="Bytes of memory that this process holds. Null: not known.")
+    ]
+    cpu_seconds: Annotated[float, Field(description="CPU time that this process has used.")]
+    memory_limit_reached: Annotated[
+        bool,
+        Field(
+            description="This process holds as much memory as it may: it claims no more runs, and"
+            " is replaced."
+        ),
+    ]
 
 
 class JobCounts(Document):
@@ -102,6 +113,9 @@ class SchedulerHealth(SchedulerState):
     stuck_threads: int
     enabled: bool
     paused_since: Time | None
+    memory: int | None
+    cpu_seconds: float
+    memory_limit_reached: bool
 
 
 class PageHealth(Document):

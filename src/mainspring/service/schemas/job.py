@@ -93,6 +93,7 @@ _DEFAULT = Policy()
 
 _BackoffKind = Literal["fixed", "linear", "exponential"]
 _MisfireKind = Literal["once", "skip", "all"]
+_Isolation = Literal["auto", "thread", "process"]
 _Overlap = Literal["skip", "queue", "replace", "allow"]
 _ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
 
@@ -557,6 +558,25 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         read=lambda job: job.policy.each_node,
         option="each_node",
         null=_DEFAULT.each_node,
+    ),
+    FieldSpec(
+        "isolation",
+        "Where the job's handler runs: on the event loop or in a thread, as its function needs"
+        " (`auto`), in a `thread`, or in a `process` of its own. Not for endpoints.",
+        sent=_Isolation | None,
+        answered=_Isolation,
+        read=lambda job: str(job.policy.isolation),
+        option="isolation",
+        null=_DEFAULT.isolation,
+    ),
+    FieldSpec(
+        "memory_limit",
+        "How many bytes of memory a handler in a process of its own may use. A size such as"
+        " `512MiB` may be sent. Null: any number.",
+        sent=Annotated[int, Field(ge=1)] | Annotated[str, Field(max_length=64)] | None,
+        answered=int | None,
+        read=lambda job: job.policy.memory_limit,
+        option="memory_limit",
     ),
     FieldSpec(
         "retention",

@@ -177,10 +177,10 @@ def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
 
 
 def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
-    """The errors of the library, under the names that the client sent."""
+    """The errors of the library, under the names that the client sent, and in its words."""
     names = _field_names(body)
     return [
-        FieldError(_client_name(one.field, names), str(one))
+        FieldError(_client_name(one.field, names), _client_words(str(one)))
         for one in error.each()
         if one.field is not None
     ]
@@ -190,6 +190,18 @@ def _client_name(option: str, names: Mapping[str, str]) -> str:
     """`webhook.url` is `endpoint`, and `tags.1` stays so."""
     first, dot, rest = option.removeprefix("webhook.").partition(".")
     return f"{names.get(first, first)}{dot}{rest}"
+
+
+def _client_words(message: str) -> str:
+    """A message with the client's names of options, true, false and null, outside quotes."""
+    return _QUOTED_OR_WORD.sub(lambda found: _WORDS.get(found[0], found[0]), message)
+
+
+_QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]+")
+_WORDS = {
+    **{s.option: s.alias for s in _SPECS if s.option is not None and "_" in s.option},
+    **{"None": "null", "True": "true", "False": "false"},
+}
 
 
 def _field_names(body: TolerantBody) -> dict[str, str]:
@@ -270,6 +282,11 @@ def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
                 yield FieldError.predicate(
                     _ALIAS[name], "is for a job that calls an endpoint, and this job runs a handler"
                 )
+    if document.get("endpoint") is not None:
+        for name, usual in (("isolation", (None, "auto")), ("memoryLimit", (None,))):
+            if document.get(name) not in usual:
+                why = "is for a job that runs a handler, and this job calls an endpoint"
+                yield FieldError.predicate(name, why)
     has_schedule = any(document.get(_ALIAS[name]) is not None for name in _SCHEDULES)
     if not has_schedule and document.get("timezone") not in (None, "UTC"):
         yield FieldError.predicate("timezone", "is for a schedule, and this job has none")
