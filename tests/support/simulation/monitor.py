@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ INVARIANTS = {
     "overlap": "slots of a job run at once only where its policy allows it",
     "order": "a waiting run is freed only by the end of all it waits for",
     "followers": "a run does not stay skipped by a failure of runs that have succeeded since",
+    "nodes": "a node run is for its worker alone, and is skipped only if that did not begin it; the"
+    " run it was made of ends when all of them have, and fails if one of them did",
     "clock": "when the store's wall clock is set, leases and retries last as long as was meant,"
     " and what is due stays due",
     "early": "nothing starts before its time on the store's clock",
@@ -144,6 +147,8 @@ class Monitor:
     _returned: set[Key] = field(default_factory=set)
     _active: dict[str, dict[int, _Handling]] = field(default_factory=lambda: defaultdict(dict))
     _starts: Counter[str] = field(default_factory=Counter)
+    _starts_before: Counter[str] = field(default_factory=Counter)
+    """Of revived runs: how often they had begun by then."""
     _stopped: Counter[str] = field(default_factory=Counter)
     _next_turn: dict[str, float] = field(default_factory=dict)
     _began_as_suspect: set[tuple[str, int]] = field(default_factory=set)
@@ -436,6 +441,8 @@ class Monitor:
         self._holders[run.worker] = author
         if old.state is not State.PENDING:
             self.fail("lease", f"{author} claimed {run.id}, which was {old.state}")
+        if run.source is Source.NODE and run.handler != f"@{run.worker}":
+            self.fail("nodes", f"{run.worker} claimed {run.id}")
         key = (run.id, run.token)
         if run.token != old.token + 1 or key in self._claimed:
             self.fail("tokens", f"a claim of {run.id} took the token {old.token} to {run.token}")
@@ -551,12 +558,16 @@ class Monitor:
             self.counted["waits again"] += 1
             self._check_key(run, now)
             return
-        asked = run.id in self.may_revive and method == "commit"
-        tried = old.state in (State.FAILED, State.CANCELLED) and run.state is State.PENDING
+        of_node = run.source is Source.NODE
+        names = {run.id, run.id.removesuffix(run.handler)} if of_node else {run.id}
+        asked = bool(names & self.may_revive) and method == "commit"
+        ends = (State.FAILED, State.CANCELLED, *((State.SKIPPED,) if of_node else ()))
+        tried = old.state in ends and run.state is State.PENDING
         if not asked or not tried:
             self.fail("finished", f"{run.id} was {old.state}; {method} made it {run.state}")
         self.counted["revived"] += 1
         self._revived[run.id] += 1
+        self._starts_before[run.id] = self._starts[run.id]
         self._check_key(run, now)
 
     def _follows_retried(self, run: Run) -> bool:
@@ -581,6 +592,8 @@ class Monitor:
         if old.state is run.state is State.WAITING and self._waits_for_retried(old, run):
             self.counted["fenced follower"] += 1
             return
+        if run.finished and self._check_nodes(old, run):
+            return
         if run.state in (State.CANCELLED, State.SKIPPED):
             return
         if old.state is run.state is State.PENDING and old.reason == PUT_OFF_REASON:
@@ -593,6 +606,28 @@ class Monitor:
         for one in upstream:
             if not one.finished or not (run.after_any or one.state is State.SUCCEEDED):
                 self.fail("order", f"{run.id} was freed while {one.id} is {one.state}")
+
+    def _check_nodes(self, old: Run, run: Run) -> bool:
+        """Check the end of a node run whose worker is gone, or of a run that was spread over nodes;
+        whether it is one of these."""
+        if run.source is Source.NODE and run.state is not State.CANCELLED:
+            began = self._starts[run.id] > self._starts_before[run.id]
+            self.counted[f"node gone {run.state}"] += 1
+            if began and run.state is State.SKIPPED and run.reason != "expired":
+                self.fail("nodes", f"{run.id} is skipped ({run.reason}), but had begun")
+            return True
+        names = [name for name in run.after if name.startswith(f"{run.id}@")]
+        if not names or run.state not in (State.SUCCEEDED, State.FAILED):
+            return False
+        nodes = [self._runs[name] for name in names if name in self._runs]
+        self.counted[f"nodes {run.state}"] += 1
+        for node in nodes:
+            if not node.finished and not {node.id, run.id} & self.may_revive:
+                self.fail("nodes", f"{run.id} is {run.state} while {node.id} is {node.state}")
+        bad = [n.id for n in nodes if n.state in (State.FAILED, State.CANCELLED)]
+        if run.state is State.SUCCEEDED and bad:
+            self.fail("nodes", f"{run.id} succeeded, but not {bad}")
+        return True
 
     def _check_gone(self, method: str, now: datetime) -> None:
         for run_id in self._runs.keys() - self.store._runs.keys():
@@ -930,4 +965,8 @@ def _slots_between(
 
 
 def _short(run_id: str) -> str:
-    return run_id if "@" in run_id else run_id[-6:]
+    """A run's id for the log. It is the same in every process, also where it names a worker."""
+    return _WORKER.sub("@", run_id) if "@" in run_id else run_id[-6:]
+
+
+_WORKER = re.compile(r"@[^@:]+:\d+:[0-9a-f]{4}")

@@ -663,6 +663,19 @@ def _late_backfills_expire() -> Patches:
     return [patch.object(backfill, "replace", unchanged)]
 
 
+def _killed_on_a_node() -> Patches:
+    return [patch.object(transitions, "_was_taken", lambda run: False)]
+
+
+def _nodes_overlooked() -> Patches:
+    def gathered(run: Run, now: datetime, states: Any) -> Change:
+        best = State.SUCCEEDED if State.SUCCEEDED in states.values() else State.FAILED
+        return right(run, now, {"any": best})
+
+    right = transitions.gathered
+    return [patch.object(transitions, "gathered", gathered)]
+
+
 def _bugs() -> Iterator[Planted]:
     def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
         return Planted(name, story, frozenset(caught_by), **how)
@@ -753,6 +766,11 @@ def _bugs() -> Iterator[Planted]:
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
               first_seed=18)  # fmt: skip
+    yield bug("killed on a node", "a worker that died in the middle counts as one that never took"
+              " its node run", "nodes", patches=_killed_on_a_node, focus="everywhere",
+              first_seed=1)  # fmt: skip
+    yield bug("nodes overlooked", "one node that succeeded is enough", "nodes",
+              patches=_nodes_overlooked, focus="everywhere", calm=False, first_seed=4)  # fmt: skip
     yield bug("registered afresh", "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("counted again", "a change that is sent again is counted again", "counters",
