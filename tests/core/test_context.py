@@ -5,7 +5,7 @@ import logging
 import re
 import weakref
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -24,6 +24,7 @@ def ctx() -> RunContext:
         created_at=NOW,
         scheduled_at=NOW,
         run_at=NOW,
+        started_at=NOW + timedelta(seconds=1),
         attempt=3,
         token=5,
         payload={"to": "a"},
@@ -47,6 +48,7 @@ def bodies(ctx: RunContext) -> list[str]:
 def test_it_carries_the_facts_of_its_run(ctx: RunContext) -> None:
     assert (ctx.run_id, ctx.job_id, ctx.attempt, ctx.token) == ("r1", "mail", 3, 5)
     assert (ctx.payload, ctx.scheduled_at) == ({"to": "a"}, NOW)
+    assert ctx.started_at == NOW + timedelta(seconds=1)
     assert (ctx.cancelled, ctx.will_retry) == (False, False)
     assert (dict(ctx.resources), dict(ctx.results), ctx.log_lines) == ({}, {}, ())
 

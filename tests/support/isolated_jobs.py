@@ -29,7 +29,7 @@ async def add_later(ctx: RunContext, a: int, b: int) -> list[Any]:
     ctx.log.info("adding")
     ctx.progress(1, 2, "half")
     await asyncio.sleep(0)
-    return [a + b, ctx.run_id, ctx.attempt, os.getpid()]
+    return [a + b, ctx.run_id, ctx.attempt, os.getpid(), ctx.started_at.isoformat()]
 
 
 def die() -> None:

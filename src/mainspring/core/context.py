@@ -55,7 +55,8 @@ class RunContext:
     those that did not succeed. `results.runs` holds every run it came after, `results.failed_runs`
     every one that did not succeed. `cancelled` turns true when somebody asks for the run to stop; a
     sync handler in a thread looks at it, an async one is cancelled anyway. `job` is the definition
-    that the attempt was begun under (None in a process of its own).
+    that the attempt was begun under (None in a process of its own). `started_at` is when a worker
+    took the attempt, by the store's clock.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class RunContext:
         "results",
         "run_id",
         "scheduled_at",
+        "started_at",
         "token",
         "will_retry",
     )
@@ -92,6 +94,7 @@ class RunContext:
         self.job_id: str = run.job_id
         self.attempt: int = run.attempt
         self.scheduled_at: datetime = run.scheduled_at
+        self.started_at: datetime = run.started_at or run.run_at
         self.token: int = run.token
         self.payload: Any = run.payload
         self.resources: Mapping[str, Any] = resources if resources is not None else {}

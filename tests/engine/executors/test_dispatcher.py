@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,9 @@ async def test_a_process_runs_sync_async_and_decorated_functions(make: Make) -> 
         done = await ended(scheduler, later)
         assert done.result[:3] == [3, later.id, 1]
         assert done.result[3] != os.getpid()
+        assert done.started_at is not None
+        taken_at = datetime.fromisoformat(done.result[4])
+        assert done.created_at <= taken_at <= done.started_at
         assert done.progress is not None
         assert done.progress.message == "half"
         assert done.attempts[0].log[0].endswith("adding")

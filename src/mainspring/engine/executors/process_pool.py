@@ -30,7 +30,7 @@ __all__ = ["ProcessPool", "RemoteError", "Reply", "Target"]
 
 _RUN_FIELDS: Final = (
     *("id", "job_id", "handler", "attempt", "token"),
-    *("created_at", "scheduled_at", "run_at"),
+    *("created_at", "scheduled_at", "run_at", "started_at"),
 )
 
 

@@ -49,11 +49,15 @@ class Health(Document):
         Field(description="Since when all firing is paused, on every node. Null: it is not."),
     ]
     jobs_without_worker: Annotated[
-        list[str], Field(description="Scheduled jobs whose handler no live worker has.")
+        list[str],
+        Field(
+            description="Jobs that are not fired, or get no further runs after others, because no"
+            " live worker can run them."
+        ),
     ]
     orphaned_jobs: Annotated[
         list[str],
-        Field(description="Those of them that code defined, and whose code is gone."),
+        Field(description="Jobs that code defined, and whose code is gone."),
     ]
     memory: Annotated[
         int | None, Field(description="Bytes of memory that this process holds. Null: not known.")
