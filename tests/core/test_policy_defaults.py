@@ -78,7 +78,11 @@ def test_webhook_takes_no_default_that_only_handlers_take() -> None:
         ({"retrys": 3}, "defaults.retrys", r"unknown option 'retrys' \(did you mean 'retries'\?\)"),
         ({"payload": {}}, "defaults.payload", "unknown option 'payload'"),
         ({"after": "first"}, "defaults.after", "has no default: give it to the job"),
-        ({"memory_limit": "1GB"}, "defaults.memory_limit", 'needs isolation="process"'),
+        (
+            {"memory_limit": "1GB", "isolation": "thread"},
+            "defaults.memory_limit",
+            'needs isolation="process"',
+        ),
         ({"backoff": {"pause": 1}}, "defaults.backoff.pause", "backoff has no pause; it takes"),
         ([("retries", 3)], "defaults", "defaults is an object of policy options"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +90,46 @@ async def test_default_timeout_of_a_webhook_is_the_schedulers_if_it_fits() -> No
 def test_wrong_defaults_are_refused_when_the_scheduler_is_made() -> None:
     with pytest.raises(InvalidInput, match=r"defaults\.retries: retries is 0 or more, not -1"):
         Scheduler("memory://", defaults={"retries": -1})
+
+
+@pytest.mark.parametrize(
+    ("defaults", "given", "left_out"),
+    [
+        ({"delivery": "at_most_once"}, {"retries": 3}, "delivery"),
+        ({"retries": 3}, {"delivery": "at_most_once"}, "retries"),
+        ({"isolation": "process"}, {"delivery": "effect_once"}, "isolation"),
+        ({"isolation": "process", "memory_limit": 9}, {"delivery": "effect_once"}, "memory_limit"),
+        ({"delivery": "effect_once"}, {"isolation": "process"}, "delivery"),
+        ({"each_node": True}, {"overlap": "replace"}, "each_node"),
+        ({"overlap": "replace"}, {"each_node": True}, "overlap"),
+        ({"memory_limit": "1GB"}, {"retries": 1}, "memory_limit"),
+        ({"concurrency_key": "db"}, {"retries": 1}, "concurrency_key"),
+        ({"rate_key": "api"}, {"retries": 1}, "rate_key"),
+    ],
+)
+async def test_default_gives_way_to_what_the_job_says(
+    tmp_path: Path, defaults: Any, given: Any, left_out: str
+) -> None:
+    async with Client(f"sqlite:///{tmp_path}/jobs.db", defaults=defaults) as client:
+        job = await client.add_job("work", handler="elsewhere", **given)
+        assert job.origins is not None
+        assert left_out not in job.origins
+        assert {job.origins[name] for name in given} == {"job"}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "given"),
+    [
+        ({"memory_limit": "1GB"}, {"isolation": "process"}),
+        ({"concurrency_key": "db"}, {"concurrency": 2}),
+        ({"rate_key": "api"}, {"rate": "5/s"}),
+    ],
+)
+async def test_default_that_needs_another_option_counts_for_jobs_that_have_it(
+    defaults: Any, given: Any
+) -> None:
+    async with Client("memory://", defaults=defaults) as client:
+        job = await client.add_job("work", handler="elsewhere", **given)
+        [name] = defaults
+        assert job.origins is not None
+        assert (job.origins[name], getattr(job.policy, name) is not None) == ("defaults", True)

@@ -10,12 +10,20 @@ from mainspring.core.durations import duration
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import PolicyOptions, option_names
 from mainspring.core.model import Job, Origin
-from mainspring.core.policy import Backoff, Delivery, Isolation, Policy
+from mainspring.core.policy import Backoff, Delivery, Isolation, Overlap, Policy
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = ["check_defaults", "field_of", "merge_policy", "origins_of"]
 
 _NOT_FOR_WEBHOOKS = ("isolation", "memory_limit")
+
+_NEEDED: dict[str, tuple[str, Any]] = {
+    "memory_limit": ("isolation", "process"),
+    "concurrency_key": ("concurrency", 1),
+    "rate_key": ("rate", "1/s"),
+}
+"""Options that need another one, and a value of it with which they fit. As a default each counts
+for the jobs that have the other one."""
 
 
 def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> dict[str, Any]:
@@ -37,8 +45,9 @@ def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> 
     if "after" in given:
         why = "after names the jobs that one job follows, so it has no default: give it to the job"
         errors.add(_named(InvalidInput(why), "after", field))
+    fit = {beside: value for name, (beside, value) in _NEEDED.items() if name in given}
     try:
-        Policy.make(**{name: value for name, value in given.items() if name in known})
+        Policy.make(**{**fit, **{name: value for name, value in given.items() if name in known}})
     except InvalidInput as error:
         for one in error.each():
             errors.add(_named(one, one.field or "", field))
@@ -65,8 +74,8 @@ def merge_policy(
 
     What the job gives wins over the `defaults`, and those win over what is `built_in` for its kind.
     A default that does not fit what the job itself says is left out. What is wrong is added to
-    `errors`. `longest_timeout` marks a
-    job that calls an endpoint: it needs a timeout, and takes no options that are for handlers.
+    `errors`. `longest_timeout` marks a job that calls an endpoint: it needs a timeout, and takes no
+    options that are for handlers.
     """
     used = {name: value for name, value in defaults.items() if name not in given}
     _leave_out_unfit(used, given, longest_timeout)
@@ -101,12 +110,22 @@ def _without(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str,
 def _leave_out_unfit(used: dict[str, Any], given: Mapping[str, Any], longest_timeout: Any) -> None:
     if given.get("delivery") == Delivery.AT_MOST_ONCE:
         used.pop("retries", None)
-    if given.get("isolation", Isolation.PROCESS) != Isolation.PROCESS:
+    if given.get("retries") and used.get("delivery") == Delivery.AT_MOST_ONCE:
+        del used["delivery"]
+    own_process = Isolation.PROCESS
+    if given.get("delivery") == Delivery.EFFECT_ONCE and used.get("isolation") == own_process:
+        del used["isolation"]
+    if given.get("isolation") == own_process and used.get("delivery") == Delivery.EFFECT_ONCE:
+        del used["delivery"]
+    if given.get("overlap") == Overlap.REPLACE and used.get("each_node"):
+        del used["each_node"]
+    if given.get("each_node") and used.get("overlap") == Overlap.REPLACE:
+        del used["overlap"]
+    if {**used, **given}.get("isolation") != own_process:
         used.pop("memory_limit", None)
-    if "concurrency" in given and given["concurrency"] is None:
-        used.pop("concurrency_key", None)
-    if "rate" in given and given["rate"] is None:
-        used.pop("rate_key", None)
+    for key, limit in (("concurrency_key", "concurrency"), ("rate_key", "rate")):
+        if {**used, **given}.get(limit) is None:
+            used.pop(key, None)
     if isinstance(given.get("backoff"), Backoff | Mapping):
         used.pop("retry_delay", None)
     if longest_timeout is None:
