@@ -19,6 +19,7 @@ BENCHMARKS = {
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
     "mongodb": "drain, processes, a limit, latency and claims on MongoDB, beside pymongo and npm",
+    "objects": "drain, latency, requests and their price on object storage, beside SQLite",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",

@@ -33,6 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"LIMITED_RUNS": 5, "HEAD_START": 1.0, "CLAIM": 5, "CLAIM_ROUNDS": 2},
         **{"SIZES": {"few": 20, "more": 40}},
     },
+    "objects": {"RUNS": 20, "SAMPLES": 2, "IDLE_SECONDS": 1.0, "SETTLE_SECONDS": 0.1},
     "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
     "statistics": {"DRAINED": 20, "TURNS": 1, "KEPT": 60, "FEW": 40, "TIMES": 1},
     "sizing": {"KEPT": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
