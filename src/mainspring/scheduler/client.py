@@ -990,6 +990,7 @@ class BlockingClient:
     counts = BlockingMethod(Client.counts)
     health = BlockingMethod(Client.health)
     job_health = BlockingMethod(Client.job_health)
+    jobs_health = BlockingMethod(Client.jobs_health)
     job_metrics = BlockingMethod(Client.job_metrics)
     explain = BlockingMethod(Client.explain)
     list_workers = BlockingMethod(Client.list_workers)

@@ -42,8 +42,8 @@ __all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 _NEWEST = [("created_at", -1), ("_id", -1)]
 _UNTRIED = frozenset(map(State, UNTRIED))
 COUNTING = 60.0
-"""Seconds for `counts`, which reads an index of all unfinished runs: an index of a million took half
-a second (bench/sizing.py)."""
+"""Seconds for `counts`, which reads an index of all unfinished runs: an index of a million took
+half a second (bench/sizing.py)."""
 
 
 async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[Run]:
