@@ -83,10 +83,16 @@ def server() -> Iterator[str]:
 async def measure(url: str) -> dict[str, Any]:
     store = open_store(url)
     started: list[float] = []
+    handled = 0
+    all_handled = asyncio.Event()
     scheduler = Scheduler(store)
 
     @scheduler.job(id="work")
     async def work(sent: float | None = None) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == RUNS:
+            all_handled.set()
         if sent is not None:
             started.append(time.time() - sent)
 
@@ -94,8 +100,8 @@ async def measure(url: str) -> dict[str, Any]:
         await asyncio.sleep(SETTLE_SECONDS)
         before, began = _requests(store), time.perf_counter()
         runs = await scheduler.enqueue_many("work", [None] * RUNS)
-        for one in runs:
-            await scheduler.wait(one.id)
+        await all_handled.wait()
+        await scheduler.wait(runs[-1].id)
         took, drained = time.perf_counter() - began, _requests(store) - before
         await asyncio.sleep(SETTLE_SECONDS)
         before = _requests(store)
