@@ -1,4 +1,8 @@
-"""The conformance suite on object storage: on a bucket in memory."""
+"""The conformance suite on object storage: on buckets in memory, on a directory, and on S3.
+
+On S3 time is moved by a clock that takes the place of the server's, so that the suite need not
+sleep.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +10,34 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import pytest
 
 from mainspring.stores.codec import JOB, RUN, Table
+from mainspring.stores.objects import self_test
+from mainspring.stores.objects.bucket import Blob
+from mainspring.stores.objects.directory_bucket import DirectoryBucket
 from mainspring.stores.objects.head import Entry, decode_head, encode_head
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.state import note_key
 from mainspring.stores.objects.store import ObjectStore
+from mainspring.stores.objects.url import Address
 from mainspring.stores.protocol import Store
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
+from tests.support.objects.given_time_bucket import GivenTimeBucket
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
 
 
-class TestMemoryBucket(StoreConformance):
-    reads_clock = True
-
-    def make_store(self) -> Store:
-        self.objects: Objects = getattr(self, "objects", None) or Objects(self.clock)
-        return ObjectStore(MemoryBucket(self.objects))
-
-    def write(self, table: str, key: str, patch: dict[str, Any]) -> None:
+class OnBucket(StoreConformance):
+    async def write(self, store: Store, table: str, key: str, patch: dict[str, Any]) -> None:
         """Change a record behind the store's back, by a write of its own."""
-        stored = self.objects.stored[HEAD]
+        assert isinstance(store, ObjectStore)
+        stored = await store.bucket.get(HEAD)
+        assert isinstance(stored, Blob)
         head = decode_head(stored.data)
         delta = msgspec.Raw(msgspec.json.encode({table: {key: patch}}))
         head = head.after(Entry(head.seq + 1, delta), "tester", str(head.seq), 0)
-        assert self.objects.put(HEAD, encode_head(head), stored.etag)
+        assert await store.bucket.put(HEAD, encode_head(head), expected_etag=stored.etag)
 
     async def record(self, store: Store, table: str, key: str) -> dict[str, Any]:
         assert isinstance(store, ObjectStore)
@@ -65,13 +71,21 @@ class TestMemoryBucket(StoreConformance):
         """Put an object in place of a field's value, which no field of a record has."""
         damaged = {"damaged": True}
         whole = (await self.record(store, table, key)).get(part)
-        self.write(table, key, {part: damaged})
+        await self.write(store, table, key, {part: damaged})
 
         async def repair() -> None:
             if (await self.record(store, table, key)).get(part) == damaged:
-                self.write(table, key, {part: whole})
+                await self.write(store, table, key, {part: whole})
 
         return repair
+
+
+class TestMemoryBucket(OnBucket):
+    reads_clock = True
+
+    def make_store(self) -> Store:
+        self.objects: Objects = getattr(self, "objects", None) or Objects(self.clock)
+        return ObjectStore(MemoryBucket(self.objects))
 
 
 class TestSmallParts(TestMemoryBucket):
@@ -81,3 +95,24 @@ class TestSmallParts(TestMemoryBucket):
     def make_store(self) -> Store:
         self.objects = getattr(self, "objects", None) or Objects(self.clock)
         return ObjectStore(MemoryBucket(self.objects), tail_bytes=300, most_finished=2)
+
+
+class TestDirectory(OnBucket):
+    reads_clock = True
+
+    def make_store(self) -> Store:
+        return ObjectStore(DirectoryBucket(self.place / "bucket", self.clock))
+
+
+class TestSeaweedFs(OnBucket):
+    reads_clock = True
+
+    @pytest.fixture(autouse=True)
+    def _server(self, object_storage_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def trust(*arguments: object, **options: object) -> None: ...
+
+        monkeypatch.setattr(self_test, "prove", trust)  # it would be half of all requests
+        self.url = object_storage_url
+
+    def make_store(self) -> Store:
+        return ObjectStore(GivenTimeBucket(Address.of(self.url), self.clock))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from mainspring.core.clock import Clock
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.objects import ObjectStore
+from mainspring.stores.objects.directory_bucket import DirectoryBucket
+from mainspring.stores.objects.url import Address
 from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
 from tests.support.mongodb.store import shared_database
+from tests.support.objects.given_time_bucket import GivenTimeBucket
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
 from tests.support.planted_store_bugs import PLANTED
 from tests.support.store_machine import StoreMachine
@@ -58,6 +62,30 @@ TestObjects = ObjectsMachine.TestCase
 TestObjects.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=HEALTH
 )
+
+
+class DirectoryMachine(SqliteMachine):
+    def make_store(self, place: Path, clock: Clock) -> Store:
+        return ObjectStore(DirectoryBucket(place / "bucket", clock))
+
+
+TestDirectory = DirectoryMachine.TestCase
+TestDirectory.settings = settings(
+    max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=HEALTH
+)
+
+
+def test_seaweedfs(object_storage_url: str) -> None:
+    """Each example has a prefix of its own."""
+    url, _, options = object_storage_url.partition("?")
+    numbers = itertools.count()
+
+    class SeaweedFsMachine(SqliteMachine):
+        def make_store(self, place: Path, clock: Clock) -> Store:
+            address = Address.of(f"{url}/{next(numbers)}?{options}")
+            return ObjectStore(GivenTimeBucket(address, clock))
+
+    run_state_machine_as_test(SeaweedFsMachine, settings=ON_SERVERS)
 
 
 def test_mongodb(replica_set_url: str) -> None:
