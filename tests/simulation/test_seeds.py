@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.simulation.scenario import simulate
 
-SEEDS = 75
+SEEDS = 45
 STRESSED = 15
 CHUNK = 15
 
