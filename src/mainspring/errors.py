@@ -101,7 +101,8 @@ class InvalidInput(MainspringError, ValueError):
     `field` names the argument at fault as the library takes it, with a dot before a part of it:
     `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
     be. Each is None where it is not known, and `given` also where the value may be a secret.
-    `job_id` names the job at fault where several were given. `others` are the errors of further
+    `job_id` names the job at fault where several were given, `file` and `line` its place where a
+    file gave them. `others` are the errors of further
     arguments that were found in the same call.
     """
 
@@ -119,6 +120,8 @@ class InvalidInput(MainspringError, ValueError):
         self.given = given
         self.allowed = allowed
         self.job_id = job_id
+        self.file: str | None = None
+        self.line: int | None = None
         self.others: tuple[InvalidInput, ...] = ()
 
     def each(self) -> tuple[InvalidInput, ...]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,34 @@ def test_worker_needs_an_app_or_a_file(run: Run, folder: Path) -> None:
     refused = run("worker")
     assert refused.code == 2
     assert "mainspring worker --file mainspring.toml" in refused.err
+
+
+def test_errors_have_their_field_and_line_as_json(run: Run, folder: Path) -> None:
+    (folder / "m.toml").write_text(
+        '[jobs.u]\nhandler = "later"\nafter = ["nosuch"]\n'
+        '[jobs.v]\nhandler = "later"\nafter = ["no"]\n'
+    )
+    refused = run("apply", "m.toml", "--json")
+    assert refused.code == 2
+    told = json.loads(refused.err)
+    assert [(one["field"], one["file"], one["line"]) for one in told["fields"]] == [
+        ("jobs.u.after", "m.toml", 3),
+        ("jobs.v.after", "m.toml", 6),
+    ]
+    assert told["errors"] == [one["error"] for one in told["fields"]]
+
+
+def test_times_are_shown_in_words(run: Run, folder: Path) -> None:
+    file = folder / "m.toml"
+    file.write_text('[jobs.u]\nhandler = "later"\ntimeout = "5m"\n')
+    assert run("apply", "m.toml").code == 0
+    file.write_text(file.read_text().replace("5m", "90s"))
+    assert "    timeout: 5 minutes → 1 minute 30 seconds\n" in run("apply", "m.toml").out
+    shown = run("jobs", "show", "u").out
+    assert "the scheduler's defaults" not in shown
+
+
+def test_defaults_of_a_file_are_named_so(run: Run, folder: Path) -> None:
+    (folder / "m.toml").write_text('[defaults]\nretries = 3\n[jobs.u]\nhandler = "later"\n')
+    assert run("apply", "m.toml").code == 0
+    assert "defaults of the file or the scheduler" in run("jobs", "show", "u").out

@@ -249,6 +249,40 @@ def test_add_and_update(run: Run, stocked: Stocked) -> None:
     assert policy["concurrency"] == 2
 
 
+def test_messages_of_add_and_update_can_be_followed(run: Run, stocked: Stocked) -> None:
+    assert run("jobs", "add", "one", "--handler", "send_email", "--schedule", "1h").code == 0
+    again = run("jobs", "add", "one", "--handler", "send_email")
+    assert again.code == 1
+    assert again.err == (
+        "error: there is a job 'one' already\n  `mainspring jobs update one` changes it\n"
+    )
+    neither = run("jobs", "add", "x", "--schedule", "5m").err
+    assert "a job needs a handler, or a url (webhook) to call, and this one has neither" in neither
+    both = run("jobs", "add", "x", "--handler", "send_email", "--url", "https://example.org").err
+    assert "this one has both: leave one of them out" in both
+    twice = run("jobs", "update", "one", "--set", "retries=3", "--set", "retries=4")
+    assert (twice.code, "retries is given twice" in twice.err) == (2, True)
+    nothing = run("jobs", "update", "one")
+    assert (nothing.code, "there is nothing to change" in nothing.err) == (2, True)
+    wrong = run("jobs", "update", "one", "--schedule", "61 * * * *")
+    assert wrong.err.startswith("error: schedule: minute '61' cannot be used")
+
+
+def test_none_unsets_what_is_no_policy(run: Run, stocked: Stocked) -> None:
+    given = ("--handler", "elsewhere", "--schedule", "1h", "--set", 'metadata={"a": 1}')
+    assert run("jobs", "add", "one", *given, "--description", "none").code == 0
+    assert run("jobs", "show", "one", "--json").json["description"] == "none"
+    assert run("jobs", "add", "first", "--handler", "elsewhere").code == 0
+    changed = run(
+        *("jobs", "update", "one", "--schedule", "none", "--set", 'after=["first"]'),
+        *("--set", "metadata=none", "--set", "description=none"),
+    )
+    assert changed.code == 0, changed.err
+    job = run("jobs", "show", "one", "--json").json
+    assert (job["schedule"], job["metadata"], job["description"]) == (None, {}, "")
+    assert job["policy"]["after"] == ["first"]
+
+
 def test_wrong_options_are_named(run: Run, stocked: Stocked) -> None:
     unknown = run("jobs", "add", "x", "--handler", "send_email", "--set", "retrys=2")
     assert unknown.code == 2

@@ -271,6 +271,8 @@ handler = "later"
             {"4: jobs.a.after", "10: jobs.u.after", "12: jobs.v.after", "15: jobs.w.schedule"},
         ),
         ("timezone = 5\n", {"1: timezone"}),
+        ('[jobs.x]\nhandler = "later"\ndescription = 5\n', {"3: jobs.x.description"}),
+        ('[jobs.x]\nhandler = "shop_handlers:nightly"\npayload = 5\n', {"3: jobs.x.payload"}),
         ('prune_every = "2d"\n', {"1: prune_every"}),
         ('timezone = ["UTC"]\n', {"1: timezone"}),
         ('[jobs.x]\nschedule = "5m"\nurl = "ftp://a.example"\n', {"3: jobs.x.url"}),
@@ -330,6 +332,12 @@ async def test_job_of_another_owner_is_refused_with_its_place(file: Path) -> Non
 def test_job_id_that_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidInput, match=r"^jobs\.1: a job's id is a text, not 1"):
         Scheduler("memory://", workers=0, jobs={1: {"handler": "later"}})  # type: ignore[dict-item]
+
+
+async def test_byte_order_mark_is_allowed(file: Path) -> None:
+    write(file, "\N{ZERO WIDTH NO-BREAK SPACE}" + FILE)
+    async with Client("memory://") as client:
+        assert len((await client.apply_jobs(file)).added) == 2
 
 
 async def test_text_that_is_no_toml_is_refused_with_its_line(file: Path) -> None:

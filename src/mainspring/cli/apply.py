@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from mainspring.scheduler.job_differences import AppliedJobs
 
 __all__ = ["register"]
+
+_SPANS = ("timeout", "start_deadline", "retention")
 
 
 def register(app: typer.Typer) -> None:
@@ -109,9 +112,7 @@ def _show(output: Output, applied: AppliedJobs) -> None:
     for one in applied.changed:
         output.line(f"~ {one.job.id}", style="yellow")
         for found in one.differences:
-            old, new = (
-                jsonlib.dumps(_plain(v), ensure_ascii=False) for v in (found.old, found.new)
-            )
+            old, new = (_words(found.field, value) for value in (found.old, found.new))
             output.line(f"    {found.field}: {old} → {new}")
     for job in applied.removed:
         output.line(f"- {job.id}", style="red")
@@ -135,6 +136,15 @@ def _show(output: Output, applied: AppliedJobs) -> None:
 def _some(jobs: list[Job]) -> str:
     more = f" and {len(jobs) - 10} more" if len(jobs) > 10 else ""
     return ", ".join(job.id for job in jobs[:10]) + more
+
+
+def _words(field: str, value: Any) -> str:
+    """A value for people: times in words, all else as JSON."""
+    from mainspring.core.durations import humanize
+
+    if field in _SPANS and isinstance(value, int | float):
+        return humanize(timedelta(seconds=value))
+    return jsonlib.dumps(_plain(value), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

@@ -72,6 +72,11 @@ def tell(error: BaseException, *, as_json: bool) -> int:
             document["advice"] = advice
         if others:
             document["errors"] = [message, *others]
+        if isinstance(error, InvalidInput):
+            document["fields"] = [
+                {"field": one.field, "file": one.file, "line": one.line, "error": str(one)}
+                for one in error.each()
+            ]
         _write(json.dumps(document, ensure_ascii=False))
     else:
         for line in (message, *others):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.errors import InvalidInput
 
 __all__ = [
     "DescriptionOption",
@@ -18,12 +19,24 @@ __all__ = [
     "TagOption",
     "TimezoneOption",
     "UrlOption",
+    "name_fields",
     "options_of",
 ]
 
+_UNSET: dict[str, Any] = {
+    "schedule": None,
+    "payload": None,
+    "description": "",
+    "tags": [],
+    "metadata": {},
+}
+"""What `none` means for options that are no policy."""
+
 ScheduleOption = Annotated[
     str | None,
-    typer.Option("--schedule", help="A cron text, an interval such as 5m, a date-time, an RRULE."),
+    typer.Option(
+        "--schedule", help="A cron text, an interval such as 5m, a date-time, an RRULE; or none."
+    ),
 ]
 TimezoneOption = Annotated[
     str | None, typer.Option("--timezone", help="The zone of the schedule, as in Europe/Berlin.")
@@ -59,6 +72,8 @@ def options_of(
     from mainspring.scheduler.job_file import JOB_KEYS, read_value
 
     options = {name: value for name, value in flags.items() if value is not None}
+    if options.get("schedule") == "none":
+        options["schedule"] = None
     if payload is not None:
         options["payload"] = _json(payload, "--payload")
     for text in settings or ():
@@ -70,7 +85,9 @@ def options_of(
                 code=BAD_INPUT,
                 advice=f"keys are {', '.join(sorted(JOB_KEYS))}",
             )
-        read = read_value(first, _value(value)) if not rest else _value(value)
+        read = _value(value) if rest or first in _UNSET else read_value(first, _value(value))
+        if not rest and first in _UNSET and value == "none":
+            read = _UNSET[first]
         _put(options, [first, *rest], read, text)
     if "url" in options:
         url = options.pop("url")
@@ -87,7 +104,19 @@ def _put(options: dict[str, Any], path: list[str], value: Any, text: str) -> Non
         held = held.setdefault(part, {})
         if not isinstance(held, dict):
             raise CommandError(f"--set {text}: {part} has a value already", code=BAD_INPUT)
+    if path[-1] in held:
+        raise CommandError(f"--set {text}: {'.'.join(path)} is given twice", code=BAD_INPUT)
     held[path[-1]] = value
+
+
+def name_fields(error: InvalidInput) -> InvalidInput:
+    """The error with the option at fault in each message that does not name it."""
+    for one in error.each():
+        name = (one.field or "").removeprefix("webhook.")
+        if name and name.split(".")[-1] not in str(one):
+            one.args = (f"{one.field}: {one}",)
+    error.__notes__ = []  # each is shown by itself
+    return error
 
 
 def _value(text: str) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mainspring.cli import time_format
-from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.job_arguments import (
     DescriptionOption,
     HandlerOption,
@@ -21,6 +21,7 @@ from mainspring.cli.job_arguments import (
     TagOption,
     TimezoneOption,
     UrlOption,
+    name_fields,
     options_of,
 )
 from mainspring.cli.options import (
@@ -35,6 +36,7 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.errors import InvalidInput, JobExists
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,7 +226,17 @@ def add(
 
 async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]) -> None:
     async with open_client(choice) as client:
-        _told(output, "added", await client.add_job(job_id, **options))
+        try:
+            job = await client.add_job(job_id, **options)
+        except JobExists:
+            raise CommandError(
+                f"there is a job {job_id!r} already",
+                code=FAILED,
+                advice=f"`mainspring jobs update {job_id}` changes it",
+            ) from None
+        except InvalidInput as error:
+            raise name_fields(error) from None
+        _told(output, "added", job)
 
 
 @group.command(
@@ -253,6 +265,12 @@ def update(
     }
     flags |= {"description": description, "tags": tag}
     options = options_of(flags, payload, settings)
+    if not options:
+        raise CommandError(
+            "there is nothing to change",
+            code=BAD_INPUT,
+            advice=f"name what changes: mainspring jobs update {job} --set retries=3",
+        )
     finish(_update(StoreChoice.of(store, app), Output(as_json=json), job, options))
 
 
@@ -260,7 +278,11 @@ async def _update(
     choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]
 ) -> None:
     async with open_client(choice) as client:
-        _told(output, "updated", await client.update_job(job_id, **options))
+        try:
+            job = await client.update_job(job_id, **options)
+        except InvalidInput as error:
+            raise name_fields(error) from None
+        _told(output, "updated", job)
 
 
 def _told(output: Output, done: str, job: Job) -> None:
@@ -495,6 +517,8 @@ def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
     values = job.policy.to_dict(complete=True)
     for origin, title in _ORIGINS.items():
         names = [name for name in values if origins[name] == origin]
+        if origin == "defaults" and job.file is not None:
+            title = "defaults of the file or the scheduler"
         yield title, ", ".join(f"{name}={_one_line(values[name])}" for name in names)
 
 

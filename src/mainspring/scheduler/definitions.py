@@ -167,7 +167,13 @@ def new_job(
             found = _find_handler(registry, HANDLER, handlers_elsewhere=handlers_elsewhere)
     elif webhook is not None or handler in (None, HANDLER):
         with errors:
-            raise InvalidInput("give a job a handler, or a webhook=… to call", field="handler")
+            raise InvalidInput(
+                "a job needs a handler, or a url (webhook) to call, and this one has neither"
+                if webhook is None
+                else "a job has a handler or a url (webhook) to call, and this one has both: leave"
+                " one of them out",
+                field="handler",
+            )
     else:
         with errors:
             found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
@@ -359,7 +365,7 @@ def zone_of_new_schedule(old: Schedule | None, default_zone: str) -> str:
 def _describe(given: dict[str, Any], errors: InputErrors) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if "description" in given:
-        made["description"] = str(given["description"] or "")
+        made["description"] = _description(given["description"], errors)
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
         with errors:
@@ -411,9 +417,20 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
     if has_schedule or job.policy.after or job.policy.run_on_start:
         with errors:
             _check_arguments(job, handler)
+    elif job.payload is not None and not isinstance(job.payload, Mapping):
+        with errors:
+            handler.check(job.payload)
     if job.policy.isolation is Isolation.PROCESS:
         with errors:
             Target.check(handler.function)  # raises now, not when the first run is due
+
+
+def _description(given: object, errors: InputErrors) -> str:
+    if given is None or isinstance(given, str):
+        return given or ""
+    why = f"description is a text, not {given!r}"
+    errors.add(InvalidInput(why, field="description", given=given))
+    return ""
 
 
 def _check_arguments(job: Job, handler: Handler) -> None:

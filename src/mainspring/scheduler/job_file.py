@@ -142,7 +142,7 @@ def read_job_file(path: str | Path) -> JobSet:
     """Read and check a file. `InvalidInput` names the file, the line and the key of each error."""
     path = Path(path)
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # some editors put a byte order mark before the text
     except FileNotFoundError:
         raise InvalidInput(f"there is no file {path}", field="file", given=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -423,6 +423,7 @@ def _placed(
     words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
     error.args = (_after_place(words, path, lines, keys),)
     error.field = key or None
+    error.file, error.line = None if path is None else str(path), _line_of(lines, keys)
     return error
 
 
@@ -432,5 +433,10 @@ def _after_place(
     """The words after the file and the line of the key, or of the table that it would be in."""
     if path is None:
         return words
-    line = next((lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in lines), None)
+    line = _line_of(lines, keys)
     return f"{path}: {words}" if line is None else f"{path}, line {line}: {words}"
+
+
+def _line_of(lines: Mapping[tuple[str, ...], int], keys: tuple[str, ...]) -> int | None:
+    ends = range(len(keys), 0, -1)
+    return next((lines[keys[:end]] for end in ends if keys[:end] in lines), None)
