@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Client, Scheduler
+from mainspring.cli.simulate import MOST_ROWS
 from tests.support.command_line import Run
 
 APP = """
@@ -120,3 +121,13 @@ def test_bad_input_says_what_is_allowed(
     answer = run("simulate", *words)
     assert answer.code == 2
     assert told in answer.err
+
+
+def test_jobs_beyond_the_table_are_counted(run: Run, folder: Path) -> None:
+    lines = [f'[jobs.j{n}]\nschedule = "@daily"\nurl = "https://example.org/"' for n in range(25)]
+    (folder / "many.toml").write_text("\n".join(lines))
+    answer = run("simulate", "--file", "many.toml", "--days", "1")
+    assert answer.code == 0, answer.err
+    assert f"and {25 - MOST_ROWS} more jobs (--json lists them)" in answer.out
+    refused = run("simulate", "--file", "many.toml", "--days", "0")
+    assert (refused.code, "--days is 1 to 366, not '0'" in refused.err) == (2, True)

@@ -92,6 +92,23 @@ def test_jobs_that_start_in_the_same_second_collide() -> None:
     assert max((one.most for one in after.collisions), default=1) <= suggestion.most_after + 1
 
 
+def test_a_collision_that_only_a_clock_change_makes_needs_no_suggestion() -> None:
+    jobs = [job(f"j{n}", f"{n} 2 * * *", zone="Europe/Berlin") for n in (15, 45)]
+    found = forecast_load(jobs, MONDAY, 30, "Europe/Berlin")
+    assert [(one.time, one.days) for one in found.collisions] == [("03:00:00", 1)]
+    assert len(found.clock_changes) == 2
+    assert found.suggestions == ()
+
+
+def test_a_job_for_every_node_is_noted() -> None:
+    found = forecast_load([job("clean", "@hourly", each_node=True), job("a", "@daily")], MONDAY, 1)
+    assert found.runs == 25
+    assert found.notes == (
+        "clean: a slot runs on every node, and counts once here. It makes one run for each live"
+        " worker",
+    )
+
+
 def test_intervals_of_one_anchor_are_advised_to_jitter() -> None:
     found = forecast_load([job("a", "1h"), job("b", "2h")], MONDAY, 2)
     [suggestion] = found.suggestions

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Client, Scheduler, State
+from mainspring import Client, Event, Scheduler, State
 from mainspring.core.model import Note
-from mainspring.errors import JobNotFound, NotStarted
+from mainspring.errors import InvalidInput, JobNotFound, NotStarted
 from mainspring.testing import TestScheduler
 
 
@@ -156,3 +156,19 @@ async def test_a_forecast_finds_jobs_that_take_longer_than_their_interval() -> N
     [overrun] = found.overruns
     assert (overrun.job_id, overrun.interval) == ("slow", 60.0)
     assert overrun.p95_duration == pytest.approx(90, rel=0.05)  # as exact as the counters
+
+
+async def test_on_is_a_decorator_too() -> None:
+    scheduler = make_scheduler("memory://")
+    heard: list[str] = []
+
+    @scheduler.on("run.succeeded")
+    def listen(event: Event) -> None:
+        heard.append(str(event.job_id))
+
+    async with scheduler:
+        run = await scheduler.enqueue("double", {"n": 1})
+        await scheduler.wait(run.id, "10s")
+    assert heard == ["double"]
+    with pytest.raises(InvalidInput, match=r"there is no event 'run.fialed'"):
+        scheduler.on("run.fialed")(listen)

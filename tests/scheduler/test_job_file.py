@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -414,3 +415,20 @@ async def test_apply_whose_answer_was_lost_is_completed_by_the_next(file: Path) 
     async with Client(memory) as client:
         done = await client.apply_jobs(file)
         assert [job.id for job in done.unchanged] == ["nightly", "ping"]
+
+
+def test_a_handler_below_the_scheduler_of_its_own_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_jobs.py").write_text(
+        "from mainspring import Scheduler\n"
+        'scheduler = Scheduler("memory://", jobs={"x": {"handler": "own_jobs:work"}})\n'
+        "def work(): ...\n"
+    )
+    with pytest.raises(InvalidInput) as told:
+        importlib.import_module("own_jobs")
+    assert "module 'own_jobs' has no function 'work' yet: the module is still being" in str(
+        told.value
+    )
+    assert "Define the function above the scheduler" in str(told.value)

@@ -60,13 +60,25 @@ class Program(TyperGroup):
 
 def _usage(error: Any) -> errors.CommandError:
     """The error for a wrong command line: one line, and the command that shows the help."""
-    message = error.format_message().strip().rstrip(".")
+    message = _out_of_range(error) or error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "mainspring"
     return errors.CommandError(
         message[:1].lower() + message[1:],
         code=errors.BAD_INPUT,
         advice=f"`{command} --help` shows how it is used",
     )
+
+
+def _out_of_range(error: Any) -> str | None:
+    """What was given for an option that takes a range of numbers, and the whole range. Typer tells
+    only the bound that was missed."""
+    param = getattr(error, "param", None)
+    low, high = getattr(param, "min", None), getattr(param, "max", None)
+    details = getattr(error.__cause__, "errors", None)
+    if low is None or param is None or details is None:
+        return None
+    span = f"{low} or more" if high is None else f"{low} to {high}"
+    return f"{param.opts[-1]} is {span}, not {details()[0]['input']!r}"
 
 
 _MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None

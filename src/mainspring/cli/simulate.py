@@ -203,7 +203,7 @@ def _tell_jobs(output: Output, found: Forecast) -> None:
     ]
     output.table(columns, found.jobs[:MOST_ROWS])
     if len(found.jobs) > MOST_ROWS:
-        output.line(f"and {len(found.jobs) - MOST_ROWS} jobs that run less often")
+        output.line(f"and {len(found.jobs) - MOST_ROWS} more jobs (--json lists them)")
 
 
 def _tell_collisions(output: Output, found: Forecast) -> None:

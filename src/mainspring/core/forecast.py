@@ -149,9 +149,10 @@ def forecast_load(
     every = list(jobs)
     planned = [job for job in every if job.enabled and job.schedule is not None]
     groups = _grouped(planned)
-    notes = _walk(groups, start, end)
+    notes = [*_walk(groups, start, end), *_note_each_node(planned)]
     heat, total = _heat(groups, start, end, zone)
     collisions = _collisions(groups, zone)
+    clock_changes = _clock_changes(groups, start, end)
     return Forecast(
         start=start,
         end=end,
@@ -162,8 +163,8 @@ def forecast_load(
         unscheduled=sum(job.schedule is None for job in every),
         heat=heat,
         collisions=collisions,
-        clock_changes=_clock_changes(groups, start, end),
-        suggestions=_suggestions(collisions, {job.id: job for job in planned}),
+        clock_changes=clock_changes,
+        suggestions=_suggestions(collisions, {job.id: job for job in planned}, clock_changes),
         notes=tuple(notes),
     )
 
@@ -182,6 +183,17 @@ def add_overruns(
         found.append(Overrun(load.job_id, p95, load.shortest_gap, _EFFECTS[overlap]))
     found.sort(key=lambda one: one.interval / one.p95_duration)
     return replace(forecast, overruns=tuple(found))
+
+
+def _note_each_node(jobs: Iterable[Job]) -> list[str]:
+    names = sorted(job.id for job in jobs if job.policy.each_node)
+    if not names:
+        return []
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [
+        f"{', '.join(names[:3])}{more}: a slot runs on every node, and counts once here. It makes"
+        " one run for each live worker"
+    ]
 
 
 _EFFECTS = {
@@ -377,13 +389,17 @@ def _clock_changes(groups: list[_Group], start: datetime, end: datetime) -> tupl
 
 
 def _suggestions(
-    collisions: Sequence[Collision], jobs: Mapping[str, Job]
+    collisions: Sequence[Collision], jobs: Mapping[str, Job], clock_changes: Sequence[ClockChange]
 ) -> tuple[Suggestion, ...]:
-    """How to spread the jobs of the largest collisions: each job once."""
+    """How to spread the jobs of the largest collisions: each job once. A collision of a single day
+    that a change of the clocks makes needs none."""
+    moved = {job_id for change in clock_changes for job_id in change.jobs}
     found: list[Suggestion] = []
     advised: set[str] = set()
     # First those that happen most: a change of the clocks makes a large one on a single day.
     for collision in sorted(collisions, key=lambda one: -one.most * one.days):
+        if collision.days == 1 and moved.intersection(collision.jobs):
+            continue
         mine = [jobs[job_id] for job_id in collision.jobs if job_id not in advised]
         hashed = {job.id: text for job in mine if (text := _with_hash(job.schedule)) is not None}
         others = len(collision.jobs) - len(hashed)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import TRANSACTING
@@ -68,6 +68,7 @@ from mainspring.webhooks.settings import WebhookSettings
 __all__ = ["BlockingClient", "Client", "ScheduleLike"]
 
 T = TypeVar("T")
+L = TypeVar("L", bound=Listener)
 ScheduleLike = Schedule | str | float | timedelta | datetime | None
 
 
@@ -178,10 +179,24 @@ class Client:
         """Whether this process fires the schedules' slots; never true of a client."""
         return self._engine is not None and self._engine.leader.fires_first
 
-    def on(self, event: str, listener: Listener) -> Callable[[], None]:
+    @overload
+    def on(self, event: str) -> Callable[[L], L]: ...
+    @overload
+    def on(self, event: str, listener: Listener) -> Callable[[], None]: ...
+    def on(
+        self, event: str, listener: Listener | None = None
+    ) -> Callable[[], None] | Callable[[L], L]:
         """Call `listener` (sync or async) with each `Event` of that name in this process. Returns
-        a function that removes the listener."""
-        return self._events.on(event, listener)
+        a function that removes the listener. Without `listener` it is a decorator: the function
+        below it listens, and stays as it is."""
+        if listener is not None:
+            return self._events.on(event, listener)
+
+        def listen(function: L) -> L:
+            self._events.on(event, function)
+            return function
+
+        return listen
 
     def __repr__(self) -> str:
         store = type(self.store).__name__ if self.url is None else without_password(self.url)

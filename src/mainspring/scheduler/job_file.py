@@ -390,11 +390,16 @@ def _imported(name: str) -> Callable[..., Any]:
         if type(error) is not SystemExit:  # the command line's own, by which a signal ends it
             raise
         raise _broken(module_name, error) from error
+    is_being_imported = getattr(found.__spec__, "_initializing", False)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise InvalidInput(
-                f"module {module_name!r} has no function {path!r}", field="handler", given=name
-            )
+            why = f"module {module_name!r} has no function {path!r}"
+            if is_being_imported:
+                why += (
+                    " yet: the module is still being imported. Define the function above the"
+                    " scheduler, or put it into a module of its own"
+                )
+            raise InvalidInput(why, field="handler", given=name)
         found = getattr(found, part)
     handler = getattr(found, "handler", None)
     function: Callable[..., Any] = handler.function if isinstance(handler, Handler) else found
