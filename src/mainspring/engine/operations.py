@@ -74,7 +74,7 @@ TRIES = 20
 """How often a compare-and-set is tried before the operation raises Conflict."""
 
 MANY_AT_ONCE = 1000
-"""How many jobs one commit writes."""
+"""How many jobs one commit writes, and how many runs one search names."""
 
 START_HELD = timedelta(seconds=60)
 
@@ -254,9 +254,10 @@ class Operations:
             except StoreError:
                 return kept  # the note stands
         await forget_retry(self._engine, note)
-        if reached:  # one may have ended before its followers waited again
-            with contextlib.suppress(StoreError):  # the next sweep releases them
-                await self._sweeper.release_followers(reached)
+        with contextlib.suppress(StoreError):  # the next sweep releases them
+            # One may have ended before its followers waited again.
+            for start in range(0, len(reached), MANY_AT_ONCE):
+                await self._sweeper.release_followers(reached[start : start + MANY_AT_ONCE])
         return kept
 
     async def _nodes_again(self, runs: Sequence[Run]) -> list[Change]:
