@@ -30,14 +30,20 @@ from tests.support.objects.memory_bucket import MemoryBucket, Objects
 
 class OnBucket(StoreConformance):
     async def write(self, store: Store, table: str, key: str, patch: dict[str, Any]) -> None:
-        """Change a record behind the store's back, by a write of its own."""
+        """Change a record behind the store's back, by a write of its own.
+
+        The store's snapshots are written in the background, so the head may change between the
+        read and the write. Then this writes again, as any other writer would.
+        """
         assert isinstance(store, ObjectStore)
-        stored = await store.bucket.get(HEAD)
-        assert isinstance(stored, Blob)
-        head = decode_head(stored.data)
         delta = msgspec.Raw(msgspec.json.encode({table: {key: patch}}))
-        head = head.after(Entry(head.seq + 1, delta), "tester", str(head.seq), 0)
-        assert await store.bucket.put(HEAD, encode_head(head), expected_etag=stored.etag)
+        while True:
+            stored = await store.bucket.get(HEAD)
+            assert isinstance(stored, Blob)
+            head = decode_head(stored.data)
+            head = head.after(Entry(head.seq + 1, delta), "tester", str(head.seq), 0)
+            if await store.bucket.put(HEAD, encode_head(head), expected_etag=stored.etag):
+                return
 
     async def record(self, store: Store, table: str, key: str) -> dict[str, Any]:
         assert isinstance(store, ObjectStore)
