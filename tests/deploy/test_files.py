@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from mainspring import Scheduler
 from mainspring.cli.program import app as program
+from mainspring.dashboard.app import create_app
 from mainspring.engine.worker import DRAIN_GRACE
-from mainspring.service.app import create_app
 from mainspring.service.server import FINISH_SECONDS
 from mainspring.service.settings import ServiceSettings
 from mainspring.stores.mongodb.url import MongoUrl

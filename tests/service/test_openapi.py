@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from mainspring.service.app import create_app
+from mainspring.dashboard.app import create_app
 from mainspring.service.settings import ServiceSettings
 from tests.support.service import sample_scheduler
 
@@ -117,4 +117,5 @@ def test_every_endpoint_is_described() -> None:
         "POST /api/v1/chains",
         *("POST /api/pause", "POST /api/resume", "POST /api/v1/pause", "POST /api/v1/resume"),
         *("POST /api/v1/keys", "GET /api/v1/keys", "DELETE /api/v1/keys/{id}"),
+        *("POST /api/v1/session", "GET /api/v1/session", "DELETE /api/v1/session"),
     }

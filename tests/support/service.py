@@ -21,8 +21,8 @@ import pytest
 from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
+from mainspring.dashboard.app import create_app
 from mainspring.service import server
-from mainspring.service.app import create_app
 from mainspring.service.routes import (
     events,
     explanations,
@@ -32,6 +32,7 @@ from mainspring.service.routes import (
     keys,
     runs,
     schedules,
+    sessions,
     v1,
     workers,
     workflows,
@@ -54,6 +55,7 @@ ROUTES: list[Any] = [
         events,
         health,
         keys,
+        sessions,
     )
     for route in part.router.routes
 ]

@@ -128,6 +128,7 @@ def serve(
     require_server()
     from mainspring.cli.gc_tuning import tune_garbage_collector
     from mainspring.cli.replacement import Replacements
+    from mainspring.dashboard.app import create_app
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
@@ -160,6 +161,7 @@ def serve(
         serving(
             scheduler,
             settings,
+            create_app,
             first_key=_first_key(scheduler, choice),
             greet=greet,
             replacement_pause=replacements.pause,
@@ -242,5 +244,5 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold]Mainspring {__version__}[/] on {url}", markup=True)
     console.print(f"  jobs in {store}; {scheduler.workers} runs at once; process {os.getpid()}")
-    console.print(f"  the API's reference: {url}/docs")
+    console.print(f"  the dashboard: {url}/    the API's reference: {url}/docs")
     console.print(f"  {HOW_TO_STOP}", style="dim")

@@ -285,14 +285,15 @@ class Scheduler(Client):
         )
 
     def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
-        """The HTTP service as an ASGI application, to mount in one of yours. It needs an API key
-        (`mainspring keys create`) unless you say `auth=None`, because you guard it yourself.
+        """The HTTP API and the dashboard as an ASGI application, to mount in one of yours. It needs
+        an API key (`mainspring keys create`) unless you say `auth=None`, because you guard it
+        yourself.
         Settings: rate_limit, body_limit, job_retry_attempts, job_retry_delay."""
         if auth not in ("keys", None):
             raise InvalidInput(f"auth is 'keys' or None, not {auth!r}", field="auth", given=auth)
-        # By name: the service is a layer above this one, and most programs never need it.
+        # By name: both are layers above this one, and most programs never need them.
         import_module("mainspring.service").require_server()
-        return import_module("mainspring.service.app").mounted(self, settings, open=auth is None)
+        return import_module("mainspring.dashboard.app").mounted(self, settings, open=auth is None)
 
     # Steps
 

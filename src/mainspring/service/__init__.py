@@ -1,4 +1,4 @@
-"""The HTTP service of a scheduler: the API, API keys, probes and metrics.
+"""The HTTP service of a scheduler: the API, API keys, sessions, probes and metrics.
 
     server.py             runs the service: socket, uvicorn, signals
     connection_limits.py  limits connections that wait for a request
@@ -8,8 +8,8 @@
     schemas/              the documents: each field declared once, for requests, answers and OpenAPI
     problems.py           errors as RFC 9457 documents
     openapi.py            the document at `/openapi.json`
-    api_keys.py, idempotency.py, metrics.py, settings.py
-    pages/                the pages at `/` and `/docs`
+    api_keys.py, sessions.py, idempotency.py, metrics.py, settings.py
+    pages/                the page at `/docs`
 
 It needs the extra `server`.
 """
@@ -22,7 +22,7 @@ from mainspring.errors import InvalidInput
 
 __all__ = ["require_server"]
 
-_NEEDED = ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client")
+_NEEDED = ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", "jinja2")
 
 
 def require_server() -> None:

@@ -48,6 +48,8 @@ class Notes(Protocol):
 
     async def put_note(self, note: Note) -> int | None: ...
 
+    async def remove_note(self, kind: str, name: str) -> bool: ...
+
     async def now(self) -> datetime: ...
 
 
@@ -169,6 +171,11 @@ class Keys:
         # Always compared, so that the time taken does not show which ids exist.
         same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
         return known if same and known is not None and known.usable(self._time.now()) else None
+
+    async def usable(self, key_id: str) -> Key | None:
+        """The key of this id, if it is valid now."""
+        known = await self._key(key_id)
+        return known if known is not None and known.usable(self._time.now()) else None
 
     async def still_valid(self, key_id: str | None, fresh: float) -> bool:
         """Whether a request with that key, or with none, would be accepted now, by what was read at

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import Depends, FastAPI
 
@@ -24,13 +23,14 @@ from mainspring.service.routes import (
     keys,
     runs,
     schedules,
+    sessions,
     v1,
     workers,
     workflows,
 )
-from mainspring.service.settings import MountedSettings, ServiceSettings
+from mainspring.service.settings import ServiceSettings
 
-__all__ = ["create_app", "mounted"]
+__all__ = ["create_app"]
 
 _ABOUT = """Jobs that run on time, once, everywhere. The API is `/api/v1`. Times are ISO 8601 in
 UTC; durations are milliseconds or texts such as `"30s"`. Lists have `items` and `nextCursor`.
@@ -79,6 +79,7 @@ def create_app(
         events,
         health,
         keys,
+        sessions,
         docs,
     )
     for part in parts:
@@ -88,18 +89,13 @@ def create_app(
         RequestChecks,
         rules=service,
         keys=service.keys,
+        sessions=service.sessions,
         settings=settings,
         clock=service.clock,
         count_response=service.metrics.count_response,
     )
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app
-
-
-def mounted(client: Client, settings: dict[str, Any], *, open: bool) -> FastAPI:
-    """The API inside another program. Environment variables are not read: they are the
-    program's."""
-    return create_app(client, MountedSettings.read(**settings), open=open)
 
 
 @asynccontextmanager

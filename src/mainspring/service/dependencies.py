@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast, get_args, get_origin
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator
 
@@ -20,6 +21,7 @@ from mainspring.service.api_keys import Key, Keys
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.schemas.run import can_be_run_id
+from mainspring.service.sessions import Sessions
 from mainspring.service.settings import ServiceSettings
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "ServiceDep",
     "caller",
     "check_query",
+    "key_of",
 ]
 
 # All dependencies are async: FastAPI would run plain functions in a thread.
@@ -74,9 +77,13 @@ class Service:
     """Held while a preview is computed: one at a time."""
     last_event: dict[bool, tuple[Event, bytes]] = field(default_factory=dict)
     """The last event as it was sent; True: in the form of the compatibility page."""
+    error_page: Callable[[Request, ApiError], Response] | None = None
+    """Makes the answer to a browser that asked for a page and may not have it. None: there are no
+    pages, and every client gets a problem document."""
 
     def __post_init__(self) -> None:
         self.keys = Keys(self.client, self.clock)
+        self.sessions = Sessions(self.client, self.keys, self.clock)
         self.metrics = Metrics(self.client, self.clock)
 
     @property
@@ -94,10 +101,16 @@ async def _service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
 
+def key_of(request: Request) -> Key | None:
+    """The key that the request was made with. None where no key is needed."""
+    key = cast("dict[str, Any]", request.scope.get("state", {})).get("key")
+    return key if isinstance(key, Key) else None
+
+
 def caller(request: Request) -> str:
     """The id of the request's API key, or "" if it has none."""
-    key = cast("dict[str, Any]", request.scope.get("state", {})).get("key")
-    return key.id if isinstance(key, Key) else ""
+    key = key_of(request)
+    return "" if key is None else key.id
 
 
 async def _job_path(id: str) -> str:

@@ -15,6 +15,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.core.clock import Clock
@@ -22,18 +24,31 @@ from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, Keys
 from mainspring.service.api_keys import Scope as KeyScope
 from mainspring.service.problems import ApiError, FieldError, from_library_error, problem_response
+from mainspring.service.sessions import Sessions, session_cookie
 from mainspring.service.settings import ServiceSettings, is_loopback
 
 __all__ = ["AccessRules", "RateLimiter", "RequestChecks"]
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset(
-    {"/", "/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"}
+    {
+        *("/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"),
+        *("/sign-in", "/favicon.ico"),
+    }
 )
 """Paths that need no key: they show nothing of jobs."""
 
+ASSETS = "/assets/"
+"""Where the files of the pages are. They need no key."""
+
+ADMIN_PATHS = ("/api/keys", "/api/v1/keys", "/api/v1/audit", "/keys", "/audit")
+"""Where a key of the scope admin is needed."""
+
 READ_ONLY_POSTS = re.compile(r"/api(/v1)?/schedules/preview")
 """POST requests that change nothing, for which a key of the scope read is enough."""
+
+SESSION = "/api/v1/session"
+"""Every key may sign in and out."""
 
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 """Headers that a proxy adds: its client may be on any machine."""
@@ -66,6 +81,7 @@ class AccessRules(Protocol):
 
     loopback: bool
     open: bool
+    error_page: Callable[[Request, ApiError], Response] | None
 
     @property
     def started(self) -> bool: ...
@@ -105,6 +121,7 @@ class RequestChecks:
         *,
         rules: AccessRules,
         keys: Keys,
+        sessions: Sessions,
         settings: ServiceSettings,
         clock: Clock,
         count_response: Callable[[str, int], None],
@@ -113,6 +130,7 @@ class RequestChecks:
         self._count_response = count_response
         self._rules = rules
         self._keys = keys
+        self._sessions = sessions
         self._limit = settings.body_limit
         self._hosts = settings.hosts
         self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
@@ -130,11 +148,21 @@ class RequestChecks:
             receive = await self._check(scope, receive)
         except (ApiError, MainspringError) as error:
             found = error if isinstance(error, ApiError) else from_library_error(error)
-            await problem_response(found, _path(scope))(scope, receive, send)
+            await self._refusal(scope, found)(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             scope, receive, send = _as_get(scope, receive, send)
         await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope, error: ApiError) -> Response:
+        """A page for a browser that asked for one, else a problem document."""
+        path = _path(scope)
+        make_page = self._rules.error_page
+        if make_page is not None and scope["method"] in SAFE_METHODS and _is_page(path):
+            request = Request(scope)
+            if "text/html" in request.headers.get("accept", ""):
+                return make_page(request, error)
+        return problem_response(error, path)
 
     async def _check(self, scope: Scope, receive: Receive) -> Receive:
         """Run every check. Returns a `receive` that gives the body, which has been read."""
@@ -208,7 +236,7 @@ class RequestChecks:
     def _check_started(self, scope: Scope) -> None:
         """Refuse requests until the scheduler is started. Nobody runs the lifespan of a mounted
         application: the program that mounts it has to start the scheduler."""
-        if not self._rules.started and _path(scope) not in OPEN_PATHS:
+        if not self._rules.started and not _is_open(_path(scope)):
             raise ApiError(
                 503,
                 "the scheduler of this API is not started: the program that mounts it has to start"
@@ -218,20 +246,11 @@ class RequestChecks:
 
     async def _check_key(self, scope: Scope, headers: Headers) -> None:
         path = _path(scope)
-        if path in OPEN_PATHS or self._rules.open:
+        if _is_open(path) or self._rules.open:
             return
-        texts = _key_texts(headers)
-        if not texts:
-            local = self._rules.loopback and _is_local(headers)
-            if local and not await self._keys.exist(away=_is_scrape(scope)):
-                return
-            raise ApiError(
-                401,
-                "this request needs an API key: send the header 'Authorization: Bearer ms_…'"
-                " (`mainspring keys create` makes a key)",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        key = await self._find_key(scope, texts)
+        key = await self._key_of(scope, headers)
+        if key is None:
+            return
         if wait := self._rates.take(key.id):
             raise _too_many("this key makes too many requests", wait)
         needed = _needed_scope(scope["method"], path)
@@ -242,6 +261,27 @@ class RequestChecks:
                 code="scope_too_small",
             )
         scope.setdefault("state", {})["key"] = key
+
+    async def _key_of(self, scope: Scope, headers: Headers) -> Key | None:
+        """The key that the request is made with: by a header, else by the cookie of a session. None
+        where no key is needed."""
+        if texts := _key_texts(headers):
+            return await self._find_key(scope, texts)
+        local = self._rules.loopback and _is_local(headers)
+        if local and not await self._keys.exist(away=_is_scrape(scope)):
+            return None
+        cookie = session_cookie(headers)
+        key = None if cookie is None else await self._sessions.key(cookie)
+        if key is None:
+            raise ApiError(
+                401,
+                "this request needs an API key: send the header 'Authorization: Bearer ms_…'"
+                " (`mainspring keys create` makes a key)",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if scope["method"] not in SAFE_METHODS:
+            _check_same_origin(headers)
+        return key
 
     async def _find_key(self, scope: Scope, texts: list[str]) -> Key:
         """The first of the texts that is a valid key.
@@ -334,10 +374,33 @@ def _is_scrape(scope: Scope) -> bool:
     return scope["method"] == "GET" and _path(scope) == "/metrics"
 
 
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(ASSETS)
+
+
+def _is_page(path: str) -> bool:
+    """Whether a person may look at this path in a browser."""
+    return not path.startswith("/api/") and path not in ("/metrics", "/openapi.json")
+
+
+def _check_same_origin(headers: Headers) -> None:
+    """A browser sends the cookie of a session by itself. So a change needs a sign that one of our
+    own pages asks for it: every browser sends Origin, which was compared before, or
+    Sec-Fetch-Site. The cookie's SameSite=Strict forbids the same, in browsers that know it."""
+    if "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+        raise ApiError(
+            403,
+            "cross-site request refused: a change that a session's cookie allows must come from a"
+            " page of this service; programs send the header 'Authorization: Bearer ms_…'",
+        )
+
+
 def _needed_scope(method: str, path: str) -> KeyScope:
-    if path.startswith(("/api/keys", "/api/v1/keys")):
+    if path.startswith(ADMIN_PATHS):
         return "admin"
-    return "read" if method in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(path) else "write"
+    if method in SAFE_METHODS or path == SESSION or READ_ONLY_POSTS.fullmatch(path):
+        return "read"
+    return "write"
 
 
 def _host_and_port(url: str) -> tuple[str, int | None] | None:

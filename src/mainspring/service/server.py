@@ -21,10 +21,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
-from mainspring.service.app import create_app
 from mainspring.service.connection_limits import ConnectionLimits
 from mainspring.service.dependencies import Service
 from mainspring.service.settings import ServiceSettings, is_loopback
@@ -51,15 +51,16 @@ class _Server(uvicorn.Server):
 async def serve(
     scheduler: Scheduler,
     settings: ServiceSettings,
+    create_app: Callable[..., FastAPI],
     *,
     first_key: str = "mainspring keys create NAME --scope admin",
     greet: Callable[[str], Awaitable[None]] | None = None,
     replacement_pause: Callable[[], float] = lambda: 0.0,
 ) -> bool:
-    """Start the scheduler and serve its API until SIGTERM or SIGINT. `first_key` is the command
-    that makes an API key in this store; `greet` is called with the URL. True if the process has
-    reached its memory limit: the caller replaces it. It goes on answering for as many seconds as
-    `replacement_pause` says."""
+    """Start the scheduler and serve its application, which `create_app` makes, until SIGTERM or
+    SIGINT. `first_key` is the command that makes an API key in this store; `greet` is called with
+    the URL. True if the process has reached its memory limit: the caller replaces it. It goes on
+    answering for as many seconds as `replacement_pause` says."""
     loopback = is_loopback(settings.host)
     _ = scheduler.webhooks.vault  # a wrong or missing key for secrets is reported now
     with listening(settings.host, settings.port) as bound:

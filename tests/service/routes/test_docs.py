@@ -128,24 +128,3 @@ async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> N
         if not schema.get("description")
     ]
     assert silent == []
-
-
-async def test_the_root_says_what_this_is_and_leads_to_the_reference(api: Api) -> None:
-    answer = await api.request("GET", "/")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"]
-    assert "<strong>ready</strong>" in answer.text
-    assert 'href="docs"' in answer.text
-    assert "<script" not in answer.text
-    assert (await api.request("HEAD", "/")).status_code == 200
-
-
-async def test_the_root_works_in_a_browser_below_a_path_too(page: Page) -> None:
-    async with mounted() as url:
-        await page.go(f"{url}/")
-        await page.until("document.querySelector('a[href=docs]') !== null")
-        assert await page.value("document.querySelector('a[href=docs]').href") == f"{url}/docs"
-        width = "getComputedStyle(document.body).maxWidth"
-        assert await page.value(width) == "960px"  # its style was found, and is allowed
-        assert page.complaints == []

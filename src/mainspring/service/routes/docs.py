@@ -1,18 +1,12 @@
-"""Pages for people: `/` shows the service's state, `/docs` the API's reference, which a script
-makes from `/openapi.json`. The pages load nothing from other hosts.
-"""
+"""`/docs`: the API's reference, which a script makes from `/openapi.json`. The page loads nothing
+from other hosts."""
 
 from __future__ import annotations
 
 from functools import cache
-from html import escape
 from pathlib import Path
 
 from fastapi import APIRouter, Response
-
-from mainspring import __version__
-from mainspring.service.dependencies import ServiceDep
-from mainspring.service.routes.health import why_not_ready
 
 __all__ = ["router"]
 
@@ -23,16 +17,6 @@ _CSP = (
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PAGES = Path(__file__).parents[1] / "pages"
-
-
-@router.head("/")
-@router.get("/")
-async def home(service: ServiceDep) -> Response:
-    """The page at the service's address. It shows what `/readyz` says."""
-    why = await why_not_ready(service)
-    status = "ready" if why is None else f"not ready: {why}"
-    text = _read("home.html").decode().format(version=__version__, status=escape(status))
-    return _page(text.encode(), "text/html; charset=utf-8")
 
 
 @router.get("/docs")

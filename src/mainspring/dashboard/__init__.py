@@ -1,0 +1,13 @@
+"""The dashboard: pages that show jobs and runs and let people act on them.
+
+    app.py          makes the application: the HTTP API with the pages
+    pages.py        what all pages share: templates, who looks at them, pages for errors
+    assets.py       scripts, styles and pictures, with their hashes
+    formats.py      times, durations and numbers as people read them
+    views/          the pages, one module each
+    templates/      their HTML
+    assets/         scripts, styles and pictures; vendor/ has those of others
+
+Pages are made on the server and read by `GET`. Every change goes to the public HTTP API, by the
+scripts in the page, with the person's own session.
+"""

@@ -1,0 +1,40 @@
+"""Makes the application that people and programs use: the HTTP API and the dashboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from mainspring.dashboard import assets, pages
+from mainspring.dashboard.views import overview, sign_in
+from mainspring.scheduler.client import Client
+from mainspring.service import app as service_app
+from mainspring.service.settings import MountedSettings, ServiceSettings
+
+__all__ = ["create_app", "mounted"]
+
+VIEWS = (overview, sign_in)
+
+
+def create_app(
+    client: Client,
+    settings: ServiceSettings | None = None,
+    *,
+    loopback: bool = False,
+    open: bool = False,
+) -> FastAPI:
+    """The API of a client or a scheduler, with the dashboard at `/`. See `service.app.create_app`
+    for `loopback` and `open`."""
+    app = service_app.create_app(client, settings, loopback=loopback, open=open)
+    for view in VIEWS:
+        app.include_router(view.router)
+    app.include_router(assets.router)
+    app.state.service.error_page = pages.error_page
+    return app
+
+
+def mounted(client: Client, settings: dict[str, Any], *, open: bool) -> FastAPI:
+    """The API and the dashboard inside another program. Environment variables are not read: they
+    are the program's."""
+    return create_app(client, MountedSettings.read(**settings), open=open)

@@ -1,0 +1,103 @@
+// Draws charts with uPlot: <div data-chart="throughput" data-source="api/v1/…" data-keep>.
+import { call } from "./api.js";
+
+const drawn = new Map();
+
+export async function startCharts() {
+  await loadUplot();
+  const all = [...document.querySelectorAll("[data-chart]")];
+  const observer = new ResizeObserver((entries) => {
+    for (const { target, contentRect } of entries) {
+      drawn.get(target)?.setSize({ width: contentRect.width, height: target.clientHeight });
+    }
+  });
+  for (const one of all) observer.observe(one);
+  const draw = () => Promise.all(all.map(update));
+  await draw();
+  document.addEventListener("mainspring:refresh", draw);
+  document.addEventListener("mainspring:theme", () => {
+    for (const [one, chart] of drawn) {
+      chart.destroy();
+      drawn.delete(one);
+    }
+    draw();
+  });
+}
+
+function loadUplot() {
+  return new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = document.body.dataset.assets.replace("app.js", "vendor/uplot.min.js");
+    script.addEventListener("load", resolve);
+    script.addEventListener("error", reject);
+    document.head.append(script);
+  });
+}
+
+async function update(one) {
+  let history;
+  try {
+    history = await call("GET", one.dataset.source);
+  } catch {
+    return; // the page itself says that the service is away
+  }
+  const { series, data } = SHAPES[one.dataset.chart](history);
+  if (drawn.has(one)) {
+    drawn.get(one).setData(data);
+    return;
+  }
+  one.replaceChildren();
+  drawn.set(one, new window.uPlot(options(one, series), data, one));
+}
+
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const seconds = (value) => {
+  if (value == null) return "—";
+  if (value < 1) return `${(value * 1000).toFixed(0)}\u202fms`;
+  return value < 60 ? `${value.toFixed(1)}\u202fs` : `${(value / 60).toFixed(1)}\u202fmin`;
+};
+const count = (value) => (value == null ? "—" : value.toLocaleString("en"));
+
+const SHAPES = {
+  throughput: ({ points }) => {
+    const failed = points.map((one) => one.failed);
+    const all = points.map((one) => one.failed + one.succeeded);
+    return {
+      series: [
+        { label: "Ended", stroke: color("green"), fill: `${color("green")}33`, value: (_, v) => count(v) },
+        { label: "Failed", stroke: color("red"), fill: `${color("red")}55`, value: (_, v) => count(v) },
+      ],
+      data: [points.map((one) => Date.parse(one.time) / 1000), all, failed],
+    };
+  },
+  durations: ({ points }) => ({
+    series: [
+      { label: "Duration p95", stroke: color("blue"), value: (_, v) => seconds(v) },
+      { label: "Lateness p95", stroke: color("amber"), value: (_, v) => seconds(v) },
+    ],
+    data: [
+      points.map((one) => Date.parse(one.time) / 1000),
+      points.map((one) => (one.durationP95 === null ? null : one.durationP95 / 1000)),
+      points.map((one) => (one.latenessP95 === null ? null : one.latenessP95 / 1000)),
+    ],
+  }),
+};
+
+function options(one, series) {
+  const grid = { stroke: color("border"), width: 1 };
+  const axis = { stroke: color("muted"), grid, ticks: { ...grid, size: 4 }, font: "12px system-ui" };
+  const format = one.dataset.chart === "durations" ? seconds : count;
+  return {
+    width: one.clientWidth,
+    height: one.clientHeight,
+    cursor: { y: false },
+    legend: { live: true },
+    axes: [
+      axis,
+      { ...axis, size: 60, values: (_, values) => values.map(format) },
+    ],
+    scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.1] } },
+    series: [{}, ...series.map((each) => ({ width: 1.5, spanGaps: true, points: { show: false }, ...each }))],
+  };
+}

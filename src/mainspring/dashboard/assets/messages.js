@@ -1,0 +1,30 @@
+// Short messages at the edge of the page, and questions before something is deleted.
+const SHOWN_MS = 6000;
+
+export function say(text, kind = "done") {
+  const message = document.createElement("div");
+  message.className = `message message-${kind}`;
+  const words = document.createElement("span");
+  words.textContent = text;
+  const close = document.createElement("button");
+  close.type = "button";
+  close.className = "quiet";
+  close.setAttribute("aria-label", "Close this message");
+  close.textContent = "✕";
+  close.addEventListener("click", () => message.remove());
+  message.append(words, close);
+  document.getElementById("messages").append(message);
+  if (kind !== "error") setTimeout(() => message.remove(), SHOWN_MS);
+}
+
+// Resolves to true if the person agrees.
+export function ask(question, yes = "Yes") {
+  const dialog = document.getElementById("confirm");
+  document.getElementById("confirm-text").textContent = question;
+  document.getElementById("confirm-yes").textContent = yes;
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}

@@ -1,0 +1,184 @@
+"""Times, durations, numbers and addresses as people read them. The filters of the templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from markupsafe import Markup, escape
+
+__all__ = ["FILTERS", "address", "sentence"]
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_NARROW = "\N{NARROW NO-BREAK SPACE}"
+
+
+def address(root: str, path: str, query: Mapping[str, Any] | None = None) -> str:
+    """An address of this service. Query values that are None or empty are left out; a list gives
+    one parameter for each item."""
+    given = {
+        name.rstrip("_"): value
+        for name, value in (query or {}).items()
+        if value not in (None, "", [], False)
+    }
+    text = urlencode(given, doseq=True)
+    return f"{root}/{quote(path)}" + (f"?{text}" if text else "")
+
+
+def sentence(text: str) -> str:
+    """The text with a capital at its beginning and a full stop at its end."""
+    text = text.strip()
+    if not text:
+        return text
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?:" else ".")
+
+
+def number(value: float | None) -> str:
+    """1 234 567; — where there is none."""
+    if value is None:
+        return "—"
+    return f"{value:,.0f}".replace(",", _NARROW)
+
+
+def percent(share: float | None) -> str:
+    if share is None:
+        return "—"
+    shown = f"{share * 100:.1f}".removesuffix(".0")
+    if shown == "100" and share < 1:
+        shown = "99.9"
+    return f"{shown}{_NARROW}%"
+
+
+def span(seconds: float | timedelta | None) -> str:
+    """340 ms, 2.4 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    if seconds is None:
+        return "—"
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f}{_NARROW}ms"
+    if seconds < 10:
+        return f"{seconds:.1f}{_NARROW}s"
+    left = round(seconds)
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{_NARROW}{unit}")
+        if len(parts) == 2 or (parts and not count):
+            break
+    return " ".join(parts)
+
+
+def size(count: float | None) -> str:
+    """Bytes: 512 B, 1.4 KB, 230 MB."""
+    if count is None:
+        return "—"
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f}{_NARROW}{unit}" if count >= 10 else f"{count:.1f}{_NARROW}{unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def relative(moment: datetime, now: datetime) -> str:
+    """in 5 min, 3 h ago, now."""
+    seconds = (moment - now).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    text = _longest_unit(abs(seconds))
+    return f"in {text}" if seconds > 0 else f"{text} ago"
+
+
+def _longest_unit(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size * (2 if unit == "d" else 1):
+            return f"{seconds // size:.0f}{_NARROW}{unit}"
+    return f"0{_NARROW}s"
+
+
+def time_tag(moment: datetime | None, now: datetime, zone: str | None = None) -> Markup:
+    """A `<time>` that shows how far away the moment is. Its tooltip shows the moment in UTC; a
+    script adds the browser's zone, and keeps the text up to date."""
+    if moment is None:
+        return Markup('<span class="none">—</span>')
+    iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" data-zone="{}" title="{}">{}</time>').format(
+        iso, zone or "", absolute(moment), relative(moment, now)
+    )
+
+
+def clock_tag(moment: datetime | None, zone: str | None = None) -> Markup:
+    """A `<time>` that shows the moment itself, in UTC; a script shows it in the browser's zone."""
+    if moment is None:
+        return Markup('<span class="none">—</span>')
+    iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" data-zone="{}" data-clock title="{}">{}</time>').format(
+        iso, zone or "", absolute(moment), absolute(moment)
+    )
+
+
+def absolute(moment: datetime | None) -> str:
+    """2026-11-17 09:00:05 UTC."""
+    return "—" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def pretty_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def plural(count: float, word: str, words: str | None = None) -> str:
+    """3 jobs, 1 job."""
+    return f"{number(count)} {word if count == 1 else words or word + 's'}"
+
+
+def first_line(text: str | None, most: int = 160) -> str:
+    line = (text or "").strip().split("\n", 1)[0]
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+STATE_ICONS = {
+    "waiting": "M8 2.5a5.5 5.5 0 1 0 0 11 5.5 5.5 0 0 0 0-11M8 5v3.2l2 1.3",
+    "pending": "M8 2.5a5.5 5.5 0 1 0 0 11 5.5 5.5 0 0 0 0-11",
+    "running": "M5.5 4l6 4-6 4z",
+    "succeeded": "M3.5 8.5l3 3 6-7",
+    "failed": "M4 4l8 8M12 4l-8 8",
+    "cancelled": "M3 8h10",
+    "skipped": "M4 4l4 4-4 4M9 4l4 4-4 4",
+}
+
+
+def state_tag(state: str) -> Markup:
+    """A run's state as a coloured label with a sign: it can be read without the colour."""
+    name = str(state)
+    drawing = STATE_ICONS.get(name, "M8 8h.01")
+    return Markup(
+        '<span class="state state-{0}"><svg viewBox="0 0 16 16" aria-hidden="true">'
+        '<path d="{1}"/></svg>{0}</span>'
+    ).format(name, drawing)
+
+
+def health_tag(status: str) -> Markup:
+    return Markup('<span class="health health-{}">{}</span>').format(
+        status, escape(status.replace("_", " "))
+    )
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "absolute": absolute,
+    "clock": clock_tag,
+    "first_line": first_line,
+    "health": health_tag,
+    "json": pretty_json,
+    "number": number,
+    "percent": percent,
+    "plural": plural,
+    "sentence": sentence,
+    "size": size,
+    "span": span,
+    "state": state_tag,
+    "time": time_tag,
+}

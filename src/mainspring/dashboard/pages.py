@@ -1,0 +1,174 @@
+"""What all pages share: their templates, who looks at them, and pages that say what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from msgspec import Struct
+
+from mainspring import __version__
+from mainspring.dashboard import formats
+from mainspring.dashboard.assets import asset_address
+from mainspring.errors import MainspringError
+from mainspring.service.api_keys import SCOPES
+from mainspring.service.dependencies import Service, key_of
+from mainspring.service.problems import ApiError, from_library_error, from_validation_error
+
+__all__ = ["PageRoute", "Viewer", "error_page", "render", "service_of"]
+
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""No inline script or style runs, so text from users that looks like one does nothing."""
+
+NAVIGATION = (
+    ("", "Overview", "overview"),
+    ("jobs", "Jobs", "jobs"),
+    ("runs", "Runs", "runs"),
+    ("timeline", "Timeline", "timeline"),
+    ("load", "Load", "load"),
+    ("dead-letters", "Dead letters", "dead-letters"),
+    ("workers", "Workers", "workers"),
+    ("keys", "Keys", "keys"),
+    ("audit", "Audit log", "audit"),
+)
+"""Address, name and icon of each page in the menu, in order."""
+
+ADMIN_PAGES = frozenset({"keys", "audit"})
+
+
+class Viewer(Struct, frozen=True):
+    """Who looks at a page. `name` is that of the API key; None where no key is needed."""
+
+    name: str | None
+    scope: str
+
+    @property
+    def may_write(self) -> bool:
+        return SCOPES.get(self.scope, -1) >= SCOPES["write"]
+
+    @property
+    def is_admin(self) -> bool:
+        return self.scope == "admin"
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def viewer_of(request: Request) -> Viewer:
+    key = key_of(request)
+    return Viewer(None, "admin") if key is None else Viewer(key.name, key.scope)
+
+
+def render(
+    request: Request,
+    template: str,
+    /,
+    *,
+    page: str,
+    title: str,
+    status: int = 200,
+    **values: Any,
+) -> Response:
+    """A page. `page` is its entry in the menu ("" for the overview), `values` are for the
+    template."""
+    root = request.scope.get("root_path", "")
+    viewer = viewer_of(request)
+    menu = [one for one in NAVIGATION if viewer.is_admin or one[0] not in ADMIN_PAGES]
+    service = service_of(request)
+    text = (
+        templates()
+        .get_template(template)
+        .render(
+            root=root,
+            url=lambda path="", **query: formats.address(root, path, query),
+            asset=lambda name: f"{root}/{asset_address(name)}",
+            page=page,
+            title=title,
+            viewer=viewer,
+            menu=menu,
+            version=__version__,
+            now=service.client.store_time() if service.client.started else service.clock.now(),
+            path=request.url.path,
+            query=request.url.query,
+            **values,
+        )
+    )
+    headers = {"content-security-policy": CSP, "cache-control": "no-store"}
+    return Response(text, status, headers=headers, media_type="text/html; charset=utf-8")
+
+
+@cache
+def templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(formats.FILTERS)
+    return made
+
+
+class PageRoute(APIRoute):
+    """A route of a page: what goes wrong is shown as a page."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handled(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except ApiError as error:
+                return error_page(request, error)
+            except MainspringError as error:
+                return error_page(request, from_library_error(error))
+            except RequestValidationError as error:
+                return error_page(request, from_validation_error(error.errors()))
+
+        return handled
+
+
+def error_page(request: Request, error: ApiError) -> Response:
+    """A page that says what went wrong. Without a key the person is sent to the page that asks for
+    one, and back afterwards."""
+    if error.status == 401:
+        return _to_sign_in(request)
+    titles = {403: "Not allowed", 404: "Not found", 503: "Not available"}
+    title = titles.get(error.status, "Something went wrong")
+    answer = render(
+        request,
+        "error.html",
+        page="",
+        title=title,
+        status=error.status,
+        message=formats.sentence(str(error)),
+        fields=error.errors or (),
+    )
+    for name, value in (error.headers or {}).items():
+        answer.headers.setdefault(name, value)
+    return answer
+
+
+def _to_sign_in(request: Request) -> Response:
+    root = request.scope.get("root_path", "")
+    wanted = request.url.path.removeprefix(root).lstrip("/")
+    if request.url.query:
+        wanted += f"?{request.url.query}"
+    where = f"{root}/sign-in" + (f"?next={quote(wanted, safe='')}" if wanted else "")
+    if "hx-request" in request.headers:  # a part of a page: the whole page has to go there
+        return Response(status_code=401, headers={"HX-Redirect": where})
+    return Response(status_code=303, headers={"Location": where})

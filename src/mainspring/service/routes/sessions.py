@@ -1,0 +1,66 @@
+"""`/api/v1/session`: a person's browser exchanges an API key for a cookie, and gives it back."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from mainspring.service.api_keys import Key
+from mainspring.service.dependencies import ServiceDep, key_of
+from mainspring.service.problems import ApiError
+from mainspring.service.schemas.json_format import json_response, to_iso
+from mainspring.service.schemas.session import Session
+from mainspring.service.sessions import COOKIE, LASTS, session_cookie
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/api/v1/session", tags=["keys"])
+
+
+@router.post("", status_code=201, response_model=Session, summary="Sign in with an API key")
+async def begin_session(service: ServiceDep, request: Request) -> Response:
+    """The answer sets a cookie that stands for the key of the request, for 12 hours."""
+    key = key_of(request)
+    if key is None:
+        raise ApiError(409, "no API key is needed here: there is nothing to sign in to")
+    text, ends = await service.sessions.create(key)
+    answer = json_response(_document(key, to_iso(ends)), 201)
+    _set_cookie(request, answer, text)
+    return answer
+
+
+@router.get("", response_model=Session, summary="Show who is signed in")
+async def get_session(request: Request) -> Response:
+    return json_response(_document(key_of(request), None))
+
+
+@router.delete("", status_code=204, summary="Sign out")
+async def end_session(service: ServiceDep, request: Request) -> Response:
+    if (text := session_cookie(request.headers)) is not None:
+        await service.sessions.end(text)
+    answer = Response(status_code=204)
+    _set_cookie(request, answer, "")
+    return answer
+
+
+def _document(key: Key | None, expires_at: str | None) -> dict[str, str | None]:
+    return {
+        "keyId": None if key is None else key.id,
+        "name": None if key is None else key.name,
+        "scope": "admin" if key is None else key.scope,
+        "expiresAt": expires_at,
+    }
+
+
+def _set_cookie(request: Request, answer: Response, text: str) -> None:
+    """Set the cookie, or delete it if the text is empty. The browser's Origin says whether it used
+    HTTPS: behind a proxy this process sees plain HTTP."""
+    origin = request.headers.get("origin", "")
+    answer.set_cookie(
+        COOKIE,
+        text,
+        max_age=int(LASTS.total_seconds()) if text else 0,
+        path=request.scope.get("root_path", "") or "/",
+        secure=request.url.scheme == "https" or origin.startswith("https:"),
+        httponly=True,
+        samesite="strict",
+    )

@@ -1,0 +1,80 @@
+"""Sessions of people who signed in with an API key: a cookie that stands for the key.
+
+The key itself stays out of the browser. The store keeps a hash of the cookie and the id of the key,
+as a note that expires. A session ends when it expires, when its person signs out, or when its key
+is revoked or expires.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import datetime, timedelta
+
+from starlette.datastructures import Headers
+
+from mainspring.core.clock import Clock, SystemClock
+from mainspring.core.model import Note
+from mainspring.errors import Conflict
+from mainspring.service.api_keys import FRESH, Key, Keys, Notes
+
+__all__ = ["COOKIE", "LASTS", "Sessions", "session_cookie"]
+
+COOKIE = "mainspring_session"
+KIND = "session"
+LASTS = timedelta(hours=12)
+MOST_CACHED = 1000
+
+
+class Sessions:
+    """The sessions of a store. What was read is cached for a few seconds, as keys are."""
+
+    def __init__(self, notes: Notes, keys: Keys, clock: Clock | None = None) -> None:
+        self._notes = notes
+        self._keys = keys
+        self._clock = clock or SystemClock()
+        self._known: dict[str, tuple[float, str]] = {}
+
+    async def create(self, key: Key) -> tuple[str, datetime]:
+        """Begin a session. Returns the cookie's text and when the session ends."""
+        text = secrets.token_urlsafe(32)
+        ends = await self._notes.now() + LASTS
+        note = Note(kind=KIND, name=_hash(text), value={"key": key.id}, expires_at=ends)
+        if await self._notes.put_note(note) is None:
+            raise Conflict("a session with the same random text exists; try again")
+        return text, ends
+
+    async def key(self, text: str) -> Key | None:
+        """The key that the session stands for, if both are valid now."""
+        name = _hash(text)
+        read_at, key_id = self._known.get(name, (None, ""))
+        if read_at is None or self._clock.monotonic() - read_at > FRESH:
+            now = self._clock.monotonic()
+            note = await self._notes.note(KIND, name)
+            self._known.pop(name, None)
+            if note is None:
+                return None
+            key_id = note.value["key"]
+            self._known[name] = (now, key_id)
+            if len(self._known) > MOST_CACHED:
+                del self._known[next(iter(self._known))]
+        return await self._keys.usable(key_id)
+
+    async def end(self, text: str) -> None:
+        name = _hash(text)
+        await self._notes.remove_note(KIND, name)
+        self._known.pop(name, None)
+
+
+def session_cookie(headers: Headers) -> str | None:
+    """The text of the session's cookie, or None. Read by hand: the standard library's parser drops
+    every cookie behind one that it cannot read."""
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE and value:
+            return value
+    return None
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,2 @@
+from tests.support.dashboard import *  # noqa: F403
+from tests.support.service import *  # noqa: F403

@@ -1,0 +1,92 @@
+"""The frame of every page, in a real browser: menu, live updates, shortcuts, light and dark."""
+
+from __future__ import annotations
+
+from playwright.async_api import Page, expect
+
+from tests.support.dashboard import Dashboard, served
+
+
+async def test_a_page_follows_what_happens(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/")
+    tile = page.locator(".tile", has_text="Running").locator(".tile-value")
+    await expect(tile).to_have_text("0")
+    run = await dashboard.scheduler.enqueue("forever")
+    await expect(tile).to_have_text("1")
+    await dashboard.scheduler.cancel(run.id)
+    await expect(tile).to_have_text("0")
+
+
+async def test_live_updates_can_be_paused(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/")
+    live = page.get_by_role("button", name="Live")
+    await expect(live).to_have_attribute("aria-pressed", "true")
+    await live.click()
+    await expect(page.get_by_role("button", name="Paused")).to_have_attribute(
+        "aria-pressed", "false"
+    )
+    await page.reload()  # the choice stays for this window
+    await expect(page.get_by_role("button", name="Paused")).to_be_visible()
+
+
+async def test_a_question_mark_lists_the_shortcuts(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/")
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+async def test_light_and_dark_follow_system_and_button(dashboard: Dashboard, page: Page) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    await page.goto(f"{dashboard.url}/")
+    light = await page.evaluate(background)
+    await page.emulate_media(color_scheme="dark")
+    dark = await page.evaluate(background)
+    assert dark != light
+    await page.get_by_role("button", name="Light or dark").click()
+    assert await page.evaluate(background) == light
+    await page.reload()
+    assert await page.evaluate(background) == light
+
+
+async def test_pausing_all_firing_asks_first(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/")
+    await page.get_by_role("button", name="Pause all firing").click()
+    await page.get_by_role("button", name="Keep").click()
+    assert await dashboard.scheduler.paused_since() is None
+    await page.get_by_role("button", name="Pause all firing").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Pause all firing").click()
+    resume = page.get_by_role("button", name="Resume firing")
+    await expect(resume).to_be_visible()
+    assert await dashboard.scheduler.paused_since() is not None
+    await resume.click()
+    await expect(resume).to_have_count(0)
+
+
+async def test_it_works_below_a_path(page: Page) -> None:
+    async with served(prefix="/scheduler") as made:
+        await page.goto(f"{made.url}/")
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        for link in await page.locator("nav.side a").all():
+            assert (await link.get_attribute("href") or "").startswith("/scheduler/")
+
+
+async def test_signing_in_and_out(page: Page) -> None:
+    async with served(loopback=False) as made:
+        keys = made.app.state.service.keys
+        _, text = await keys.create("ada", "read")
+        await page.goto(f"{made.url}/?window=7d")
+        await page.get_by_label("API key").fill("ms_wrong")
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("alert")).to_contain_text("unknown, revoked or expired")
+        await page.get_by_label("API key").fill(text)
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        assert page.url == f"{made.url}/?window=7d"
+        assert await page.evaluate("document.cookie") == ""
+        await expect(page.get_by_role("button", name="Pause all firing")).to_have_count(0)
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_label("API key")).to_be_visible()
+        await page.goto(f"{made.url}/")
+        await expect(page.get_by_label("API key")).to_be_visible()

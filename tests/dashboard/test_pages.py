@@ -1,0 +1,61 @@
+"""What all pages share: signing in, pages for errors, safe headers, and any prefix."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.service import Api, Make
+
+HTML = {"accept": "text/html,application/xhtml+xml"}
+
+
+async def test_a_page_forbids_inline_scripts_and_is_not_kept(api: Api) -> None:
+    answer = await api.get("/", headers=HTML)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["cache-control"] == "no-store"
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\bon[a-z]+=|\bstyle=|javascript:", answer.text)
+
+
+async def test_a_browser_without_a_key_is_sent_to_sign_in_and_back(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    answer = await api.get("/?window=7d", headers=HTML)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in?next=%3Fwindow%3D7d")
+    part = await api.get("/", headers={**HTML, "HX-Request": "true"})
+    assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in")
+    program = await api.get("/")
+    assert (program.status_code, program.json()["code"]) == (401, "key_missing")
+    form = await api.get("/sign-in", headers=HTML)
+    assert form.status_code == 200
+    assert 'type="password"' in form.text
+
+
+@pytest.mark.parametrize("scope", ["read", "write", "admin"])
+async def test_a_page_offers_only_what_the_key_may_do(make: Make, scope: str) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", scope)
+    headers = {**HTML, "Authorization": f"Bearer {text}"}
+    shown = (await api.get("/", headers=headers)).text
+    assert ("Pause all firing" in shown) == (scope != "read")
+    assert ('href="/keys"' in shown) == (scope == "admin")
+    assert "Sign out" in shown
+
+
+async def test_a_page_that_needs_more_says_so(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", "read")
+    answer = await api.get("/keys", headers={**HTML, "Authorization": f"Bearer {text}"})
+    assert answer.status_code == 403
+    assert "The key &#39;ada&#39; has the scope read, and this request needs admin." in answer.text
+
+
+async def test_a_wrong_parameter_gives_a_page_that_says_which(api: Api) -> None:
+    answer = await api.get("/?window=9y", headers=HTML)
+    assert answer.status_code == 422
+    assert "window" in answer.text
+    assert answer.headers["content-type"].startswith("text/html")
