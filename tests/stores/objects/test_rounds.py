@@ -21,6 +21,7 @@ from mainspring.errors import (
     StoreUnavailable,
 )
 from mainspring.stores.objects import ObjectStore, operations, rounds
+from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.rounds import Operation, Rounds
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
@@ -304,6 +305,58 @@ async def test_garbage_is_collected_and_a_client_that_stalled_loses_nothing(
     objects: Objects, clock: FakeClock
 ) -> None:
     assert len(await stalls(objects, clock)) == 20
+
+
+async def test_a_snapshot_that_is_about_to_be_named_is_not_collected(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """Its writer could not name it for two hours. Then its next write collects garbage."""
+    throttled = BucketFault("throttled")
+    store = await opened(objects, tail_bytes=100)
+    await store.add([run(clock, "a")])
+    bucket_of(store).plan = Script(throttled, throttled, throttled)
+    with pytest.raises(StoreUnavailable):
+        await store.add([run(clock, "b")])
+    assert [key for key in objects.stored if key.startswith("snapshot/")]
+    clock.advance(7200)
+    await store.maintain(clock.now() - timedelta(days=1), 10)
+    other = await opened(objects)
+    assert [one.id for one in (await other.find(RunQuery())).items] == ["a"]
+
+
+async def test_a_segment_that_is_about_to_be_named_is_not_collected(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """A client stalls for two hours before it names a segment, and collects garbage meanwhile."""
+    store = await opened(objects, most_finished=10**6)
+    await fill(store, clock, 20)
+    compaction = Compaction(store.bucket, store._open_rounds(), 4)
+    real = compaction._do
+    go_on = asyncio.Event()
+
+    async def wait_first(evaluate: Callable[..., Any]) -> Any:
+        await go_on.wait()
+        return await real(evaluate)
+
+    def refuse_first(kind: str, key: str) -> BucketFault:
+        if (kind, key) != ("put", HEAD) or go_on.is_set():
+            return BucketFault()
+        go_on.set()
+        return BucketFault("throttled")  # so that the two meet in the next try
+
+    with patch.object(compaction, "_do", wait_first):
+        moving = asyncio.ensure_future(compaction.move_finished())
+        while not any(key.startswith("catalogue/") for key in objects.stored):
+            await asyncio.sleep(0)
+        clock.advance(7200)
+        bucket_of(store).plan = refuse_first
+        collecting = asyncio.ensure_future(compaction.collect_garbage())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(moving, collecting)
+    other = await opened(objects)
+    assert len((await other.find(RunQuery())).items) == 20
 
 
 async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects, clock: FakeClock) -> None:

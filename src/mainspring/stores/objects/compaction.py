@@ -65,6 +65,8 @@ class Compaction:
         self._rounds = rounds
         self._most_finished = most_finished
         self._lock = asyncio.Lock()
+        """Held from the first part that a step writes until the state names it, and while garbage
+        is collected: so this client never collects what it is about to name."""
 
     async def _do(self, evaluate: Callable[[Workspace], T]) -> T:
         return await self._rounds.submit(Operation(evaluate, writes=True))
@@ -244,16 +246,12 @@ class Compaction:
 
     async def tidy(self) -> None:
         """Delete expired notes and old counts; move closed periods to the parts of their days."""
-
-        def prune(work: Workspace) -> list[str]:
-            operations.expired_notes(work, TTL_NOTE_KEPT)
-            return period_counts.prune(work.state, work.now)
-
-        self._rounds.discard(await self._do(prune))
-        days = await self._read(lambda work: period_counts.closed_periods(work.state, work.now))
-        if sum(map(len, days.values())) >= MOST_PERIODS:
-            for day, moved in days.items():
-                await self._move_periods(day, moved)
+        async with self._lock:
+            self._rounds.discard(await self._do(_prune_counts))
+            days = await self._read(lambda work: period_counts.closed_periods(work.state, work.now))
+            if sum(map(len, days.values())) >= MOST_PERIODS:
+                for day, moved in days.items():
+                    await self._move_periods(day, moved)
 
     async def _move_periods(self, day: str, moved: dict[str, Record]) -> None:
         def read(work: Workspace) -> tuple[Record | None, Record, dict[str, Record]]:
@@ -283,7 +281,10 @@ class Compaction:
 
     async def collect_garbage(self) -> int:
         """Delete parts that nothing names and that are old enough, once in an hour."""
+        async with self._lock:
+            return await self._collect_garbage()
 
+    async def _collect_garbage(self) -> int:
         def due(work: Workspace) -> tuple[set[str], datetime] | None:
             last = (work.state.get("meta", "collected") or {}).get("at", 0)
             if to_us(work.now) - last < COLLECT_EVERY // timedelta.resolution:
@@ -311,7 +312,7 @@ class Compaction:
         segments = {segment.name for segment in self._segments(work)}
         catalogue = catalogue_name(work.state)
         return (
-            periods | segments | self._rounds.head.parts() | ({catalogue} if catalogue else set())
+            periods | segments | self._rounds.named_parts() | ({catalogue} if catalogue else set())
         )
 
     async def _listed(self, before: datetime) -> list[str]:
@@ -325,6 +326,11 @@ class Compaction:
                     break
                 after = page[-1].key
         return found
+
+
+def _prune_counts(work: Workspace) -> list[str]:
+    operations.expired_notes(work, TTL_NOTE_KEPT)
+    return period_counts.prune(work.state, work.now)
 
 
 def _prune(work: Workspace, before: datetime, limit: int) -> int:

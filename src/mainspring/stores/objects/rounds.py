@@ -167,6 +167,12 @@ class Rounds:
         """Delete parts that no head will ever name again, after the next round."""
         self._garbage.extend(names)
 
+    def named_parts(self) -> set[str]:
+        """The parts that the head names, and the snapshot that the next write of this client lets
+        it name."""
+        prepared = set() if self._snapshot is None else {self._snapshot.name}
+        return self.head.parts() | prepared
+
     async def open(self, *, create: bool) -> None:
         """Read the head, or make it. Raises `StoreMissing`, `StoreTooNew` or `StoreDamaged`."""
         await self.clock.read_if_due()
