@@ -118,4 +118,5 @@ def test_every_endpoint_is_described() -> None:
         *("POST /api/pause", "POST /api/resume", "POST /api/v1/pause", "POST /api/v1/resume"),
         *("POST /api/v1/keys", "GET /api/v1/keys", "DELETE /api/v1/keys/{id}"),
         *("POST /api/v1/session", "GET /api/v1/session", "DELETE /api/v1/session"),
+        *("GET /api/v1/statistics/history", "GET /api/v1/breakers", "GET /api/v1/audit"),
     }

@@ -131,7 +131,7 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
 
 @asynccontextmanager
 async def watched_page(browser: Browser, **options: Any) -> AsyncIterator[Page]:
-    options.setdefault("viewport", {"width": 1280, "height": 800})
+    options = {"viewport": {"width": 1280, "height": 800}, "locale": "en-US", **options}
     context = await browser.new_context(**options)
     context.set_default_timeout(LONG * 1000)
     made = await context.new_page()
@@ -140,7 +140,7 @@ async def watched_page(browser: Browser, **options: Any) -> AsyncIterator[Page]:
     made.on("console", lambda message: complaints.extend(_complaint(message)))
     yield made
     await context.close()
-    assert complaints == []
+    assert not complaints, complaints
 
 
 def _complaint(message: ConsoleMessage) -> list[str]:

@@ -22,7 +22,7 @@ from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.policy import Breaker
 from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
+from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 
 __all__ = [
     "NOTE_KIND",
@@ -37,6 +37,7 @@ __all__ = [
     "breaker_statuses",
     "close_breaker",
     "forget_breakers",
+    "open_breakers",
     "start_put_off",
 ]
 
@@ -161,6 +162,28 @@ def _status(circuit: Circuit, now: datetime | None) -> BreakerStatus:
     if state == "open" and until is not None and now is not None and until <= now:
         state, until = "half_open", None
     return BreakerStatus(state, circuit.failures, until, circuit.trial and circuit.trial[0])
+
+
+async def open_breakers(store: Store) -> dict[str, BreakerStatus]:
+    """The breakers that are not closed, by job. It reads the notes of all breakers that a run ever
+    changed, a thousand at a time, and the jobs of those that are not closed."""
+    suspects: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await store.notes(NoteQuery(kind=NOTE_KIND, limit=1000, cursor=cursor))
+        suspects += [note.name for note in page.items if not _is_closed(note)]
+        if (cursor := page.cursor) is None:
+            break
+    found: dict[str, BreakerStatus] = {}
+    for at in range(0, len(suspects), 1000):
+        ids = frozenset(suspects[at : at + 1000])
+        jobs = (await store.jobs(JobQuery(ids=ids, limit=len(ids)))).items
+        found |= await breaker_statuses(store, jobs)
+    return {job_id: one for job_id, one in sorted(found.items()) if one.state != "closed"}
+
+
+def _is_closed(note: Note) -> bool:
+    return isinstance(note.value, dict) and note.value.get("state") == "closed"
 
 
 async def close_breaker(store: Store, job: Job) -> bool:

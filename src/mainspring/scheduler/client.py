@@ -40,6 +40,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.workflow_graph import Workflow
 from mainspring.engine.backfill import Backfill, BackfillPlan
+from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
@@ -431,6 +432,10 @@ class Client:
         the runs that it has put off start now. Returns whether it was open or half-open;
         `InvalidState` if the job has no breaker."""
         return await self._call(self._running().operations.reset_breaker(job_id_of(id)))
+
+    async def open_breakers(self) -> dict[str, BreakerStatus]:
+        """The circuit breakers that are open or half-open, by job id, as all nodes see them."""
+        return await self._call(open_breakers(self._running().store))
 
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that

@@ -90,6 +90,7 @@ def create_app(
         rules=service,
         keys=service.keys,
         sessions=service.sessions,
+        audit=service.audit,
         settings=settings,
         clock=service.clock,
         count_response=service.metrics.count_response,
@@ -107,3 +108,4 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with service.client:
         yield
         service.draining.set()
+        await service.audit.written()

@@ -18,6 +18,7 @@ from mainspring.core.events import Event
 from mainspring.errors import JobNotFound, RunNotFound
 from mainspring.scheduler.client import Client
 from mainspring.service.api_keys import Key, Keys
+from mainspring.service.audit import AuditLog
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.schemas.run import can_be_run_id
@@ -84,6 +85,7 @@ class Service:
     def __post_init__(self) -> None:
         self.keys = Keys(self.client, self.clock)
         self.sessions = Sessions(self.client, self.keys, self.clock)
+        self.audit = AuditLog(self.client)
         self.metrics = Metrics(self.client, self.clock)
 
     @property

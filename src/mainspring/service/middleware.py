@@ -23,6 +23,7 @@ from mainspring.core.clock import Clock
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, Keys
 from mainspring.service.api_keys import Scope as KeyScope
+from mainspring.service.audit import AuditLog
 from mainspring.service.problems import ApiError, FieldError, from_library_error, problem_response
 from mainspring.service.sessions import Sessions, session_cookie
 from mainspring.service.settings import ServiceSettings, is_loopback
@@ -122,6 +123,7 @@ class RequestChecks:
         rules: AccessRules,
         keys: Keys,
         sessions: Sessions,
+        audit: AuditLog,
         settings: ServiceSettings,
         clock: Clock,
         count_response: Callable[[str, int], None],
@@ -131,6 +133,7 @@ class RequestChecks:
         self._rules = rules
         self._keys = keys
         self._sessions = sessions
+        self._audit = audit
         self._limit = settings.body_limit
         self._hosts = settings.hosts
         self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
@@ -143,7 +146,7 @@ class RequestChecks:
         if scope["type"] != "http":  # the service has no websockets
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = self._with_security_headers(scope["method"], send)
+        send = self._with_security_headers(scope, send)
         try:
             receive = await self._check(scope, receive)
         except (ApiError, MainspringError) as error:
@@ -180,8 +183,9 @@ class RequestChecks:
             _check_duplicate_names(body)
         return _replay(last or {"type": "http.request", "body": body, "more_body": False}, receive)
 
-    def _with_security_headers(self, method: str, send: Send) -> Send:
-        """Add the security headers to the answer, and count it."""
+    def _with_security_headers(self, scope: Scope, send: Send) -> Send:
+        """Add the security headers to the answer, count it, and log it if it changed something."""
+        method = scope["method"]
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -189,6 +193,10 @@ class RequestChecks:
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
                 self._count_response(method, message["status"])
+                if _is_change(scope) and message["status"] < 400:
+                    client = (scope.get("client") or ("",))[0]
+                    key = scope.get("state", {}).get("key")
+                    self._audit.record(key, client, method, _path(scope), message["status"])
             # The server itself has answered a request that broke HTTP half way.
             with contextlib.suppress(LocalProtocolError):
                 await send(message)
@@ -393,6 +401,14 @@ def _check_same_origin(headers: Headers) -> None:
             "cross-site request refused: a change that a session's cookie allows must come from a"
             " page of this service; programs send the header 'Authorization: Bearer ms_…'",
         )
+
+
+def _is_change(scope: Scope) -> bool:
+    """Whether the request changes something, if it is done."""
+    if scope["method"] in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(_path(scope)):
+        return False
+    given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+    return given.get("dryRun", "false").lower() in ("false", "0")
 
 
 def _needed_scope(method: str, path: str) -> KeyScope:

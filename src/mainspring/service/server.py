@@ -74,9 +74,11 @@ async def serve(
             )
             service.max_streams = min(service.max_streams, limits.max_connections // 2)
             server = _server(app, limits)
-            return await _run_until_signal(
+            replace = await _run_until_signal(
                 scheduler, service, server, bound, greet, replacement_pause
             )
+            await service.audit.written()
+            return replace
 
 
 def _needs_key(settings: ServiceSettings, first_key: str) -> str:

@@ -1,15 +1,21 @@
 // The start of every page's scripts.
 import { startActions } from "./actions.js";
+import { startCopying } from "./copy.js";
 import { startLive } from "./live.js";
 import { startShortcuts } from "./shortcuts.js";
 import { startTimes } from "./times.js";
 
 startTimes();
 startActions();
+startCopying();
 startLive();
 startShortcuts();
 
 if (document.querySelector("[data-chart]")) {
   const { startCharts } = await import("./charts.js");
   startCharts();
+}
+if (document.getElementById("key-form")) {
+  const { startKeys } = await import("./keys.js");
+  startKeys();
 }

@@ -8,7 +8,7 @@ export async function startCharts() {
   const all = [...document.querySelectorAll("[data-chart]")];
   const observer = new ResizeObserver((entries) => {
     for (const { target, contentRect } of entries) {
-      drawn.get(target)?.setSize({ width: contentRect.width, height: target.clientHeight });
+      drawn.get(target)?.setSize({ width: contentRect.width, height: heightOf(target) });
     }
   });
   for (const one of all) observer.observe(one);
@@ -84,20 +84,42 @@ const SHAPES = {
   }),
 };
 
+const LEGEND_HEIGHT = 44; // two lines, where the chart is narrow
+const heightOf = (one) => one.clientHeight - LEGEND_HEIGHT;
+
+const two = (number) => String(number).padStart(2, "0");
+
+// Hours and minutes, and the date where the axis spans days.
+function clock(moments, step) {
+  return moments.map((moment) => {
+    const time = new Date(moment * 1000);
+    const day = `${two(time.getMonth() + 1)}-${two(time.getDate())}`;
+    const midnight = time.getHours() === 0 && time.getMinutes() === 0;
+    return step >= 86_400 || midnight ? day : `${two(time.getHours())}:${two(time.getMinutes())}`;
+  });
+}
+
+const fullTime = (moment) => {
+  if (moment == null) return "";
+  const time = new Date(moment * 1000);
+  const day = `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
+  return `${day} ${two(time.getHours())}:${two(time.getMinutes())}`;
+};
+
 function options(one, series) {
   const grid = { stroke: color("border"), width: 1 };
   const axis = { stroke: color("muted"), grid, ticks: { ...grid, size: 4 }, font: "12px system-ui" };
   const format = one.dataset.chart === "durations" ? seconds : count;
   return {
     width: one.clientWidth,
-    height: one.clientHeight,
+    height: heightOf(one),
     cursor: { y: false },
     legend: { live: true },
     axes: [
-      axis,
+      { ...axis, values: (_, moments, __, ___, step) => clock(moments, step) },
       { ...axis, size: 60, values: (_, values) => values.map(format) },
     ],
     scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.1] } },
-    series: [{}, ...series.map((each) => ({ width: 1.5, spanGaps: true, points: { show: false }, ...each }))],
+    series: [{ value: (_, moment) => fullTime(moment) }, ...series.map((each) => ({ width: 1.5, spanGaps: true, points: { show: false }, ...each }))],
   };
 }

@@ -26,14 +26,15 @@ async def overview(
 ) -> Response:
     client = service_of(request).client
     now = await client.now()
-    counts, jobs, enabled, health, workers, failures = await asyncio.gather(
+    counts, health, workers, failures, breakers = await asyncio.gather(
         client.counts(since=now - DAY),
-        client.list_jobs(limit=1, last_runs=False, with_total=True),
-        client.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True),
         client.health(),
         client.list_workers(),
         client.list_runs(state=State.FAILED, brief=True, limit=FAILURES_SHOWN),
+        client.open_breakers(),
     )
+    jobs = await client.list_jobs(limit=1, last_runs=False, with_total=True)
+    enabled = await client.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
     due = sum(one.count for one in counts.due.values())
     return render(
         request,
@@ -53,4 +54,5 @@ async def overview(
         workers=workers,
         leader=next((one for one in workers if one.is_leader), None),
         failures=failures.items,
+        breakers=breakers,
     )

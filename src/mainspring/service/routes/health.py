@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from collections import Counter
+from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from mainspring.core.model import State
+from mainspring.core.statistics import WHOLE_STORE, Distribution, Period, period_start
 from mainspring.errors import MainspringError
 from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
@@ -16,7 +18,14 @@ from mainspring.service.schemas.execution import Executions, execution_documents
 from mainspring.service.schemas.health import PageHealth, Probe, Stats
 from mainspring.service.schemas.json_format import json_response, to_iso, to_milliseconds
 
-__all__ = ["read_health", "read_stats", "router", "why_not_ready"]
+__all__ = [
+    "read_health",
+    "read_history",
+    "read_open_breakers",
+    "read_stats",
+    "router",
+    "why_not_ready",
+]
 
 router = APIRouter()
 
@@ -24,6 +33,13 @@ ENGINE_SECONDS = 5.0
 """How long the engine may take to answer before the service counts as not ready."""
 
 DAY = timedelta(days=1)
+
+STEPS = {
+    "1h": (timedelta(hours=1), timedelta(minutes=1)),
+    "24h": (timedelta(hours=24), timedelta(minutes=15)),
+    "7d": (timedelta(days=7), timedelta(hours=2)),
+}
+"""By the name of a window: how long it is, and how long each of its parts."""
 
 
 @router.get(
@@ -99,6 +115,55 @@ async def read_stats(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
         "due": sum(due.count for due in counts.due.values()),
     }
     return data, last_day
+
+
+async def read_history(service: Service, window: str) -> dict[str, Any]:
+    """How runs ended in each part of the window, also in parts without a run."""
+    length, step = STEPS[window]
+    now = await service.client.now()
+    first = period_start(now - length, step) + step
+    counts = await service.client.counts(since=first)
+    parts: dict[datetime, list[Period]] = {}
+    for period in counts.periods.get(WHOLE_STORE, ()):
+        parts.setdefault(period_start(period.start, step), []).append(period)
+    points = []
+    start = first
+    while start <= now:
+        points.append(_point(start, parts.get(start, [])))
+        start += step
+    return {"since": to_iso(first), "step": to_milliseconds(step), "points": points}
+
+
+def _point(start: datetime, periods: list[Period]) -> dict[str, Any]:
+    ended: Counter[str] = Counter()
+    duration, lateness = Distribution(), Distribution()
+    for period in periods:
+        ended.update({str(state): count for state, count in period.ended.items()})
+        duration, lateness = duration.plus(period.duration), lateness.plus(period.lateness)
+    return {
+        "time": to_iso(start),
+        **{state: ended[state] for state in ("succeeded", "failed", "cancelled", "skipped")},
+        "durationP95": _milliseconds(duration.percentile(0.95)),
+        "latenessP95": _milliseconds(lateness.percentile(0.95)),
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+async def read_open_breakers(service: Service) -> list[dict[str, Any]]:
+    found = await service.client.open_breakers()
+    return [
+        {
+            "jobId": job_id,
+            "state": one.state,
+            "failures": one.failures,
+            "until": to_iso(one.until),
+            "trial": one.trial,
+        }
+        for job_id, one in found.items()
+    ]
 
 
 @router.get(

@@ -7,7 +7,7 @@ the others.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -38,10 +38,11 @@ from mainspring.service.routes.jobs import (
     Window,
 )
 from mainspring.service.schemas import job as job_schema
+from mainspring.service.schemas.audit import AuditList, audit_document
 from mainspring.service.schemas.backfill import Backfill, BackfillBody
 from mainspring.service.schemas.explanation import Explanation
 from mainspring.service.schemas.forecast import Forecast
-from mainspring.service.schemas.health import Firing, Health, Statistics
+from mainspring.service.schemas.health import Firing, Health, History, OpenBreakerList, Statistics
 from mainspring.service.schemas.job import (
     JobBody,
     JobList,
@@ -512,6 +513,45 @@ async def get_statistics(service: ServiceDep) -> Response:
     found, last_day = await health.read_stats(service)
     kept = {name: found[name] for name in ("jobs", "runs", "due")}
     return json_response({**kept, "lastDay": last_day})
+
+
+@router.get(
+    "/statistics/history",
+    response_model=History,
+    tags=["health"],
+    summary="Show how runs ended over time",
+)
+async def get_history(
+    service: ServiceDep,
+    window: Annotated[
+        Literal["1h", "24h", "7d"],
+        Query(description="How far back: by the minute, the quarter of an hour, or two hours."),
+    ] = "24h",
+) -> Response:
+    return json_response(await health.read_history(service, window))
+
+
+@router.get(
+    "/breakers",
+    response_model=OpenBreakerList,
+    tags=["health"],
+    summary="List the circuit breakers that are open",
+)
+async def list_open_breakers(service: ServiceDep) -> Response:
+    items = await health.read_open_breakers(service)
+    return json_response({"items": items, "nextCursor": None})
+
+
+@router.get("/audit", response_model=AuditList, tags=["keys"], summary="List changes, newest first")
+async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    try:
+        page = await service.audit.list(limit, cursor)
+    except (InvalidInput, OverflowError):
+        raise ApiError.of_fields(
+            FieldError.predicate("cursor", f"is a page's nextCursor, not {cursor!r}")
+        ) from None
+    items = [audit_document(one) for one in page.items]
+    return json_response({"items": items, "nextCursor": page.cursor})
 
 
 @router.post(

@@ -6,15 +6,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mainspring.service.schemas.fields import Document, Milliseconds, Time
+from mainspring.service.schemas.fields import Cursor, Document, Milliseconds, Time
 
 __all__ = [
     "ExecutionCounts",
     "Firing",
     "FiringAnswer",
     "Health",
+    "History",
+    "HistoryPoint",
     "JobCounts",
     "LastDay",
+    "OpenBreaker",
+    "OpenBreakerList",
     "PageHealth",
     "Probe",
     "SchedulerHealth",
@@ -87,6 +91,45 @@ class Statistics(Document):
     runs: _RunCounts
     last_day: Annotated[LastDay, Field(description="Runs that ended within 24 hours.")]
     due: Annotated[int, Field(description="Pending runs whose time has come.")]
+
+
+class HistoryPoint(Document):
+    time: Annotated[Time, Field(description="When this part of the window begins.")]
+    succeeded: int
+    failed: int
+    cancelled: int
+    skipped: int
+    duration_p95: Annotated[
+        Milliseconds | None,
+        Field(alias="durationP95", description="95 % of the runs took at most so long."),
+    ]
+    lateness_p95: Annotated[
+        Milliseconds | None,
+        Field(alias="latenessP95", description="95 % of the runs started at most so late."),
+    ]
+
+
+class History(Document):
+    """How the runs of all jobs ended, over time."""
+
+    since: Time
+    step: Annotated[Milliseconds, Field(description="How long each part of the window is.")]
+    points: Annotated[list[HistoryPoint], Field(description="The parts, the oldest first.")]
+
+
+class OpenBreaker(Document):
+    """A circuit breaker that is not closed."""
+
+    job_id: str
+    state: Literal["open", "half_open"]
+    failures: Annotated[int, Field(description="How many runs have failed in a row.")]
+    until: Annotated[Time | None, Field(description="When one run may try again. Null: now.")]
+    trial: Annotated[str | None, Field(description="The run that tries. Null: none has begun.")]
+
+
+class OpenBreakerList(Document):
+    items: list[OpenBreaker]
+    next_cursor: Cursor
 
 
 class Firing(Document):

@@ -1,0 +1,25 @@
+// The form that creates an API key. The key is shown once.
+import { call } from "./api.js";
+import { refresh } from "./live.js";
+import { say } from "./messages.js";
+
+export function startKeys() {
+  const form = document.getElementById("key-form");
+  const error = document.getElementById("key-name-error");
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    error.textContent = "";
+    const { name, scope, expiresIn } = Object.fromEntries(new FormData(form));
+    try {
+      const made = await call("POST", "api/v1/keys", { name, scope, expiresIn: expiresIn || null });
+      document.getElementById("made-key-text").textContent = made.key;
+      document.getElementById("made-key").hidden = false;
+      form.reset();
+      refresh();
+    } catch (problem) {
+      const field = problem.fields.find((one) => one.field === "name");
+      if (field) error.textContent = field.message;
+      else say(problem.message, "error");
+    }
+  });
+}

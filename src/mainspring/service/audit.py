@@ -1,0 +1,104 @@
+"""The audit log: which key changed what, when. The store keeps an entry of each change.
+
+Entries are written after the answer, so no request waits for them; a process that is killed at that
+moment loses what it has not written yet. They are notes that expire, newest first by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from datetime import datetime, timedelta
+
+from msgspec import Struct
+
+from mainspring.core.clock import to_us
+from mainspring.core.model import Note, Page
+from mainspring.errors import MainspringError
+from mainspring.service.api_keys import Key, Notes
+
+__all__ = ["KEPT", "AuditEntry", "AuditLog"]
+
+log = logging.getLogger("mainspring.service")
+
+KIND = "audit"
+KEPT = timedelta(days=90)
+MOST_WAITING = 10_000
+"""Entries that may wait for a store that is away."""
+
+_LAST = 2**63 - 1
+
+
+class AuditEntry(Struct, frozen=True, kw_only=True):
+    """`key` and `key_name` are empty where no key was needed."""
+
+    at: datetime
+    key: str
+    key_name: str
+    address: str
+    method: str
+    path: str
+    status: int
+
+
+class AuditLog:
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._waiting: list[tuple[Key | None, str, str, str, int]] = []
+        self._writing: asyncio.Task[None] | None = None
+        self._dropped = 0
+
+    def record(self, key: Key | None, address: str, method: str, path: str, status: int) -> None:
+        """Write an entry soon."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._dropped += 1
+            return
+        self._waiting.append((key, address, method, path, status))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write())
+
+    async def written(self) -> None:
+        """Wait until all entries are written, or lost because the store is away."""
+        while self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+
+    async def _write(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                now = await self._notes.now()
+                await asyncio.gather(
+                    *(self._notes.put_note(_note(_entry(now, *one))) for one in batch)
+                )
+            except MainspringError as error:
+                log.error("%d entries of the audit log are lost: %s", len(batch), error)
+            if self._dropped:
+                log.error("%d entries of the audit log are lost: too many wait", self._dropped)
+                self._dropped = 0
+
+    async def list(self, limit: int = 50, cursor: str | None = None) -> Page[AuditEntry]:
+        """Entries, newest first."""
+        page = await self._notes.list_notes(KIND, limit=limit, cursor=cursor)
+        return Page([AuditEntry(**note.value) for note in page.items], page.cursor)
+
+
+def _entry(
+    now: datetime, key: Key | None, address: str, method: str, path: str, status: int
+) -> AuditEntry:
+    return AuditEntry(
+        at=now,
+        key="" if key is None else key.id,
+        key_name="" if key is None else key.name,
+        address=address,
+        method=method,
+        path=path[:500],
+        status=status,
+    )
+
+
+def _note(entry: AuditEntry) -> Note:
+    """Its name puts a later entry before an earlier one."""
+    name = f"{_LAST - to_us(entry.at):016x}-{secrets.token_hex(4)}"
+    value = {field: getattr(entry, field) for field in entry.__struct_fields__}
+    return Note(kind=KIND, name=name, value=value, expires_at=entry.at + KEPT)

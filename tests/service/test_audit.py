@@ -1,0 +1,78 @@
+"""The audit log: each change that was done, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from mainspring.service.audit import AuditLog
+from tests.support.service import WEBHOOK, Api, Make
+
+
+async def entries(api: Api) -> list[tuple[str | None, str, str, int]]:
+    await api.app.state.service.audit.written()
+    found = await api.ok("GET", "/api/v1/audit")
+    return [(one["keyName"], one["method"], one["path"], one["status"]) for one in found["items"]]
+
+
+async def test_a_change_is_logged_with_its_key_newest_first(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", "admin")
+    api.headers["Authorization"] = f"Bearer {text}"
+    await api.ok("POST", "/api/v1/jobs/report/pause")
+    await api.app.state.service.audit.written()
+    await api.ok("POST", "/api/v1/jobs/report/resume")
+    assert await entries(api) == [
+        ("ada", "POST", "/api/v1/jobs/report/resume", 200),
+        ("ada", "POST", "/api/v1/jobs/report/pause", 200),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/api/v1/jobs", None),
+        ("POST", "/api/v1/jobs/nothing/pause", None),
+        ("POST", "/api/v1/schedules/preview", {"schedule": "0 9 * * *"}),
+        ("POST", "/api/v1/jobs?dryRun=true", WEBHOOK),
+        ("POST", "/api/v1/jobs?dryRun=1", WEBHOOK),
+    ],
+)
+async def test_what_changes_nothing_is_not_logged(
+    api: Api, method: str, path: str, body: object
+) -> None:
+    await api.request(method, path, json=body)
+    assert await entries(api) == []
+
+
+async def test_only_an_admin_reads_it(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", "write")
+    answer = await api.get("/api/v1/audit", headers={"Authorization": f"Bearer {text}"})
+    assert answer.json()["code"] == "scope_too_small"
+
+
+async def test_pages_of_the_log_follow_each_other(api: Api) -> None:
+    log: AuditLog = api.app.state.service.audit
+    for number in range(5):
+        log.record(None, "127.0.0.1", "POST", f"/{number}", 200)
+        await log.written()
+    first = await api.ok("GET", "/api/v1/audit?limit=3")
+    rest = await api.ok("GET", f"/api/v1/audit?limit=3&cursor={first['nextCursor']}")
+    paths = [one["path"] for page in (first, rest) for one in page["items"]]
+    assert paths == ["/4", "/3", "/2", "/1", "/0"]
+    assert (await api.get("/api/v1/audit?cursor=nonsense")).status_code == 422
+
+
+async def test_a_store_that_is_away_delays_no_answer(
+    api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mainspring.errors import StoreUnavailable
+
+    async def away() -> None:
+        raise StoreUnavailable("away")
+
+    log: AuditLog = api.app.state.service.audit
+    monkeypatch.setattr(log._notes, "now", away)
+    log.record(None, "", "POST", "/x", 200)
+    await log.written()
+    assert "1 entries of the audit log are lost: away" in caplog.text
