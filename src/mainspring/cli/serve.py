@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shlex
 import sys
+import tempfile
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
             "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
             "mainspring serve --app app:scheduler --allow-private 10.0.0.0/8",
             "mainspring serve --file mainspring.toml",
+            "mainspring serve --demo",
         ),
     )(serve)
 
@@ -106,6 +109,14 @@ def serve(
             help="Let webhooks call this private host or range; may be given several times.",
         ),
     ] = None,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo",
+            help="Try the dashboard: serve a made-up fleet of 200 jobs with a week of history, from"
+            " a store that is deleted at the end.",
+        ),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log debug messages too.")
     ] = False,
@@ -136,13 +147,23 @@ def serve(
         host=host,
         port=port,
         max_concurrent_jobs=workers,
-        drain_timeout=None if drain_timeout is None else _milliseconds(drain_timeout),
+        drain_timeout=_milliseconds(drain_timeout or ("0s" if demo else None)),
         leader_election=leader_election,
         prune_every=prune_every,
         memory_limit=memory_limit,
     )
-    choice = StoreChoice.of(store, app)
-    scheduler = _scheduler(settings, choice, allow_private or [])
+    if demo and (store or app or file):
+        raise CommandError(
+            "--demo has a store and jobs of its own: leave out --store, --app and --file",
+            code=BAD_INPUT,
+        )
+    demo_folder = tempfile.TemporaryDirectory(prefix="mainspring-demo-") if demo else None
+    if demo_folder is not None:
+        choice = StoreChoice(f"sqlite:///{demo_folder.name}/demo.db", None)
+        scheduler = _demo_scheduler(settings, choice)
+    else:
+        choice = StoreChoice.of(store, app)
+        scheduler = _scheduler(settings, choice, allow_private or [])
     if file is not None:
         scheduler.define_jobs(file)
     scheduler.configure(prune_every=settings.prune_every)  # wins over the file's
@@ -150,30 +171,43 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
 
+    log = logging.getLogger("mainspring")
+    filling: list[asyncio.Future[None]] = []  # the loop keeps no task alive by itself
+
     async def greet(url: str) -> None:
         tune_garbage_collector()
         if not quiet:
             _greet(url, scheduler, as_json=json)
+        if demo:
+            from mainspring.dashboard.demo import fill
+
+            filling.append(asyncio.ensure_future(fill(scheduler, log.info)))
 
     folder = os.getcwd()
     replacements = Replacements()
-    replace_process = finish(
-        serving(
-            scheduler,
-            settings,
-            create_app,
-            first_key=_first_key(scheduler, choice),
-            greet=greet,
-            replacement_pause=replacements.pause,
+    try:
+        replace_process = finish(
+            serving(
+                scheduler,
+                settings,
+                create_app,
+                first_key=_first_key(scheduler, choice),
+                greet=greet,
+                replacement_pause=replacements.pause,
+            )
         )
-    )
+    finally:
+        if demo_folder is not None:
+            demo_folder.cleanup()
     if replace_process:
         logging.shutdown()
         os.chdir(folder)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def _milliseconds(drain_timeout: str) -> int:
+def _milliseconds(drain_timeout: str | None) -> int | None:
+    if drain_timeout is None:
+        return None
     return span_of(drain_timeout, "--drain-timeout") // timedelta(milliseconds=1)
 
 
@@ -212,6 +246,13 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
         leader_election=settings.leader_election if "leader_election" in said else None,
         memory_limit=settings.memory_limit,
     )
+
+
+def _demo_scheduler(settings: ServiceSettings, choice: StoreChoice) -> Scheduler:
+    from mainspring.dashboard.demo import demo_scheduler
+
+    assert choice.url is not None
+    return demo_scheduler(choice.url, workers=settings.max_concurrent_jobs, poll=settings.poll)
 
 
 def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:

@@ -4,6 +4,7 @@
     pages.py        what all pages share: templates, who looks at them, pages for errors
     assets.py       scripts, styles and pictures, with their hashes
     formats.py      times, durations and numbers as people read them
+    demo.py         the made-up fleet of `mainspring serve --demo`
     views/          the pages, one module each
     templates/      their HTML
     assets/         scripts, styles and pictures; vendor/ has those of others

@@ -1,0 +1,47 @@
+"""The made-up fleet of `mainspring serve --demo`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from mainspring.core.model import State
+from mainspring.dashboard.demo import demo_scheduler, fill
+from tests.support.service import Serve, until
+
+
+async def test_the_fleet_has_a_week_of_history_and_a_backlog() -> None:
+    said: list[str] = []
+    async with demo_scheduler("memory://", workers=4) as scheduler:
+        await fill(scheduler, said.append, jobs=20)
+        jobs = await scheduler.list_jobs(limit=100)
+        owners = Counter(str(job.owner) for job in jobs.items)
+        assert owners == {"api": 20, "code": 7}
+        counts = await scheduler.counts()
+        assert counts.total(State.SUCCEEDED) > 500
+        assert counts.total(State.FAILED) > 0
+        assert counts.total(State.PENDING) > 100
+        healths = await scheduler.jobs_health(jobs.items)
+        assert Counter(one.status for one in healths)["healthy"] > 5
+
+        async def opened() -> bool:
+            return "call_partner" in await scheduler.open_breakers()
+
+        await until(opened)
+    assert said[-1] == "the demo is complete"
+
+
+def test_the_demo_leaves_nothing_behind(serve: Serve) -> None:
+    started = serve("--demo")
+    store = started.told["store"].removeprefix("sqlite:///")
+    with started.client() as client:
+        assert client.get("/api/v1/jobs").status_code == 200
+    started.signal()
+    assert started.ends() == 0
+    assert not Path(store).parent.exists()
+
+
+def test_the_demo_takes_no_other_store(serve: Serve) -> None:
+    started = serve("--demo", "--store", "memory://", ready=False)
+    assert started.ends() == 2
+    assert "leave out --store" in "".join(started.err)
