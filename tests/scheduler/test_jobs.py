@@ -371,3 +371,45 @@ async def test_what_is_looked_up_by_its_text_can_be_looked_up(make: Make, odd: s
                 await call
         with pytest.raises(JobNotFound):
             await scheduler.get_job(f"mine{odd}x")
+
+
+async def test_a_handler_without_a_job_serves_jobs_that_are_made_as_data(make: Make) -> None:
+    scheduler = make()
+
+    async def shout(ctx: RunContext, name: str) -> str:
+        return name.upper()
+
+    scheduler.add_handler("texts.shout", shout)
+    with pytest.raises(InvalidInput, match="the name of a handler"):
+        scheduler.add_handler("not a name", shout)
+    async with scheduler:
+        assert (await scheduler.list_jobs()).items == []
+        await scheduler.add_job("loud", handler="texts.shout", payload={"name": "ada"})
+        run = await scheduler.trigger("loud")
+        assert (await scheduler.wait(run.id)).result == "ADA"
+
+
+async def test_jobs_are_listed_in_another_order_by_offset(make: Make) -> None:
+    scheduler = make()
+    scheduler.add_handler("nothing", lambda: None)
+    async with scheduler:
+        for name, minute in (("a", 30), ("b", 10), ("c", 20)):
+            await scheduler.add_job(
+                name,
+                handler="nothing",
+                schedule=f"{minute} 0 1 1 *",
+                queue="q" if name < "c" else "r",
+            )
+        page = await scheduler.list_jobs(order="next_run_at", limit=2, with_total=True)
+        assert ([job.id for job in page.items], page.cursor, page.total) == (["b", "c"], None, 3)
+        page = await scheduler.list_jobs(order="next_run_at", limit=2, offset=2)
+        assert [job.id for job in page.items] == ["a"]
+        page = await scheduler.list_jobs(queue="q", descending=True)
+        assert [job.id for job in page.items] == ["b", "a"]
+        with pytest.raises(InvalidInput, match="order is one of id, next_run_at") as wrong:
+            await scheduler.list_jobs(order="colour")  # type: ignore[arg-type]
+        assert wrong.value.field == "order"
+        for given in ({"order": "updated_at"}, {"descending": True}):
+            with pytest.raises(InvalidInput, match="by offset") as wrong:
+                await scheduler.list_jobs(cursor="a", **given)
+            assert wrong.value.field == "cursor"

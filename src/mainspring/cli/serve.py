@@ -213,6 +213,7 @@ def _milliseconds(drain_timeout: str | None) -> int | None:
 
 def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
     from mainspring.cli.app_loader import load_scheduler
+    from mainspring.dashboard.sample import SAMPLE_HANDLER, run_sample
     from mainspring.scheduler import Scheduler
     from mainspring.webhooks.settings import WebhookSettings
 
@@ -220,7 +221,7 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
         webhooks = WebhookSettings.from_environment()
         if allow:
             webhooks = replace(webhooks, allow=[*webhooks.allow, *allow])
-        return Scheduler(
+        made = Scheduler(
             choice.url,
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
@@ -230,6 +231,8 @@ def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str])
             memory_limit=settings.memory_limit,
             webhooks=webhooks,
         )
+        made.add_handler(SAMPLE_HANDLER, run_sample)
+        return made
     assert choice.app is not None
     if allow:
         raise CommandError(

@@ -3,6 +3,8 @@
     app.py          makes the application: the HTTP API with the pages
     pages.py        what all pages share: templates, who looks at them, pages for errors
     assets.py       scripts, styles and pictures, with their hashes
+    pictures.py     small pictures as inline SVG
+    sample.py       a job to try things out with
     formats.py      times, durations and numbers as people read them
     demo.py         the made-up fleet of `mainspring serve --demo`
     views/          the pages, one module each

@@ -55,11 +55,25 @@ from mainspring.scheduler.definitions import adopt_job, edit_job, new_job, repla
 from mainspring.scheduler.explanation import Explanation, explain
 from mainspring.scheduler.job_differences import AppliedJobs, applied_jobs
 from mainspring.scheduler.job_file import JobSet, read_job_file
-from mainspring.scheduler.queries import aware_time, matching_runs, page_limit, state_set
+from mainspring.scheduler.queries import (
+    aware_time,
+    job_order,
+    matching_runs,
+    page_limit,
+    state_set,
+)
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import read_workflow
 from mainspring.stores import open_store
-from mainspring.stores.protocol import Counts, JobQuery, NoteQuery, NoteWrite, RunQuery, Store
+from mainspring.stores.protocol import (
+    Counts,
+    JobOrder,
+    JobQuery,
+    NoteQuery,
+    NoteWrite,
+    RunQuery,
+    Store,
+)
 from mainspring.stores.url_redaction import without_password
 from mainspring.webhooks.definition import Given
 from mainspring.webhooks.handler import WebhookHandler
@@ -490,23 +504,31 @@ class Client:
         *,
         ids: Iterable[str] | None = None,
         tag: str | None = None,
+        queue: str | None = None,
         enabled: bool | None = None,
         search: str | None = None,
+        order: JobOrder = "id",
+        descending: bool = False,
         limit: int = 100,
         cursor: str | None = None,
         offset: int = 0,
         with_total: bool = False,
         last_runs: bool = True,
     ) -> Page[Job]:
-        """Jobs in the order of their ids. `search` looks into ids and descriptions. The `cursor`
-        of one page fetches the next, or `offset` skips that many. `with_total` also counts all
-        that match, as the page's `total`. `last_runs=False` saves the lookup of each job's last
-        run: `last_run_at` is then the last slot that fired."""
+        """Jobs in the order of their ids, or of another field that `order` names; jobs without a
+        value of it come last. By `last_run_at` they are ordered by the last slot that fired.
+        `search` looks into ids and descriptions. The `cursor` of one page fetches the next (only
+        in the order of ids), or `offset` skips that many. `with_total` also counts all that match,
+        as the page's `total`. `last_runs=False` saves the lookup of each job's last run:
+        `last_run_at` is then the last slot that fired."""
         query = JobQuery(
             ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
             tag=tag,
+            queue=queue,
             enabled=enabled,
             text=search,
+            order=job_order(order, descending=descending, cursor=cursor),
+            descending=descending,
             limit=page_limit(limit),
             cursor=cursor,
             offset=offset,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from mainspring.core.job_options import RunFilter, option_names
 from mainspring.core.model import State
 from mainspring.errors import InvalidInput, UnknownOption
-from mainspring.stores.protocol import RunQuery
+from mainspring.stores.protocol import JobOrder, RunQuery
 
-__all__ = ["aware_time", "matching_runs", "page_limit", "state_set"]
+__all__ = ["aware_time", "job_order", "matching_runs", "page_limit", "state_set"]
 
 MOST_AT_ONCE = 10_000
 """Runs that one bulk operation changes."""
@@ -62,6 +62,25 @@ def aware_time(given: datetime | None, name: str) -> datetime | None:
     raise InvalidInput(
         f"{name} is a datetime with a time zone, not {given!r}", field=name, given=given
     )
+
+
+def job_order(order: JobOrder, *, descending: bool, cursor: str | None) -> JobOrder:
+    """The order of a list of jobs; refused with a cursor, unless it is the one of ids."""
+    allowed = get_args(JobOrder)
+    if order not in allowed:
+        raise InvalidInput(
+            f"order is one of {', '.join(allowed)}, not {order!r}",
+            field="order",
+            given=order,
+            allowed=allowed,
+        )
+    if cursor is not None and (order != "id" or descending):
+        raise InvalidInput(
+            "a cursor continues a list in the order of ids; read a list in another order by offset",
+            field="cursor",
+            given=cursor,
+        )
+    return order
 
 
 def page_limit(limit: int) -> int:

@@ -18,7 +18,7 @@ from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
 from mainspring.core.handlers import Handler, Hooks, name_of
 from mainspring.core.job_options import JobOptions, PolicyOptions
-from mainspring.core.model import Job, Owner
+from mainspring.core.model import Job, Owner, check_job_id
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
 from mainspring.engine.executors.child_main import refuse_while_loading
@@ -184,6 +184,13 @@ class Scheduler(Client):
             return DecoratedJob(handler, self._enqueue, self._wait_for)
 
         return decorate(schedule) if _is_function(schedule) else decorate
+
+    def add_handler(self, name: str, function: Callable[..., Any]) -> None:
+        """Register a function under a name, without a job. Jobs that are made as data (`add_job`,
+        the HTTP API, the dashboard) can name it."""
+        self._registry.add(
+            Handler(check_job_id(name, "the name of a handler", "handler"), function)
+        )
 
     def define_jobs(self, jobs: Mapping[str, Mapping[str, Any]] | str | Path) -> None:
         """Define jobs as data, before the start: a mapping of options by job id, or the path of a

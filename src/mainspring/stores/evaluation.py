@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mainspring.core.clock import from_us, to_us
@@ -26,11 +27,13 @@ __all__ = [
     "fields_of_claim",
     "fields_of_clock_step",
     "has_capacity",
+    "has_cursor",
     "has_expired",
     "has_lapsed",
     "is_claimable",
     "may_be_deleted",
     "next_due",
+    "ordered_jobs",
     "page_of_jobs",
     "page_of_notes",
     "page_of_runs",
@@ -250,6 +253,7 @@ def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:
         for job in jobs
         if (query.ids is None or job.id in query.ids)
         and (query.tag is None or query.tag in job.tags)
+        and (query.queue is None or job.policy.queue == query.queue)
         and (not query.follows or job.policy.after)
         and (query.enabled is None or job.enabled is query.enabled)
         and (text is None or text in job.id.lower() or text in job.description.lower())
@@ -258,11 +262,28 @@ def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:
     if query.due is not None:
         due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
         return Page(sorted(due, key=lambda job: (job.next_run_at, job.id))[: query.limit])
-    behind = [job for job in found if query.cursor is None or job.id > query.cursor]
-    ordered = sorted(behind, key=lambda job: job.id)
-    page = ordered[query.offset : query.offset + query.limit]
-    full = page and len(page) == query.limit
+    if has_cursor(query) and query.cursor is not None:
+        found = [job for job in found if job.id > query.cursor]
+    page = ordered_jobs(found, query)[query.offset : query.offset + query.limit]
+    full = has_cursor(query) and page and len(page) == query.limit
     return Page(page, page[-1].id if full else None, total)
+
+
+def has_cursor(query: JobQuery) -> bool:
+    """Whether a cursor can continue the list that the query asks for."""
+    return query.due is None and query.order == "id" and not query.descending
+
+
+def ordered_jobs(jobs: Iterable[Job], query: JobQuery) -> list[Job]:
+    """The jobs in the order of the query: those without a value last, those with equal values by
+    id."""
+    by_id = sorted(jobs, key=lambda job: job.id)
+    if query.order == "id":
+        return by_id[::-1] if query.descending else by_id
+    value = attrgetter(query.order)
+    valued = [job for job in by_id if value(job) is not None]
+    valued.sort(key=value, reverse=query.descending)  # a reversed sort keeps the order of equals
+    return valued + [job for job in by_id if value(job) is None]
 
 
 def page_of_notes(notes: Iterable[Note], query: NoteQuery, now: datetime) -> Page[Note]:

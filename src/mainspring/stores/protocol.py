@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
@@ -63,6 +63,7 @@ __all__ = [
     "Fired",
     "Firing",
     "Held",
+    "JobOrder",
     "JobQuery",
     "JobWrite",
     "NoteQuery",
@@ -181,18 +182,27 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     cursor: str | None = None
 
 
+JobOrder = Literal["id", "next_run_at", "last_run_at", "updated_at"]
+
+
 class JobQuery(Struct, frozen=True, kw_only=True):
-    """By id. `due`: enabled, with a slot at or before that moment; those come earliest first.
-    `follows`: those that come after other jobs (`policy.after`). `text`: part of the id or the
-    description, in upper or lower case. `offset` leaves out so many, for lists with page numbers.
+    """By id, or by another field that `order` names, `descending` or not. Jobs without a value of
+    that field come last either way, and those with equal values come by id. Only a list by id,
+    ascending, has a `cursor`; the others are read by `offset`, which leaves out so many.
+    `due`: enabled, with a slot at or before that moment; those come earliest first, whatever
+    `order` says. `follows`: those that come after other jobs (`policy.after`). `queue`: those whose
+    runs go to that queue. `text`: part of the id or the description, in upper or lower case.
     `with_total` asks for the page's `total`."""
 
     ids: frozenset[str] | None = None
     due: datetime | None = None
     follows: bool = False
     tag: str | None = None
+    queue: str | None = None
     enabled: bool | None = None
     text: str | None = None
+    order: JobOrder = "id"
+    descending: bool = False
     limit: int = 100
     cursor: str | None = None
     offset: int = 0

@@ -78,6 +78,29 @@ async def test_lists_are_paged_by_cursor(api: Api) -> None:
         if (cursor := page["nextCursor"]) is None:
             break
     assert sorted(found) == [f"job{n}" for n in range(5)]
+
+
+async def test_jobs_are_listed_by_queue_and_in_another_order(api: Api) -> None:
+    for n in range(3):
+        schedule = f"{30 - n} 0 1 1 *"
+        job = {**JOB, "id": f"job{n}", "queue": "q", "schedule": schedule}
+        await api.ok("POST", "/api/v1/jobs", json=job)
+
+    async def listed(**params: Any) -> list[str]:
+        page = await api.ok("GET", "/api/v1/jobs", params={"queue": "q", **params})
+        return [job["id"] for job in page["items"]]
+
+    assert await listed() == ["job0", "job1", "job2"]
+    assert await listed(descending=True) == ["job2", "job1", "job0"]
+    assert await listed(order="nextRunAt") == ["job2", "job1", "job0"]
+    assert await listed(order="nextRunAt", descending=True, limit=1, offset=1) == ["job1"]
+    for params in ({"order": "lastRunAt"}, {"descending": True}):
+        wrong = await refused(api, "GET", "/jobs", 422, params={**params, "cursor": "job0"})
+        assert [one["field"] for one in wrong["errors"]] == ["cursor"]
+    await refused(api, "GET", "/jobs", 422, params={"order": "colour"})
+    bulk = {"action": "pause", "match": {"queue": "q", "search": "job1"}}
+    done = await api.ok("POST", "/api/v1/jobs/bulk", json=bulk)
+    assert [one["jobId"] for one in done["items"]] == ["job1"]
     for _ in range(3):
         await api.ok("POST", "/api/v1/jobs/job0/trigger")
     first = await api.ok("GET", "/api/v1/runs", params={"limit": 2})

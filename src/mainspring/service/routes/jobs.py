@@ -658,6 +658,7 @@ async def _chosen_ids(service: Service, body: JobsBulkBody) -> AsyncIterator[str
     while True:
         page = await service.client.list_jobs(
             tag=body.match.tag,
+            queue=body.match.queue,
             enabled=body.match.enabled,
             search=body.match.search,
             limit=500,

@@ -62,6 +62,7 @@ from mainspring.service.schemas.preview import Preview, PreviewBody
 from mainspring.service.schemas.run import Run, RunList, RunsBulkBody, RunsBulkResult, run_document
 from mainspring.service.schemas.worker import WorkerList
 from mainspring.service.schemas.workflow import ChainBody, ChainResult, Workflow
+from mainspring.stores.protocol import JobOrder
 
 __all__ = ["router"]
 
@@ -106,21 +107,60 @@ async def create_job(
     return _job(job, made.secret, status=201, headers=headers)
 
 
-@router.get("/jobs", response_model=JobList, tags=["jobs"], summary="List jobs, by id")
+_ORDERS: dict[str, JobOrder] = {
+    "id": "id",
+    "nextRunAt": "next_run_at",
+    "lastRunAt": "last_run_at",
+    "updatedAt": "updated_at",
+}
+
+
+@router.get("/jobs", response_model=JobList, tags=["jobs"], summary="List jobs")
 async def list_jobs(
     service: ServiceDep,
     tag: Annotated[str | None, Query(max_length=200, description="Jobs with this tag.")] = None,
+    queue: Annotated[
+        str | None, Query(max_length=200, description="Jobs whose runs go to this queue.")
+    ] = None,
     enabled: Annotated[bool | None, Query(description="Enabled jobs, or paused ones.")] = None,
     search: Annotated[
         str | None,
         Query(max_length=200, description="Jobs with this text in the id or the description."),
     ] = None,
+    order: Annotated[
+        Literal["id", "nextRunAt", "lastRunAt", "updatedAt"],
+        Query(
+            description="Sort by this field. `lastRunAt` sorts by the last slot that fired. Jobs"
+            " without a value come last."
+        ),
+    ] = "id",
+    descending: Annotated[bool, Query(description="The last first.")] = False,
     limit: Limit = 50,
-    cursor: Cursor = None,
+    offset: Annotated[
+        int, Query(ge=0, le=1_000_000, description="Leave out so many. For any order.")
+    ] = 0,
+    cursor: Annotated[
+        str | None,
+        Query(
+            max_length=500,
+            description="The `nextCursor` of the page before. Only in the order of ids.",
+        ),
+    ] = None,
 ) -> Response:
+    if cursor is not None and (order != "id" or descending):
+        why = "is for lists in the order of ids; use offset"
+        raise ApiError.of_fields(FieldError.predicate("cursor", why))
     try:
         page = await service.client.list_jobs(
-            tag=tag, enabled=enabled, search=search, limit=limit, cursor=cursor
+            tag=tag,
+            queue=queue,
+            enabled=enabled,
+            search=search,
+            order=_ORDERS[order],
+            descending=descending,
+            limit=limit,
+            cursor=cursor,
+            offset=offset,
         )
     except (InvalidInput, OverflowError):
         raise ApiError.of_fields(

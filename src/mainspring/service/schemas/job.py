@@ -809,6 +809,9 @@ class TriggerBody(Body):
 
 class JobMatchBody(Conditions):
     tag: Annotated[OneLine, Field(description="Jobs with this tag.")] = may_be_left_out()
+    queue: Annotated[OneLine, Field(description="Jobs whose runs go to this queue.")] = (
+        may_be_left_out()
+    )
     enabled: Annotated[bool, Field(description="Enabled jobs, or paused ones.")] = may_be_left_out()
     search: Annotated[
         OneLine, Field(description="Jobs with this text in the id or the description.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,9 @@ import pymongo
 
 from mainspring.core.clock import to_us
 from mainspring.core.model import Job, Page, Run, State, replace
+from mainspring.core.policy import Policy
 from mainspring.stores.cursors import cursor_error, cursor_number
+from mainspring.stores.evaluation import has_cursor
 from mainspring.stores.mongodb.codec import (
     BRIEF,
     LIVE_STATES,
@@ -270,10 +273,13 @@ def counted_due(now: int) -> list[Document]:
 async def jobs(db: Database, query: JobQuery) -> Page[Job]:
     if query.limit <= 0:
         return Page([])
-    order = [("_id", 1)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
     where = listed_jobs(query)
     total = await _total(db, where) if query.with_total else None
-    if query.due is None and query.cursor is not None:
+    if query.due is None and query.order != "id":
+        return Page(await _ordered_jobs(db, where, query), None, total)
+    way = -1 if query.descending else 1
+    order = [("_id", way)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
+    if query.cursor is not None and has_cursor(query):
         where = (
             {"$and": [where, {"_id": {"$gt": query.cursor}}]}
             if where
@@ -281,8 +287,25 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
         )
     walk = db.jobs.find(where).sort(order).skip(query.offset).limit(query.limit)
     found = [read_job(job) for job in await walk.to_list(query.limit)]
-    full = query.due is None and len(found) == query.limit
+    full = has_cursor(query) and len(found) == query.limit
     return Page(found, found[-1].id if full else None, total)
+
+
+async def _ordered_jobs(db: Database, where: Document, query: JobQuery) -> list[Job]:
+    """Sorts all that match. The server sorts a missing value before all others; an added field
+    puts it last."""
+    order = {"none": 1, query.order: -1 if query.descending else 1, "_id": 1}
+    is_none = {"$lte": [f"${query.order}", None]}
+    steps: list[Document] = [
+        {"$match": where},
+        {"$set": {"none": is_none}},
+        {"$sort": order},
+        {"$skip": query.offset},
+        {"$limit": query.limit},
+        {"$unset": "none"},
+    ]
+    walk = await db.jobs.aggregate(steps)
+    return [read_job(job) for job in await walk.to_list(query.limit)]
 
 
 async def _total(db: Database, where: Document) -> int:
@@ -299,6 +322,8 @@ def listed_jobs(query: JobQuery) -> Document:
         where.append({"_id": {"$in": list(query.ids)}})
     if query.tag is not None:
         where.append({"tags": {"$eq": query.tag}})
+    if query.queue is not None:
+        where.append(_in_queue(query.queue))
     if query.follows:
         where.append({"follows": True})
     if query.due is not None:
@@ -310,3 +335,12 @@ def listed_jobs(query: JobQuery) -> Document:
         part = {"$regex": words, "$options": "i"}
         where.append({"$or": [{"_id": part}, {"description": part}]})
     return {"$and": where} if where else {}
+
+
+def _in_queue(queue: str) -> Document:
+    """Jobs whose policy names this queue. A policy is kept as JSON text, and it names its queue if
+    that is not the default one. Inside of other texts quotes are escaped, so that only the queue
+    itself looks like this."""
+    if queue == Policy().queue:
+        return {"policy": {"$not": {"$regex": '"queue": '}}}
+    return {"policy": {"$regex": re.escape(f'"queue": {json.dumps(queue)}')}}

@@ -223,6 +223,22 @@ _JOB_FILES = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
 # microseconds.
 _RATES = "ALTER TABLE mainspring_jobs ADD COLUMN rate TEXT"
 
+# The queue and the last edit, which lists of jobs are filtered and sorted by. The policy is a JSON
+# text inside the definition, and names its queue if that is not the default one.
+_ORDERED_LISTS = """
+ALTER TABLE mainspring_jobs ADD COLUMN queue TEXT AS (
+    CASE WHEN json_valid(body) AND json_valid(json_extract(body, '$[4]'))
+    THEN coalesce(json_extract(json_extract(body, '$[4]'), '$.queue'), 'default')
+    ELSE 'default' END
+) VIRTUAL;
+ALTER TABLE mainspring_jobs ADD COLUMN updated_at INTEGER AS (
+    CASE WHEN json_valid(body) THEN json_extract(body, '$[2]') END
+) VIRTUAL;
+DROP INDEX mainspring_jobs_listed;
+CREATE INDEX mainspring_jobs_listed
+    ON mainspring_jobs (id, enabled, follows, tags, description, queue, updated_at);
+"""
+
 MIGRATIONS: list[str] = [
     _FIRST,
     _WEBHOOKS,
@@ -236,6 +252,7 @@ MIGRATIONS: list[str] = [
     _COUNTERS,
     _JOB_FILES,
     _RATES,
+    _ORDERED_LISTS,
 ]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 

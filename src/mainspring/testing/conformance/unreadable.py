@@ -292,6 +292,9 @@ class UnreadableTests(Suite):
                 JobQuery(tag="t"),
                 JobQuery(text="othe"),
                 JobQuery(enabled=True, with_total=True),
+                JobQuery(queue="default"),
+                JobQuery(order="updated_at"),
+                JobQuery(order="next_run_at", descending=True),
             ):
                 assert "other" in {job.id for job in (await store.jobs(query)).items}, way
             assert (await store.jobs(JobQuery(due=await store.now()))).items, way

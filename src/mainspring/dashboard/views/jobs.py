@@ -1,0 +1,111 @@
+"""The page at `/jobs`: all jobs, searched, filtered and sorted, and what can be done with them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+
+from mainspring.core.model import State
+from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pictures import draw_runs
+from mainspring.dashboard.sample import sample_job
+from mainspring.stores.protocol import JobOrder
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+PAGE = 25
+RUNS_SHOWN = 20
+STARTED = (State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELLED, State.SKIPPED)
+"""The states of runs whose time has come."""
+
+Sort = Literal["id", "next", "last", "updated"]
+ORDERS: dict[str, JobOrder] = {
+    "id": "id",
+    "next": "next_run_at",
+    "last": "last_run_at",
+    "updated": "updated_at",
+}
+Text = Annotated[str, Query(max_length=200)]
+
+
+@router.get("/jobs")
+async def jobs(
+    request: Request,
+    q: Text = "",
+    state: Annotated[Literal["", "enabled", "paused"], Query()] = "",
+    tag: Text = "",
+    queue: Text = "",
+    sort: Annotated[Sort, Query()] = "id",
+    desc: Annotated[bool, Query()] = False,
+    page: Annotated[int, Query(ge=1, le=100_000)] = 1,
+) -> Response:
+    client = service_of(request).client
+    filters = {"q": q.strip(), "state": state, "tag": tag.strip(), "queue": queue.strip()}
+    match: dict[str, Any] = {
+        "search": filters["q"] or None,
+        "enabled": {"enabled": True, "paused": False}.get(state),
+        "tag": filters["tag"] or None,
+        "queue": filters["queue"] or None,
+    }
+    found, paused_since, workers = await asyncio.gather(
+        client.list_jobs(
+            **match,
+            order=ORDERS[sort],
+            descending=desc,
+            limit=PAGE,
+            offset=(page - 1) * PAGE,
+            with_total=True,
+            last_runs=False,
+        ),
+        client.paused_since(),
+        client.list_workers(),
+    )
+    health, runs = await asyncio.gather(
+        client.jobs_health(found.items),
+        asyncio.gather(
+            *(
+                client.list_runs(job=job.id, state=STARTED, brief=True, limit=RUNS_SHOWN)
+                for job in found.items
+            )
+        ),
+    )
+    rows = [
+        {
+            "job": job,
+            "health": of_job,
+            "last": recent.items[0] if recent.items else None,
+            "spark": draw_runs(recent.items, RUNS_SHOWN),
+        }
+        for job, of_job, recent in zip(found.items, health, runs, strict=True)
+    ]
+    total = found.total or 0
+    return render(
+        request,
+        "jobs.html",
+        page="jobs",
+        title="Jobs",
+        rows=rows,
+        total=total,
+        number=page,
+        pages=max(1, -(-total // PAGE)),
+        first=(page - 1) * PAGE + 1,
+        filters=filters,
+        is_filtered=any(filters.values()),
+        match={name: value for name, value in match.items() if value is not None},
+        sort=sort,
+        desc=desc,
+        tags=sorted({one for job in found.items for one in job.tags}),
+        queues=_queues(found.items, workers),
+        paused_since=paused_since,
+        sample=sample_job(workers),
+    )
+
+
+def _queues(jobs: Any, workers: Any) -> list[str]:
+    """Queues to choose from: those of the jobs that are shown, and of the live workers."""
+    of_workers = {name for worker in workers for name in worker.queues or ()}
+    return sorted({job.policy.queue for job in jobs} | of_workers)

@@ -1,0 +1,235 @@
+"""The page at `/jobs`: the list, its filters and order, and every action on one job or on many."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from mainspring import Scheduler
+from mainspring.dashboard.sample import SAMPLE_HANDLER, run_sample
+from tests.support.dashboard import Dashboard, served
+from tests.support.service import Api, Make
+
+HTML = {"accept": "text/html"}
+EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+async def shown(api: Api, path: str = "/jobs") -> str:
+    answer = await api.get(path, headers=HTML)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def rows(text: str) -> list[str]:
+    return re.findall(r'<tr id="job-([^"]+)"', text)
+
+
+async def test_a_row_says_what_a_job_is_and_how_it_does(working: Api) -> None:
+    scheduler = working.scheduler
+    run = await scheduler.enqueue("greet", {"name": "nobody"})
+    await scheduler.wait(run.id)
+    text = await shown(working)
+    assert rows(text) == ["forever", "greet", "report"]
+    assert "At 09:00, UTC" in text
+    assert "Owned by code" in text
+    assert "on demand" in text
+    row = text[text.index('id="job-greet"') : text.index('id="job-report"')]
+    assert "state-failed" in row
+    assert "health-unhealthy" in row
+    assert re.search(r'<svg class="spark"[^>]*aria-label="last 1 run: 1 failed; [^"]+"', row)
+    assert 'class="tone-red"' in row
+
+
+async def test_jobs_are_filtered_sorted_and_paged(api: Api) -> None:
+    add = api.scheduler.add_job
+    for n in range(30):
+        await add(
+            f"mail{n:02}",
+            handler="greet",
+            schedule=f"{n} 3 1 1 *",
+            tags=["mail"] if n % 2 else [],
+            queue="slow" if n < 3 else "default",
+            description="Letters" if n == 7 else "",
+            enabled=n != 4,
+        )
+    first = await shown(api, "/jobs?q=mail")
+    assert len(rows(first)) == 25
+    assert "1 to 25 of 30 jobs" in first
+    assert 'href="/jobs?page=2&amp;q=mail"' in first or 'href="/jobs?q=mail&amp;page=2"' in first
+    second = await shown(api, "/jobs?q=mail&page=2")
+    assert rows(second) == [f"mail{n}" for n in range(25, 30)]
+    for query, expected in (
+        ("queue=slow", ["mail00", "mail01", "mail02"]),
+        ("queue=slow&tag=mail", ["mail01"]),
+        ("state=paused", ["mail04"]),
+        ("q=letters", ["mail07"]),
+        ("queue=slow&sort=next", ["mail00", "mail01", "mail02"]),
+        ("queue=slow&sort=next&desc=true", ["mail02", "mail01", "mail00"]),
+        ("queue=slow&sort=id&desc=true", ["mail02", "mail01", "mail00"]),
+        ("queue=slow&sort=updated&desc=true", ["mail02", "mail01", "mail00"]),
+    ):
+        assert rows(await shown(api, f"/jobs?{query}")) == expected, query
+    nothing = await shown(api, "/jobs?q=nowhere&state=&tag=")
+    assert "No job matches" in nothing
+
+
+async def test_an_unknown_order_is_refused_on_a_page(api: Api) -> None:
+    answer = await api.get("/jobs?sort=colour", headers=HTML)
+    assert answer.status_code == 422
+    assert "sort" in answer.text
+
+
+async def test_a_reader_sees_jobs_and_no_actions(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", "read")
+    page = await api.get("/jobs", headers={**HTML, "Authorization": f"Bearer {text}"})
+    assert rows(page.text) == ["forever", "greet", "report"]
+    for offered in ("api/v1/jobs", "jobs/new", 'type="checkbox"', "/edit"):
+        assert offered not in page.text
+
+
+async def test_a_sample_is_offered_only_where_it_runs(make: Make) -> None:
+    without: Api = await make(Scheduler("memory://", workers=2))
+    text = await shown(without)
+    assert "No jobs yet" in text
+    assert "sample" not in text
+    scheduler = Scheduler("memory://", workers=2)
+    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
+    assert "Create a sample job" in await shown(await make(scheduler))
+
+
+async def test_the_sample_job_is_made_by_one_click_and_runs(page: Page) -> None:
+    scheduler = Scheduler("memory://", workers=2, poll="50ms")
+    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
+    async with served(scheduler) as made:
+        await page.goto(f"{made.url}/jobs")
+        await page.get_by_role("button", name="Create a sample job").click()
+        await page.wait_for_url("**/jobs/sample")
+        run = await scheduler.trigger("sample", {"name": "Ada", "step_seconds": 0})
+        ended = await scheduler.wait(run.id, "30s")
+        assert ended.result == {"greeting": "hello Ada", "steps": 5}
+
+
+async def test_each_action_of_a_row(dashboard: Dashboard, page: Page) -> None:
+    scheduler = dashboard.scheduler
+    await scheduler.add_job("mail", handler="greet", schedule="0 4 * * *")
+    await page.goto(f"{dashboard.url}/jobs")
+    row = page.locator("#job-mail")
+    await row.get_by_role("button", name="Pause").click()
+    await expect(row.locator(".health")).to_have_text("paused")
+    assert not (await scheduler.get_job("mail")).enabled
+    await row.get_by_role("button", name="Resume").click()
+    await expect(row.get_by_role("button", name="Pause")).to_be_visible()
+    assert (await scheduler.get_job("mail")).enabled
+    await row.get_by_role("button", name="Run now").click()
+    await expect(row.locator(".state")).to_contain_text("succeeded")
+    await row.get_by_role("button", name="Delete").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Delete the job mail?")
+    await dialog.get_by_role("button", name="Keep").click()
+    await expect(row).to_be_visible()
+    await row.get_by_role("button", name="Delete").click()
+    await dialog.get_by_role("button", name="Delete").click()
+    await expect(row).to_have_count(0)
+    await expect(page.get_by_role("status")).to_contain_text("mail was deleted")
+    report = page.locator("#job-report")
+    await report.get_by_role("button", name="Delete").click()
+    await dialog.get_by_role("button", name="Delete").click()
+    await expect(page.get_by_role("status")).to_contain_text("report")
+    await expect(page.locator(".message-error")).to_be_visible()  # code owns it
+
+
+async def test_actions_on_the_ticked_jobs_and_on_all_that_match(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    for n in range(28):
+        await scheduler.add_job(f"many{n:02}", handler="greet", schedule="0 4 * * *", tags=["m"])
+    await page.goto(f"{dashboard.url}/jobs?tag=m")
+    bar = page.locator("#bulk")
+    await expect(bar).to_be_hidden()
+    for name in ("many03", "many05"):
+        await page.get_by_label(f"Choose {name}").check()
+    await expect(bar).to_contain_text("2 jobs chosen")
+    await bar.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("status")).to_contain_text("2 jobs were paused.")
+    await expect(bar).to_be_hidden()
+    assert await paused(scheduler) == ["many03", "many05"]
+
+    await page.get_by_label("Choose all jobs on this page").check()
+    await expect(bar).to_contain_text("25 jobs chosen")
+    await bar.get_by_role("button", name="Choose all 28 jobs").click()
+    await expect(bar).to_contain_text("28 jobs chosen")
+    await bar.get_by_role("button", name="Pause").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Pause: 28 jobs?")
+    await dialog.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("status")).to_contain_text("28 jobs were paused.")
+    assert len(await paused(scheduler)) == 28
+
+    await page.get_by_label("Choose all jobs on this page").check()
+    await bar.get_by_role("button", name="Resume").click()
+    await expect(page.get_by_role("status")).to_contain_text("25 jobs were resumed.")
+    assert await paused(scheduler) == ["many25", "many26", "many27"]
+
+    await page.get_by_label("Choose many00").check()
+    await bar.get_by_role("button", name="Run now").click()
+    await expect(page.get_by_role("status")).to_contain_text("1 job was queued.")
+    await expect(page.locator("#job-many00 .state")).to_contain_text("succeeded")
+
+    await page.get_by_label("Choose all jobs on this page").check()
+    await bar.get_by_role("button", name="Choose all 28 jobs").click()
+    await bar.get_by_role("button", name="Delete").click()
+    await dialog.get_by_role("button", name="Delete").click()
+    await expect(page.get_by_text("No job matches")).to_be_visible()
+    left = await scheduler.list_jobs()
+    assert [job.id for job in left.items] == ["forever", "greet", "report"]
+
+
+async def paused(scheduler: Scheduler) -> list[str]:
+    return [job.id for job in (await scheduler.list_jobs(enabled=False)).items]
+
+
+async def test_filters_are_in_the_address_and_a_tick_survives_updates(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    await scheduler.add_job("mail", handler="greet", schedule="0 4 * * *", enabled=False)
+    await page.goto(f"{dashboard.url}/jobs")
+    await page.get_by_label("State").select_option("paused")
+    await page.wait_for_url("**/jobs?state=paused")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await page.get_by_label("Search id or description").fill("owned")
+    await page.get_by_label("State").select_option("")
+    await page.wait_for_url("**/jobs?q=owned")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await page.get_by_label("Choose report").check()
+    await scheduler.trigger("report")
+    await expect(page.locator("#job-report .state")).to_contain_text("succeeded")
+    await expect(page.get_by_label("Choose report")).to_be_checked()
+    await expect(page.locator("#bulk")).to_contain_text("1 job chosen")
+
+
+async def test_texts_of_users_are_shown_and_never_run(dashboard: Dashboard, page: Page) -> None:
+    options: dict[str, Any] = {"description": EVIL, "tags": [EVIL], "payload": {"name": EVIL}}
+    await dashboard.scheduler.add_job("evil", handler="greet", queue="default", **options)
+    await page.goto(f"{dashboard.url}/jobs?tag={EVIL}&q=evil")
+    row = page.locator("#job-evil")
+    await expect(row.locator(".sub").first).to_contain_text("<img src=x onerror=")
+    await expect(row.locator(".tag")).to_have_text(EVIL)
+    await expect(page.locator("main img, main script")).to_have_count(0)
+    assert await page.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize("width", [360, 2560])
+async def test_nothing_overflows(dashboard: Dashboard, page: Page, width: int) -> None:
+    long = "x" * 150
+    await dashboard.scheduler.add_job(long, handler="greet", description=long, tags=[long[:50]])
+    await page.set_viewport_size({"width": width, "height": 800})
+    await page.goto(f"{dashboard.url}/jobs")
+    await expect(page.locator("tbody tr")).to_have_count(4)
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert await page.evaluate(wide) == 0
