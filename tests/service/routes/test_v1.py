@@ -100,7 +100,7 @@ async def test_jobs_are_listed_by_queue_and_in_another_order(api: Api) -> None:
     await refused(api, "GET", "/jobs", 422, params={"order": "colour"})
     bulk = {"action": "pause", "match": {"queue": "q", "search": "job1"}}
     done = await api.ok("POST", "/api/v1/jobs/bulk", json=bulk)
-    assert [one["jobId"] for one in done["items"]] == ["job1"]
+    assert [one["id"] for one in done["items"]] == ["job1"]
     for _ in range(3):
         await api.ok("POST", "/api/v1/jobs/job0/trigger")
     first = await api.ok("GET", "/api/v1/runs", params={"limit": 2})

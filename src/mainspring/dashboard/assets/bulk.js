@@ -75,7 +75,7 @@ async function act(action) {
     if (answer.succeeded > 0) say(`${jobs(answer.succeeded)} ${answer.succeeded === 1 ? one : many}.`);
     if (answer.failed > 0) {
       const first = answer.items.find((item) => item.problem);
-      say(`${jobs(answer.failed)} could not be changed. ${first.jobId}: ${first.problem.detail}`, "error");
+      say(`${jobs(answer.failed)} could not be changed. ${first.id}: ${first.problem.detail}`, "error");
     }
     clear();
     refresh();
