@@ -482,10 +482,22 @@ def _all_wait_again() -> Patches:
 
 
 def _stale_skips() -> Patches:
+    """With sweepers that take a second from a skip's decision to its commit: otherwise one seed in
+    150 shows it, so one in five. That alone breaks nothing."""
+    right = Sweeper._commit
+
+    async def commit(self: Sweeper, changes: list[Change]) -> list[bool]:
+        if any(change.set.get("state") is State.SKIPPED for change in changes):
+            await asyncio.sleep(1)
+        return await right(self, changes)
+
     async def none(engine: Any, run_ids: Any) -> list[Run]:
         return []
 
-    return [patch.object(revival, "_waiting_after", none)]
+    return [
+        patch.object(Sweeper, "_commit", commit),
+        patch.object(revival, "_waiting_after", none),
+    ]
 
 
 def _looks_before_it_commits() -> Patches:
@@ -692,7 +704,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("random slot ids", "a crash before the advance fires the slot again", "slots",
               make_store=RandomSlotIds)  # fmt: skip
     yield bug("loose chain", "the second firing of a job stands without the first", "slots",
-              make_store=LooseChain, stress=True, focus="slots")  # fmt: skip
+              make_store=LooseChain, stress=True, focus="slots",
+              first_seed=4)  # fmt: skip
     yield bug("key checked before", "a dedupe key is looked up, then the run inserted", "dedupe",
               make_store=KeyCheckedBefore, first_seed=5)  # fmt: skip
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
@@ -759,10 +772,10 @@ def _bugs() -> Iterator[Planted]:
     yield bug("all wait again", "a retry revives every run that some failure skipped",
               "tokens", "finished", patches=_all_wait_again)  # fmt: skip
     yield bug("stale skips", "a skip stands that was decided before the retry", "followers",
-              patches=_stale_skips, focus="followers", first_seed=32)  # fmt: skip
+              patches=_stale_skips, focus="followers")  # fmt: skip
     yield bug("looks before it commits", "a retry looks for skipped runs, then makes its run"
               " pending", "followers", patches=_looks_before_it_commits,
-              focus="followers", first_seed=3)  # fmt: skip
+              focus="followers", first_seed=108)  # fmt: skip
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
               first_seed=18)  # fmt: skip
