@@ -17,6 +17,7 @@ BENCHMARKS = {
     "cron": "time per `next`, beside croniter",
     "effects": "effect-once beside at-least-once with a commit of its own",
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
+    "dashboard": "server time of every page, with 10,000 jobs and 1,000,000 finished runs",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
     "mongodb": "drain, processes, a limit, latency and claims on MongoDB, beside pymongo and npm",
     "objects": "drain, latency, requests and their price on object storage, beside SQLite",

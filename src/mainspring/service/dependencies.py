@@ -78,6 +78,8 @@ class Service:
     """Held while a preview is computed: one at a time."""
     last_event: dict[bool, tuple[Event, bytes]] = field(default_factory=dict)
     """The last event as it was sent; True: in the form of the compatibility page."""
+    histories: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    """The last history of each window, and when it was computed."""
     error_page: Callable[[Request, ApiError], Response] | None = None
     """Makes the answer to a browser that asked for a page and may not have it. None: there are no
     pages, and every client gets a problem document."""

@@ -12,7 +12,10 @@ export async function startCharts() {
     }
   });
   for (const one of all) observer.observe(one);
-  const draw = () => Promise.all(all.map(update));
+  const draw = () => {
+    const sources = new Map();
+    return Promise.all(all.map((one) => update(one, sources)));
+  };
   await draw();
   document.addEventListener("mainspring:refresh", draw);
   document.addEventListener("mainspring:theme", () => {
@@ -34,10 +37,16 @@ function loadUplot() {
   });
 }
 
-async function update(one) {
+// Charts with the same source share one request.
+function read(sources, source) {
+  if (!sources.has(source)) sources.set(source, call("GET", source));
+  return sources.get(source);
+}
+
+async function update(one, sources) {
   let history;
   try {
-    history = await call("GET", one.dataset.source);
+    history = await read(sources, one.dataset.source);
   } catch {
     return; // the page itself says that the service is away
   }
