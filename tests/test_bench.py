@@ -27,6 +27,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "cron": {"_ROUNDS": 1, "_MOMENTS": _MOMENTS[:3]},
     "effects": {"COUNT": 5},
     "api": {"ROUNDS": 1, "CREATIONS": 3, "JOBS": 10, "LISTS": 2, "LIMIT": 2},
+    "dashboard": {"TIMES": 1},
     "webhooks": {"ROUNDS": 1, "CALLS": 5, "IN_FLIGHT": 2},
     "mongodb": {
         **{"ROUNDS": 1, "RUNS": 20, "BATCHES": (10,), "PROCESSES": 1, "PROCESS_ROUNDS": 1},
@@ -47,6 +48,7 @@ SMALL: dict[str, dict[str, Any]] = {
 OPTIONS = {
     "slots": ["--store", "sqlite", "--rate", "3", "--seconds", "1", "--instances", "1"],
     "catch_up": ["--store", "sqlite", "--jobs", "2", "--days", "1"],
+    "dashboard": ["--jobs", "20", "--runs", "2000"],
 }
 ON_MONGODB = ("mongodb", "transactions", "statistics", "sizing")
 SLOW_PARTS = {"latencies", "idle", "connections", "processes", "limits"}
