@@ -724,9 +724,9 @@ def _bugs() -> Iterator[Planted]:
               "at most once", patches=_rescued_as_any, first_seed=2)  # fmt: skip
     yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
               "cancel", patches=_without("rescued", "cancel_requested"), stress=True,
-              first_seed=10)  # fmt: skip
+              first_seed=7)  # fmt: skip
     yield bug("bystanders blamed", "every lapse is held against a run, begun or not", "begin",
-              "poison", patches=_bystanders_blamed, first_seed=2)  # fmt: skip
+              "poison", patches=_bystanders_blamed, first_seed=8)  # fmt: skip
     yield bug("killers at large", "no lapse is held against a run that runs alone", "poison",
               patches=_killers_at_large, first_seed=2)  # fmt: skip
     yield bug("suspects in company", "a suspect begins beside others", "suspects",
@@ -739,7 +739,7 @@ def _bugs() -> Iterator[Planted]:
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("given again though begun", "a begin that is on record is not looked at",
               "at most once", "fence", "attempts", "poison",
-              patches=_given_again_though_begun)  # fmt: skip
+              patches=_given_again_though_begun, first_seed=2)  # fmt: skip
     yield bug("cancel overwritten", "a completion overwrites a cancel request", "cancel",
               patches=_cancel_overwritten, first_seed=2)  # fmt: skip
     yield bug("retry resets the attempt", "a retry begins to count anew", "attempts",
@@ -768,7 +768,7 @@ def _bugs() -> Iterator[Planted]:
               first_seed=11)  # fmt: skip
     yield bug("fires while it drains", "a worker that stops fires slots that it will not run",
               "drain", patches=_drains_and_fires, focus="slots", calm=False,
-              first_seed=1)  # fmt: skip
+              first_seed=3)  # fmt: skip
     yield bug("all wait again", "a retry revives every run that some failure skipped",
               "tokens", "finished", patches=_all_wait_again)  # fmt: skip
     yield bug("stale skips", "a skip stands that was decided before the retry", "followers",
@@ -778,7 +778,7 @@ def _bugs() -> Iterator[Planted]:
               focus="followers", first_seed=108)  # fmt: skip
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
-              first_seed=18)  # fmt: skip
+              first_seed=8)  # fmt: skip
     yield bug("killed on a node", "a worker that died in the middle counts as one that never took"
               " its node run", "nodes", patches=_killed_on_a_node, focus="everywhere",
               first_seed=1)  # fmt: skip
