@@ -55,6 +55,18 @@ async def read_sum(bucket: DirectoryBucket) -> int:
     return int(found.data[:20])
 
 
+async def test_a_file_that_is_no_object_is_never_deleted(tmp_path: Path) -> None:
+    bucket = await opened(tmp_path)
+    foreign = tmp_path / "history" / "000000000001-0123456789ab-1"
+    foreign.parent.mkdir()
+    foreign.write_text("the only copy")
+    await bucket.put("history/own", b"x", expected_etag=None)
+    await bucket.delete(["history/000000000001-0123456789ab-1", "history/own"])
+    assert foreign.read_text() == "the only copy"
+    assert await bucket.get("history/own") is None
+    await bucket.close()
+
+
 async def test_increments_of_many_processes_are_all_there(tmp_path: Path) -> None:
     bucket = await opened(tmp_path / "bucket")
     await bucket.put("sum", b"0".rjust(20), expected_etag=None)

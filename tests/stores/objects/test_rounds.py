@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -21,8 +21,9 @@ from mainspring.errors import (
     StoreUnavailable,
 )
 from mainspring.stores.objects import ObjectStore, operations, rounds
+from mainspring.stores.objects.bucket import Listed
 from mainspring.stores.objects.compaction import Compaction
-from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
 from mainspring.stores.objects.rounds import Operation, Rounds
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock
@@ -364,15 +365,100 @@ async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects, clock: 
     await fill(store, clock, 20)
     while not any(key.startswith("history/") for key in objects.stored):
         await asyncio.sleep(0)
-    objects.put("snapshot/young", b"{}", None)
+    young = part_name("snapshot", 1, "0123456789ab", 1)
+    objects.put(young, b"{}", None)
     await store.maintain(clock.now() - timedelta(days=1), 10)
-    assert "snapshot/young" in objects.stored
+    assert young in objects.stored
     clock.advance(7200)
     objects.list_lag = 3600
     await store.maintain(clock.now() - timedelta(days=1), 10)
-    assert "snapshot/young" not in objects.stored
+    assert young not in objects.stored
     other = await opened(objects)
     assert len((await other.find(RunQuery())).items) == 20
+
+
+FOREIGN = [
+    *(f"{kind}/2019/thesis.tex" for kind in PART_KINDS),
+    *(f"{kind}/{part_name(kind, 1, '0123456789ab', 1)}" for kind in PART_KINDS),
+    *(f"{kind}/000000000001-0123456789ab-1.bak" for kind in PART_KINDS),
+    *("snapshot/db.dump", "delta/1-0123456789ab-1", "history/000000000001-me-1", "notes.txt"),
+]
+
+
+async def test_objects_of_somebody_else_are_never_deleted(
+    objects: Objects, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in FOREIGN:
+        objects.put(key, b"the only copy", None)
+    clock.advance(7200)
+    store = await opened(objects)
+    assert "where other objects are" in caplog.text
+    await store.maintain(clock.now() - timedelta(days=1), 10)
+    clock.advance(7200)
+    await store.maintain(clock.now() - timedelta(days=1), 10)
+    assert set(FOREIGN) < objects.stored.keys()
+
+
+class Below(MemoryBucket):
+    """A prefix of the objects."""
+
+    def __init__(self, objects: Objects, prefix: str) -> None:
+        super().__init__(objects)
+        self._below = prefix
+
+    async def get(self, key: str, unless_etag: str | None = None) -> Any:
+        return await super().get(self._below + key, unless_etag)
+
+    async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
+        return await super().put(self._below + key, data, expected_etag=expected_etag)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete([self._below + key for key in keys])
+
+    async def list_objects(
+        self, prefix: str, after: str | None = None, limit: int = 1000
+    ) -> list[Listed]:
+        after = None if after is None else self._below + after
+        found = await super().list_objects(self._below + prefix, after, limit)
+        return [Listed(one.key.removeprefix(self._below), one.size, one.modified) for one in found]
+
+
+@pytest.mark.parametrize("kind", PART_KINDS)
+async def test_a_store_below_another_one_is_safe(
+    objects: Objects, clock: FakeClock, kind: str
+) -> None:
+    inner = ObjectStore(Below(objects, f"p/{kind}/"), tail_bytes=100, most_finished=4)
+    outer = ObjectStore(Below(objects, "p/"), tail_bytes=100, most_finished=4)
+    for store in (inner, outer):
+        await store.open()
+        await fill(store, clock, 20)
+        await store.add([run(clock, "live")])
+    for _ in range(2):
+        clock.advance(7200)
+        for store in (outer, inner):
+            await store.maintain(clock.now() - timedelta(days=1), 10)
+    for prefix in (f"p/{kind}/", "p/"):
+        again = ObjectStore(Below(objects, prefix))
+        await again.open()
+        assert len((await again.find(RunQuery())).items) == 21
+
+
+async def test_no_store_is_made_over_the_parts_of_one_whose_head_is_gone(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """A new store would take the parts for garbage, and a head that is restored later needs
+    them."""
+    store = await opened(objects, tail_bytes=100)
+    for n in range(4):
+        await store.add([run(clock, f"r{n}")])
+    await store.close()
+    head = objects.stored.pop(HEAD)
+    before = set(objects.stored)
+    with pytest.raises(StoreDamaged, match="Restore that object from a backup"):
+        await opened(objects)
+    assert objects.stored.keys() == before
+    objects.stored[HEAD] = head
+    assert len((await (await opened(objects)).find(RunQuery())).items) == 4
 
 
 # -- the clock

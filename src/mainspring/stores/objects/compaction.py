@@ -29,7 +29,7 @@ from mainspring.stores.objects.history import (
     gone_of,
     had_trouble,
 )
-from mainspring.stores.objects.layout import PART_KINDS
+from mainspring.stores.objects.layout import PART_KINDS, is_part_name
 from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.rounds import Operation, Rounds
 from mainspring.stores.protocol import TTL_NOTE_KEPT
@@ -316,12 +316,16 @@ class Compaction:
         )
 
     async def _listed(self, before: datetime) -> list[str]:
+        """All parts that were written before. Names that no client of a store can have made are
+        left out: files of somebody else, or another store below this one."""
         found: list[str] = []
         for kind in PART_KINDS:
             after = None
             while True:
                 page = await self._bucket.list_objects(f"{kind}/", after)
-                found += [one.key for one in page if one.modified < before]
+                found += [
+                    one.key for one in page if one.modified < before and is_part_name(one.key)
+                ]
                 if len(page) < 1000:
                     break
                 after = page[-1].key

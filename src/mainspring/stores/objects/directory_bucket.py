@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import heapq
 import os
 import random
 import re
@@ -30,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 from urllib.parse import quote, unquote
@@ -211,8 +211,10 @@ class DirectoryBucket:
         for key in keys:
             file = self._file(key)
             if file.exists():
-                with self._locked(zlib.crc32(key.encode()) % _LOCKS):
-                    file.unlink(missing_ok=True)
+                # A file that is no object belongs to somebody else, whatever its name.
+                with suppress(StoreDamaged), self._locked(zlib.crc32(key.encode()) % _LOCKS):
+                    if _etag_of(file) is not None:
+                        file.unlink(missing_ok=True)
                 changed.add(file.parent)
         for directory in changed:
             _flush_directory(directory)
@@ -226,7 +228,7 @@ class DirectoryBucket:
             if key.startswith(prefix) and (after is None or key > after)
         )
         listed = []
-        for key, path in heapq.nsmallest(limit, found):
+        for key, path in islice(found, limit):
             with suppress(FileNotFoundError):  # deleted just now
                 state = os.stat(path)
                 size = max(0, state.st_size - _HEADER_SIZE)
@@ -329,14 +331,16 @@ def _flush_directory(directory: Path) -> None:
 
 
 def _walk(directory: Path, base: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """The keys and paths of all objects in a directory, except below directories that hold none
-    with this prefix."""
+    """The keys and paths of all objects in a directory, in the order of the keys, except below
+    directories that hold none with this prefix. Reads a directory only when its turn comes."""
+    found: list[tuple[str, str]] = []
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
-            key = base + unquote(entry.name)
-            if entry.name.startswith("."):
-                continue
-            if not entry.is_dir():
-                yield key, entry.path
-            elif f"{key}/".startswith(prefix) or prefix.startswith(f"{key}/"):
-                yield from _walk(Path(entry.path), f"{key}/", prefix)
+            if not entry.name.startswith("."):
+                key = base + unquote(entry.name)
+                found.append((f"{key}/" if entry.is_dir() else key, entry.path))
+    for key, path in sorted(found):
+        if not key.endswith("/"):
+            yield key, path
+        elif key.startswith(prefix) or prefix.startswith(key):
+            yield from _walk(Path(path), key, prefix)

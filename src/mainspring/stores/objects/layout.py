@@ -13,6 +13,7 @@ A body is JSON, compressed with zlib where that pays.
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ import msgspec
 from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import json_text
 
-__all__ = ["HEAD", "PART_KINDS", "decode_body", "encode_body", "part_name"]
+__all__ = ["HEAD", "PART_KINDS", "decode_body", "encode_body", "is_part_name", "part_name"]
 
 T = TypeVar("T")
 
@@ -39,6 +40,15 @@ LEVEL = 1
 def part_name(kind: str, seq: int, client: str, number: int) -> str:
     """A name that no other part has: a client numbers what it writes."""
     return f"{kind}/{seq:012d}-{client}-{number}"
+
+
+_PART_NAME = re.compile(rf"({'|'.join(PART_KINDS)})/[0-9]{{12,}}-[0-9a-f]{{12}}-[0-9]+")
+
+
+def is_part_name(key: str) -> bool:
+    """Whether `part_name` can have made this name. Everything else below the prefix belongs to
+    somebody else, and is never deleted."""
+    return _PART_NAME.fullmatch(key) is not None
 
 
 def encode_body(value: Any) -> bytes:

@@ -29,9 +29,10 @@ from mainspring.stores.codec import json_text
 from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.head import Entry, Head, decode_head, encode_head
 from mainspring.stores.objects.history import History
-from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.layout import HEAD, is_part_name
 from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.parts import PartGone, Parts, PartsNeeded, new_client
+from mainspring.stores.objects.self_test import FOLDER, MARKER
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import Bounds, StorageClock
 
@@ -182,6 +183,9 @@ class Rounds:
             raise StoreMissing(
                 f"nothing of Mainspring is at {self._bucket.location}, and nothing may be made"
             )
+        await self._look_around()
+        if self._etag is not None:  # another client has made it meanwhile
+            return
         problem: StoreError | None = None
         for _ in range(MOST_FAILURES):
             try:
@@ -191,6 +195,28 @@ class Rounds:
             if await self.refresh(may_be_missing=True):  # made here, or by another client
                 return
         raise problem or StoreUnavailable(f"{self._bucket.location} does not keep what is written")
+
+    async def _look_around(self) -> None:
+        """Before a store is made: refuse a place with the parts of another store, which this one
+        would take for garbage, and warn of objects of somebody else."""
+        found = [one.key for one in await self._bucket.list_objects("")]
+        parts = [key for key in found if is_part_name(key)]
+        if parts and not await self.refresh(may_be_missing=True):
+            raise StoreDamaged(
+                f"{self._bucket.location} has objects of a store ({parts[0]!r} and others), but not"
+                f" its {HEAD!r}. Restore that object from a backup. If the store is not needed any"
+                " more, delete all of it, or name another prefix in the URL"
+            )
+        foreign = [key for key in found if key not in (HEAD, MARKER) and not is_part_name(key)]
+        foreign = [key for key in foreign if not key.startswith(f"{FOLDER}/")]
+        if foreign:
+            log.warning(
+                "a store was made at %s, where other objects are (%r and others). The store changes"
+                " and deletes none of them, but a place of its own is easier to keep apart: add a"
+                " prefix to the URL",
+                self._bucket.location,
+                foreign[0],
+            )
 
     # -- rounds
 

@@ -27,7 +27,7 @@ import msgspec
 from mainspring.errors import StoreError
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
 
-__all__ = ["prove"]
+__all__ = ["FOLDER", "MARKER", "prove"]
 
 VERSION: Final = 1
 MARKER: Final = "conditions"
