@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -20,7 +21,7 @@ from mainspring.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
-from mainspring.stores.objects import ObjectStore, operations, rounds
+from mainspring.stores.objects import ObjectStore, head, operations, rounds
 from mainspring.stores.objects.bucket import Listed
 from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
@@ -262,6 +263,97 @@ async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_a
     await other.open()
     assert replaced
     assert len((await other.find(RunQuery())).items) == 8
+
+
+# -- a store that was restored, or made anew, under clients that go on
+
+
+async def restored(objects: Objects, clock: FakeClock, writer: bool) -> tuple[ObjectStore, ...]:
+    """A client that goes on after a backup was restored (it made the last write, or not), and
+    another one that was opened after it."""
+    old = await opened(objects, tail_bytes=2000)
+    other = await opened(objects)
+    await old.add([run(clock, "kept")])
+    backup = copy.deepcopy(objects.stored)
+    for n in range(10):
+        await (old if writer else other).add([run(clock, f"lost{n}")])
+    assert len((await old.find(RunQuery())).items) == 11
+    objects.stored = backup
+    return old, await opened(objects)
+
+
+@pytest.mark.parametrize("writes", [0, 5, 9, 10, 11, 60])
+@pytest.mark.parametrize("writer", [True, False])
+async def test_a_client_that_outlives_a_restore_is_refused(
+    objects: Objects, clock: FakeClock, writer: bool, writes: int
+) -> None:
+    old, new = await restored(objects, clock, writer)
+    for n in range(writes):
+        await new.add([run(clock, f"new{n}")])
+    before = set(objects.stored)
+    for _ in range(2):
+        for call in (old.find(RunQuery()), old.add([run(clock, "x")]), old.claim(claim())):
+            with pytest.raises(StoreDamaged, match="restored from a backup"):
+                await call
+    assert objects.stored.keys() == before
+    expected = sorted(["kept", *(f"new{n}" for n in range(writes))])
+    assert sorted(one.id for one in (await new.find(RunQuery())).items) == expected
+
+
+async def test_a_client_that_was_refused_stays_so_until_it_is_opened_anew(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """Also when the other clients have written as often as it had, in the meantime."""
+    old, new = await restored(objects, clock, True)
+    for n in range(30):
+        await new.add([run(clock, f"new{n}")])
+        with pytest.raises(StoreDamaged):
+            await old.add([run(clock, f"old{n}")])
+    await old.close()
+    await old.open()
+    await old.add([run(clock, "again")])
+    found = [one.id for one in (await new.find(RunQuery(limit=100))).items]
+    assert sorted(found) == sorted(["kept", "again", *(f"new{n}" for n in range(30))])
+
+
+@pytest.mark.parametrize("writes", [0, 1, 6])
+async def test_a_client_that_outlives_its_store_is_refused_by_a_new_one(
+    objects: Objects, clock: FakeClock, writes: int
+) -> None:
+    old = await opened(objects)
+    for n in range(writes):
+        await old.add([run(clock, f"old{n}")])
+    objects.stored.clear()
+    new = await opened(objects)
+    for n in range(6):
+        await new.add([run(clock, f"new{n}")])
+    with pytest.raises(StoreDamaged, match="made anew"):
+        await old.add([run(clock, "x")])
+    assert len((await (await opened(objects)).find(RunQuery())).items) == 6
+
+
+async def test_a_client_that_slept_while_many_others_wrote_is_not_refused(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """Neither its last write nor the last one that it knows is in the head any more."""
+    with patch.object(head, "MOST_CLIENTS", 3):
+        sleeper = await opened(objects)
+        await sleeper.add([run(clock, "first")])
+        for n in range(8):
+            one = await opened(objects, tail_bytes=100)
+            await one.add([run(clock, f"r{n}")])
+            await one.close()
+        await sleeper.add([run(clock, "last")])
+        assert len((await sleeper.find(RunQuery())).items) == 10
+
+
+async def test_a_store_that_has_no_id_yet_gets_one(objects: Objects, clock: FakeClock) -> None:
+    objects.put(HEAD, b'{"format": 1}', None)
+    first, second = await opened(objects), await opened(objects)
+    await first.add([run(clock, "a")])
+    await second.add([run(clock, "b")])
+    assert second._open_rounds().head.id == first._open_rounds().head.id != ""
+    assert len((await first.find(RunQuery())).items) == 2
 
 
 # -- garbage

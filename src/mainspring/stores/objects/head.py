@@ -49,6 +49,9 @@ class Commit(Struct, frozen=True, array_like=True):
 
 class Head(Struct, frozen=True, kw_only=True):
     format: int = FORMAT
+    id: str = ""
+    """Of the store; made with it. Empty in a store that was made before there were ids: the next
+    write gives it one."""
     seq: int = 0
     """The number of the last write."""
     snapshot: str | None = None
@@ -76,6 +79,23 @@ class Head(Struct, frozen=True, kw_only=True):
         """Whether the entries lead on from the state after that write."""
         return seq <= self.seq and (seq == self.seq or self.entries[0].seq <= seq + 1)
 
+    def descends_from(self, known: Head) -> bool:
+        """Whether this head was written after the known one, in the same store. If not, a backup
+        was restored, or the store was made anew.
+
+        The client that made the last write of the known head tells: its last write is that one or
+        a later one. In a store that was restored it is an older one. That client itself notices
+        the same, and does not write again."""
+        if self.seq < known.seq or (known.id and self.id != known.id):
+            return False
+        for client, commit in known.commits.items():
+            if commit.seq == known.seq:
+                found = self.commits.get(client)
+                if found is None:  # left out since
+                    return self.commits_since >= known.seq
+                return found.seq > known.seq or found == commit
+        return True
+
     def parts(self) -> set[str]:
         """The parts that the head itself names."""
         named = {entry.part for entry in self.entries} | {self.snapshot}
@@ -90,6 +110,7 @@ class Head(Struct, frozen=True, kw_only=True):
             since = max(since, commits.pop(oldest).seq)
         return replace(
             self,
+            id=self.id or nonce,
             seq=entry.seq,
             entries=(*self.entries, entry),
             commits=commits,

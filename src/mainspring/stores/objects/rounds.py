@@ -148,6 +148,8 @@ class Rounds:
         """Rounds that were won in a row without a sign of another writer."""
         self._not_before = 0.0
         self._took = 0.0
+        self._refusal = ""
+        """Why this client must be opened anew before it can be used again."""
         self._task: asyncio.Task[None] | None = None
 
     # -- for callers
@@ -186,10 +188,11 @@ class Rounds:
         await self._look_around()
         if self._etag is not None:  # another client has made it meanwhile
             return
+        new = Head(id=secrets.token_hex(8))
         problem: StoreError | None = None
         for _ in range(MOST_FAILURES):
             try:
-                await self._bucket.put(HEAD, encode_head(Head()), expected_etag=None)
+                await self._bucket.put(HEAD, encode_head(new), expected_etag=None)
             except StoreUnavailable as error:
                 problem = error
             if await self.refresh(may_be_missing=True):  # made here, or by another client
@@ -233,6 +236,8 @@ class Rounds:
         rest = self._not_before - self._monotonic()
         reads_only = rest > 0 and not all(operation.writes for operation in self._queue)
         try:
+            if self._refusal:
+                raise StoreDamaged(self._refusal)
             if rest > 0 and not reads_only:
                 await asyncio.sleep(rest)  # so that other writers are not kept out
             await self.clock.read_if_due()
@@ -372,11 +377,14 @@ class Rounds:
 
     async def _advance(self, head: Head) -> None:
         """Bring the state to that of the head. It is changed only when all is loaded."""
-        if self._etag is not None and head.seq < self.head.seq:
-            raise StoreDamaged(
-                f"the head of the store at {self._bucket.location} was replaced by an older one:"
-                " restart every program that uses it"
+        if self._etag is not None and not head.descends_from(self.head):
+            self._refusal = (
+                f"the store at {self._bucket.location} was restored from a backup, or made anew,"
+                " while this program used it. What this program knows is of the old store: restart"
+                " it, and every other program that was running then"
             )
+            self._garbage.clear()  # the store that is there now may need it
+            raise StoreDamaged(self._refusal)
         loads = self._etag is None or not head.reaches(self.head.seq)
         since = head.snapshot_seq if loads else self.head.seq
         deltas = [await self._delta(entry) for entry in head.entries if entry.seq > since]
