@@ -10,6 +10,8 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
+from mainspring.core.schedules.zones import zone_named
+
 __all__ = ["FILTERS", "address", "sentence"]
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -121,6 +123,15 @@ def clock_tag(moment: datetime | None, zone: str | None = None) -> Markup:
     )
 
 
+def wall(moment: datetime, now: datetime, zone: str) -> str:
+    """Tue 17 Nov 09:00, by the clocks of a zone; with seconds if there are some, and with the year
+    if it is another one."""
+    there = moment.astimezone(zone_named(zone))
+    year = "" if there.year == now.astimezone(zone_named(zone)).year else " %Y"
+    seconds = ":%S" if there.second else ""
+    return there.strftime(f"%a %d %b{year} %H:%M{seconds}")
+
+
 def absolute(moment: datetime | None) -> str:
     """2026-11-17 09:00:05 UTC."""
     return "—" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -181,4 +192,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "span": span,
     "state": state_tag,
     "time": time_tag,
+    "wall": wall,
 }

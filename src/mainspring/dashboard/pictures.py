@@ -118,14 +118,15 @@ def draw_workflow(workflow: Workflow) -> Graph | None:
         for row, node in enumerate(of_column):
             x = MARGIN + at * (BOX_WIDTH + GAP_X)
             y = top + row * (BOX_HEIGHT + GAP_Y)
-            detail = str(node.state) if node.state is not None else (node.detail or "on demand")
+            when = f"after {', '.join(node.after)}" if node.after else "on demand"
+            detail = str(node.state) if node.state is not None else node.detail or when
             boxes[node.id] = Box(node, x, y, _short(node.job_id), _short(detail, 30))
     lines = tuple(
         _line(boxes[name], boxes[node.id]) for node in nodes for name in node.after if name in boxes
     )
     width = 2 * MARGIN + (max(columns) + 1) * (BOX_WIDTH + GAP_X) - GAP_X
     text = f"{plural(len(nodes), 'step')}, {plural(len(lines), 'dependency', 'dependencies')}"
-    return Graph(width, height, tuple(boxes.values()), lines, text)
+    return Graph(width, height + GAP_Y, tuple(boxes.values()), lines, text)
 
 
 def _line(start: Box, end: Box) -> str:
@@ -133,7 +134,9 @@ def _line(start: Box, end: Box) -> str:
     x1, y1 = start.x + BOX_WIDTH, start.y + BOX_HEIGHT // 2
     x2, y2 = end.x, end.y + BOX_HEIGHT // 2
     bend = max(20, (x2 - x1) // 2)
-    return f"M{x1} {y1}C{x1 + bend} {y1} {x2 - bend} {y2} {x2} {y2}"
+    # Past the columns between, below the boxes that stand there.
+    low = BOX_HEIGHT if x2 - x1 > GAP_X and y1 == y2 else 0
+    return f"M{x1} {y1}C{x1 + bend} {y1 + low} {x2 - bend} {y2 + low} {x2} {y2}"
 
 
 def _short(text: str, most: int = LONGEST_NAME) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from mainspring.core.model import Job, Run
 from mainspring.core.workflow_graph import Workflow, WorkflowNode
@@ -28,28 +29,22 @@ async def read_workflow(engine: Engine, name: str) -> Workflow:
     page = await engine.store.find(RunQuery(ids=frozenset({name}), brief=True))
     if page.items:
         return await _workflow_of_run(engine, page.items[0])
-    jobs = await _all_jobs(engine)
-    if name not in jobs:
-        raise RunNotFound(name) if "@" in name else JobNotFound(name, jobs)
-    return _workflow_of_job(name, jobs)
+    return await _workflow_of_job(engine, name)
 
 
-async def _all_jobs(engine: Engine) -> dict[str, Job]:
-    jobs: dict[str, Job] = {}
-    cursor: str | None = None
-    while True:
-        page = await engine.store.jobs(JobQuery(limit=PAGE, cursor=cursor))
-        jobs |= {job.id: job for job in page.items}
-        if (cursor := page.cursor) is None:
-            return jobs
-
-
-def _workflow_of_job(name: str, jobs: dict[str, Job]) -> Workflow:
-    """Everything that starts with the same root."""
-    order = {job.id: job.policy.after for job in jobs.values() if job.policy.after}
+async def _workflow_of_job(engine: Engine, name: str) -> Workflow:
+    """Everything that starts with the same root. Only the jobs that come after others are read, and
+    those that they come after."""
+    followers = {job.id: job for job in await _jobs(engine, follows=True)}
+    order = {job.id: job.policy.after for job in followers.values()}
     upstream = {job_id: upstream_of(job_id, order) for job_id in order}
     roots = {one for one in upstream.get(name, ()) if one not in order} or {name}
     members = {job_id for job_id, before in upstream.items() if before & roots} | roots
+    others = frozenset(members - followers.keys())
+    jobs = followers | {job.id: job for job in await _jobs(engine, ids=others)}
+    if name not in jobs:
+        known = [job.id for job in await _jobs(engine)]
+        raise RunNotFound(name) if "@" in name else JobNotFound(name, known)
     nodes = [
         WorkflowNode(
             id=job_id,
@@ -60,6 +55,16 @@ def _workflow_of_job(name: str, jobs: dict[str, Job]) -> Workflow:
         for job_id in members
     ]
     return Workflow(_in_order(nodes))
+
+
+async def _jobs(engine: Engine, **query: Any) -> list[Job]:
+    jobs: list[Job] = []
+    cursor: str | None = None
+    while True:
+        page = await engine.store.jobs(JobQuery(limit=PAGE, cursor=cursor, **query))
+        jobs += page.items
+        if (cursor := page.cursor) is None:
+            return jobs
 
 
 def _schedule(job: Job | None) -> str | None:
