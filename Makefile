@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup servers run test check format docs reference lint types simulate chaos bench clean
+.PHONY: help setup servers run test check format docs reference screenshots lint types simulate chaos bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,9 @@ docs: reference ## build the documentation as a site, in build/site
 
 reference: .venv/ready
 	@$(BIN)/python -m tools.reference
+
+screenshots: .venv/ready ## make the pictures of the dashboard in docs/assets/screenshots
+	$(BIN)/python -m tools.screenshots
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
