@@ -632,16 +632,16 @@ def tries_forgotten() -> Any:
 
 
 def snapshot_after_the_head() -> Any:
+    """The head names a snapshot whose parts are written after it."""
     real = Rounds._write
 
     async def write(self: Rounds, *given: Any) -> bool:
-        made = self._snapshot
-        body = None
-        if made is not None:
-            body = self._bucket.objects.stored.pop(made.name, None)  # type: ignore[attr-defined]
+        made = self._snapshot.parts if self._snapshot is not None else ()
+        stored = self._bucket.objects.stored  # type: ignore[attr-defined]
+        bodies = {name: stored.pop(name).data for name in made if name in stored}
         won = await real(self, *given)
-        if made is not None and body is not None and won:
-            await self._bucket.put(made.name, body.data, expected_etag=None)
+        for name, body in bodies.items() if won else ():
+            await self._bucket.put(name, body, expected_etag=None)
         return won
 
     return patched(patch.object(Rounds, "_write", write))

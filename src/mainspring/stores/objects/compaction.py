@@ -10,7 +10,7 @@ client that stalled after it wrote a part then fails to name it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from mainspring.stores.codec import Record, run_from_record, to_us
 from mainspring.stores.objects import operations, period_counts
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.history import (
+    SEGMENT_BYTES,
     SEGMENT_RUNS,
     Segment,
     catalogue_body,
@@ -32,6 +33,7 @@ from mainspring.stores.objects.history import (
 from mainspring.stores.objects.layout import PART_KINDS, is_part_name
 from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.rounds import Operation, Rounds
+from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import TTL_NOTE_KEPT
 
 __all__ = ["Compaction"]
@@ -43,6 +45,9 @@ MOST_FINISHED = SEGMENT_RUNS
 
 MOST_PERIODS = 240
 """Closed periods that the live state keeps before it moves them to the part of their day."""
+
+MOST_FINISHED_BYTES = SEGMENT_BYTES
+"""Bytes of finished runs, about, that the live state keeps before it moves them."""
 
 SMALL_SEGMENTS = 8
 """Small segments of one kind that are merged into one."""
@@ -59,6 +64,11 @@ class _Base(NamedTuple):
     collections: int
 
 
+class _Amount(NamedTuple):
+    runs: int
+    size: int
+
+
 class Compaction:
     def __init__(self, bucket: Bucket, rounds: Rounds, most_finished: int = MOST_FINISHED) -> None:
         self._bucket = bucket
@@ -67,6 +77,9 @@ class Compaction:
         self._lock = asyncio.Lock()
         """Held from the first part that a step writes until the state names it, and while garbage
         is collected: so this client never collects what it is about to name."""
+        self._held = _Amount(0, 0)
+        """Finished runs that could not be moved when this client last looked, because they keep
+        their dedupe keys. Without this each end of a run would look at all of them again."""
 
     async def _do(self, evaluate: Callable[[Workspace], T]) -> T:
         return await self._rounds.submit(Operation(evaluate, writes=True))
@@ -76,8 +89,17 @@ class Compaction:
 
     @property
     def is_due(self) -> bool:
-        """Whether the live state has so many finished runs that a step pays."""
-        return self._rounds.state.finished_count >= self._most_finished and not self._lock.locked()
+        """Whether the live state has so many finished runs, or so large ones, that a step pays."""
+        state, held = self._rounds.state, self._held
+        found = _Amount(state.finished_count - held.runs, state.finished_size - held.size)
+        return self._is_enough(found) and not self._lock.locked()
+
+    def _is_enough(self, found: _Amount, share: int = 1) -> bool:
+        """Whether so many runs can be moved. `share`: whether they are at least that part of it."""
+        return (
+            found.runs >= max(1, self._most_finished // share)
+            or found.size >= MOST_FINISHED_BYTES // share
+        )
 
     # -- finished runs
 
@@ -96,18 +118,26 @@ class Compaction:
         )
 
     def _choose_finished(self, work: Workspace) -> list[dict[str, Record]]:
-        movable = [run for run in work.state.finished() if evaluation.may_be_deleted(run, work.now)]
+        finished = work.state.finished()
+        movable = [run for run in finished if evaluation.may_be_deleted(run, work.now)]
+        state = work.state
+        moved = _amount(state, [run.id for run in movable])
+        self._held = _Amount(state.finished_count - moved.runs, state.finished_size - moved.size)
         movable.sort(key=lambda run: to_us(run.finished_at) if run.finished_at else 0)
         by_kind: dict[bool, dict[str, Record]] = {False: {}, True: {}}
         for run in movable:
             record = work.state.get("runs", run.id)
             if record is not None:
                 by_kind[had_trouble(record)][run.id] = record
-        if len(movable) < self._most_finished:
+        if not self._is_enough(moved):
             return []
         # A kind with few runs waits, so that no segment is small.
-        few = self._most_finished // 4
-        return [part for runs in by_kind.values() if len(runs) >= few for part in divide_runs(runs)]
+        return [
+            part
+            for runs in by_kind.values()
+            if self._is_enough(_amount(work.state, runs), share=4)
+            for part in divide_runs(runs)
+        ]
 
     async def _adopt(
         self, base: _Base, made: list[dict[str, Record]], sources: Mapping[str, str]
@@ -330,6 +360,10 @@ class Compaction:
                     break
                 after = page[-1].key
         return found
+
+
+def _amount(state: LiveState, ids: Collection[str]) -> _Amount:
+    return _Amount(len(ids), sum(map(state.size_of, ids)))
 
 
 def _prune_counts(work: Workspace) -> list[str]:

@@ -29,11 +29,11 @@ applies them, and needs not load the snapshot."""
 
 class Entry(Struct, frozen=True, omit_defaults=True):
     """One write. `delta` is JSON, which only clients read that lack it. If it is large, it is null
-    here and in a part of its own."""
+    here and in parts of its own."""
 
     seq: int
     delta: msgspec.Raw
-    part: str | None = None
+    parts: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -54,8 +54,8 @@ class Head(Struct, frozen=True, kw_only=True):
     write gives it one."""
     seq: int = 0
     """The number of the last write."""
-    snapshot: str | None = None
-    """The part that holds the state after write `snapshot_seq`; None: it was empty then."""
+    snapshot: tuple[str, ...] = ()
+    """The parts that hold the state after write `snapshot_seq`; none: it was empty then."""
     snapshot_seq: int = 0
     entries: tuple[Entry, ...] = ()
     commits: dict[str, Commit] = field(default_factory=dict)
@@ -98,8 +98,7 @@ class Head(Struct, frozen=True, kw_only=True):
 
     def parts(self) -> set[str]:
         """The parts that the head itself names."""
-        named = {entry.part for entry in self.entries} | {self.snapshot}
-        return {name for name in named if name is not None}
+        return {*self.snapshot, *(name for entry in self.entries for name in entry.parts)}
 
     def after(self, entry: Entry, client: str, nonce: str, time: int) -> Head:
         """The head with one more write."""
@@ -118,16 +117,16 @@ class Head(Struct, frozen=True, kw_only=True):
             time=max(self.time, time),
         )
 
-    def with_snapshot(self, name: str, seq: int) -> Head:
+    def with_snapshot(self, parts: tuple[str, ...], seq: int) -> Head:
         """The head with a newer snapshot: the entries that it makes superfluous are left out."""
         kept = [entry for entry in self.entries if entry.seq > seq]
         room = KEPT_FOR_OTHERS
         for entry in reversed([entry for entry in self.entries if entry.seq <= seq]):
             room -= entry.size
-            if room < 0 or entry.part is not None:
+            if room < 0 or entry.parts:
                 break
             kept.insert(0, entry)
-        return replace(self, snapshot=name, snapshot_seq=seq, entries=tuple(kept))
+        return replace(self, snapshot=parts, snapshot_seq=seq, entries=tuple(kept))
 
 
 def encode_head(head: Head) -> bytes:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +23,15 @@ import msgspec
 from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import json_text
 
-__all__ = ["HEAD", "PART_KINDS", "decode_body", "encode_body", "is_part_name", "part_name"]
+__all__ = [
+    "HEAD",
+    "PART_KINDS",
+    "decode_body",
+    "encode_body",
+    "encode_tables",
+    "is_part_name",
+    "part_name",
+]
 
 T = TypeVar("T")
 
@@ -35,6 +44,11 @@ SMALLEST_COMPRESSED = 2048
 
 LEVEL = 1
 """Of zlib. Level 1 makes a head of 128 KiB in 2 ms, level 6 in 5 ms and 15 % smaller."""
+
+
+PART_BYTES = 4 * 1024 * 1024
+"""Bytes of JSON after which a snapshot or a delta goes on in another part. So no request is so
+large that it cannot be done within its timeout."""
 
 
 def part_name(kind: str, seq: int, client: str, number: int) -> str:
@@ -52,11 +66,42 @@ def is_part_name(key: str) -> bool:
 
 
 def encode_body(value: Any) -> bytes:
+    return _compress(_json(value))
+
+
+def _json(value: Any) -> bytes:
     try:
-        body = msgspec.json.encode(value)
+        return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        body = json_text(value).encode()
+        return json_text(value).encode()
+
+
+def _compress(body: bytes) -> bytes:
     return zlib.compress(body, LEVEL) if len(body) >= SMALLEST_COMPRESSED else body
+
+
+def encode_tables(tables: Mapping[str, Mapping[str, Any]]) -> list[bytes]:
+    """The bodies of the parts that together hold these tables. It encodes record by record: in a
+    thread it then lets go of the interpreter's lock in between."""
+    bodies: list[bytes] = []
+    chunk: dict[str, list[bytes]] = {}
+    size = 0
+    for table, records in tables.items():
+        for key, record in records.items():
+            text = b"%b:%b" % (_json(key), _json(record))
+            chunk.setdefault(table, []).append(text)
+            size += len(text)
+            if size >= PART_BYTES:
+                bodies.append(_tables_body(chunk))
+                chunk, size = {}, 0
+    if chunk or not bodies:
+        bodies.append(_tables_body(chunk))
+    return bodies
+
+
+def _tables_body(chunk: Mapping[str, list[bytes]]) -> bytes:
+    tables = (b"%b:{%b}" % (_json(name), b",".join(texts)) for name, texts in chunk.items())
+    return _compress(b'{"tables":{%b}}' % b",".join(tables))
 
 
 def decode_body(key: str, data: bytes, kind: type[T]) -> T:

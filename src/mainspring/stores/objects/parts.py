@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.objects.bucket import Blob, Bucket
-from mainspring.stores.objects.layout import decode_body, encode_body, part_name
+from mainspring.stores.objects.layout import decode_body, encode_body, encode_tables, part_name
 
 __all__ = ["PartGone", "Parts", "PartsNeeded", "new_client"]
 
@@ -18,6 +19,10 @@ MOST_KEPT = 64
 """Decoded parts that a client keeps. A segment of 1,000 runs takes about 2 MB."""
 
 AT_ONCE = 8
+"""Parts that are read or written at the same time."""
+
+LARGE_BODY = 256 * 1024
+"""Bytes from which a body is encoded or decoded in a thread: zlib takes some milliseconds."""
 
 
 class PartsNeeded(Exception):
@@ -59,23 +64,55 @@ class Parts:
     async def load(self, names: Iterable[str]) -> None:
         """Read parts, and keep them at least until `unpin`. Raises `PartGone`."""
         missing = [name for name in dict.fromkeys(names) if not self.has(name)]
-        for start in range(0, len(missing), AT_ONCE):
-            some = missing[start : start + AT_ONCE]
-            for name, value in zip(some, await asyncio.gather(*map(self.read, some)), strict=True):
-                self._pinned[name] = value
-                self._keep(name, value)
+        for name, value in (await self.read(missing)).items():
+            self._pinned[name] = value
+            self._keep(name, value)
 
-    async def read(self, name: str) -> Any:
-        """Read a part without keeping it."""
+    async def read(self, names: Sequence[str]) -> dict[str, Any]:
+        """Read parts, several at once, without keeping them. Raises `PartGone`."""
+        found: dict[str, Any] = {}
+        for start in range(0, len(names), AT_ONCE):
+            some = names[start : start + AT_ONCE]
+            values = await asyncio.gather(*map(self._read, some))
+            found.update(zip(some, values, strict=True))
+        return found
+
+    async def _read(self, name: str) -> Any:
         found = await self._bucket.get(name)
         if not isinstance(found, Blob):
             raise PartGone(name)
-        return decode_body(name, found.data, dict[str, Any])
+        if len(found.data) < LARGE_BODY:
+            return decode_body(name, found.data, dict[str, Any])
+        return await asyncio.to_thread(decode_body, name, found.data, dict[str, Any])
 
-    async def write(self, kind: str, seq: int, value: Any, *, keep: bool = True) -> str:
+    async def write(self, kind: str, seq: int, value: Any) -> str:
         """Write a new part, and give its name. After a failure it is written under another name:
         whatever became of the first one, nothing names it."""
-        body = encode_body(value)
+        name = await self._write(kind, seq, await asyncio.to_thread(encode_body, value))
+        self._keep(name, value)
+        return name
+
+    async def write_tables(
+        self, kind: str, seq: int, tables: Mapping[str, Mapping[str, Any]], size: int
+    ) -> tuple[str, ...]:
+        """Write tables of records to as many new parts as they need, and give their names. `size`:
+        how many bytes they have, about. After a failure nothing of them is left."""
+        if size < LARGE_BODY:
+            bodies = encode_tables(tables)
+        else:
+            bodies = await asyncio.to_thread(encode_tables, tables)
+        names: list[str] = []
+        for start in range(0, len(bodies), AT_ONCE):
+            writes = [self._write(kind, seq, body) for body in bodies[start : start + AT_ONCE]]
+            done = await asyncio.gather(*writes, return_exceptions=True)
+            names += [one for one in done if isinstance(one, str)]
+            if problems := [one for one in done if isinstance(one, BaseException)]:
+                with suppress(StoreError):
+                    await self._bucket.delete(names)
+                raise problems[0]
+        return tuple(names)
+
+    async def _write(self, kind: str, seq: int, body: bytes) -> str:
         for _ in range(3):
             self._written += 1
             name = part_name(kind, seq, self._client, self._written)
@@ -85,8 +122,6 @@ class Parts:
                 problem = error
                 continue
             if done is not None:
-                if keep:
-                    self._keep(name, value)
                 return name
             problem = StoreUnavailable(f"the object {name!r} is there already")
         raise problem

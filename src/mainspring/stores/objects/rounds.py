@@ -46,6 +46,10 @@ TAIL_BYTES = 128 * 1024
 TAIL_ENTRIES = 256
 """A head with more deltas than this gets a new snapshot. Each write sends the deltas again."""
 
+PATIENCE = 1.5
+"""The client whose write fills the head makes the snapshot. If the head has grown on to so many
+times that size, that client is gone, and others make one. Doubled after each failure."""
+
 LARGE_DELTA = 64 * 1024
 """A delta of so many bytes is written as a part, so that the head stays small."""
 
@@ -108,7 +112,7 @@ Answers = list[tuple[Operation[Any], Any]]
 class _Snapshot(NamedTuple):
     """A snapshot that is written, but that no head names yet."""
 
-    name: str
+    parts: tuple[str, ...]
     seq: int
     collections: int
 
@@ -142,6 +146,8 @@ class Rounds:
         self._tried_parts: list[str] = []
         """Parts that were written for those tries."""
         self._snapshot: _Snapshot | None = None
+        self._snapshotting: asyncio.Task[None] | None = None
+        self._patience = PATIENCE
         self._garbage: list[str] = []
         """Parts that no head will ever name again."""
         self._undisturbed = 0
@@ -162,9 +168,10 @@ class Rounds:
         return operation.future
 
     async def drain(self) -> None:
-        """Wait until all operations are answered."""
-        while self._task is not None:
-            await asyncio.shield(self._task)
+        """Wait until all operations are answered, and until a snapshot that is under way is named:
+        a client that makes a single write may be the one that fills the head."""
+        while task := self._task or self._snapshotting:
+            await asyncio.shield(task)
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete parts that no head will ever name again, after the next round."""
@@ -173,8 +180,8 @@ class Rounds:
     def named_parts(self) -> set[str]:
         """The parts that the head names, and the snapshot that the next write of this client lets
         it name."""
-        prepared = set() if self._snapshot is None else {self._snapshot.name}
-        return self.head.parts() | prepared
+        prepared = () if self._snapshot is None else self._snapshot.parts
+        return self.head.parts().union(prepared)
 
     async def open(self, *, create: bool) -> None:
         """Read the head, or make it. Raises `StoreMissing`, `StoreTooNew` or `StoreDamaged`."""
@@ -275,7 +282,6 @@ class Rounds:
             batch[:] = [operation for operation in batch if not operation.future.done()]
             if not batch:
                 return
-            await self._prepare_snapshot()
             try:
                 bounds, answers = await self._evaluate(batch)
             except PartGone as error:
@@ -287,7 +293,7 @@ class Rounds:
                 continue
             writes = any(operation.writes for operation in batch)
             delta = self.state.delta() if writes else {}
-            if not delta:
+            if not delta and not (writes and self._snapshot is not None):
                 self.state.undo()
                 if is_current or not await self.refresh():
                     _deliver(batch, answers)
@@ -387,24 +393,16 @@ class Rounds:
             raise StoreDamaged(self._refusal)
         loads = self._etag is None or not head.reaches(self.head.seq)
         since = head.snapshot_seq if loads else self.head.seq
-        deltas = [await self._delta(entry) for entry in head.entries if entry.seq > since]
+        missing = [entry for entry in head.entries if entry.seq > since]
+        needed = [name for entry in missing for name in entry.parts]
+        loaded = await self.parts.read([*needed, *(head.snapshot if loads else ())])
+        deltas = [_delta(entry, loaded) for entry in missing]
         if loads:
-            tables: Tables = {}
-            if head.snapshot is not None:
-                tables = (await self.parts.read(head.snapshot))["tables"]
-            self.state = LiveState(tables)
+            self.state = LiveState(_joined(loaded, head.snapshot))
         for delta in deltas:
             self.state.apply(delta)
         if self._etag is not None and (loads or any(map(_is_news, deltas))):
             self._on_change()
-
-    async def _delta(self, entry: Entry) -> Delta:
-        delta: Delta
-        if entry.part is not None:
-            delta = (await self.parts.read(entry.part))["delta"]
-        else:
-            delta = msgspec.json.decode(entry.delta)
-        return delta
 
     def _settle_tries(self, head: Head) -> None:
         """The head has changed: a try on the one before was done, or all of them are void."""
@@ -412,9 +410,11 @@ class Rounds:
         parts, self._tried_parts = self._tried_parts, []
         self._garbage += [name for name in parts if name not in head.parts()]
         if self._snapshot is not None and self._snapshot.seq <= head.snapshot_seq:
-            if self._snapshot.name != head.snapshot:
-                self._garbage.append(self._snapshot.name)
+            if self._snapshot.parts != head.snapshot:
+                self._garbage += self._snapshot.parts
             self._snapshot = None
+        if head.snapshot_seq > self.head.snapshot_seq:
+            self._patience = PATIENCE
         last = head.commits.get(self.client)
         if last is not None and last.nonce in tries:
             for operation, answer in tries[last.nonce]:
@@ -433,11 +433,12 @@ class Rounds:
         before, nonce = self.head, secrets.token_hex(8)
         entry = await self._entry(delta)
         head = before.after(entry, self.client, nonce, self.clock.stamp(bounds))
+        snapshot = self._snapshot
         if any(operation.collects for operation in batch):
             head = replace(head, collections=head.collections + 1)
-        snapshot = self._snapshot
-        if snapshot is not None:
-            head = head.with_snapshot(snapshot.name, snapshot.seq)
+            snapshot = None  # it may have become garbage meanwhile
+        elif snapshot is not None and snapshot.collections == before.collections:
+            head = head.with_snapshot(snapshot.parts, snapshot.seq)
         self._tries[nonce] = list(zip(batch, answers, strict=True))
         began = self._monotonic()
         etag = await self._bucket.put(HEAD, encode_head(head), expected_etag=self._etag)
@@ -449,7 +450,10 @@ class Rounds:
         self._not_before = began + self._took + pause
         self.state.settle()
         self._tries.clear()
-        self._snapshot = None
+        if self._snapshot is not None and snapshot is self._snapshot:
+            if head.snapshot != snapshot.parts:  # it may have been collected
+                self._garbage += snapshot.parts
+            self._snapshot, self._patience = None, PATIENCE
         self._tried_parts, tried = [], self._tried_parts
         self._garbage += [name for name in tried if name not in head.parts()]
         self._garbage += sorted(before.parts() - head.parts())
@@ -457,6 +461,7 @@ class Rounds:
         self._undisturbed += 1
         if _is_news(delta):
             self._on_change()
+        self._snapshot_if_due(before)
         return True
 
     def _active_writers(self) -> int:
@@ -468,21 +473,39 @@ class Rounds:
         seq = self.head.seq + 1
         if len(text) < LARGE_DELTA:
             return Entry(seq, msgspec.Raw(text))
-        part = await self.parts.write("delta", seq, {"delta": delta}, keep=False)
-        self._tried_parts.append(part)
-        return Entry(seq, msgspec.Raw(b"null"), part)
+        parts = await self.parts.write_tables("delta", seq, delta, len(text))
+        self._tried_parts += parts
+        return Entry(seq, msgspec.Raw(b"null"), parts)
 
-    async def _prepare_snapshot(self) -> None:
-        """Write a snapshot, if the head has many deltas; this round's head will name it. It is of
-        the state before the round. So if the round is lost, the next try can use it, too."""
-        head, made = self.head, self._snapshot
-        if made is not None and made.collections != head.collections:
-            self._garbage.append(made.name)  # it may have been collected
-            made = self._snapshot = None
-        if made is None and (head.tail_size >= self._tail_bytes or len(head.tail) >= TAIL_ENTRIES):
-            tables = {"tables": self.state.tables()}
-            name = await self.parts.write("snapshot", head.seq, tables, keep=False)
-            self._snapshot = _Snapshot(name, head.seq, head.collections)
+    def _snapshot_if_due(self, before: Head) -> None:
+        """Begin to write a snapshot, beside the rounds, if a write of this client has filled the
+        head. Reads never do so, and no call waits for it."""
+        if self._snapshotting is not None or self._snapshot is not None:
+            return
+        full = self._fullness(self.head)
+        if full >= 1 and (self._fullness(before) < 1 or full >= self._patience):
+            tables = {name: dict(records) for name, records in self.state.tables().items()}
+            made = self._write_snapshot(tables, self.state.size, self.head)
+            self._snapshotting = asyncio.get_running_loop().create_task(made)
+
+    def _fullness(self, head: Head) -> float:
+        return max(head.tail_size / self._tail_bytes, len(head.tail) / TAIL_ENTRIES)
+
+    async def _write_snapshot(self, tables: Tables, size: int, head: Head) -> None:
+        """Write a snapshot of the state after that head, and let the next head name it. Without it
+        the store goes on with deltas. So a failure only means that it is tried again later."""
+        try:
+            parts = await self.parts.write_tables("snapshot", head.seq, tables, size)
+            if head.seq <= self.head.snapshot_seq:  # another client was faster
+                self._garbage += parts
+                return
+            self._snapshot = _Snapshot(parts, head.seq, head.collections)
+            await self.submit(Operation(lambda work: None, writes=True))
+        except StoreError as error:
+            self._patience = 2 * max(self._patience, self._fullness(self.head))
+            log.warning("a snapshot of %s was not written: %s", self._bucket.location, error)
+        finally:
+            self._snapshotting = None
 
     async def _collect(self) -> None:
         """Delete parts that no head will ever name again. What this leaves, `maintain` finds."""
@@ -497,6 +520,20 @@ def _missing(error: PartGone) -> StoreDamaged:
         f"the object {str(error)!r} is missing, though the store needs it. Restore it from a"
         " backup, and let nothing else delete objects below the store's prefix"
     )
+
+
+def _delta(entry: Entry, loaded: dict[str, Any]) -> Delta:
+    delta: Delta = _joined(loaded, entry.parts) if entry.parts else msgspec.json.decode(entry.delta)
+    return delta
+
+
+def _joined(loaded: dict[str, Any], parts: Iterable[str]) -> Any:
+    """The tables that these parts hold together."""
+    tables: dict[str, Any] = {}
+    for name in parts:
+        for table, records in loaded[name]["tables"].items():
+            tables.setdefault(table, {}).update(records)
+    return tables
 
 
 def _deliver(batch: list[Operation[Any]], answers: list[Any]) -> None:

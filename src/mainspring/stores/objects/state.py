@@ -48,7 +48,12 @@ class LiveState:
         self._changes: list[tuple[str, str, Record | None]] = []
         self._decoded: dict[str, dict[str, Any]] = {"runs": {}, "jobs": {}, "notes": {}}
         self._unfinished: dict[str, None] = {}
-        self._finished: dict[str, None] = {}
+        self._finished: dict[str, int] = {}
+        """With the size of each."""
+        self.size = 0
+        """Bytes of all runs, about."""
+        self.finished_size = 0
+        """Bytes of the finished runs, about."""
         self._keys: dict[str, dict[str, None]] = {}
         for run_id, record in self.table("runs").items():
             self._index(run_id, None, record)
@@ -91,6 +96,10 @@ class LiveState:
     @property
     def finished_count(self) -> int:
         return len(self._finished)
+
+    def size_of(self, run_id: str) -> int:
+        """Bytes of a finished run, about; 0 for others."""
+        return self._finished.get(run_id, 0)
 
     def with_key(self, key: str | None) -> list[Run]:
         """The runs of a dedupe key, in any state."""
@@ -159,11 +168,16 @@ class LiveState:
     def _index(self, run_id: str, before: Record | None, now: Record | None) -> None:
         was, key_before = _indexed(before)
         is_, key_now = _indexed(now)
+        self.size += _size(now) - _size(before)
         if was is not is_:
             self._unfinished.pop(run_id, None)
-            self._finished.pop(run_id, None)
-            if is_ is not None:
-                (self._finished if is_ else self._unfinished)[run_id] = None
+            if is_ is False:
+                self._unfinished[run_id] = None
+        if was or is_:
+            self.finished_size -= self._finished.pop(run_id, 0)
+            if is_:
+                self._finished[run_id] = size = _size(now)
+                self.finished_size += size
         if key_before != key_now:
             if key_before is not None:
                 ids = self._keys[key_before]
@@ -172,6 +186,13 @@ class LiveState:
                     del self._keys[key_before]
             if key_now is not None:
                 self._keys.setdefault(key_now, {})[run_id] = None
+
+
+def _size(record: Record | None) -> int:
+    """Bytes, about: payloads, results and errors are texts."""
+    if record is None:
+        return 0
+    return 200 + sum(len(value) for value in record.values() if isinstance(value, str))
 
 
 def _indexed(record: Record | None) -> tuple[bool | None, str | None]:
