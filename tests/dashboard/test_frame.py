@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
+from mainspring import Scheduler
+from mainspring.dashboard.sample import SAMPLE_HANDLER, run_sample
 from tests.support.dashboard import Dashboard, served
 
 
@@ -90,3 +92,17 @@ async def test_signing_in_and_out(page: Page) -> None:
         await expect(page.get_by_label("API key")).to_be_visible()
         await page.goto(f"{made.url}/")
         await expect(page.get_by_label("API key")).to_be_visible()
+
+
+async def test_a_new_service_says_what_to_do_first(page: Page) -> None:
+    scheduler = Scheduler("memory://", workers=2)
+    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
+    async with served(scheduler) as made:
+        await page.goto(f"{made.url}/")
+        await expect(page.get_by_role("heading", name="Welcome to Mainspring")).to_be_visible()
+        await expect(page.locator("main")).to_contain_text(f"curl {made.url}/api/v1/jobs")
+        await page.get_by_role("button", name="Create a sample job").click()
+        await expect(page.get_by_role("heading", name="sample")).to_be_visible()
+        assert (await scheduler.get_job("sample")).handler == SAMPLE_HANDLER
+        await page.goto(f"{made.url}/")
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.core.model import State
 from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.sample import sample_job
 
 __all__ = ["router"]
 
@@ -35,6 +36,16 @@ async def overview(
     )
     jobs = await client.list_jobs(limit=1, last_runs=False, with_total=True)
     enabled = await client.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
+    if not jobs.total:
+        return render(
+            request,
+            "welcome.html",
+            page="",
+            title="Welcome",
+            sample=sample_job(workers),
+            health=health,
+            address=str(request.base_url).rstrip("/"),
+        )
     due = sum(one.count for one in counts.due.values())
     return render(
         request,
