@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,16 @@ from tests.support.pages import (
     differs,
     page_files,
 )
+from tests.support.preloaded_command import PreloadedCommand
 
 PAGES = [
     page
     for page in page_files()
     if page.name != "README.md" and not {"decisions", "architecture"} & set(page.parts)
 ]
+FRESH = [DOCS / "tutorial" / f"{name}.md" for name in ("1-first-job", "2-queue-work", "4-serve")]
+"""Pages whose commands import what they need by themselves, as a reader's do. A command that
+supervises others starts itself again, too."""
 CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
 
 
@@ -89,22 +94,30 @@ def test_pages_of_tests_pass_under_pytest(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-5000:]
 
 
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedCommand]:
+    with PreloadedCommand(tmp_path_factory.mktemp("command")) as command:
+        yield command
+
+
 @CURL
 @pytest.mark.parametrize("page", CONSOLES, ids=name_of)
-def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
-    with ConsoleSession(tmp_path) as session:
+def test_commands_print_what_the_page_shows(
+    page: Path, tmp_path: Path, command: PreloadedCommand
+) -> None:
+    with ConsoleSession(tmp_path, None if page in FRESH else command.binaries) as session:
         for block in blocks(page):
             if block.title is not None:
                 (tmp_path / block.title).write_text(block.text)
             if block.language != "console" or block.kind == "stream":
                 continue
-            for command in commands(block):
+            for shown in commands(block):
                 if block.kind == "background":
-                    session.start(command)
+                    session.start(shown)
                 else:
                     repeated = block.kind == "eventually"
-                    problem = (session.run_until if repeated else session.run)(command)
-                    assert problem is None, f"$ {command.line}\n\n{problem}"
+                    problem = (session.run_until if repeated else session.run)(shown)
+                    assert problem is None, f"$ {shown.line}\n\n{problem}"
 
 
 def test_every_example_belongs_to_a_test() -> None:

@@ -146,8 +146,10 @@ def _line(line: str) -> str:
 class ConsoleSession:
     """The console examples of one page, in order, in one folder and one shell's variables."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, binaries: Path | None = None) -> None:
+        """`binaries` is a folder that comes first on the PATH."""
         self.folder = folder
+        self._binaries = [*([binaries] if binaries else []), Path(sys.executable).parent]
         self._started: list[subprocess.Popen[str]] = []
         self._logs: list[Path] = []
         self._port = _free_port()
@@ -225,10 +227,9 @@ class ConsoleSession:
         return differs(command.output, self._public(done.stdout))
 
     def _environment(self) -> dict[str, str]:
-        binaries = Path(sys.executable).parent
         return {
             **{name: value for name, value in os.environ.items() if "MAINSPRING" not in name},
-            "PATH": f"{binaries}:{os.environ['PATH']}",
+            "PATH": ":".join([*map(str, self._binaries), os.environ["PATH"]]),
             "PORT": str(self._port),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "200",
