@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from mainspring.core import transitions
 from mainspring.core.model import Note, Run, State
 from mainspring.errors import (
     InvalidInput,
@@ -26,7 +27,7 @@ from mainspring.stores.objects.bucket import Listed
 from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
 from mainspring.stores.objects.rounds import Operation, Rounds
-from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
+from mainspring.stores.protocol import Claim, Held, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
 from tests.support.objects.writers import race
@@ -263,6 +264,85 @@ async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_a
     await other.open()
     assert replaced
     assert len((await other.find(RunQuery())).items) == 8
+
+
+# -- parts
+
+
+async def with_segment(objects: Objects, clock: FakeClock) -> str:
+    """Makes a store of which twenty runs are in a segment, and gives its name."""
+    store = await opened(objects, most_finished=10**6)
+    await fill(store, clock, 20)
+    await Compaction(store.bucket, store._open_rounds(), 4).move_finished()
+    [segment] = [key for key in objects.stored if key.startswith("history/")]
+    return segment
+
+
+OLD = RunQuery(ids=frozenset({"r7"}))
+
+
+async def test_a_missing_part_fails_only_the_call_that_needs_it(
+    objects: Objects, clock: FakeClock
+) -> None:
+    segment = await with_segment(objects, clock)
+    del objects.stored[segment]
+    store = await opened(objects)
+    calls = [store.add([run(clock, f"new{n}")]) for n in range(3)]
+    looked_up, *added = await asyncio.gather(store.find(OLD), *calls, return_exceptions=True)
+    assert isinstance(looked_up, StoreDamaged)
+    assert segment in str(looked_up)
+    assert [one for one in added if isinstance(one, BaseException)] == []
+    assert len((await store.claim(claim(limit=9))).runs) == 3
+
+
+async def test_nobody_waits_for_the_parts_of_another_call(
+    objects: Objects, clock: FakeClock
+) -> None:
+    segment = await with_segment(objects, clock)
+    store = await opened(objects)
+    bucket, go_on = bucket_of(store), asyncio.Event()
+    real = bucket.get
+
+    async def get(key: str, unless_etag: str | None = None) -> Any:
+        if key == segment:
+            await go_on.wait()
+        return await real(key, unless_etag)
+
+    with patch.object(bucket, "get", get):
+        looking = asyncio.ensure_future(store.find(OLD))
+        for n in range(3):
+            await store.add([run(clock, f"new{n}")])
+        [held] = (await store.claim(claim())).runs
+        assert await store.renew([Held(held.id, held.token)], LEASE)
+        assert not looking.done()
+        go_on.set()
+        assert [one.id for one in (await looking).items] == ["r7"]
+
+
+async def test_a_part_that_another_client_replaced_meanwhile_is_looked_up_again(
+    objects: Objects, clock: FakeClock
+) -> None:
+    segment = await with_segment(objects, clock)
+    other = await opened(objects, most_finished=10**6)
+    for one in (await other.find(RunQuery(limit=15))).items:
+        await other.commit([transitions.deleted(one)])
+    [left] = (await other.find(RunQuery(limit=1))).items
+    store = await opened(objects)
+    bucket = bucket_of(store)
+    real = bucket.get
+
+    async def get(key: str, unless_etag: str | None = None) -> Any:
+        if key == segment and segment in objects.stored:
+            assert other._compaction is not None
+            await other._compaction.merge_segments()
+            await other.add([run(clock, "more")])  # the replaced segment is deleted after it
+            await other._open_rounds().drain()
+            assert segment not in objects.stored
+        return await real(key, unless_etag)
+
+    with patch.object(bucket, "get", get):
+        [found] = (await store.find(RunQuery(ids=frozenset({left.id})))).items
+    assert found == left
 
 
 # -- a store that was restored, or made anew, under clients that go on

@@ -43,30 +43,29 @@ class Parts:
         self._client = client
         self._written = 0
         self._known: OrderedDict[str, Any] = OrderedDict()
-        self._pinned: dict[str, Any] = {}
+        self.pinned: dict[str, Any] = {}
+        """What was loaded for the operation that is evaluated now."""
 
     def get(self, name: str) -> Any:
         """A part that was loaded; raises `PartsNeeded` where it was not."""
         if name in self._known:
             self._known.move_to_end(name)
             return self._known[name]
-        if name in self._pinned:
-            return self._pinned[name]
+        if name in self.pinned:
+            return self.pinned[name]
         raise PartsNeeded([name])
 
     def has(self, name: str) -> bool:
-        return name in self._known or name in self._pinned
+        return name in self._known or name in self.pinned
 
-    def unpin(self) -> None:
-        """Let go of what was loaded for one operation, but for the parts that were used last."""
-        self._pinned.clear()
-
-    async def load(self, names: Iterable[str]) -> None:
-        """Read parts, and keep them at least until `unpin`. Raises `PartGone`."""
-        missing = [name for name in dict.fromkeys(names) if not self.has(name)]
-        for name, value in (await self.read(missing)).items():
-            self._pinned[name] = value
+    async def load(self, names: Iterable[str]) -> dict[str, Any]:
+        """Read parts, and keep those that are used last. Raises `PartGone`."""
+        wanted = list(dict.fromkeys(names))
+        found = {name: self._known[name] for name in wanted if name in self._known}
+        for name, value in (await self.read([n for n in wanted if n not in found])).items():
+            found[name] = value
             self._keep(name, value)
+        return found
 
     async def read(self, names: Sequence[str]) -> dict[str, Any]:
         """Read parts, several at once, without keeping them. Raises `PartGone`."""

@@ -2,7 +2,9 @@
 
 A round makes sure that the state is current, evaluates every operation in order, and writes the
 head if it still is the one that the state came from. An operation is answered when its round is
-stored, or when a read has shown that the state was current.
+stored, or when a read has shown that the state was current. An operation that needs parts which
+this client does not have leaves its round: they are loaded beside it, so nobody else waits for them
+or fails with them.
 
 A write may fail, or its answer may be lost, or it may be done late. Each try has a nonce, and is
 fenced by the entity tag of the head that it replaces. So of all tries on one head at most one is
@@ -89,6 +91,12 @@ class Operation(Generic[T]):
         self.evaluate = evaluate
         self.writes = writes
         self.collects = collects
+        self.parts: dict[str, Any] = {}
+        """What was loaded for it."""
+        self.saw_current = False
+        """Whether a state that it was evaluated on was current since the call began."""
+        self.missed: tuple[str | None, str] | None = None
+        """A part that was not there, and the head that named it."""
         self.future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._on_abandoned = on_abandoned
 
@@ -150,6 +158,8 @@ class Rounds:
         self._patience = PATIENCE
         self._garbage: list[str] = []
         """Parts that no head will ever name again."""
+        self._loading: set[asyncio.Task[None]] = set()
+        """For operations that left their round."""
         self._undisturbed = 0
         """Rounds that were won in a row without a sign of another writer."""
         self._not_before = 0.0
@@ -170,8 +180,8 @@ class Rounds:
     async def drain(self) -> None:
         """Wait until all operations are answered, and until a snapshot that is under way is named:
         a client that makes a single write may be the one that fills the head."""
-        while task := self._task or self._snapshotting:
-            await asyncio.shield(task)
+        while tasks := [*self._loading, *filter(None, (self._task, self._snapshotting))]:
+            await asyncio.wait(tasks)
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete parts that no head will ever name again, after the next round."""
@@ -251,8 +261,6 @@ class Rounds:
             await self._run_to_end(batch, reads_only=reads_only)
         except StoreError as error:
             self._fail(batch, error)
-        except PartGone as error:
-            self._fail(batch, _missing(error))
         except Exception as error:
             log.exception("the store at %s failed", self._bucket.location)
             self._fail(batch, StoreError(f"the store failed: {error!r}"))
@@ -261,7 +269,6 @@ class Rounds:
             raise
         finally:
             self.state.undo()
-            self.parts.unpin()
 
     def _fail(self, batch: list[Operation[Any]], error: StoreError) -> None:
         self._undisturbed = 0
@@ -271,26 +278,22 @@ class Rounds:
 
     async def _run_to_end(self, batch: list[Operation[Any]], *, reads_only: bool) -> None:
         """Try until every operation of the batch is answered. What is queued meanwhile joins it."""
-        failures = losses = gone = 0
+        failures = losses = 0
         is_current = False
         while True:
             if not is_current:
                 self._take(batch, reads_only=reads_only)
-                if not all(op.writes for op in batch) or self._undisturbed < QUIET_ROUNDS:
+                if self._needs_refresh(batch):
                     await self.refresh()
-                    is_current = True
+                    for operation in batch:
+                        operation.saw_current = True
+                is_current = all(operation.saw_current for operation in batch)
             batch[:] = [operation for operation in batch if not operation.future.done()]
             if not batch:
                 return
-            try:
-                bounds, answers = await self._evaluate(batch)
-            except PartGone as error:
-                gone += 1
-                self.state.undo()
-                if not await self.refresh() and gone > 1:  # no other client has replaced it
-                    raise _missing(error) from error
-                is_current = True
-                continue
+            bounds, answers = self._evaluate(batch)
+            if not batch:
+                return
             writes = any(operation.writes for operation in batch)
             delta = self.state.delta() if writes else {}
             if not delta and not (writes and self._snapshot is not None):
@@ -334,26 +337,66 @@ class Rounds:
                 left.append(operation)
         self._queue = left
 
-    async def _evaluate(self, batch: list[Operation[Any]]) -> tuple[Bounds, list[Any]]:
-        """The answer of each operation, or its error. What they change is in the state."""
+    def _needs_refresh(self, batch: list[Operation[Any]]) -> bool:
+        """Whether to read the head before the batch is evaluated. A write that succeeds proves that
+        the state was current, so it needs none if no other client writes."""
+        if any(not operation.writes and not operation.saw_current for operation in batch):
+            return True
+        return self._undisturbed < QUIET_ROUNDS and any(operation.writes for operation in batch)
+
+    def _evaluate(self, batch: list[Operation[Any]]) -> tuple[Bounds, list[Any]]:
+        """The answer of each operation, or its error. What they change is in the state. Operations
+        that need more parts leave the batch."""
         bounds = self.clock.bounds(self.head.time)
         self.clock.follow_step(self.state)
         work = Workspace(self.state, self.history, bounds)
         answers: list[Any] = []
+        evaluated: list[Operation[Any]] = []
         for operation in batch:
             mark = self.state.mark()
-            while True:
-                try:
-                    answers.append(operation.evaluate(work))
-                except PartsNeeded as needed:
-                    self.state.undo(mark)
-                    await self.parts.load(needed.names)
-                    continue
-                except Exception as error:  # it is of this operation alone
-                    self.state.undo(mark)
-                    answers.append(error)
-                break
+            self.parts.pinned = operation.parts
+            try:
+                answer = operation.evaluate(work)
+            except PartsNeeded as needed:
+                self.state.undo(mark)
+                self._load_beside(operation, needed.names)
+                continue
+            except Exception as error:  # it is of this operation alone
+                self.state.undo(mark)
+                answer = error
+            evaluated.append(operation)
+            answers.append(answer)
+        self.parts.pinned = {}
+        batch[:] = evaluated
         return bounds, answers
+
+    def _load_beside(self, operation: Operation[Any], names: list[str]) -> None:
+        """Load parts beside the rounds, and queue the operation again. If that fails, it is the
+        answer of this operation alone."""
+
+        async def load(etag: str | None) -> None:
+            try:
+                operation.parts |= await self.parts.load(names)
+            except PartGone as error:
+                missed = etag, str(error)
+                if operation.missed == missed:  # the head was read since, and names it still
+                    operation.answer(_missing(error))
+                    return
+                operation.missed = missed
+                operation.saw_current = False
+                self._undisturbed = 0
+            except StoreError as error:
+                operation.answer(error)
+                return
+            except Exception as error:
+                log.exception("the store at %s failed", self._bucket.location)
+                operation.answer(StoreError(f"the store failed: {error!r}"))
+                return
+            self.submit(operation)
+
+        task = asyncio.get_running_loop().create_task(load(self._etag))
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
 
     # -- the head
 
