@@ -390,9 +390,15 @@ async def test_a_chain_runs_in_order_and_stops_at_a_failure(make: Make) -> None:
         assert [run.job_id for run in runs] == ["first", "second", "third"]
         assert (await scheduler.wait(runs[-1].id, 10)).state is State.SKIPPED
         picture = (await scheduler.workflow(runs[0].id)).text()
+        bounded = await scheduler.workflow(runs[0].id, searched=1)
+        unknown = await scheduler.workflow(runs[0].id, searched=0)
+        with pytest.raises(InvalidInput, match="searched is a number of runs"):
+            await scheduler.workflow(runs[0].id, searched=-1)
         runs = await scheduler.chain(*links, after_failure="run")
         assert (await scheduler.wait(runs[-1].id, 10)).state is State.SUCCEEDED
     assert ran == ["first a", "second a", "first a", "second a", "third"]
+    assert ([node.job_id for node in unknown.nodes], unknown.complete) == (["first"], False)
+    assert not bounded.complete
     assert picture.splitlines() == [
         "first  succeeded",
         "└─ second  failed  (OSError: disk full)",

@@ -130,6 +130,7 @@ class RunFilter(TypedDict, total=False):
 
     job: str | None
     state: State | str | Iterable[State | str] | None
+    failing: bool
     since: datetime | None
     until: datetime | None
     limit: int

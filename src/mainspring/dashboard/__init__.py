@@ -5,6 +5,7 @@
     assets.py       scripts, styles and pictures, with their hashes
     pictures.py     small pictures as inline SVG
     sample.py       a job to try things out with
+    curl.py         commands for curl
     formats.py      times, durations and numbers as people read them
     demo.py         the made-up fleet of `mainspring serve --demo`
     views/          the pages, one module each

@@ -7,14 +7,24 @@ from typing import Any
 from fastapi import FastAPI
 
 from mainspring.dashboard import assets, pages
-from mainspring.dashboard.views import job, jobs, keys, overview, sign_in, workers
+from mainspring.dashboard.views import (
+    dead_letters,
+    job,
+    jobs,
+    keys,
+    overview,
+    run,
+    runs,
+    sign_in,
+    workers,
+)
 from mainspring.scheduler.client import Client
 from mainspring.service import app as service_app
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
 
-VIEWS = (overview, jobs, job, workers, keys, sign_in)
+VIEWS = (overview, jobs, job, runs, run, dead_letters, workers, keys, sign_in)
 
 
 def create_app(

@@ -10,11 +10,13 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
+from mainspring.core.model import Run, State
 from mainspring.core.schedules.zones import zone_named
 
 __all__ = ["FILTERS", "address", "sentence"]
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+SHORT_ID = 20
 _NARROW = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -172,6 +174,48 @@ def state_tag(state: str) -> Markup:
     ).format(name, drawing)
 
 
+OUTCOME_STATES = {"timed_out": "failed", "lost": "skipped", "released": "skipped"}
+"""The state whose sign and colour the outcome of an attempt has, where they differ."""
+
+
+def outcome_tag(outcome: str) -> Markup:
+    """How an attempt ended, as a label like that of a state."""
+    name = str(outcome)
+    state = OUTCOME_STATES.get(name, name)
+    return Markup(
+        '<span class="state state-{}"><svg viewBox="0 0 16 16" aria-hidden="true">'
+        '<path d="{}"/></svg>{}</span>'
+    ).format(state, STATE_ICONS.get(state, "M8 8h.01"), name.replace("_", " "))
+
+
+def short_id(run: Run) -> str:
+    """What tells a run from the others of its job: its slot, or the end of its random id."""
+    name = run.id.removeprefix(f"{run.job_id}@")
+    return name if len(name) <= SHORT_ID else f"…{name[-8:]}"
+
+
+def short_worker(worker: str | None) -> str:
+    """The host and the process of a worker, without the number that tells its restarts apart."""
+    return "—" if worker is None else worker.rpartition(":")[0] or worker
+
+
+def took(run: Run, now: datetime) -> float | None:
+    """Seconds of the last attempt, also of one that goes on."""
+    if run.state == State.RUNNING and run.started_at is not None:
+        return max(0.0, (now - run.started_at).total_seconds())
+    return run.duration if run.attempt else None
+
+
+def lateness(run: Run, now: datetime) -> float | None:
+    """Seconds from when a run was due to its first attempt, or to now while it waits for a worker.
+    None where it is not known: a retry moves the time at which the run is due."""
+    if run.attempt == 0 and run.state == State.PENDING and run.run_at <= now:
+        return (now - run.run_at).total_seconds()
+    if run.attempt == 1 and run.started_at is not None and run.state != State.PENDING:
+        return max(0.0, (run.started_at - run.run_at).total_seconds())
+    return None
+
+
 def health_tag(status: str) -> Markup:
     return Markup('<span class="health health-{}">{}</span>').format(
         status, escape(status.replace("_", " "))
@@ -184,13 +228,18 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "first_line": first_line,
     "health": health_tag,
     "json": pretty_json,
+    "lateness": lateness,
     "number": number,
+    "outcome": outcome_tag,
     "percent": percent,
     "plural": plural,
     "sentence": sentence,
+    "short_id": short_id,
+    "short_worker": short_worker,
     "size": size,
     "span": span,
     "state": state_tag,
     "time": time_tag,
+    "took": took,
     "wall": wall,
 }

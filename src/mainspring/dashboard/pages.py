@@ -22,7 +22,7 @@ from mainspring.service.api_keys import SCOPES
 from mainspring.service.dependencies import Service, key_of
 from mainspring.service.problems import ApiError, from_library_error, from_validation_error
 
-__all__ = ["PageRoute", "Viewer", "error_page", "render", "service_of"]
+__all__ = ["PageRoute", "Viewer", "error_page", "render", "service_of", "viewer_of"]
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"

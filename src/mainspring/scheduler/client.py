@@ -63,7 +63,7 @@ from mainspring.scheduler.queries import (
     state_set,
 )
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
-from mainspring.scheduler.workflow import read_workflow
+from mainspring.scheduler.workflow import SEARCHED_RUNS, read_workflow
 from mainspring.stores import open_store
 from mainspring.stores.protocol import (
     Counts,
@@ -580,10 +580,16 @@ class Client:
         pairs = [(job_id_of(job), payload) for job, payload in named]
         return await self._call(self._running().operations.chain(pairs, after_failure, self._zone))
 
-    async def workflow(self, id: JobRef) -> Workflow:
+    async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
         """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
-        `print(workflow.text())` draws it; `workflow.to_dict()` is for programs."""
-        return await self._call(read_workflow(self._running(), job_id_of(id)))
+        `print(workflow.text())` draws it; `workflow.to_dict()` is for programs.
+
+        Of the newest runs, `searched` are searched for those that were enqueued with `after` and
+        have ended. Where that did not reach back far enough, `complete` is False."""
+        if isinstance(searched, bool) or not isinstance(searched, int) or searched < 0:
+            why = f"searched is a number of runs, 0 or more, not {searched!r}"
+            raise InvalidInput(why, field="searched", given=searched)
+        return await self._call(read_workflow(self._running(), job_id_of(id), searched))
 
     async def trigger(
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
@@ -676,7 +682,7 @@ class Client:
         reason: str = "cancelled by request",
         **matching: Unpack[RunFilter],
     ) -> Matched:
-        """Cancel runs by id, or all that match `job`, `state`, `since`, `until`."""
+        """Cancel runs by id, or all that match `job`, `state`, `failing`, `since`, `until`."""
         query, named = matching_runs(ids, matching)
         return await self._call(self._running().bulk_operations.cancel(query, named, reason))
 

@@ -13,7 +13,7 @@ from mainspring.engine.workflow import runs_after, upstream_of
 from mainspring.errors import JobNotFound, RunNotFound
 from mainspring.stores.protocol import JobQuery, RunQuery
 
-__all__ = ["read_workflow"]
+__all__ = ["SEARCHED_RUNS", "read_workflow"]
 
 MOST_RUNS = 2000
 """A picture of more runs helps nobody."""
@@ -24,11 +24,12 @@ SEARCHED_RUNS = 10_000
 PAGE = 1000
 
 
-async def read_workflow(engine: Engine, name: str) -> Workflow:
-    """The workflow of a run with this id, or else of a job with this id."""
+async def read_workflow(engine: Engine, name: str, searched: int = SEARCHED_RUNS) -> Workflow:
+    """The workflow of a run with this id, or else of a job with this id. `searched`: as in
+    `Client.workflow`."""
     page = await engine.store.find(RunQuery(ids=frozenset({name}), brief=True))
     if page.items:
-        return await _workflow_of_run(engine, page.items[0])
+        return await _workflow_of_run(engine, page.items[0], searched)
     return await _workflow_of_job(engine, name)
 
 
@@ -75,7 +76,7 @@ def _schedule(job: Job | None) -> str | None:
     return None if job.schedule is None else job.schedule.describe()
 
 
-async def _workflow_of_run(engine: Engine, run: Run) -> Workflow:
+async def _workflow_of_run(engine: Engine, run: Run, searched: int) -> Workflow:
     runs = await _upstream_runs(engine, run)
     roots = [one for one in runs.values() if not any(name in runs for name in one.after)]
     followers = await engine.followers()
@@ -84,7 +85,7 @@ async def _workflow_of_run(engine: Engine, run: Run) -> Workflow:
     runs |= await _runs_by_id(engine, expected - runs.keys())
     complete = len(runs) < MOST_RUNS
     if complete:
-        found, complete = await _enqueued_after(engine, runs)
+        found, complete = await _enqueued_after(engine, runs, searched)
         runs |= {one.id: one for one in found[: MOST_RUNS - len(runs)]}
     nodes = [
         WorkflowNode(
@@ -119,15 +120,18 @@ async def _runs_by_id(engine: Engine, ids: Iterable[str]) -> dict[str, Run]:
     return {run.id: run for run in page.items}
 
 
-async def _enqueued_after(engine: Engine, runs: dict[str, Run]) -> tuple[list[Run], bool]:
+async def _enqueued_after(
+    engine: Engine, runs: dict[str, Run], searched: int
+) -> tuple[list[Run], bool]:
     """Runs that were enqueued with `after`, and whether these are all. Those that wait are found by
     an index; those that have ended are searched among the newest runs."""
     oldest = min(run.created_at for run in runs.values())
     candidates: dict[str, Run] = {}
     cursor: str | None = None
     complete = False
-    for _ in range(SEARCHED_RUNS // PAGE):
-        page = await engine.store.find(RunQuery(brief=True, limit=PAGE, cursor=cursor))
+    for start in range(0, searched, PAGE):
+        limit = min(PAGE, searched - start)
+        page = await engine.store.find(RunQuery(brief=True, limit=limit, cursor=cursor))
         candidates |= {run.id: run for run in page.items if run.after and run.id not in runs}
         cursor = page.cursor
         if cursor is None or page.items[-1].created_at < oldest:

@@ -252,6 +252,20 @@ async def test_an_engine_that_does_not_answer_is_not_ready(
     assert (await api.get("/readyz")).status_code == 200
 
 
+async def test_bulk_actions_can_be_bound_to_runs_with_a_failed_attempt(working: Api) -> None:
+    scheduler = working.scheduler
+    made = [await scheduler.enqueue("greet", {"name": name}) for name in ("nobody", "ada")]
+    for run in made:
+        await scheduler.wait(run.id)
+    body = {"action": "delete", "match": {"failing": True}}
+    done = await working.ok("POST", "/api/v1/runs/bulk", json=body)
+    assert done == {"matched": 1, "done": 1, "more": False}
+    assert [run.id for run in (await scheduler.list_runs()).items] == [made[1].id]
+    for wrong in (None, "yes", 1):
+        body = {"action": "delete", "match": {"failing": wrong}}
+        await refused(working, "POST", "/api/runs/bulk", 422, json=body)
+
+
 async def test_a_stopped_scheduler_is_told(make: Make) -> None:
     api: Api = await make(workers=0)
     await api.scheduler.stop()

@@ -2,6 +2,7 @@
 import { startActions } from "./actions.js";
 import { startCopying } from "./copy.js";
 import { startLive } from "./live.js";
+import { startSelection } from "./selection.js";
 import { startShortcuts } from "./shortcuts.js";
 import { startTimes } from "./times.js";
 
@@ -9,6 +10,7 @@ startTimes();
 startActions();
 startCopying();
 startLive();
+startSelection();
 startShortcuts();
 
 if (document.querySelector("[data-chart]")) {

@@ -11,6 +11,7 @@ export function startCopying() {
       say("Copied.");
     } catch {
       // Browsers allow it only under HTTPS and on this machine.
+      document.querySelector(button.dataset.copy).closest("details")?.setAttribute("open", "");
       const range = document.createRange();
       range.selectNodeContents(document.querySelector(button.dataset.copy));
       getSelection().removeAllRanges();

@@ -116,6 +116,7 @@ async def bulk_runs(service: Service, body: RunsBulkBody) -> Matched:
         chosen = {
             "job": match.job,
             "state": states,
+            "failing": match.sent.get("failing", False),
             "since": _in_utc(match.sent.get("since"), "since"),
             "until": _in_utc(match.sent.get("until"), "until"),
             "limit": body.limit,

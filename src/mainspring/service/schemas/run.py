@@ -380,6 +380,9 @@ class MatchBody(Conditions):
     state: Annotated[
         State | list[State], Field(description="Runs in this state, or in one of these.")
     ] = may_be_left_out()
+    failing: Annotated[
+        bool, Field(strict=True, description="Only runs with a failed attempt, in any state.")
+    ] = may_be_left_out()
     since: Annotated[DateTime, Field(description="Runs made then or later.")] = may_be_left_out()
     until: Annotated[DateTime, Field(description="Runs made before then.")] = may_be_left_out()
 
