@@ -84,7 +84,7 @@ class RealWorkload(Workload):
 
 class RealTimeSimulation(Simulation):
     def __init__(self, seed: int, url: str, *, trace: bool = False, stress: bool = False) -> None:
-        super().__init__(seed, trace, cast(Any, None), stress)
+        super().__init__(seed, make_store=cast(Any, None), trace=trace, stress=stress)
         rng = self._rng
         self._url = with_database(url, f"sim_{seed}_{uuid.uuid4().hex[:8]}")
         self._span = rng.choice((6.0, 9.0))
@@ -129,7 +129,7 @@ class RealTimeSimulation(Simulation):
 
     def _workload(self) -> Workload:
         return RealWorkload(
-            self._seed, self.monitor, self._rng, self._stress, pace=PACE, schedules=SCHEDULES
+            self.seed, self.monitor, self._rng, self._stress, pace=PACE, schedules=SCHEDULES
         )
 
     def _node(self, name: str, workload: Workload, slowest: float) -> Node:
@@ -191,7 +191,7 @@ class RealTimeSimulation(Simulation):
     def report(self) -> Report:
         monitor = self.monitor
         return Report(
-            self._seed,
+            self.seed,
             monitor.violations,
             "",
             monitor.lines,

@@ -78,6 +78,9 @@ class Objects:
         self.stored[key] = _Stored(data, etag, self.clock.now())
         return etag
 
+    def delete(self, key: str) -> None:
+        self.stored.pop(key, None)
+
 
 class MemoryBucket:
     """One client of the objects. `plan` decides about faults. `clock_error`: bounds of the clock's
@@ -125,7 +128,7 @@ class MemoryBucket:
     async def delete(self, keys: Sequence[str]) -> None:
         def done() -> None:
             for key in keys:
-                self.objects.stored.pop(key, None)
+                self.objects.delete(key)
 
         await self._request("delete", " ".join(keys), done)
 

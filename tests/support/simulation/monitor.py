@@ -85,6 +85,8 @@ INVARIANTS = {
     "at most once": "an at-most-once handler starts at most once",
     "effect": "an effect-once run has its effect if it succeeded, once, and none if it did not",
     "counters": "each end of a run is counted once, for its job and for all jobs together",
+    "storage": "a bucket holds what its clients did: each call once, as it was answered, and every"
+    " part that the head names",
     "lost": "every accepted run is there and ends once the faults stop",
     "alive": "every worker works on, whatever the store did to it",
     "engine": "no error but the store's reaches the engine's loops",

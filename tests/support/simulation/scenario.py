@@ -19,7 +19,7 @@ from tests.support.simulation.machines import MachineLoop
 from tests.support.simulation.monitor import Monitor, Violation
 from tests.support.simulation.workload import Client, Workload
 
-__all__ = ["Report", "Simulation", "quiet", "simulate"]
+__all__ = ["Report", "Simulation", "quiet", "run_simulation", "simulate"]
 
 WORKERS = 4
 CAPACITY = 3
@@ -57,15 +57,21 @@ def simulate(
     client enqueues more than of others. Without `calm` the story ends with the faults: what
     should have ended by itself afterwards is not checked, in half of the time.
     """
-    world = Simulation(seed, trace, make_store, stress, focus=focus, calm=calm)
+    return run_simulation(
+        Simulation(seed, trace=trace, make_store=make_store, stress=stress, focus=focus, calm=calm)
+    )
+
+
+def run_simulation(world: Simulation, steps: int = 600_000) -> Report:
+    """Run a world on virtual time, for so many steps at most."""
     with quiet():
         try:
-            run_virtual(world.run, seed, until=3600, steps=600_000, make_loop=MachineLoop)
+            run_virtual(world.run, world.seed, until=3600, steps=steps, make_loop=MachineLoop)
         except (Deadlock, SimulationLimit) as error:
             world.monitor.violations.append(Violation("lost", str(error)[:500], -1))
     monitor = world.monitor
     return Report(
-        seed,
+        world.seed,
         monitor.violations,
         monitor.digest,
         monitor.lines,
@@ -79,14 +85,14 @@ class Simulation:
     def __init__(
         self,
         seed: int,
-        trace: bool,
-        make_store: MakeStore,
-        stress: bool,
         *,
+        make_store: MakeStore,
+        trace: bool = False,
+        stress: bool = False,
         focus: str | None = None,
         calm: bool = True,
     ) -> None:
-        self._seed = seed
+        self.seed = seed
         self._stress = stress
         self._focus = focus
         self._with_calm = calm
@@ -156,7 +162,7 @@ class Simulation:
         busy = [self._busy(client), self._busy(client), self._pause_all(client)]
         if "filled" in workload.jobs:
             busy.append(self._backfill(client))
-        if self._focus == "followers" or random.Random(f"retries {self._seed}").random() < 0.25:
+        if self._focus == "followers" or random.Random(f"retries {self.seed}").random() < 0.25:
             busy.append(self._retry_at_once(client))
         await asyncio.gather(*busy, *killers, *fates)
         monitor.note("WORLD", "calm")
@@ -176,7 +182,7 @@ class Simulation:
         return asyncio.get_running_loop().time()
 
     def _workload(self) -> Workload:
-        return Workload(self._seed, self.monitor, self._rng, stress=self._stress, focus=self._focus)
+        return Workload(self.seed, self.monitor, self._rng, stress=self._stress, focus=self._focus)
 
     def _node(self, name: str, workload: Workload, slowest: float) -> Node:
         register, span = workload.register, self._span
@@ -191,7 +197,7 @@ class Simulation:
             await client.act()
 
     async def _backfill(self, client: Client) -> None:
-        own = random.Random(f"backfill {self._seed}")
+        own = random.Random(f"backfill {self.seed}")
         await asyncio.sleep(own.uniform(0, self._span / 2))
         await client.backfill()
 
@@ -203,7 +209,7 @@ class Simulation:
 
     async def _pause_all(self, client: Client) -> None:
         """In every third world all firing is paused for a while, once or twice."""
-        rng = random.Random(f"pause {self._seed}")
+        rng = random.Random(f"pause {self.seed}")
         while rng.random() < 0.33:
             await asyncio.sleep(rng.uniform(0, 0.5) * self._span)
             if self._time() > self._span:
@@ -214,7 +220,7 @@ class Simulation:
 
     async def _killer(self, client: Client) -> None:
         """A run that kills whoever runs it, some time in the first half."""
-        own = random.Random(f"killer {self._seed}")
+        own = random.Random(f"killer {self.seed}")
         await asyncio.sleep(own.uniform(0, self._span / 2))
         await client.enqueue_killer()
 
@@ -257,7 +263,7 @@ class Simulation:
 
     async def _set_clock(self) -> None:
         """In every third world somebody sets the clock that the store reads, now and then."""
-        rng = random.Random(f"clock {self._seed}")
+        rng = random.Random(f"clock {self.seed}")
         while rng.random() < 0.33:
             await asyncio.sleep(rng.uniform(0.1, 0.6) * self._span)
             if self._time() > self._span:
@@ -265,8 +271,12 @@ class Simulation:
             by = rng.choice((-1, 1)) * rng.randint(1, 240) / 4  # a float has these exactly
             self._clock.offset += by
             self.monitor.clock_set(timedelta(seconds=by))
-            await self.monitor.store.now()  # it looks at once, as a busy store does
+            await self._notice_clock()
             self.monitor.check_clock_set()
+
+    async def _notice_clock(self) -> None:
+        """The store looks at its clock at once, as a busy one does."""
+        await self.monitor.store.now()
 
     async def _settled(self, client: Client) -> None:
         loop = asyncio.get_running_loop()

@@ -139,13 +139,12 @@ class _Format(Struct):
 
 def decode_head(data: bytes) -> Head:
     """Raises `StoreTooNew` or `StoreDamaged`."""
-    known = decode_body(HEAD, data, _Format).format
-    if known > FORMAT:
-        raise StoreTooNew(
-            f"a newer version of Mainspring wrote this store (format {known}; this version reads up"
-            f" to {FORMAT}): upgrade this program"
-        )
-    head = decode_body(HEAD, data, Head)
+    try:
+        head = decode_body(HEAD, data, Head)
+    except StoreDamaged:
+        _refuse_newer(decode_body(HEAD, data, _Format).format)
+        raise
+    _refuse_newer(head.format)
     expected = [head.seq - at for at in range(len(head.entries))][::-1]
     missing = head.tail and head.tail[0].seq != head.snapshot_seq + 1
     if [entry.seq for entry in head.entries] != expected or missing:
@@ -153,3 +152,11 @@ def decode_head(data: bytes) -> Head:
     if not head.tail and head.seq != head.snapshot_seq:
         raise StoreDamaged(f"the object {HEAD!r} is damaged: its last writes are missing")
     return head
+
+
+def _refuse_newer(known: int) -> None:
+    if known > FORMAT:
+        raise StoreTooNew(
+            f"a newer version of Mainspring wrote this store (format {known}; this version reads up"
+            f" to {FORMAT}): upgrade this program"
+        )
