@@ -31,6 +31,7 @@ __all__ = [
     "has_expired",
     "has_lapsed",
     "is_claimable",
+    "matches",
     "may_be_deleted",
     "next_due",
     "ordered_jobs",
@@ -209,14 +210,14 @@ def page_of_runs(
     matching = (
         run
         for run in runs
-        if _matches(run, query, now) and (before is None or numbers[run.id] < before)
+        if matches(run, query, now) and (before is None or numbers[run.id] < before)
     )
     found = list(islice(matching, max(query.limit, 0)))
     full = found and len(found) == query.limit
     return Page(found, str(numbers[found[-1].id]) if full else None)
 
 
-def _matches(run: Run, query: RunQuery, now: datetime) -> bool:
+def matches(run: Run, query: RunQuery, now: datetime) -> bool:
     return (
         (query.job is None or run.job_id == query.job)
         and (query.states is None or run.state in query.states)

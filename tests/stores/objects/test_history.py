@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import Page, Run, State
+from mainspring.core.model import Note, Page, Run, State, new_run_id, replace
+from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import run_to_record
-from mainspring.stores.objects import ObjectStore
+from mainspring.stores.objects import ObjectStore, history
 from mainspring.stores.objects.head import Entry, Head, encode_head
 from mainspring.stores.objects.history import Segment, catalogue_body, describe_segment
-from mainspring.stores.objects.layout import HEAD, encode_body
-from mainspring.stores.protocol import RunQuery
+from mainspring.stores.objects.layout import HEAD, encode_body, part_name
+from mainspring.stores.protocol import NoteWrite, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
 
@@ -67,16 +72,41 @@ def make_bucket() -> Objects:
     for runs in by_kind.values():
         if runs:
             write(runs)
-    objects.put("catalogue/0", encode_body(catalogue_body(segments)), None)
-    meta = {"history": {"catalogue": "catalogue/0"}, "runs": {"last_number": RUNS}}
-    delta = msgspec.Raw(msgspec.json.encode({"meta": meta}))
-    objects.put(HEAD, encode_head(Head().after(Entry(1, delta), "tester", "n", 0)), None)
+    _write_head(objects, segments, RUNS)
     return objects
 
 
 @pytest.fixture(scope="module")
 def many() -> Objects:
     return make_bucket()
+
+
+def write_history(runs: list[list[Run]], *, full_filters: bool = False) -> Objects:
+    """A store with a segment for each of these lists. `full_filters`: each may hold any id."""
+    objects = Objects(FakeClock(NOW))
+    segments: list[Segment] = []
+    number = 0
+    for at, of_segment in enumerate(runs):
+        records = {}
+        for run in of_segment:
+            number += 1
+            records[run.id] = {**run_to_record(run), "number": number}
+        name = part_name("history", at, "a" * 12, 1)
+        objects.put(name, encode_body({"runs": records}), None)
+        segment = describe_segment(name, records)
+        if full_filters:
+            segment = replace(segment, ids=b"\xff" * len(segment.ids))
+        segments.append(segment)
+    _write_head(objects, segments, number)
+    return objects
+
+
+def _write_head(objects: Objects, segments: list[Segment], last_number: int) -> None:
+    catalogue = part_name("catalogue", 0, "a" * 12, 1)
+    objects.put(catalogue, encode_body(catalogue_body(segments)), None)
+    meta = {"history": {"catalogue": catalogue}, "runs": {"last_number": last_number}}
+    delta = msgspec.Raw(msgspec.json.encode({"meta": meta}))
+    objects.put(HEAD, encode_head(Head().after(Entry(1, delta), "tester", "n", 0)), None)
 
 
 async def spent(objects: Objects, query: RunQuery) -> tuple[Page[Run], Counter[str]]:
@@ -197,3 +227,163 @@ async def test_old_runs_are_deleted_with_their_segments(store: ObjectStore) -> N
     assert await all_ids(store) == sorted(f"run{n}" for n in range(17, 30))
     [added] = await store.add([finished(3)])
     assert not added.duplicate
+
+
+# -- long searches
+
+
+def skipped(number: int) -> Run:
+    """Of a job whose run hangs: its next slots are skipped, among failures of another job."""
+    if number % 50 == 0:
+        return replace(finished(number), job_id="other", state=State.FAILED, failures=1)
+    ended = replace(finished(number), job_id="busy", state=State.SKIPPED)
+    return replace(ended, attempt=0, failures=0, started_at=None)
+
+
+@pytest.fixture(scope="module")
+def hung() -> Objects:
+    return write_history([[skipped(k * 200 + n) for n in range(200)] for k in range(40)])
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        RunQuery(job="busy", tried=True, brief=True, limit=1),
+        RunQuery(job="busy", failing=True, limit=10),
+        RunQuery(job="busy", states=frozenset({State.FAILED}), limit=10),
+    ],
+)
+async def test_runs_that_no_segment_has_cost_no_segment(hung: Objects, query: RunQuery) -> None:
+    """`jobs list` asks for the last run of a job that was tried."""
+    page, requests = await spent(hung, query)
+    assert page.items == []
+    assert requests.total() <= 3  # the head twice, and the catalogue
+
+
+def hidden(number: int) -> Run:
+    """The catalogue cannot tell that no run is both failed and with a failure."""
+    if number % 2:
+        return replace(finished(number), job_id="busy", state=State.FAILED, failures=0)
+    return replace(finished(number), job_id="busy", state=State.CANCELLED, failures=1)
+
+
+SEARCH = RunQuery(job="busy", states=frozenset({State.FAILED}), failing=True, limit=1)
+
+
+async def test_a_long_search_looks_at_each_record_once() -> None:
+    objects = write_history([[hidden(k * 50 + n) for n in range(50)] for k in range(40)])
+    looked: Counter[str] = Counter()
+    real = history.may_match
+
+    def counting(record: Any, query: RunQuery) -> bool:
+        looked[record["id"]] += 1
+        return real(record, query)
+
+    with patch.object(history, "may_match", counting):
+        page, requests = await spent(objects, SEARCH)
+    assert page.items == []
+    assert looked.total() == len(looked) == 40 * 50
+    assert requests["get"] <= 40 + 3
+
+
+async def test_other_calls_go_on_during_a_search_of_the_history() -> None:
+    objects = write_history([[hidden(k * 50 + n) for n in range(50)] for k in range(20)])
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryBucket):
+        async def get(self, key: str, unless_etag: str | None = None) -> Any:
+            if key.startswith("history/"):
+                reading.set()
+                await go_on.wait()
+            return await super().get(key, unless_etag)
+
+    store = ObjectStore(Slow(objects))
+    await store.open()
+    searches = [
+        asyncio.ensure_future(store.find(SEARCH)),
+        asyncio.ensure_future(store.find(RunQuery(ids=frozenset({"run7"})))),
+    ]
+    await reading.wait()
+    note = Note(kind="k", name="n", value=1)
+    assert await store.put_notes([NoteWrite.put(note)]) == [1]
+    assert (await store.find(RunQuery(states=frozenset({State.PENDING})))).items == []
+    assert not any(search.done() for search in searches)
+    go_on.set()
+    found = [[run.id for run in (await search).items] for search in searches]
+    assert found == [[], ["run7"]]
+    await store.close()
+
+
+async def test_a_search_begins_again_if_its_segments_were_replaced(store: ObjectStore) -> None:
+    """Another client deletes them after the search has read the catalogue."""
+    other = ObjectStore(MemoryBucket(store.bucket.objects))  # type: ignore[attr-defined]
+    await other.open()
+    real = MemoryBucket.get
+    deleted: list[str] = []
+    lock = asyncio.Lock()
+
+    async def get(self: MemoryBucket, key: str, unless_etag: str | None = None) -> Any:
+        if key.startswith("history/") and self is other.bucket:
+            async with lock:
+                if not deleted:
+                    await delete()
+        return await real(self, key, unless_etag)
+
+    async def delete() -> None:
+        for number in range(20):
+            [run] = (await store.find(RunQuery(ids=frozenset({f"run{number}"})))).items
+            await store.commit([transitions.deleted(run)])
+            deleted.append(run.id)
+        await store.maintain(NOW - timedelta(days=60), 10)
+
+    with patch.object(MemoryBucket, "get", get):
+        found = await all_ids(other)
+    assert deleted
+    assert found == sorted(f"run{n}" for n in range(20, 30))
+
+
+async def test_a_segment_that_is_lost_fails_the_search_alone() -> None:
+    objects = write_history([[hidden(n) for n in range(50)]])
+    del objects.stored[part_name("history", 0, "a" * 12, 1)]
+    store = ObjectStore(MemoryBucket(objects))
+    await store.open()
+    search = asyncio.ensure_future(store.find(SEARCH))
+    note = Note(kind="k", name="n", value=1)
+    assert await store.put_notes([NoteWrite.put(note)]) == [1]
+    with pytest.raises(StoreDamaged, match="history/"):
+        await search
+
+
+# -- new runs beside a long history
+
+
+async def test_an_id_is_not_hashed_anew_for_each_segment() -> None:
+    objects = write_history([[finished(k * 10 + n) for n in range(10)] for k in range(200)])
+    store = ObjectStore(MemoryBucket(objects))
+    await store.open()
+    run = replace(finished(0), state=State.PENDING, finished_at=None, attempt=0)
+    with patch.object(hashlib, "blake2b", wraps=hashlib.blake2b) as hashing:
+        await store.add([replace(run, id=f"new{n}") for n in range(5)])
+    assert 5 <= hashing.call_count <= 10  # a filter's error lets the call be evaluated again
+
+
+async def test_segments_whose_ids_are_older_are_left_out() -> None:
+    def generated(number: int) -> Run:
+        run = finished(number)
+        return replace(run, id=new_run_id(run.created_at, random.Random(number)))
+
+    def read_segments() -> int:
+        return sum(key.startswith("history/") for _, key, _ in objects.log)
+
+    objects = write_history(
+        [[generated(k * 10 + n) for n in range(10)] for k in range(20)], full_filters=True
+    )
+    store = ObjectStore(MemoryBucket(objects))
+    await store.open()
+    run = replace(finished(0), state=State.PENDING, finished_at=None, attempt=0)
+    [added] = await store.add([replace(run, id=new_run_id(NOW, random.Random(1)))])
+    assert not added.duplicate
+    assert read_segments() == 0
+    [again] = await store.add([replace(run, id=generated(15).id)])
+    assert again.run.finished
+    assert read_segments() == 1

@@ -200,7 +200,9 @@ class Compaction:
             def read(work: Workspace) -> tuple[_Base, dict[str, Record], dict[str, str]]:
                 runs: dict[str, Record] = {}
                 sources: dict[str, str] = {}
-                for segment in self._choose_sources(work):
+                chosen = self._choose_sources(work)
+                work.history.need(chosen)
+                for segment in chosen:
                     gone = gone_of(work.state, segment)
                     for run_id, record in work.history.runs_of(segment).items():
                         if run_id not in gone:

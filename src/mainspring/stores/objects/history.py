@@ -2,24 +2,28 @@
 
 Runs that had trouble (failed, cancelled, skipped, or with a failed attempt) are in segments apart
 from plain successes, so a job's last failures are found in few segments. The catalogue has, of each
-segment, the bounds of its times and numbers, its runs by job and state, and a Bloom filter of ids.
+segment, the bounds of its times, numbers and ids, its runs by job and state, how many of each job
+were tried or failed, and a Bloom filter of ids.
 A run that was deleted or brought back to life stays in its segment; the live state names it `gone`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
-from mainspring.core.model import LIVE, Run, State
-from mainspring.stores.codec import Record, run_from_record, to_us
-from mainspring.stores.objects.parts import Parts, PartsNeeded
+from mainspring.core.model import LIVE, State
+from mainspring.stores.codec import Record, to_us
+from mainspring.stores.objects.parts import AT_ONCE, Parts, PartsNeeded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 
@@ -33,6 +37,10 @@ __all__ = [
     "divide_runs",
     "gone_of",
     "had_trouble",
+    "is_live_only",
+    "may_match",
+    "number_of",
+    "view_of",
 ]
 
 SEGMENT_RUNS = 1000
@@ -58,13 +66,25 @@ class Segment(Struct, frozen=True, kw_only=True):
     created: tuple[int, int] | None
     finished: tuple[int, int] | None
     ended: dict[str, dict[str, int]]
-    failing: int
-    tried: int
+    failing: dict[str, int]
+    tried: dict[str, int]
+    """By job. Jobs with none are left out."""
     ids: bytes
+    generated: tuple[str, str] | None = None
+    """The first and the last of the ids that `new_run_id` made: those are in the order of time."""
 
-    def may_hold(self, run_id: str) -> bool:
-        bits = len(self.ids) * 8
-        return all(self.ids[bit >> 3] >> (bit & 7) & 1 for bit in _bits(run_id, bits))
+    def may_hold(self, wanted: _HashedId) -> bool:
+        if wanted.is_generated and (
+            self.generated is None or not self.generated[0] <= wanted.run_id <= self.generated[1]
+        ):
+            return False
+        ids, bit, bits = self.ids, wanted.start, len(self.ids) * 8
+        for _ in range(HASHES):
+            at = bit % bits
+            if not ids[at >> 3] >> (at & 7) & 1:
+                return False
+            bit += wanted.step
+        return True
 
     def matching(self, query: RunQuery) -> int:
         """How many runs may match, at most."""
@@ -74,29 +94,45 @@ class Segment(Struct, frozen=True, kw_only=True):
                 return 0
             if query.until is not None and first >= to_us(query.until):
                 return 0
-        if (query.failing and not self.failing) or (query.tried and not self.tried):
-            return 0
-        of_jobs = self.ended.values() if query.job is None else [self.ended.get(query.job, {})]
-        wanted = None if query.states is None else {str(state) for state in query.states}
-        return sum(
-            count
-            for by_state in of_jobs
-            for state, count in by_state.items()
-            if wanted is None or state in wanted
+        jobs = self.ended.keys() if query.job is None else {query.job} & self.ended.keys()
+        return sum(self._matching(job, query) for job in jobs)
+
+    def _matching(self, job: str, query: RunQuery) -> int:
+        by_state, wanted = self.ended[job], query.states
+        found = (
+            sum(by_state.values())
+            if wanted is None
+            else sum(by_state.get(str(s), 0) for s in wanted)
         )
+        if query.failing:
+            found = min(found, self.failing.get(job, 0))
+        return min(found, self.tried.get(job, 0)) if query.tried else found
 
 
-def _bits(run_id: str, bits: int) -> Iterator[int]:
+class _HashedId(NamedTuple):
+    """An id, hashed once for the filters of all segments."""
+
+    run_id: str
+    is_generated: bool
+    start: int
+    step: int
+
+
+def _hashed(run_id: str) -> _HashedId:
     digest = hashlib.blake2b(run_id.encode(errors="surrogatepass"), digest_size=16).digest()
-    at, step = int.from_bytes(digest[:8]), int.from_bytes(digest[8:]) | 1
-    for turn in range(HASHES):
-        yield (at + turn * step) % bits
+    start, step = int.from_bytes(digest[:8]), int.from_bytes(digest[8:]) | 1
+    return _HashedId(run_id, _GENERATED.fullmatch(run_id) is not None, start, step)
+
+
+_GENERATED = re.compile("[0-9a-f]{32}")
 
 
 def _filter_of(ids: Iterable[str], count: int) -> bytes:
     made = bytearray(max(8, count * BITS_A_RUN // 8 + 1))
     for run_id in ids:
-        for bit in _bits(run_id, len(made) * 8):
+        _, _, start, step = _hashed(run_id)
+        for turn in range(HASHES):
+            bit = (start + turn * step) % (len(made) * 8)
             made[bit >> 3] |= 1 << (bit & 7)
     return bytes(made)
 
@@ -117,6 +153,7 @@ def describe_segment(name: str, runs: dict[str, Record]) -> Segment:
         state = str(record.get("state"))
         by_state[state] = by_state.get(state, 0) + 1
     numbers = [number_of(record) for record in runs.values()]
+    generated = [run_id for run_id in runs if _GENERATED.fullmatch(run_id)]
     return Segment(
         name=name,
         trouble=any(map(had_trouble, runs.values())),
@@ -126,10 +163,15 @@ def describe_segment(name: str, runs: dict[str, Record]) -> Segment:
         created=_range(runs, "created_at"),
         finished=_range(runs, "finished_at"),
         ended=ended,
-        failing=sum(record.get("failures") != 0 for record in runs.values()),
-        tried=sum(record.get("attempt") != 0 for record in runs.values()),
+        failing=_count_by_job(r for r in runs.values() if r.get("failures") != 0),
+        tried=_count_by_job(r for r in runs.values() if r.get("attempt") != 0),
         ids=_filter_of(runs, len(runs)),
+        generated=(min(generated), max(generated)) if generated else None,
     )
+
+
+def _count_by_job(records: Iterable[Record]) -> dict[str, int]:
+    return dict(Counter(str(record.get("job_id")) for record in records))
 
 
 def _range(runs: dict[str, Record], field: str) -> tuple[int, int] | None:
@@ -174,8 +216,9 @@ class History:
         found: dict[str, tuple[str, Record]] = {}
         needed: list[str] = []
         for run_id in ids:
+            hashed = _hashed(run_id)
             for segment in segments:
-                if not segment.may_hold(run_id) or run_id in gone_of(state, segment.name):
+                if not segment.may_hold(hashed) or run_id in gone_of(state, segment.name):
                     continue
                 if not self._parts.has(segment.name):
                     needed.append(segment.name)
@@ -187,37 +230,46 @@ class History:
             raise PartsNeeded(needed)
         return found
 
+    def need(self, segments: Sequence[str]) -> None:
+        """Ask for all of these that are not loaded, at once."""
+        if missing := [name for name in segments if not self._parts.has(name)]:
+            raise PartsNeeded(missing)
+
     def runs_of(self, segment: str) -> dict[str, Record]:
         runs: dict[str, Record] = self._parts.get(segment)["runs"]
         return runs
 
-    def newest_first(
-        self, state: LiveState, query: RunQuery, before: int | None, numbers: dict[str, int]
-    ) -> Iterator[Run]:
-        """The runs that may match, live ones and finished ones, newest first. Those with a number
-        of `before` or more are left out. Fills in `numbers`."""
-        found = [
-            (-number_of(record), run_id, record)
-            for run_id, record in state.table("runs").items()
-            if _may_match(record, query)
+    async def newest_first(
+        self, view: LiveState, query: RunQuery, before: int | None, live: Mapping[str, int]
+    ) -> AsyncGenerator[tuple[str, int, Record | None]]:
+        """The runs that may match, newest first: those of `live`, with their numbers and without a
+        record, and finished ones, with their records. Those with a number of `before` or more are
+        left out.
+
+        Segments are read as they are needed, beside the rounds; `view` is the state that names
+        them. Raises `PartGone` where another client has replaced one of them meanwhile.
+        """
+        found: list[tuple[int, str, Record | None]] = [
+            (-n, run_id, None) for run_id, n in live.items()
         ]
         heapq.heapify(found)
-        waiting = [] if _is_live_only(query) else self._candidates(state, query, before)
+        loaded: dict[str, Any] = {}
+        waiting = self._candidates(view, query, before)
         while found or waiting:
             while waiting and (not found or waiting[-1].last >= -found[0][0]):
-                self._need(waiting, query)
+                if waiting[-1].name not in loaded:
+                    loaded |= await self._parts.load(_next_segments(waiting, query))
                 segment = waiting.pop()
-                gone = gone_of(state, segment.name)
-                for run_id, record in self.runs_of(segment.name).items():
-                    if run_id not in gone and _may_match(record, query):
+                gone = gone_of(view, segment.name)
+                for run_id, record in loaded.pop(segment.name)["runs"].items():
+                    if run_id not in gone and may_match(record, query):
                         heapq.heappush(found, (-number_of(record), run_id, record))
+                await asyncio.sleep(0)  # a scan of many segments must not hold up the event loop
             if not found:
                 return
             number, run_id, record = heapq.heappop(found)
-            numbers[run_id] = -number
             if before is None or -number < before:
-                live = state.run(run_id)
-                yield run_from_record(record) if live is None else live
+                yield run_id, -number, record
 
     def _candidates(self, state: LiveState, query: RunQuery, before: int | None) -> list[Segment]:
         """The segments that may hold a match, the newest last."""
@@ -228,31 +280,31 @@ class History:
         ]
         return sorted(chosen, key=lambda segment: segment.last)
 
-    def _need(self, waiting: Sequence[Segment], query: RunQuery) -> None:
-        """Ask for the next segment if it is not loaded, and for those behind it that the page
-        probably needs as well."""
-        if self._parts.has(waiting[-1].name):
-            return
-        wanted, names = query.limit, []
-        for segment in reversed(waiting):
-            names.append(segment.name)
-            wanted -= segment.matching(query)
-            if wanted <= 0 or len(names) == 8:
-                break
-        raise PartsNeeded(names)
+
+def _next_segments(waiting: Sequence[Segment], query: RunQuery) -> list[str]:
+    """The next segment, and those behind it that the page probably needs as well."""
+    wanted, names = query.limit, []
+    for segment in reversed(waiting):
+        names.append(segment.name)
+        wanted -= segment.matching(query)
+        if wanted <= 0 or len(names) == AT_ONCE:
+            break
+    return names
 
 
-def _is_live_only(query: RunQuery) -> bool:
+def is_live_only(query: RunQuery) -> bool:
     finished = query.states is None or not query.states <= LIVE
     return query.lapsed or query.set_aside or query.upstream is not None or not finished
 
 
-def _may_match(record: Record, query: RunQuery) -> bool:
+def may_match(record: Record, query: RunQuery) -> bool:
     """A first look, which spares reading most of the records."""
     job = record.get("job_id")
     if query.job is not None and isinstance(job, str) and job != query.job:
         return False
-    if query.failing and record.get("failures") == 0:
+    if (query.failing and record.get("failures") == 0) or (
+        query.tried and record.get("attempt") == 0
+    ):
         return False
     state = record.get("state")
     is_known = isinstance(state, str) and state in _STATES
@@ -265,6 +317,11 @@ _STATES = frozenset(map(str, State))
 def catalogue_name(state: LiveState) -> str | None:
     name = (state.get("meta", "history") or {}).get("catalogue")
     return name if isinstance(name, str) else None
+
+
+def view_of(state: LiveState) -> LiveState:
+    """What the state says of the history now: for a read that goes on beside the rounds."""
+    return LiveState({name: dict(state.table(name)) for name in ("meta", "gone")})
 
 
 def gone_of(state: LiveState, part: str) -> Record:

@@ -26,7 +26,6 @@ from mainspring.stores.codec import (
     to_us,
     update_record,
 )
-from mainspring.stores.cursors import cursor_number
 from mainspring.stores.objects import period_counts
 from mainspring.stores.objects.history import History, gone_of
 from mainspring.stores.objects.state import LiveState, note_key
@@ -43,7 +42,6 @@ from mainspring.stores.protocol import (
     NoteQuery,
     NoteWrite,
     Renewed,
-    RunQuery,
     ended,
     overlapped,
 )
@@ -56,7 +54,6 @@ __all__ = [
     "add",
     "claim",
     "commit",
-    "find",
     "fire",
     "jobs",
     "notes",
@@ -93,6 +90,10 @@ class Workspace:
         """Write a run. If it is in a segment, it no longer counts there."""
         if self.state.get("runs", run_id) is None:
             self._take_out(run_id)
+        return self.create(run_id, record)
+
+    def create(self, run_id: str, record: Record) -> Run:
+        """Write a run that is in no segment."""
         self.state.put("runs", run_id, record)
         run = self.state.run(run_id)
         assert run is not None
@@ -157,7 +158,7 @@ def _add(work: Workspace, new: NewRun, refused: set[str]) -> Added:
     if holder is not None:
         refused.add(run.id)
         return Added(replace(holder, duplicate=True), duplicate=True)
-    added = work.keep(run.id, {**new.record, "number": work.next_number()})
+    added = work.create(run.id, {**new.record, "number": work.next_number()})
     work.count([ending_of(added)])
     return Added(added)
 
@@ -247,32 +248,6 @@ def _commit(work: Workspace, new: NewChange) -> bool | None:
     merged = {**record, **new.fields, "change_id": change.change_id}
     work.keep(run.id, {name: value for name, value in merged.items() if value is not None})
     return True
-
-
-def find(work: Workspace, query: RunQuery) -> Page[Run]:
-    if query.ids is not None:
-        return Page(_look_up(work, sorted(query.ids), brief=query.brief))
-    before = None if query.cursor is None else cursor_number(query.cursor, query.cursor)
-    numbers: dict[str, int] = {}
-    runs = work.history.newest_first(work.state, query, before, numbers)
-    page = evaluation.page_of_runs(runs, query, work.now, numbers)
-    if not query.brief:
-        return page
-    ids = [run.id for run in page.items]
-    return replace(page, items=_look_up(work, ids, brief=True))
-
-
-def _look_up(work: Workspace, ids: Sequence[str], *, brief: bool) -> list[Run]:
-    missing = [run_id for run_id in ids if work.state.get("runs", run_id) is None]
-    finished = work.history.look_up(work.state, missing) if missing else {}
-    found = []
-    for run_id in ids:
-        record = work.state.get("runs", run_id)
-        if record is None and run_id in finished:
-            record = finished[run_id][1]
-        if record is not None:
-            found.append(run_from_record(record, brief=brief))
-    return found
 
 
 # -- jobs -----------------------------------------------------------------------------------

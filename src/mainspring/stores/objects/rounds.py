@@ -38,7 +38,7 @@ from mainspring.stores.objects.self_test import FOLDER, MARKER
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import Bounds, StorageClock
 
-__all__ = ["Operation", "Rounds"]
+__all__ = ["Operation", "Rounds", "missing_part"]
 
 log = logging.getLogger("mainspring")
 
@@ -380,7 +380,7 @@ class Rounds:
             except PartGone as error:
                 missed = etag, str(error)
                 if operation.missed == missed:  # the head was read since, and names it still
-                    operation.answer(_missing(error))
+                    operation.answer(missing_part(error))
                     return
                 operation.missed = missed
                 operation.saw_current = False
@@ -417,7 +417,7 @@ class Rounds:
                 await self._advance(head)
             except PartGone as error:
                 if last == found.etag:  # the head names it still
-                    raise _missing(error) from error
+                    raise missing_part(error) from error
                 last = found.etag
                 continue
             self._settle_tries(head)
@@ -558,7 +558,7 @@ class Rounds:
                 await self._bucket.delete(garbage)
 
 
-def _missing(error: PartGone) -> StoreDamaged:
+def missing_part(error: PartGone) -> StoreDamaged:
     return StoreDamaged(
         f"the object {str(error)!r} is missing, though the store needs it. Restore it from a"
         " backup, and let nothing else delete objects below the store's prefix"

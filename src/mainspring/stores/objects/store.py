@@ -26,6 +26,7 @@ from mainspring.stores.objects.operations import (
     Workspace,
 )
 from mainspring.stores.objects.rounds import TAIL_BYTES, Operation, Rounds
+from mainspring.stores.objects.run_search import find_runs
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -159,7 +160,7 @@ class ObjectStore:
         return done
 
     async def find(self, query: RunQuery) -> Page[Run]:
-        return await self._read(lambda work: operations.find(work, query))
+        return await find_runs(self._open_rounds(), query)
 
     async def counts(
         self, since: datetime | None = None, jobs: frozenset[str] | None = None
