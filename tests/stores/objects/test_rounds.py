@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -26,9 +27,10 @@ from mainspring.stores.objects import ObjectStore, head, operations, rounds
 from mainspring.stores.objects.bucket import Listed
 from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
+from mainspring.stores.objects.retries import RETRY_FOR
 from mainspring.stores.objects.rounds import Operation, Rounds
 from mainspring.stores.protocol import Claim, Held, NoteQuery, NoteWrite, RunQuery
-from mainspring.testing import FakeClock
+from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
 from tests.support.objects.writers import race
 
@@ -116,7 +118,7 @@ async def test_a_write_that_failed_for_its_caller_and_lands_later_is_done_once(
 ) -> None:
     """The caller sends its call again, while the first write is still on its way."""
     late = BucketFault("late", delay=0.1)
-    store = await opened(objects, Script(late, BucketFault("throttled"), BucketFault("throttled")))
+    store = await opened(objects, Script(late), retry_for=0.0)
     note = Note(kind="k", name="n", value=1)
     with pytest.raises(StoreUnavailable):
         await store.put_notes([NoteWrite("k", "n", None, note)])
@@ -129,11 +131,10 @@ async def test_a_write_that_failed_for_its_caller_and_lands_later_is_done_once(
 async def test_runs_of_a_claim_that_landed_after_it_had_failed_are_released(
     objects: Objects, clock: FakeClock
 ) -> None:
-    throttled = BucketFault("throttled")
     late = BucketFault("late", delay=0.02)
-    store = await opened(objects)
+    store = await opened(objects, retry_for=0.0)
     await store.add([run(clock, "a")])
-    bucket_of(store).plan = Script(throttled, throttled, late)
+    bucket_of(store).plan = Script(late)
     with pytest.raises(StoreUnavailable):
         await store.claim(claim())
     await asyncio.sleep(0.04)
@@ -264,6 +265,63 @@ async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_a
     await other.open()
     assert replaced
     assert len((await other.find(RunQuery())).items) == 8
+
+
+# -- storage that fails for a while
+
+
+@pytest.mark.parametrize("effect", ["throttled", "lost answer", "late"])
+@pytest.mark.parametrize("failing", ["get", "put"])
+async def test_requests_that_fail_for_a_while_fail_no_call(
+    objects: Objects, clock: FakeClock, failing: str, effect: Any
+) -> None:
+    """Each object is refused five times in a row, once it is asked for."""
+    refused: Counter[str] = Counter()
+
+    def plan(kind: str, key: str) -> BucketFault:
+        name = key.partition("/")[0]
+        if kind != failing or refused[name] == 5:
+            return BucketFault()
+        refused[name] += 1
+        return BucketFault(effect)
+
+    await with_segment(objects, clock)
+    store = await opened(objects, plan, tail_bytes=100)
+    other = await opened(objects)
+    added = await asyncio.gather(*(store.add([run(clock, f"new{n}")]) for n in range(3)))
+    assert [one.duplicate for [one] in added] == [False, False, False]
+    assert [one.id for one in (await store.find(OLD)).items] == ["r7"]
+    assert len((await store.claim(claim(limit=9))).runs) == 3
+    await store._open_rounds().drain()
+    part = "snapshot" if failing == "put" else "history"
+    if effect == "throttled":
+        assert (refused["head"], refused[part]) == (5, 5)
+    assert refused["head"] > 1  # a write is done though its answer is lost
+    assert len((await other.find(RunQuery())).items) == 23
+
+
+def test_each_call_fails_only_after_it_was_repeated_for_its_own_time() -> None:
+    failed_after: dict[str, float] = {}
+
+    async def main() -> None:
+        clock = VirtualClock(asyncio.get_running_loop())
+        store = await opened(Objects(clock))
+        bucket_of(store).plan = lambda kind, key: BucketFault("throttled", delay=0.01)
+
+        async def call(name: str, begins: float) -> None:
+            await asyncio.sleep(begins)
+            began = clock.monotonic()
+            with pytest.raises(StoreUnavailable):
+                await store.put_notes([NoteWrite.put(Note(kind="k", name=name, value=1))])
+            failed_after[name] = clock.monotonic() - began
+
+        await asyncio.gather(call("first", 0), call("second", 8))
+        bucket_of(store).plan = None
+        assert (await store.notes(NoteQuery())).items == []
+
+    run_virtual(main, 1, until=3600)
+    assert all(RETRY_FOR <= seconds <= RETRY_FOR + 2 for seconds in failed_after.values())
+    assert len(failed_after) == 2
 
 
 # -- parts
@@ -484,12 +542,15 @@ async def test_a_snapshot_that_is_about_to_be_named_is_not_collected(
     objects: Objects, clock: FakeClock
 ) -> None:
     """Its writer could not name it for two hours. Then its next write collects garbage."""
-    throttled = BucketFault("throttled")
-    store = await opened(objects, tail_bytes=100)
+    store = await opened(objects, tail_bytes=100, retry_for=0.0)
     await store.add([run(clock, "a")])
-    bucket_of(store).plan = Script(throttled, throttled, throttled)
+    bucket_of(store).plan = lambda kind, key: BucketFault(
+        "throttled" if (kind, key) == ("put", HEAD) else "none"
+    )
     with pytest.raises(StoreUnavailable):
         await store.add([run(clock, "b")])
+    await store._open_rounds().drain()
+    bucket_of(store).plan = None
     assert [key for key in objects.stored if key.startswith("snapshot/")]
     clock.advance(7200)
     await store.maintain(clock.now() - timedelta(days=1), 10)

@@ -28,8 +28,9 @@ MakeStore = Callable[[MemoryBucket, random.Random], ObjectStore]
 
 
 def make_store(bucket: MemoryBucket, rng: random.Random) -> ObjectStore:
-    """With limits so small that parts are written all the time."""
-    return ObjectStore(bucket, rng=rng, tail_bytes=1500, most_finished=4)
+    """With limits so small that parts are written all the time. Some clients give up soon."""
+    retry_for = rng.choice((0.0, 0.1, 10.0))
+    return ObjectStore(bucket, rng=rng, tail_bytes=1500, most_finished=4, retry_for=retry_for)
 
 
 class Race:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from mainspring.core.model import Run
@@ -354,7 +355,9 @@ class Compaction:
         for kind in PART_KINDS:
             after = None
             while True:
-                page = await self._bucket.list_objects(f"{kind}/", after)
+                page = await self._rounds.retries.repeat(
+                    partial(self._bucket.list_objects, f"{kind}/", after)
+                )
                 found += [
                     one.key for one in page if one.modified < before and is_part_name(one.key)
                 ]

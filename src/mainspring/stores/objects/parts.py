@@ -12,6 +12,7 @@ from typing import Any
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.layout import decode_body, encode_body, encode_tables, part_name
+from mainspring.stores.objects.retries import Retries
 
 __all__ = ["PartGone", "Parts", "PartsNeeded", "new_client"]
 
@@ -38,9 +39,10 @@ class PartGone(Exception):
 
 
 class Parts:
-    def __init__(self, bucket: Bucket, client: str) -> None:
+    def __init__(self, bucket: Bucket, client: str, retries: Retries) -> None:
         self._bucket = bucket
         self._client = client
+        self._retries = retries
         self._written = 0
         self._known: OrderedDict[str, Any] = OrderedDict()
         self.pinned: dict[str, Any] = {}
@@ -77,7 +79,7 @@ class Parts:
         return found
 
     async def _read(self, name: str) -> Any:
-        found = await self._bucket.get(name)
+        found = await self._retries.repeat(lambda: self._bucket.get(name))
         if not isinstance(found, Blob):
             raise PartGone(name)
         if len(found.data) < LARGE_BODY:
@@ -112,18 +114,14 @@ class Parts:
         return tuple(names)
 
     async def _write(self, kind: str, seq: int, body: bytes) -> str:
-        for _ in range(3):
+        async def put() -> str:
             self._written += 1
             name = part_name(kind, seq, self._client, self._written)
-            try:
-                done = await self._bucket.put(name, body, expected_etag=None)
-            except StoreUnavailable as error:
-                problem = error
-                continue
-            if done is not None:
-                return name
-            problem = StoreUnavailable(f"the object {name!r} is there already")
-        raise problem
+            if await self._bucket.put(name, body, expected_etag=None) is None:
+                raise StoreUnavailable(f"the object {name!r} is there already")
+            return name
+
+        return await self._retries.repeat(put)
 
     def _keep(self, name: str, value: Any) -> None:
         self._known[name] = value

@@ -34,6 +34,12 @@ from mainspring.stores.objects.history import History
 from mainspring.stores.objects.layout import HEAD, is_part_name
 from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.parts import PartGone, Parts, PartsNeeded, new_client
+from mainspring.stores.objects.retries import (
+    LONGEST_PAUSE,
+    RETRY_FOR,
+    SHORTEST_PAUSE,
+    Retries,
+)
 from mainspring.stores.objects.self_test import FOLDER, MARKER
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import Bounds, StorageClock
@@ -58,9 +64,6 @@ LARGE_DELTA = 64 * 1024
 MOST_OPERATIONS = 1000
 """Operations of one round."""
 
-MOST_FAILURES = 3
-"""Tries of a round that the storage did not answer, before its operations fail."""
-
 MOST_LOSSES = 200
 """Tries of a round that others won, before its operations fail."""
 
@@ -69,9 +72,6 @@ QUIET_ROUNDS = 2
 
 RECENT_WRITES = 100
 """Clients that made one of the last so many writes count as active."""
-
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.005, 1.0
-"""Seconds between two tries, or two rounds."""
 
 
 class Operation(Generic[T]):
@@ -93,6 +93,8 @@ class Operation(Generic[T]):
         self.collects = collects
         self.parts: dict[str, Any] = {}
         """What was loaded for it."""
+        self.failing_since: float | None = None
+        """When the storage first failed a try of it."""
         self.saw_current = False
         """Whether a state that it was evaluated on was current since the call began."""
         self.missed: tuple[str | None, str] | None = None
@@ -134,17 +136,19 @@ class Rounds:
         *,
         rng: random.Random | None = None,
         tail_bytes: int = TAIL_BYTES,
+        retry_for: float = RETRY_FOR,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = new_client()
-        self.parts = Parts(bucket, self.client)
+        self._rng = rng or random.Random()
+        self.retries = Retries(bucket.clock, self._rng, retry_for)
+        self.parts = Parts(bucket, self.client, self.retries)
         self.history = History(self.parts)
         self.clock = StorageClock(bucket)
         self.state = LiveState()
         self.head = Head()
         self._bucket = bucket
         self._monotonic = bucket.clock.monotonic
-        self._rng = rng or random.Random()
         self._tail_bytes = tail_bytes
         self._on_change = on_change
         self._etag: str | None = None
@@ -195,8 +199,8 @@ class Rounds:
 
     async def open(self, *, create: bool) -> None:
         """Read the head, or make it. Raises `StoreMissing`, `StoreTooNew` or `StoreDamaged`."""
-        await self.clock.read_if_due()
-        if await self.refresh(may_be_missing=True):
+        await self.retries.repeat(self.clock.read_if_due)
+        if await self.retries.repeat(lambda: self.refresh(may_be_missing=True)):
             return
         if not create:
             raise StoreMissing(
@@ -206,22 +210,25 @@ class Rounds:
         if self._etag is not None:  # another client has made it meanwhile
             return
         new = Head(id=secrets.token_hex(8))
-        problem: StoreError | None = None
-        for _ in range(MOST_FAILURES):
+
+        async def make() -> None:
+            problem = StoreUnavailable(f"{self._bucket.location} does not keep what is written")
             try:
                 await self._bucket.put(HEAD, encode_head(new), expected_etag=None)
             except StoreUnavailable as error:
                 problem = error
-            if await self.refresh(may_be_missing=True):  # made here, or by another client
-                return
-        raise problem or StoreUnavailable(f"{self._bucket.location} does not keep what is written")
+            if not await self.refresh(may_be_missing=True):  # made here, or by another client
+                raise problem
+
+        await self.retries.repeat(make)
 
     async def _look_around(self) -> None:
         """Before a store is made: refuse a place with the parts of another store, which this one
         would take for garbage, and warn of objects of somebody else."""
-        found = [one.key for one in await self._bucket.list_objects("")]
+        listed = await self.retries.repeat(lambda: self._bucket.list_objects(""))
+        found = [one.key for one in listed]
         parts = [key for key in found if is_part_name(key)]
-        if parts and not await self.refresh(may_be_missing=True):
+        if parts and not await self.retries.repeat(lambda: self.refresh(may_be_missing=True)):
             raise StoreDamaged(
                 f"{self._bucket.location} has objects of a store ({parts[0]!r} and others), but not"
                 f" its {HEAD!r}. Restore that object from a backup. If the store is not needed any"
@@ -277,44 +284,26 @@ class Rounds:
             operation.answer(error)
 
     async def _run_to_end(self, batch: list[Operation[Any]], *, reads_only: bool) -> None:
-        """Try until every operation of the batch is answered. What is queued meanwhile joins it."""
+        """Try until every operation of the batch is answered. What is queued meanwhile joins it. A
+        try that the storage fails is repeated for some seconds, for each operation."""
         failures = losses = 0
-        is_current = False
         while True:
-            if not is_current:
-                self._take(batch, reads_only=reads_only)
-                if self._needs_refresh(batch):
-                    await self.refresh()
-                    for operation in batch:
-                        operation.saw_current = True
-                is_current = all(operation.saw_current for operation in batch)
+            try:
+                if await self._try(batch, reads_only=reads_only):
+                    return
+                losses += 1
+            except StoreUnavailable as error:
+                failures += 1
+                for operation in batch:
+                    if operation.failing_since is None:
+                        operation.failing_since = self.retries.now()
+                    if self.retries.has_expired(operation.failing_since):
+                        operation.answer(error)
+            self._undisturbed = 0
+            self.state.undo()
             batch[:] = [operation for operation in batch if not operation.future.done()]
             if not batch:
                 return
-            bounds, answers = self._evaluate(batch)
-            if not batch:
-                return
-            writes = any(operation.writes for operation in batch)
-            delta = self.state.delta() if writes else {}
-            if not delta and not (writes and self._snapshot is not None):
-                self.state.undo()
-                if is_current or not await self.refresh():
-                    _deliver(batch, answers)
-                    return
-                is_current = True
-                continue
-            is_current = False
-            try:
-                if await self._write(delta, bounds, batch, answers):
-                    _deliver(batch, answers)
-                    return
-                losses += 1
-            except StoreUnavailable:
-                failures += 1
-                if failures == MOST_FAILURES:
-                    raise
-            self._undisturbed = 0
-            self.state.undo()
             if losses == MOST_LOSSES:
                 raise StoreUnavailable(
                     f"other writers of {self._bucket.location} won {losses} times in a row. One"
@@ -322,8 +311,37 @@ class Rounds:
                 )
             # Who has lost often waits less, so that nobody waits very long.
             turns = self._active_writers() / (1 + losses // 4)
-            longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2**failures
+            longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2 ** min(failures, 10)
             await asyncio.sleep(self._rng.uniform(0, min(longest, LONGEST_PAUSE)))
+
+    async def _try(self, batch: list[Operation[Any]], *, reads_only: bool) -> bool:
+        """Answer every operation of the batch, and of the queue; False if another client won."""
+        self._take(batch, reads_only=reads_only)
+        if self._needs_refresh(batch):
+            await self._refresh_for(batch)
+        while True:
+            batch[:] = [operation for operation in batch if not operation.future.done()]
+            bounds, answers = self._evaluate(batch)
+            if not batch:
+                return True
+            writes = any(operation.writes for operation in batch)
+            delta = self.state.delta() if writes else {}
+            if delta or (writes and self._snapshot is not None):
+                if not await self._write(delta, bounds, batch, answers):
+                    return False
+                break
+            self.state.undo()
+            is_current = all(operation.saw_current for operation in batch)
+            if is_current or not await self._refresh_for(batch):
+                break
+        _deliver(batch, answers)
+        return True
+
+    async def _refresh_for(self, batch: list[Operation[Any]]) -> bool:
+        changed = await self.refresh()
+        for operation in batch:
+            operation.saw_current = True
+        return changed
 
     def _take(self, batch: list[Operation[Any]], *, reads_only: bool = False) -> None:
         """Move queued operations into the batch, and leave out those whose callers are gone."""

@@ -25,6 +25,7 @@ from mainspring.stores.objects.operations import (
     NewRun,
     Workspace,
 )
+from mainspring.stores.objects.retries import RETRY_FOR
 from mainspring.stores.objects.rounds import TAIL_BYTES, Operation, Rounds
 from mainspring.stores.objects.run_search import find_runs
 from mainspring.stores.protocol import (
@@ -62,7 +63,8 @@ SHORTEST_POLL = 0.05
 
 class ObjectStore:
     """A store in a bucket. `poll`: how long a change by another process may go unnoticed while
-    nothing happens; each look is a request. `tail_bytes` and `most_finished` are for tests."""
+    nothing happens; each look is a request. `tail_bytes`, `most_finished` and `retry_for` (seconds
+    for which a call repeats requests that fail) are for tests."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class ObjectStore:
         rng: random.Random | None = None,
         tail_bytes: int = TAIL_BYTES,
         most_finished: int = MOST_FINISHED,
+        retry_for: float = RETRY_FOR,
     ) -> None:
         self.bucket = bucket
         self._poll_at_most = poll
@@ -79,6 +82,7 @@ class ObjectStore:
         self._rng = rng
         self._tail_bytes = tail_bytes
         self._most_finished = most_finished
+        self._retry_for = retry_for
         self._waiters = Waiters()
         self._poller: asyncio.Task[None] | None = None
         self._waiting = 0
@@ -95,6 +99,7 @@ class ObjectStore:
             self.bucket,
             rng=self._rng,
             tail_bytes=self._tail_bytes,
+            retry_for=self._retry_for,
             on_change=self._noticed_change,
         )
         try:
