@@ -10,6 +10,7 @@ from mainspring.dashboard import assets, pages
 from mainspring.dashboard.views import (
     dead_letters,
     job,
+    job_form,
     jobs,
     keys,
     overview,
@@ -24,7 +25,7 @@ from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
 
-VIEWS = (overview, jobs, job, runs, run, dead_letters, workers, keys, sign_in)
+VIEWS = (overview, jobs, job_form, job, runs, run, dead_letters, workers, keys, sign_in)
 
 
 def create_app(

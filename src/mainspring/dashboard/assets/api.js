@@ -10,8 +10,8 @@ export class Problem extends Error {
 }
 
 // Returns the answer's JSON, or null if it has none. Throws a Problem that says what went wrong.
-export async function call(method, path, body) {
-  const headers = { Accept: "application/json" };
+export async function call(method, path, body, more = {}) {
+  const headers = { Accept: "application/json", ...more };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {

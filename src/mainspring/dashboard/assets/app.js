@@ -21,7 +21,7 @@ if (document.getElementById("key-form")) {
   const { startKeys } = await import("./keys.js");
   startKeys();
 }
-const OWN_SCRIPTS = { "#filters": "./filters.js", "#bulk": "./bulk.js", "form[data-api]": "./forms.js" };
+const OWN_SCRIPTS = { "#filters": "./filters.js", "#bulk": "./bulk.js", "form[data-api]": "./forms.js", "#job-form": "./job_form.js" };
 for (const [selector, script] of Object.entries(OWN_SCRIPTS)) {
   if (document.querySelector(selector)) (await import(script)).start();
 }

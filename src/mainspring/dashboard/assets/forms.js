@@ -1,7 +1,7 @@
 // Forms that call the API: <form data-api="POST" data-path="api/v1/…" data-done="what to say">.
 //
 // A field's name is its name in the document, `backoff.kind` is inside of another one. `data-type`
-// says how its text is read: json, number, flag, list (a, b), lines (Name: value), codes.
+// says how its text is read: json, body, number, list (a, b), lines (Name: value), codes.
 // <p data-error="name"> shows what is wrong with a field, <p data-error=""> what is wrong otherwise.
 // A button with `data-query` calls with that query (a dry run) and shows the answer.
 import { call } from "./api.js";
@@ -86,6 +86,15 @@ const READERS = {
       return JSON.parse(text);
     } catch (error) {
       throw new FieldFault(field, `This is not JSON: ${error.message}`);
+    }
+  },
+  // JSON, or a text that does not look like JSON.
+  body: (text, field) => {
+    if (/^\s*[{["]/.test(text)) return READERS.json(text, field);
+    try {
+      return JSON.parse(text);
+    } catch {
+      return text;
     }
   },
   number: (text) => (Number.isNaN(Number(text)) ? text : Number(text)),

@@ -1,0 +1,246 @@
+"""The forms at `/jobs/new` and `/jobs/{id}/edit`: what is sent, errors beside fields, previews, and
+the difference that a change makes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.async_api import Page, expect
+
+from mainspring.core.policy import Backoff
+from mainspring.dashboard.views.job_form import duration_text
+from tests.support.dashboard import Dashboard
+from tests.support.service import WEBHOOK, Api, Make
+
+HTML = {"accept": "text/html"}
+EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(0, "0s"), (1, "1ms"), (1500, "1500ms"), (90_000, "90s"), (300_000, "5m"), (86_400_000, "1d")],
+)
+def test_durations_are_written_as_people_write_them(milliseconds: int, text: str) -> None:
+    assert duration_text(milliseconds) == text
+
+
+async def test_a_reader_gets_no_form(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, key = await api.app.state.service.keys.create("ada", "read")
+    headers = {**HTML, "Authorization": f"Bearer {key}"}
+    for path in ("/jobs/new", "/jobs/report/edit"):
+        answer = await api.get(path, headers=headers)
+        assert answer.status_code == 403
+        assert "scope write" in answer.text
+        assert "job-form" not in answer.text
+
+
+async def test_a_job_of_code_says_why_it_cannot_be_edited(api: Api) -> None:
+    answer = await api.get("/jobs/report/edit", headers=HTML)
+    assert answer.status_code == 200
+    assert "A program defines this job" in answer.text
+    assert "job-form" not in answer.text
+
+
+async def test_a_webhook_is_created_and_its_secret_is_shown_once(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    await page.goto(f"{dashboard.url}/jobs/new")
+    await page.get_by_label("Address", exact=True).fill("https://api.example.com/hook")
+    await page.get_by_label("Method").select_option("PUT")
+    await page.get_by_label("Headers", exact=True).fill(
+        "X-Team: data\nAuthorization: Bearer s3cret"
+    )
+    await page.get_by_label("Body").fill('{"event": "{{jobId}}"}')
+    await page.get_by_label("Success codes").fill("200, 202-204")
+    await page.get_by_label("Id", exact=True).fill("hook")
+    await page.get_by_label("Description").fill(EVIL)
+    await page.get_by_label("Tags").fill("a, b")
+    await page.get_by_label("Schedule").fill("30 2 * * *")
+    await page.get_by_label("Time zone").fill("Europe/Berlin")
+    preview = page.locator("#preview")
+    await expect(preview).to_contain_text("At 02:30, Europe/Berlin.")
+    await expect(preview).to_contain_text("2027-03-28 02:30 does not exist in Europe/Berlin")
+    await expect(preview.locator("tbody tr")).to_have_count(10)
+
+    await page.get_by_role("button", name="Test: show the request").click()
+    request = page.locator("#request-text")
+    await expect(request).to_contain_text("PUT https://api.example.com/hook")
+    await expect(request).to_contain_text('{"event":"hook"}')
+    assert "s3cret" not in await request.inner_text()
+    assert (await scheduler.list_jobs(search="hook")).items == []
+
+    await page.get_by_label("Retries after a failure").fill("4")
+    await page.get_by_text("More options").click()
+    await page.get_by_label("Circuit breaker: failures in a row").fill("7")
+    await page.get_by_label("The longest wait").fill("10m")
+    await page.get_by_label("Metadata").fill('{"team": "data"}')
+    await page.get_by_role("button", name="Create the job").click()
+    dialog = page.get_by_role("dialog", name="The signing secret")
+    await expect(dialog).to_contain_text("whsec_")
+    await dialog.get_by_role("link", name="Go to the job").click()
+    await page.wait_for_url("**/jobs/hook")
+    await expect(page.locator("#main")).to_contain_text("<img src=x onerror=")
+    assert await page.evaluate("window.hacked") is None
+    job = await scheduler.get_job("hook")
+    assert job.webhook is not None
+    assert (job.webhook.method, job.webhook.url) == ("PUT", "https://api.example.com/hook")
+    assert job.webhook.body == {"event": "{{jobId}}"}
+    assert job.webhook.success == ((200, 200), (202, 204))
+    assert dict(job.webhook.headers) == {"X-Team": "data"}
+    assert list(job.webhook.secret_headers) == ["Authorization"]
+    assert (job.policy.retries, job.tags, dict(job.metadata)) == (4, ("a", "b"), {"team": "data"})
+    assert job.policy.breaker is not None
+    assert job.policy.breaker.failures == 7
+    assert job.origins is not None
+    assert "queue" not in job.origins  # what was left empty is not the job's own
+    assert job.schedule is not None
+    assert job.schedule.timezone == "Europe/Berlin"
+
+
+async def test_errors_stand_beside_their_fields(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/jobs/new")
+    await page.get_by_role("button", name="Create the job").click()
+    await expect(page.locator('[data-error="endpoint"]')).to_contain_text("Give the address")
+    await page.get_by_label("Address", exact=True).fill("ftp://example.com")
+    await page.get_by_label("Schedule").fill("61 * * * *")
+    await expect(page.locator('[data-error="schedule"]')).to_contain_text("61")
+    await page.get_by_label("Retries after a failure").fill("-1")
+    await page.get_by_text("More options").click()
+    await page.get_by_label("Starts in a span of time").fill("fast")
+    await page.get_by_label("A slot is missed after").fill("soon")
+    await page.get_by_text("More options").click()  # closed again: an error opens it
+    await page.get_by_label("Body").fill("{no")
+    await page.get_by_role("button", name="Create the job").click()
+    await expect(page.locator('[data-error="body"]')).to_contain_text("This is not JSON")
+    await page.get_by_label("Body").fill("")
+    await page.get_by_role("button", name="Create the job").click()
+    for name in ("endpoint", "schedule", "retryAttempts", "rate", "misfire.grace"):
+        await expect(page.locator(f'[data-error="{name}"]')).not_to_be_empty()
+        field = page.locator(f'[name="{name}"]')
+        await expect(field).to_have_attribute("aria-invalid", "true")
+    await expect(page.get_by_label("Address", exact=True)).to_be_focused()
+    assert len((await dashboard.scheduler.list_jobs()).items) == 3
+
+
+async def test_a_job_for_a_function_is_created(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/jobs/new")
+    await page.get_by_label("Run a Python function").check()
+    await expect(page.get_by_label("Address", exact=True)).to_be_hidden()
+    offered = page.locator("#handlers option")
+    await expect(offered).to_have_count(3)
+    await page.get_by_label("Function", exact=True).fill("greet")
+    await page.get_by_role("button", name="*/15 * * * *").click()
+    await expect(page.locator("#preview")).to_contain_text("Every 15 minutes")
+    await page.get_by_label("Payload").fill('{"nome": "Ada"}')
+    await page.get_by_label("Id", exact=True).fill("hello")
+    await page.get_by_role("button", name="Create the job").click()
+    await expect(page.locator('[data-error="payload"]')).to_contain_text("nome")
+    await page.get_by_label("Payload").fill('{"name": "Ada"}')
+    await page.get_by_role("button", name="Create the job").click()
+    await page.wait_for_url("**/jobs/hello")
+    job = await dashboard.scheduler.get_job("hello")
+    assert (job.handler, job.payload) == ("greet", {"name": "Ada"})
+    assert job.schedule is not None
+    run = await dashboard.scheduler.trigger("hello")
+    assert (await dashboard.scheduler.wait(run.id)).result == "hello Ada"
+
+
+async def test_an_edit_shows_the_difference_and_sends_only_changes(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    await scheduler.add_job(
+        "mail",
+        handler="greet",
+        schedule="0 9 * * *",
+        timezone="Europe/Berlin",
+        payload={"name": EVIL},
+        retries=2,
+        backoff=Backoff("linear", delay="5s", jitter=0.5),
+        description="Letters",
+    )
+    before = await scheduler.get_job("mail")
+    await page.goto(f"{dashboard.url}/jobs/mail/edit")
+    assert json.loads(await page.get_by_label("Payload").input_value()) == {"name": EVIL}
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("status")).to_contain_text("Nothing was changed.")
+    await page.get_by_label("Schedule").fill("0 9 * * 1-5")
+    preview = page.locator("#preview")
+    await expect(preview).to_contain_text("of the next 10 runs stay as they are.")
+    await expect(preview.locator(".slot-gone").first).to_be_visible()
+    await expect(preview.locator(".slot-new").first).to_be_visible()
+    old, new = await preview.locator("ul").all()
+    await expect(old.locator("li")).to_have_count(10)
+    await expect(new.locator("li")).to_have_count(10)
+    assert await scheduler.get_job("mail") == before  # nothing is saved yet
+    await page.get_by_label("Description").fill("")
+    await page.get_by_role("button", name="Save").click()
+    await page.wait_for_url("**/jobs/mail")
+    after = await scheduler.get_job("mail")
+    assert after.schedule is not None
+    assert after.schedule.describe() == "At 09:00, Monday through Friday, Europe/Berlin"
+    assert after.description == ""
+    assert (after.payload, after.policy, after.origins) == (
+        before.payload,
+        before.policy,
+        before.origins,
+    )
+    assert await page.evaluate("window.hacked") is None
+
+
+async def test_two_people_do_not_overwrite_each_other(dashboard: Dashboard, page: Page) -> None:
+    scheduler = dashboard.scheduler
+    await scheduler.add_job("mail", handler="greet", description="first")
+    await page.goto(f"{dashboard.url}/jobs/mail/edit")
+    await page.get_by_label("Description").fill("mine")
+    await scheduler.update_job("mail", description="theirs")
+    await page.get_by_role("button", name="Save").click()
+    dialog = page.get_by_role("dialog", name="Somebody changed this job")
+    await dialog.get_by_role("button", name="Load again").click()
+    await expect(page.get_by_label("Description")).to_have_value("theirs")
+    assert (await scheduler.get_job("mail")).description == "theirs"
+    await page.get_by_label("Description").fill("mine")
+    await page.get_by_role("button", name="Save").click()
+    await page.wait_for_url("**/jobs/mail")
+    assert (await scheduler.get_job("mail")).description == "mine"
+
+
+async def test_an_edit_of_a_webhook_keeps_its_secrets_and_rotates_one(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    hook = {
+        "url": "https://api.example.com/hook",
+        "headers": {"Authorization": "Bearer s3cret", "X-Team": "data"},
+        "body": "plain text",
+    }
+    before = await scheduler.add_job("hook", webhook=hook, schedule="5m", breaker=3)
+    assert before.webhook is not None
+    await page.goto(f"{dashboard.url}/jobs/hook/edit")
+    assert "s3cret" not in await page.content()
+    await expect(page.get_by_label("Body")).to_have_value("plain text")
+    await expect(page.get_by_label("Schedule")).to_have_value("5m")
+    await page.get_by_label("Headers", exact=True).fill("Authorization: ********\nX-Team: ops")
+    await page.get_by_text("More options").click()
+    await page.get_by_label("Circuit breaker: failures in a row").fill("")
+    await page.get_by_label("Circuit breaker: stays open for").fill("")
+    await page.get_by_label("Sign with a new secret").check()
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("dialog", name="The signing secret")).to_contain_text("whsec_")
+    job = await scheduler.get_job("hook")
+    assert job.webhook is not None
+    assert dict(job.webhook.headers) == {"X-Team": "ops"}
+    assert job.webhook.secret_headers == before.webhook.secret_headers
+    assert job.policy.breaker is None
+
+
+async def test_a_webhook_form_shows_what_is_stored(api: Api) -> None:
+    await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, "id": "hook", "timeout": "90s"})
+    text = (await api.get("/jobs/hook/edit", headers=HTML)).text
+    assert "YOUR_TOKEN" not in text
+    assert 'value="0 */5 * * * *"' in text
+    assert 'name="timeout" type="text" value="90s"' in text
+    assert "Authorization: ***" in text
