@@ -70,6 +70,10 @@ MOST_LOSSES = 200
 QUIET_ROUNDS = 2
 """Rounds that met no other writer, after which a round writes without reading the head first."""
 
+TURN = 0.15
+"""Seconds between the turns of two clients, on storage that limits the writes of one object. A
+client sees in this time that the one before it has written."""
+
 RECENT_WRITES = 100
 """Clients that made one of the last so many writes count as active."""
 
@@ -292,8 +296,12 @@ class Rounds:
                 if await self._try(batch, reads_only=reads_only):
                     return
                 losses += 1
+                for operation in batch:
+                    operation.failing_since = None  # the storage has answered
             except StoreUnavailable as error:
                 failures += 1
+                if self._bucket.write_interval:
+                    self._not_before = self._next_turn()
                 for operation in batch:
                     if operation.failing_since is None:
                         operation.failing_since = self.retries.now()
@@ -309,6 +317,10 @@ class Rounds:
                     f"other writers of {self._bucket.location} won {losses} times in a row. One"
                     " prefix serves a few writing processes: use fewer, or several prefixes"
                 )
+            if self._bucket.write_interval:  # wait for another turn, and let reads pass meanwhile
+                self._queue[:0] = batch
+                batch.clear()
+                return
             # Who has lost often waits less, so that nobody waits very long.
             turns = self._active_writers() / (1 + losses // 4)
             longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2 ** min(failures, 10)
@@ -319,6 +331,8 @@ class Rounds:
         self._take(batch, reads_only=reads_only)
         if self._needs_refresh(batch):
             await self._refresh_for(batch)
+            if not self._may_write_now(batch):
+                return False
         while True:
             batch[:] = [operation for operation in batch if not operation.future.done()]
             bounds, answers = self._evaluate(batch)
@@ -440,6 +454,8 @@ class Rounds:
                 continue
             self._settle_tries(head)
             self.head, self._etag, self._undisturbed = head, found.etag, 0
+            if self._bucket.write_interval:
+                self._not_before = self._next_turn(self.clock.seconds_since(head.time))
             return True
 
     async def _advance(self, head: Head) -> None:
@@ -507,8 +523,7 @@ class Rounds:
             return False
         self._took = self._monotonic() - began
         others = max(1, self._active_writers() - 1)
-        pause = max(min(self._took * others, LONGEST_PAUSE), self._bucket.write_interval)
-        self._not_before = began + self._took + pause
+        self._not_before = began + self._took + min(self._took * others, LONGEST_PAUSE)
         self.state.settle()
         self._tries.clear()
         if self._snapshot is not None and snapshot is self._snapshot:
@@ -519,11 +534,28 @@ class Rounds:
         self._garbage += [name for name in tried if name not in head.parts()]
         self._garbage += sorted(before.parts() - head.parts())
         self.head, self._etag = head, etag
+        if self._bucket.write_interval:
+            self._not_before = self._next_turn()
         self._undisturbed += 1
         if _is_news(delta):
             self._on_change()
         self._snapshot_if_due(before)
         return True
+
+    def _next_turn(self, since: float = 0.0) -> float:
+        """When this client may write, on storage that wants a while between two writes of the head,
+        of which the last one is `since` seconds ago. The client whose last write is the oldest has
+        the first turn; if it writes nothing, the next one follows a little later."""
+        interval, recent = self._bucket.write_interval, self.head.seq - RECENT_WRITES
+        own = self.head.commits.get(self.client)
+        mine = own.seq if own is not None else recent
+        before = sum(recent < one.seq < mine for one in self.head.commits.values())
+        before += mine == self.head.seq  # one that has not written yet
+        jitter = self._rng.uniform(0, TURN / 2)
+        return self._monotonic() + max(0.0, interval + TURN - since) + before * TURN + jitter
+
+    def _may_write_now(self, batch: list[Operation[Any]]) -> bool:
+        return self._monotonic() >= self._not_before or not any(op.writes for op in batch)
 
     def _active_writers(self) -> int:
         """How many clients wrote lately."""

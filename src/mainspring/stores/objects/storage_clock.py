@@ -111,6 +111,12 @@ class StorageClock:
             return bounds
         return Bounds(max(bounds.earliest, last), max(bounds.latest, last))
 
+    def seconds_since(self, stored: int) -> float:
+        """How long ago a write was that stored this time, at least."""
+        if self._is_machines:
+            return 0.0
+        return max(0.0, (self._carried().earliest - from_us(stored)).total_seconds())
+
     def stamp(self, bounds: Bounds) -> int:
         """What the head keeps as its time. A machine's clock may be set back, so it keeps none."""
         return 0 if self._is_machines else to_us(bounds.earliest)
