@@ -6,6 +6,7 @@
     pictures.py     small pictures as inline SVG
     sample.py       a job to try things out with
     curl.py         commands for curl
+    forecast_cache.py  forecasts, made beside the requests
     formats.py      times, durations and numbers as people read them
     demo.py         the made-up fleet of `mainspring serve --demo`
     views/          the pages, one module each

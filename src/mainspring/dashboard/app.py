@@ -7,16 +7,19 @@ from typing import Any
 from fastapi import FastAPI
 
 from mainspring.dashboard import assets, pages
+from mainspring.dashboard.forecast_cache import ForecastCache
 from mainspring.dashboard.views import (
     dead_letters,
     job,
     job_form,
     jobs,
     keys,
+    load,
     overview,
     run,
     runs,
     sign_in,
+    timeline,
     workers,
 )
 from mainspring.scheduler.client import Client
@@ -25,7 +28,20 @@ from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
 
-VIEWS = (overview, jobs, job_form, job, runs, run, dead_letters, workers, keys, sign_in)
+VIEWS = (
+    overview,
+    jobs,
+    job_form,
+    job,
+    runs,
+    run,
+    timeline,
+    load,
+    dead_letters,
+    workers,
+    keys,
+    sign_in,
+)
 
 
 def create_app(
@@ -42,6 +58,7 @@ def create_app(
         app.include_router(view.router)
     app.include_router(assets.router)
     app.state.service.error_page = pages.error_page
+    app.state.forecasts = ForecastCache(app.state.service)
     return app
 
 

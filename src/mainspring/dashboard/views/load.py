@@ -1,0 +1,117 @@
+"""The page at `/load`: what the schedules will start, by weekday and hour, and what collides."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+
+from mainspring.core.forecast import Forecast
+from mainspring.core.schedules.zones import zone_named
+from mainspring.dashboard.forecast_cache import ForecastCache
+from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.errors import InvalidInput
+from mainspring.service.problems import ApiError, FieldError
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+LEVELS = 7
+"""Shades of the heat map; 0 is an hour in which nothing starts."""
+
+NAMED = 4
+"""Jobs that a line names; it counts the others."""
+
+COLLISIONS_SHOWN = 10
+
+ZONES = (
+    *("UTC", "Europe/London", "Europe/Berlin", "Europe/Paris", "Europe/Moscow", "Africa/Lagos"),
+    *("Africa/Johannesburg", "America/New_York", "America/Chicago", "America/Denver"),
+    *("America/Los_Angeles", "America/Sao_Paulo", "America/Mexico_City", "Asia/Dubai"),
+    *("Asia/Kolkata", "Asia/Shanghai", "Asia/Singapore", "Asia/Tokyo", "Australia/Sydney"),
+    "Pacific/Auckland",
+)
+"""Zones that the field offers; every other one can be typed."""
+
+
+@router.get("/load")
+async def load(
+    request: Request,
+    days: Annotated[Literal["7", "30"], Query()] = "7",
+    zone: Annotated[str, Query(max_length=100)] = "",
+) -> Response:
+    client = service_of(request).client
+    name = zone.strip() or client.timezone
+    try:
+        zone_named(name)
+    except InvalidInput as error:
+        raise ApiError.of_fields(FieldError("zone", str(error))) from None
+    cache: ForecastCache = request.app.state.forecasts
+    kept = await cache.read(int(days), name)
+    forecast = None if kept is None else kept.forecast
+    return render(
+        request,
+        "load.html",
+        page="load",
+        title="Load",
+        days=int(days),
+        zone=name,
+        zones=sorted({client.timezone, *ZONES}),
+        problem=None if kept is None else kept.problem,
+        forecast=forecast,
+        heat=None if forecast is None else _heat(forecast),
+        busiest=None if forecast is None else _busiest(forecast),
+        named=NAMED,
+        collisions_shown=COLLISIONS_SHOWN,
+    )
+
+
+def _heat(forecast: Forecast) -> list[dict[str, Any]]:
+    """A row for each weekday; a cell has its number, its shade and what it says when pointed at."""
+    most = max(max(row) for row in forecast.heat)
+    return [
+        {
+            "day": day,
+            "cells": [
+                {
+                    "text": _short(count),
+                    "level": _level(count, most),
+                    "title": f"{day} {hour:02}:00 to {hour + 1:02}:00: {count:,.1f} runs",
+                }
+                for hour, count in enumerate(row)
+            ],
+        }
+        for day, row in zip(WEEKDAYS, forecast.heat, strict=True)
+    ]
+
+
+def _level(count: float, most: float) -> int:
+    """The shade of a number: by its square root, so that small numbers differ, too."""
+    if not count:
+        return 0
+    return max(1, math.ceil(math.sqrt(count / most) * LEVELS))
+
+
+def _short(count: float) -> str:
+    """12, 0.5, 1.2k: at most four characters."""
+    if not count:
+        return ""
+    if count < 10:
+        return f"{count:.1f}".removesuffix(".0")
+    if count < 1000:
+        return f"{count:.0f}"
+    thousands = count / 1000
+    return f"{thousands:.1f}k".replace(".0k", "k") if thousands < 10 else f"{thousands:.0f}k"
+
+
+def _busiest(forecast: Forecast) -> str | None:
+    """The hour in which most runs start, on average."""
+    count, day, hour = max(
+        (count, -day, -hour)
+        for day, row in enumerate(forecast.heat)
+        for hour, count in enumerate(row)
+    )
+    return f"{WEEKDAYS[-day]} {-hour:02}:00" if count else None

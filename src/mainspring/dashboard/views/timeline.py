@@ -1,0 +1,292 @@
+"""The page at `/timeline`: what ran and what will run, on one axis with now in the middle.
+
+It reads a bounded number of runs, however many there are: those of at most `ROWS` jobs, and of each
+job at most `MARKS`. Of a job that runs more often it shows how many runs ended in each hour, which
+the store counts, and how many slots each coming hour has, which is arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from msgspec import Struct
+
+from mainspring.core.model import Job, Run, State
+from mainspring.core.statistics import HOUR, Period, period_start
+from mainspring.dashboard import formats
+from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pictures import TONES
+from mainspring.scheduler.client import Client
+
+__all__ = ["router"]
+
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
+
+ROWS = 30
+MARKS = 48
+NEWEST = 200
+"""The newest runs, which show which jobs are active."""
+
+WINDOWS = {"1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(hours=24)}
+NARROWEST = 0.35
+"""Per cent of the picture: shorter runs could not be seen or pointed at."""
+
+
+class Mark(Struct, frozen=True):
+    """A run, a slot, or the runs or slots of an hour. `left` and `width` are per cent of the
+    picture; `share`, of a band, is how much of the row's height it fills."""
+
+    kind: str
+    left: float
+    width: float
+    tone: str
+    title: str
+    run_id: str | None = None
+    share: float = 1.0
+
+
+class Row(Struct, frozen=True):
+    job_id: str
+    job: Job | None
+    marks: list[Mark]
+    ended: int
+    failed: int
+    last: datetime | None
+    coming: int
+    coming_is_all: bool
+    next: datetime | None
+
+
+class Axis(Struct, frozen=True):
+    now: datetime
+    window: timedelta
+
+    @property
+    def start(self) -> datetime:
+        return self.now - self.window
+
+    @property
+    def end(self) -> datetime:
+        return self.now + self.window
+
+    def at(self, moment: datetime) -> float:
+        """Where a moment lies: 0 to 100, now is 50."""
+        share = (moment - self.start) / (2 * self.window)
+        return round(100 * min(1.0, max(0.0, share)), 2)
+
+    def spans(self, first: datetime, last: datetime) -> bool:
+        return last >= self.start and first <= self.end
+
+
+@router.get("/timeline")
+async def timeline(
+    request: Request, window: Annotated[Literal["1h", "6h", "24h"], Query()] = "24h"
+) -> Response:
+    client = service_of(request).client
+    axis = Axis(await client.now(), WINDOWS[window])
+    newest, running, failed, soonest, paused = await asyncio.gather(
+        client.list_runs(brief=True, limit=NEWEST),
+        client.list_runs(state=State.RUNNING, brief=True, limit=NEWEST),
+        client.list_runs(state=State.FAILED, brief=True, limit=ROWS),
+        client.list_jobs(enabled=True, order="next_run_at", limit=ROWS + 1, last_runs=False),
+        client.paused_since(),
+    )
+    seen = [run for run in newest.items if axis.spans(*_span(run, axis.now))]
+    active = Counter(run.job_id for run in [*running.items, *failed.items, *seen])
+    planned = [job.id for job in soonest.items if job.next_run_at and job.next_run_at <= axis.end]
+    chosen = _chosen([name for name, _ in active.most_common()], planned)
+    rows = await _rows(client, chosen, axis, is_paused=paused is not None)
+    return render(
+        request,
+        "timeline.html",
+        page="timeline",
+        title="Timeline",
+        window=window,
+        windows=list(WINDOWS),
+        rows=rows,
+        ticks=_ticks(axis),
+        is_full=not chosen >= {*active, *planned},
+        most_rows=ROWS,
+        most_marks=MARKS,
+        has_bands=any(mark.kind == "band" for row in rows for mark in row.marks),
+        paused=paused,
+        start=axis.start,
+        end=axis.end,
+    )
+
+
+def _chosen(active: Sequence[str], soonest: Sequence[str]) -> set[str]:
+    """The jobs that are shown: half of them the most active, half those with the next slots."""
+    half = ROWS // 2
+    names = dict.fromkeys([*active[:half], *soonest[:half], *active, *soonest])
+    return set(list(names)[:ROWS])
+
+
+async def _rows(client: Client, chosen: set[str], axis: Axis, *, is_paused: bool) -> list[Row]:
+    if not chosen:
+        return []
+    names = sorted(chosen)
+    first = period_start(axis.start, HOUR)
+    jobs, counts, runs = await asyncio.gather(
+        client.list_jobs(ids=names, limit=ROWS, last_runs=False),
+        client.counts(since=first, jobs=names),
+        asyncio.gather(*(client.list_runs(job=one, brief=True, limit=MARKS) for one in names)),
+    )
+    by_id = {job.id: job for job in jobs.items}
+    rows = []
+    for name, page in zip(names, runs, strict=True):
+        found = [run for run in page.items if axis.spans(*_span(run, axis.now))]
+        is_frequent = page.cursor is not None and len(found) == len(page.items)
+        periods = [one for one in counts.periods.get(name, ()) if one.start >= first]
+        rows.append(
+            _row(name, by_id.get(name), found, periods if is_frequent else None, axis, is_paused)
+        )
+    far = axis.end + HOUR
+    return sorted(rows, key=lambda one: (one.next or far, one.job_id))
+
+
+def _row(
+    name: str,
+    job: Job | None,
+    runs: Sequence[Run],
+    periods: Sequence[Period] | None,
+    axis: Axis,
+    is_paused: bool,
+) -> Row:
+    """`periods`: the hours of a job that has run more often than single marks could show."""
+    live = [run for run in runs if not run.finished]
+    if periods is None:
+        ended = [run for run in runs if run.finished]
+        marks = [_run_mark(run, axis) for run in ended]
+        total, failed = len(ended), sum(run.state is State.FAILED for run in ended)
+    else:
+        marks = _past_bands(periods, axis)
+        total = sum(sum(one.ended.values()) for one in periods)
+        failed = sum(one.ended.get(State.FAILED, 0) for one in periods)
+    marks += [_run_mark(run, axis) for run in live]
+    slots, coming, is_all = _slots(job, axis) if job and not is_paused else ([], 0, True)
+    ran = [run.started_at for run in runs if run.started_at is not None]
+    return Row(
+        name,
+        job,
+        [*marks, *slots],
+        total,
+        failed,
+        max(ran, default=None),
+        coming,
+        is_all,
+        None if job is None or is_paused else job.next_run_at,
+    )
+
+
+def _span(run: Run, now: datetime) -> tuple[datetime, datetime]:
+    """When a run began and ended, or goes on, or will begin."""
+    if run.finished:
+        ended = run.finished_at or run.run_at
+        return (run.started_at or ended), ended
+    if run.state is State.RUNNING and run.started_at is not None:
+        return run.started_at, max(now, run.started_at)
+    return run.run_at, run.run_at
+
+
+def _run_mark(run: Run, axis: Axis) -> Mark:
+    first, last = _span(run, axis.now)
+    left = axis.at(first)
+    width = max(NARROWEST, round(axis.at(last) - left, 2))
+    kind = "run" if run.attempt else "due"
+    title = f"{run.job_id}: {run.state}, {formats.absolute(first)}"
+    if (took := formats.took(run, axis.now)) is not None:
+        title += f", {formats.span(took)}"
+    if run.error or run.reason:
+        title += f"\n{formats.first_line(run.error or run.reason)}"
+    tone = TONES.get(run.state, "purple" if run.state is State.WAITING else "grey")
+    return Mark(kind, min(left, 100 - NARROWEST), width, tone, title, run.id)
+
+
+# -- bands: what is too much for single marks ----------------------------------------------------
+
+
+def _past_bands(periods: Sequence[Period], axis: Axis) -> list[Mark]:
+    """A block for each hour, as high as its number of ended runs; the failed ones on top in red."""
+    most = max((sum(one.ended.values()) for one in periods), default=0)
+    bands = []
+    for one in periods:
+        total, failed = sum(one.ended.values()), one.ended.get(State.FAILED, 0)
+        left = axis.at(one.start)
+        width = round(axis.at(min(one.start + HOUR, axis.now)) - left, 2)
+        if not total or width <= 0:
+            continue
+        title = f"{formats.absolute(one.start)}, one hour: {formats.plural(total, 'run')} ended"
+        title += f", {failed:,} failed" if failed else ""
+        bands.append(Mark("band", left, width, "green", title, share=_share(total, most)))
+        if failed:
+            bands.append(Mark("band", left, width, "red", title, share=_share(failed, most)))
+    return bands
+
+
+def _share(count: int, most: int) -> float:
+    return round(max(0.15, count / most), 2)
+
+
+def _slots(job: Job, axis: Axis) -> tuple[list[Mark], int, bool]:
+    """The coming slots of a job: marks, how many there are, and whether all were counted."""
+    if job.schedule is None or not job.enabled:
+        return [], 0, True
+    count = job.schedule.count(axis.now, axis.end)
+    if count is not None and count > MARKS:
+        return _coming_bands(job, axis), count, True
+    found = [slot for slot in _upcoming(job, axis) if slot <= axis.end]
+    marks = [
+        Mark("slot", axis.at(slot), 0.0, "blue", f"{job.id}: {formats.absolute(slot)}")
+        for slot in found
+    ]
+    return marks, len(found), len(found) < MARKS
+
+
+def _upcoming(job: Job, axis: Axis) -> Iterable[datetime]:
+    assert job.schedule is not None
+    moment = axis.now
+    for _ in range(MARKS):
+        slot = job.schedule.next(moment)
+        if slot is None or slot > axis.end:
+            return
+        yield slot
+        moment = slot
+
+
+def _coming_bands(job: Job, axis: Axis) -> list[Mark]:
+    """A block for each part of the window, as high as its number of slots."""
+    assert job.schedule is not None
+    step = axis.window / 24
+    moments = [axis.now + number * step for number in range(24)]
+    counts = [job.schedule.count(moment, moment + step) or 0 for moment in moments]
+    most = max(counts)
+    return [
+        Mark(
+            "band",
+            axis.at(moment),
+            round(axis.at(moment + step) - axis.at(moment), 2),
+            "blue",
+            f"{job.id}: {formats.plural(count, 'slot')} from {formats.absolute(moment)} on,"
+            f" within {formats.span(step)}",
+            share=_share(count, most),
+        )
+        for moment, count in zip(moments, counts, strict=True)
+        if count
+    ]
+
+
+def _ticks(axis: Axis) -> list[tuple[float, str]]:
+    """Places and names of the lines: how far from now they are, in any zone."""
+    quarters = range(-4, 5)
+    minutes = [abs(number) * axis.window // timedelta(minutes=4) for number in quarters]
+    names = [f"{one // 60} h" if one % 60 == 0 else formats.span(one * 60) for one in minutes]
+    return [
+        (50 + 12.5 * number, "now" if not number else f"{'−' if number < 0 else '+'}{name}")
+        for number, name in zip(quarters, names, strict=True)
+    ]
