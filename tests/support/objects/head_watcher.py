@@ -12,6 +12,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -77,9 +78,14 @@ class HeadMonitor(Monitor):
     been on its way for seconds, and what it decides by the clock counts from that moment."""
 
     evaluated_at: float | None = None
+    uncertainty = timedelta()
+    """By how much a client's time may be behind the storage's."""
 
     def _moment(self) -> float:
         return super()._moment() if self.evaluated_at is None else self.evaluated_at
+
+    def resumed(self, end: datetime) -> None:
+        super().resumed(end - self.uncertainty)
 
     def _check_effects(self, changed: list[Run]) -> None:
         """No transactions here."""
@@ -166,6 +172,8 @@ class HeadWatcher:
         submit, follow_step = rounds.submit, rounds.clock.follow_step
 
         def noted(operation: Operation[Any]) -> asyncio.Future[Any]:
+            if isinstance(getattr(operation.evaluate, "__self__", None), _Call):
+                return submit(operation)  # once more, behind the parts that it needs
             call = _Call(author, _METHOD.get(), operation.evaluate)
             operation.evaluate = call.evaluate
             future = submit(operation)

@@ -68,16 +68,6 @@ def nonce_unseen() -> Patched:
     return patch.object(Rounds, "_settle_tries", settle)
 
 
-def tries_forgotten() -> Patched:
-    real = Rounds._write
-
-    async def write(self: Rounds, *given: Any) -> bool:
-        self._tries.clear()
-        return await real(self, *given)
-
-    return patch.object(Rounds, "_write", write)
-
-
 def taken_over_without_comparing() -> Patched:
     real = operations._commit
 
@@ -149,13 +139,6 @@ PLANTED = (
         "storage",
         nonce_unseen,
         0,
-    ),
-    _bug(
-        "tries forgotten",
-        "only the last of several tries without an answer is remembered",
-        "storage",
-        tries_forgotten,
-        73,
     ),
     _bug(
         "taken over without comparing",

@@ -182,6 +182,8 @@ class ObjectSimulation(Simulation):
         self.monitor = HeadMonitor(cast(Any, view), self._clock, self._trace)
         if self._settings["retention"] == "20s":
             self.monitor.retention = timedelta(seconds=20)
+        if self._own_clock:
+            self.monitor.uncertainty = timedelta(seconds=self._error)
         self._watcher = HeadWatcher(self.monitor, view, self._objects)
         asyncio.get_running_loop().set_exception_handler(self._unhandled)
         with self._patched():
