@@ -125,7 +125,9 @@ def test_numbers_in_the_heat_map_are_short(count: float, text: str) -> None:
 
 
 def test_every_hour_with_a_run_has_a_shade() -> None:
-    assert [_level(count, 10_000) for count in (0, 0.01, 100, 2500, 10_000)] == [0, 1, 1, 4, 7]
+    assert [_level(count, 0, 10_000) for count in (0, 0.01, 100, 2500, 10_000)] == [0, 1, 1, 4, 7]
+    assert [_level(count, 108, 132) for count in (108, 114, 132)] == [1, 4, 7]
+    assert _level(60, 60, 60) == 5
 
 
 async def test_the_forecast_appears_by_itself(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 from datetime import timedelta
+from typing import Any
 
 from playwright.async_api import Page, expect
 
-from mainspring.core.model import State
+from mainspring.core.model import Run, State
 from mainspring.dashboard.views.runs import ON_A_PAGE
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api, Make
@@ -64,6 +66,25 @@ async def test_older_runs_are_on_the_next_page(api: Api) -> None:
     assert SHOWN.findall(second.text) == newest[ON_A_PAGE:]
     assert 'href="/runs?job=greet">Newest' in second.text
     assert "Older" not in second.text
+
+
+async def test_a_list_from_a_moment_on_ends_there(api: Api) -> None:
+    scheduler = api.scheduler
+    now = await scheduler.now()
+    old = now - timedelta(days=2)
+    times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), old)
+    await scheduler.store.add(
+        [Run(id=f"old-{n}", job_id="greet", handler="greet", **times) for n in range(2 * ON_A_PAGE)]
+    )
+    new = [(await scheduler.enqueue("greet")).id for _ in range(2)][::-1]
+    assert await shown(api, "/runs?within=24h") == new
+    since = (now - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert await shown(api, f"/runs?job=greet&state=pending&since={since}") == new
+    [older] = re.findall(r'rel="next" href="([^"]+)"', (await api.get("/runs?within=24h")).text)
+    end = (await api.get(html.unescape(older), headers=HTML)).text
+    assert "No older runs" in end
+    tomorrow = (now + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert await shown(api, f"/runs?since={since}&until={tomorrow}") == new
 
 
 async def test_wrong_filters_give_a_page_that_says_which(api: Api) -> None:

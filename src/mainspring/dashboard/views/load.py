@@ -64,6 +64,8 @@ async def load(
         forecast=forecast,
         heat=None if forecast is None else _heat(forecast),
         busiest=None if forecast is None else _busiest(forecast),
+        least=0 if forecast is None else min(map(min, forecast.heat)),
+        most=0 if forecast is None else max(map(max, forecast.heat)),
         named=NAMED,
         collisions_shown=COLLISIONS_SHOWN,
     )
@@ -71,14 +73,14 @@ async def load(
 
 def _heat(forecast: Forecast) -> list[dict[str, Any]]:
     """A row for each weekday; a cell has its number, its shade and what it says when pointed at."""
-    most = max(max(row) for row in forecast.heat)
+    least, most = min(map(min, forecast.heat)), max(map(max, forecast.heat))
     return [
         {
             "day": day,
             "cells": [
                 {
                     "text": _short(count),
-                    "level": _level(count, most),
+                    "level": _level(count, least, most),
                     "title": f"{day} {hour:02}:00 to {hour + 1:02}:00: {count:,.1f} runs",
                 }
                 for hour, count in enumerate(row)
@@ -88,11 +90,13 @@ def _heat(forecast: Forecast) -> list[dict[str, Any]]:
     ]
 
 
-def _level(count: float, most: float) -> int:
-    """The shade of a number: by its square root, so that small numbers differ, too."""
+def _level(count: float, least: float, most: float) -> int:
+    """The shade of a number between the quietest and the busiest hour: by the square root, so that
+    small numbers differ, too."""
     if not count:
         return 0
-    return max(1, math.ceil(math.sqrt(count / most) * LEVELS))
+    share = (count - least) / (most - least) if most > least else 0.5
+    return max(1, math.ceil(math.sqrt(share) * LEVELS))
 
 
 def _short(count: float) -> str:

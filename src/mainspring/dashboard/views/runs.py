@@ -37,16 +37,19 @@ async def runs(
     first, last = read_moment(since or None, "since"), read_moment(until or None, "until")
     if within:
         first, last = await service.client.now() - WINDOWS[within], None
+    # A list from a moment on ends at the first page that is older. To ask the store for the moment
+    # would be exact to the last run, and make it look through all runs for a page that is not full.
     page = await find_runs(
         service,
         job=job.strip() or None,
         state=states or None,
         failing=failing,
-        since=_text(first),
+        since=None if last is None else _text(first),
         until=_text(last),
         limit=ON_A_PAGE,
         cursor=cursor,
     )
+    shown = [run for run in page.items if first is None or run.created_at >= first]
     chosen = {
         "job": job.strip(),
         "state": [str(one) for one in states],
@@ -60,13 +63,13 @@ async def runs(
         "runs.html",
         page="runs",
         title="Runs",
-        runs=page.items,
+        runs=shown,
         chosen=chosen,
         states=[_chip(one, states, chosen) for one in State],
         is_filtered=any(chosen.values()),
         match=_match(job.strip(), states, failing=failing, first=first, last=last),
         match_text=_match_text(chosen),
-        older=page.cursor,
+        older=page.cursor if shown else None,
         is_newest=cursor is None,
     )
 
