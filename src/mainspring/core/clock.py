@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 __all__ = [
     "EPOCH",
+    "BootClock",
     "CarriedClock",
     "Clock",
     "SteadyClock",
@@ -40,6 +41,17 @@ class SystemClock:
         return datetime.now(UTC)
 
     monotonic = staticmethod(time.monotonic)
+
+
+class BootClock(SystemClock):
+    """The machine's clock. Its monotonic time goes on while the machine is suspended, where the
+    system has such a clock: on Linux `time.monotonic` stands still meanwhile."""
+
+    if sys.platform == "linux":
+
+        @staticmethod
+        def monotonic() -> float:
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 thread_cpu = time.thread_time

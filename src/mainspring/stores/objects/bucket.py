@@ -72,7 +72,8 @@ class Bucket(Protocol):
     """Requests that were sent, by kind: get, put, delete, list, head."""
 
     clock: Clock
-    """Its monotonic time is that of `ClockReading.read_at`. Where `read_clock` gives None, its wall
+    """Its monotonic time is that of `ClockReading.read_at`, and goes on while the machine is
+    suspended. Where `read_clock` gives None, its wall
     time is the storage's time, and somebody may set it."""
 
     write_interval: float

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from obstore.exceptions import NotModifiedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from mainspring.core.clock import Clock, SystemClock
+from mainspring.core.clock import BootClock, Clock
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
 from mainspring.stores.objects.aws_profiles import find_profile
@@ -69,7 +69,7 @@ class ObstoreBucket:
         self.kind = address.scheme
         self.location = address.location
         self.requests: Counter[str] = Counter()
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock or BootClock()
         self.write_interval = 1.0 if address.scheme == "gs" else 0.0
         self._address = address
         self._prefix = f"{address.prefix}/" if address.prefix else ""
