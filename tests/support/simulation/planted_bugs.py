@@ -715,7 +715,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
               "clock", make_store=LeasesByWallClock)  # fmt: skip
     yield bug("rescue without guard", "an owner that renewed in between is robbed", "rescue",
-              patches=_without("rescued", "lease_until"), stress=True, first_seed=15)  # fmt: skip
+              patches=_without("rescued", "lease_until"), stress=True, first_seed=70)  # fmt: skip
     yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",
               patches=_rescued_by_age)  # fmt: skip
     yield bug("rescue by own clock", "the worker's clock says which lease has lapsed", "rescue",
@@ -792,7 +792,7 @@ def _bugs() -> Iterator[Planted]:
               make_store=EffectFirst, first_seed=3)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
               "effect", make_store=EffectUnfenced, stress=True, focus="exact",
-              calm=False, first_seed=46)  # fmt: skip
+              calm=False, first_seed=67)  # fmt: skip
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
