@@ -1,19 +1,25 @@
-"""The storage's time, carried on between two readings."""
+"""The storage's time: carried on between two readings, on machines whose time stood still, and
+while it cannot be read."""
 
 from __future__ import annotations
 
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from mainspring.core.clock import BootClock
+from mainspring.core.model import Run, State
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.obstore_bucket import ObstoreBucket
 from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.objects.url import Address
+from mainspring.stores.protocol import Claim, Held, JobQuery, RunQuery
 from mainspring.testing import FakeClock
-from tests.support.objects.memory_bucket import MemoryBucket, Objects
+from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SUSPENDED = timedelta(hours=1)
@@ -49,3 +55,102 @@ def test_the_boot_clock_counts_since_boot() -> None:
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     counted = BootClock().monotonic()
     assert before <= counted <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+LEASE = timedelta(seconds=60)
+
+
+@pytest.fixture
+def storage() -> FakeClock:
+    """The storage's clock."""
+    return FakeClock()
+
+
+@pytest.fixture
+def objects(storage: FakeClock) -> Objects:
+    return Objects(storage)
+
+
+async def opened(objects: Objects, clock: FakeClock, plan: Any = None) -> ObjectStore:
+    bucket = MemoryBucket(objects, plan, clock=clock, clock_error=lambda: (0.05, 0.05))
+    store = ObjectStore(bucket, retry_for=0.0)
+    await store.open()
+    return store
+
+
+def claim(limit: int = 1) -> Claim:
+    return Claim(worker="w", handlers=frozenset({"work"}), limit=limit, lease=LEASE)
+
+
+async def add(store: ObjectStore, *ids: str) -> None:
+    now = await store.now()
+    times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
+    await store.add([Run(id=i, job_id="job", handler="work", **times) for i in ids])
+
+
+async def test_a_client_whose_time_stood_still_hands_out_no_lease_that_has_lapsed(
+    objects: Objects, storage: FakeClock
+) -> None:
+    """Its virtual machine was paused for an hour, say. The last write of another client tells."""
+    own, others = FakeClock(), FakeClock()
+    sleeper, other = await opened(objects, own), await opened(objects, others)
+    for clock in (storage, own, others):
+        clock.advance(700)
+    await add(other, "held", "backlog")
+    for clock in (storage, own, others):
+        clock.advance(1)
+    [held] = (await sleeper.claim(claim())).runs
+    for clock in (storage, others):
+        clock.advance(3600)
+    await add(other, "new")
+    await sleeper.renew([Held(held.id, held.token)], LEASE)
+    assert (await sleeper.claim(claim(limit=9))).runs
+    running = (await other.find(RunQuery(states=frozenset({State.RUNNING})))).items
+    assert {"held", "backlog"} <= {one.id for one in running}
+    for one in running:
+        assert one.lease_until is not None
+        assert one.lease_until >= storage.now() + LEASE
+    assert (await other.find(RunQuery(lapsed=True))).items == []
+
+
+async def test_a_storage_whose_clock_was_set_back_is_read_once(
+    objects: Objects, storage: FakeClock
+) -> None:
+    """What is stored is ahead of its clock for an hour. That costs one reading, not one a call."""
+    own = FakeClock()
+    store = await opened(objects, own)
+    await add(store, "a")
+    await store.close()
+    storage.step(-3600)
+    store = await opened(objects, own)
+    await add(store, "b")
+    before = store.bucket.requests["head"]
+    for n in range(5):
+        await add(store, f"c{n}")
+    assert store.bucket.requests["head"] == before
+    assert abs(await store.now() - storage.now()) < timedelta(seconds=1)
+
+
+async def test_calls_go_on_while_the_clock_cannot_be_read(
+    objects: Objects, storage: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_away = False
+
+    def plan(kind: str, key: str) -> BucketFault:
+        return BucketFault("throttled" if is_away and kind == "head" else "none")
+
+    store = await opened(objects, storage, plan)
+    await add(store, "a")
+    is_away = True
+    for n in range(12):  # hours, in steps that are longer than any pause between two readings
+        storage.advance(1200)
+        await add(store, f"b{n}")
+    assert abs(await store.now() - storage.now()) < timedelta(seconds=4)
+    assert caplog.text.count("cannot be read") == 1
+    storage.advance(24 * 3600)
+    with pytest.raises(StoreUnavailable):
+        await add(store, "c")
+    is_away = False
+    await add(store, "c")
+    assert (await store.jobs(JobQuery())).items == []
+    assert abs(await store.now() - storage.now()) < timedelta(seconds=1)

@@ -268,7 +268,6 @@ class Rounds:
                 raise StoreDamaged(self._refusal)
             if rest > 0 and not reads_only:
                 await asyncio.sleep(rest)  # so that other writers are not kept out
-            await self.clock.read_if_due()
             await self._run_to_end(batch, reads_only=reads_only)
         except StoreError as error:
             self._fail(batch, error)
@@ -334,6 +333,7 @@ class Rounds:
             if not self._may_write_now(batch):
                 return False
         while True:
+            await self.clock.read_if_due(self.head.time)
             batch[:] = [operation for operation in batch if not operation.future.done()]
             bounds, answers = self._evaluate(batch)
             if not batch:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from mainspring.core.clock import SteadyClock, from_us, to_us
 from mainspring.core.durations import humanize
+from mainspring.errors import StoreUnavailable
 from mainspring.stores.codec import RUN, update_record
 from mainspring.stores.evaluation import fields_of_clock_step
 from mainspring.stores.objects.bucket import Bucket, ClockReading
@@ -38,7 +39,13 @@ READ_SOON, READ_RARELY = 30.0, 600.0
 """Seconds between two readings while the bounds are wide, and when they are narrow."""
 
 SET_BACK = timedelta(seconds=10)
-"""A stored time so far ahead of the storage's clock says that somebody has set that clock back."""
+"""A stored time so far ahead of the storage's clock, as this client knows it, is wrong, or the
+client is: its machine stood still, or somebody has set the storage's clock back. A reading
+tells."""
+
+WIDEST = timedelta(seconds=10)
+"""If the clock cannot be read, known bounds are used until they are wider than this. They were
+narrow: after seven hours."""
 
 
 class Bounds(Struct, frozen=True):
@@ -54,7 +61,10 @@ class StorageClock:
         self._clock = bucket.clock
         self._steady = SteadyClock(bucket.clock)
         self._known: ClockReading | None = None
-        self._read_at: float | None = None
+        self._next_reading = 0.0
+        self._failures = 0
+        self._disbelieved = 0
+        """A stored time that is ahead of the clock, though this was read since."""
         self._is_machines = False
         self._reported: int | None = None
 
@@ -63,25 +73,73 @@ class StorageClock:
         """Whether the storage's clock is the wall clock of this machine. Known after `read`."""
         return self._is_machines
 
-    async def read_if_due(self) -> None:
-        """Read the storage's clock, unless what is known is good enough."""
+    async def read_if_due(self, stored: int = 0) -> None:
+        """Read the storage's clock, unless what is known is good enough. `stored`: the time of the
+        last write. Raises `StoreUnavailable` if the known bounds cannot be used without a reading.
+        """
         if self._is_machines:
             return
-        if self._read_at is not None:
-            bounds = self._carried()
-            is_narrow = bounds.latest - bounds.earliest <= NARROW
-            rest = READ_RARELY if is_narrow else READ_SOON
-            if self._clock.monotonic() - self._read_at < rest:
-                return
-        reading = await self._bucket.read_clock()
+        if self._known is not None and self._is_behind(stored):
+            await self._read_anew(stored)
+        elif self._known is None or self._clock.monotonic() >= self._next_reading:
+            await self._read_or_keep()
+
+    def _is_behind(self, stored: int) -> bool:
+        """Whether the last write was made at a time that is still to come by what is known here."""
+        is_ahead = from_us(stored) > self._carried().latest + SET_BACK
+        return is_ahead and stored != self._disbelieved
+
+    async def _read_anew(self, stored: int) -> None:
+        """Replace what is known by a reading that begins now."""
+        began = self._clock.monotonic()
+        while True:
+            reading = await self._bucket.read_clock()
+            assert reading is not None
+            if reading.read_at >= began:  # a bucket may give one that it has made before
+                break
+        log.warning(
+            "this machine stood still, or a clock was set: the time of %s is now %s",
+            self._bucket.location,
+            reading.earliest,
+        )
+        self._known = None
+        self._narrow(reading)
+        if self._is_behind(stored):
+            self._disbelieved = stored  # somebody has set the storage's clock back
+
+    async def _read_or_keep(self) -> None:
+        try:
+            reading = await self._bucket.read_clock()
+        except StoreUnavailable as error:
+            if self._known is None or self._width() > WIDEST:
+                raise
+            if not self._failures:
+                log.warning(
+                    "the clock of %s cannot be read. What is known of it serves for some hours: %s",
+                    self._bucket.location,
+                    error,
+                )
+            rest = min(READ_SOON * 2**self._failures, READ_RARELY)
+            self._next_reading = self._clock.monotonic() + rest
+            self._failures += 1
+            return
         if reading is None:
             self._is_machines = True
         else:
             self._narrow(reading)
 
+    def _width(self) -> timedelta:
+        bounds = self._carried()
+        return bounds.latest - bounds.earliest
+
     def _narrow(self, reading: ClockReading) -> None:
+        self._merge(reading)
+        self._failures = 0
+        is_narrow = self._width() <= NARROW
+        self._next_reading = reading.read_at + (READ_RARELY if is_narrow else READ_SOON)
+
+    def _merge(self, reading: ClockReading) -> None:
         known = self._known and _carry(self._known, reading.read_at)
-        self._read_at = reading.read_at
         if known is None:
             self._known = reading
             return
@@ -107,7 +165,7 @@ class StorageClock:
             now = self._clock.now()
             return Bounds(now, now)
         bounds, last = self._carried(), from_us(stored)
-        if last > bounds.latest + SET_BACK:
+        if stored == self._disbelieved:
             return bounds
         return Bounds(max(bounds.earliest, last), max(bounds.latest, last))
 

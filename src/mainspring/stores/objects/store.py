@@ -133,7 +133,7 @@ class ObjectStore:
 
     async def now(self) -> datetime:
         rounds = self._open_rounds()
-        await rounds.clock.read_if_due()
+        await rounds.retries.repeat(lambda: rounds.clock.read_if_due(rounds.head.time))
         return rounds.clock.bounds(rounds.head.time).earliest
 
     # -- runs
