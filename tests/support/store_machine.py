@@ -390,6 +390,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.do("find", RunQuery(limit=1000, upstream=frozenset(run.id for run in runs)))
         self.do("jobs", JobQuery(limit=1000))
         self.do("jobs", JobQuery(tag="t", due=self.clock.now()))
+        self.do("jobs", JobQuery(order="next_run_at", queue="default"))
+        self.do("jobs", JobQuery(order="last_run_at", descending=True, limit=2, offset=1))
         self.do("counts")
         if self.counts_exactly:
             since = self.clock.now() - timedelta(hours=2)

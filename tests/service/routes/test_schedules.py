@@ -152,3 +152,17 @@ async def test_a_forecast_names_the_field_that_is_wrong(
 ) -> None:
     told = await refused(api, "GET", "/api/schedules/forecast", 422, params=query)
     assert field in str(told)
+
+
+async def test_a_preview_for_a_job_names_the_slots_that_the_job_will_have(api: Api) -> None:
+    schedule = "H H * * *"
+    made = await api.ok(
+        "POST", "/api/v1/jobs", json={**WEBHOOK, "id": "mine", "schedule": schedule}
+    )
+    slots = {}
+    for name in ("mine", "other", None):
+        body = {"schedule": schedule, "count": 1, "jobId": name}
+        seen = await api.ok("POST", "/api/v1/schedules/preview", json=body)
+        slots[name] = seen["slots"][0]["utc"]
+    assert slots["mine"] == made["nextRunAt"]
+    assert len(set(slots.values())) == 3

@@ -81,7 +81,15 @@ def test_followers_are_found_without_a_look_at_other_jobs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "query", [JobQuery(text="x"), JobQuery(follows=True), JobQuery(enabled=False)]
+    "query",
+    [
+        JobQuery(text="x"),
+        JobQuery(follows=True),
+        JobQuery(enabled=False),
+        JobQuery(queue="q"),
+        JobQuery(order="updated_at", descending=True),
+        JobQuery(order="next_run_at"),
+    ],
 )
 def test_lists_parse_no_definition_to_choose_jobs(tmp_path: Path, query: JobQuery) -> None:
     connection = filled(tmp_path / "jobs.db", 10)

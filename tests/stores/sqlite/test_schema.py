@@ -230,6 +230,8 @@ async def test_a_file_of_an_earlier_schema_gets_its_lists(
         for query in (JobQuery(follows=True), JobQuery(tag="t"), JobQuery(text="ÜBER")):
             assert [job.id for job in (await store.jobs(query)).items] == ["behind"]
         assert len((await store.jobs(JobQuery())).items) == 2
+        for query in (JobQuery(queue="default"), JobQuery(order="updated_at")):
+            assert len((await store.jobs(query)).items) == 2
 
 
 async def test_terms_of_an_earlier_schema_are_kept(

@@ -5,6 +5,7 @@ import { ask, say } from "./messages.js";
 import { inZone, relative } from "./times.js";
 
 const TYPING_MS = 300;
+const SLOTS = 10;
 const here = Intl.DateTimeFormat().resolvedOptions().timeZone;
 const form = document.getElementById("job-form");
 const jobId = form?.dataset.id;
@@ -77,7 +78,7 @@ async function preview() {
     return;
   }
   try {
-    const body = { schedule, count: 10, ...(timezone ? { timezone } : {}) };
+    const body = { schedule, count: SLOTS, ...(timezone ? { timezone } : {}), ...(jobId ? { jobId } : {}) };
     const found = await call("POST", "api/v1/schedules/preview", body);
     if (number !== asked) return; // an answer to what was typed before
     error.textContent = zoneError.textContent = "";
@@ -124,16 +125,24 @@ function slotTable(slots, zone) {
   return scroll;
 }
 
-// The next runs as they are and as they would be, side by side.
+// The next runs as they are and as they would be, side by side. Beyond the last run of the shorter
+// list nothing is known of it, so later runs of the other are neither gone nor new.
 function difference(before, after, zone = "UTC") {
-  const stay = before.filter((slot) => after.includes(slot)).length;
+  const ends = (slots) => (slots.length < SLOTS ? Infinity : Date.parse(slots.at(-1)));
+  const until = Math.min(ends(before), ends(after));
+  const kindIn = (others, kind) => (slot) => {
+    if (others.includes(slot)) return "same";
+    return Date.parse(slot) <= until ? kind : "later";
+  };
+  const gone = kindIn(after, "gone");
+  const isNew = kindIn(before, "new");
+  const count = (slots, kindOf, kind) => slots.filter((slot) => kindOf(slot) === kind).length || "none";
+  const span = until === Infinity ? "Of all runs" : `Of the runs until ${short(new Date(until), zone)}`;
   const words =
-    stay === 0 ? "None of the next runs stays as it is." : `${stay} of the next ${before.length} runs stay as they are.`;
+    `${span}: ${count(before, gone, "same")} stay as they are,` +
+    ` ${count(before, gone, "gone")} no longer run, ${count(after, isNew, "new")} are new.`;
   const columns = text("div", "", "difference");
-  columns.append(
-    slotList("Now", before, zone, (slot) => (after.includes(slot) ? "" : "gone")),
-    slotList("After the change", after, zone, (slot) => (before.includes(slot) ? "" : "new")),
-  );
+  columns.append(slotList("Now", before, zone, gone), slotList("After the change", after, zone, isNew));
   return [text("p", words, "preview-words"), columns];
 }
 
@@ -144,8 +153,8 @@ function slotList(title, slots, zone, kindOf) {
   list.className = "plain-list mono";
   for (const slot of slots) {
     const kind = kindOf(slot);
-    const sign = { gone: "− ", new: "+ ", "": "  " }[kind];
-    list.append(text("li", sign + short(new Date(slot), zone), `slot-${kind || "same"}`));
+    const sign = { gone: "− ", new: "+ " }[kind] ?? "  ";
+    list.append(text("li", sign + short(new Date(slot), zone), `slot-${kind}`));
   }
   if (slots.length === 0) list.append(text("li", "no runs by schedule", "muted"));
   part.append(list);

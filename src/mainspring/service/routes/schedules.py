@@ -116,7 +116,7 @@ def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
     name, schedule, now = _read(body, now, default_zone)
     count: int = body.sent.get("count", 10)
     try:
-        schedule = schedule.bind("", now)
+        schedule = schedule.bind(body.sent.get("job_id") or "", now)
         slots = _slots(schedule, count, now)
         until = max([now, *slots[-1:]])
         warnings = schedule.warnings(now, max(until, _later(now)))

@@ -25,6 +25,11 @@ _REQUEST: tuple[FieldSpec[object], ...] = (
         sent=Annotated[int, Field(ge=1, le=1000)],
         default=10,
     ),
+    FieldSpec(
+        "job_id",
+        "The job that would have this schedule: `H` in a cron expression depends on it.",
+        sent=Annotated[str, Field(max_length=200)] | None,
+    ),
     FieldSpec("after", "Slots later than this. Now by default.", sent=DateTime | None),
 )
 
