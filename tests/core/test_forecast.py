@@ -174,3 +174,10 @@ def test_forecast_that_would_leave_the_calendar_is_refused() -> None:
     with pytest.raises(InvalidInput, match="too near to the end of the calendar") as caught:
         forecast_load([], datetime(9999, 12, 31, tzinfo=UTC), 30)
     assert caught.value.field == "start"
+
+
+def test_an_hour_that_the_forecast_sees_at_both_ends_counts_once() -> None:
+    start = datetime(2026, 11, 17, 4, 20, tzinfo=UTC)
+    jobs = [job("often", "*/10 * * * *")]
+    found = forecast_load(jobs, start, 7)
+    assert {mean for row in found.heat for mean in row} == {6.0}

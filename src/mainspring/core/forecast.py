@@ -41,6 +41,9 @@ MOST_DAYS = 366
 MOST_LISTED = 20
 """Collisions, clock changes and suggestions that are listed."""
 
+LEAST_SEEN = 0.5
+"""Of an hour that a forecast sees less of, the mean counts as if it had seen so much of it."""
+
 _HOUR = timedelta(hours=1)
 _TICK = timedelta(microseconds=1)
 _FIXED_MINUTE = re.compile(r"\d{1,2}(?=( +\S+){4}$)")
@@ -303,13 +306,14 @@ def _heat(
         counts = _hourly_counts(group.schedule, bounds, bounds_us)
         by_hour = [so_far + weight * more for so_far, more in zip(by_hour, counts, strict=True)]
     totals = [[0] * 24 for _ in range(7)]
-    seen = [[0] * 24 for _ in range(7)]
-    for number, (first, _) in enumerate(hours):
+    seen = [[0.0] * 24 for _ in range(7)]
+    for number, (first, last) in enumerate(hours):
         local = first.astimezone(zone)
         totals[local.weekday()][local.hour] += by_hour[number]
-        seen[local.weekday()][local.hour] += 1
+        # The first hour and the last one are seen in part, unless the forecast starts on the hour.
+        seen[local.weekday()][local.hour] += (min(last, end) - max(first, start)) / _HOUR
     means = tuple(
-        tuple(round(total / max(count, 1), 2) for total, count in zip(*row, strict=True))
+        tuple(round(total / max(count, LEAST_SEEN), 2) for total, count in zip(*row, strict=True))
         for row in zip(totals, seen, strict=True)
     )
     return means, sum(by_hour)

@@ -62,10 +62,10 @@ REGIONS = {
     "mx": "America/Mexico_City",
 }
 SCHEDULES = (
-    "{minute} * * * *",
+    "{minute} 6-22 * * *",
     "{minute} {hour} * * *",
     "{minute} {hour} * * 1-5",
-    "*/15 * * * *",
+    "*/15 7-19 * * 1-5",
     "{minute} */4 * * *",
     "{minute} {hour} * * MON",
     "{minute} {hour} 1 * *",
