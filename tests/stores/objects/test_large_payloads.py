@@ -113,7 +113,7 @@ async def test_a_snapshot_that_cannot_be_written_stops_nothing() -> None:
         return BucketFault()
 
     objects = Objects(CLOCK)
-    store = await opened(MemoryBucket(objects, plan), tail_bytes=1000)
+    store = await opened(MemoryBucket(objects, plan), tail_bytes=1000, retry_for=0)
     for number in range(40):
         await store.add([small_run(f"r{number}")])
     assert (await store.jobs(JobQuery())).items == []
@@ -121,7 +121,7 @@ async def test_a_snapshot_that_cannot_be_written_stops_nothing() -> None:
         await finish(store)
     await store.close()
     assert refused
-    assert len(refused) <= 30  # three for each doubling, and not three for each write
+    assert len(refused) <= 12  # one for each doubling, and not one for each write
     reader = await opened(MemoryBucket(objects), tail_bytes=1000)
     assert all(run.finished for run in (await reader.find(RunQuery(limit=100))).items)
     await reader.add([small_run("more")])
@@ -135,7 +135,7 @@ async def test_readers_of_a_full_head_write_nothing() -> None:
     def plan(kind: str, key: str) -> BucketFault:
         return BucketFault("throttled" if key.startswith("snapshot/") else "none")
 
-    store = await opened(MemoryBucket(objects, plan), tail_bytes=1000)
+    store = await opened(MemoryBucket(objects, plan), tail_bytes=1000, retry_for=0)
     for number in range(10):
         await store.add([small_run(f"r{number}")])
     await store.close()

@@ -22,6 +22,9 @@ FORMAT = 1
 MOST_CLIENTS = 256
 """Clients whose last commit the head remembers."""
 
+ACTIVE_FOR = 10_000_000
+"""Microseconds. A client that made two writes within them counts as active."""
+
 KEPT_FOR_OTHERS = 16 * 1024
 """Bytes of deltas before the snapshot that stay in the head. A client that is a little behind
 applies them, and needs not load the snapshot."""
@@ -45,6 +48,10 @@ class Commit(Struct, frozen=True, array_like=True):
 
     seq: int
     nonce: str
+    at: int = 0
+    """When it was made, in microseconds, by the storage's time or the machine's."""
+    before: int = 0
+    """When the client made the write before that; 0: it was its first."""
 
 
 class Head(Struct, frozen=True, kw_only=True):
@@ -100,9 +107,17 @@ class Head(Struct, frozen=True, kw_only=True):
         """The parts that the head itself names."""
         return {*self.snapshot, *(name for entry in self.entries for name in entry.parts)}
 
-    def after(self, entry: Entry, client: str, nonce: str, time: int) -> Head:
-        """The head with one more write."""
-        commits = {**self.commits, client: Commit(entry.seq, nonce)}
+    def active_writers(self) -> int:
+        """How many clients write again and again. A script that made one write is not among them,
+        nor a client that is idle or gone."""
+        now = max((one.at for one in self.commits.values()), default=0)
+        return sum(0 < one.before > now - ACTIVE_FOR for one in self.commits.values())
+
+    def after(self, entry: Entry, client: str, nonce: str, time: int, at: int = 0) -> Head:
+        """The head with one more write. `time` is the storage's, `at` this client's idea of it."""
+        last = self.commits.get(client)
+        commit = Commit(entry.seq, nonce, at, 0 if last is None else last.at)
+        commits = {**self.commits, client: commit}
         since = self.commits_since
         if len(commits) > MOST_CLIENTS:
             oldest = min(commits, key=lambda one: commits[one].seq)

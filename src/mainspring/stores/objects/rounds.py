@@ -27,7 +27,7 @@ import msgspec
 
 from mainspring.core.model import replace
 from mainspring.errors import StoreDamaged, StoreError, StoreMissing, StoreUnavailable
-from mainspring.stores.codec import json_text
+from mainspring.stores.codec import json_text, to_us
 from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.head import Entry, Head, decode_head, encode_head
 from mainspring.stores.objects.history import History
@@ -75,7 +75,7 @@ TURN = 0.15
 client sees in this time that the one before it has written."""
 
 RECENT_WRITES = 100
-"""Clients that made one of the last so many writes count as active."""
+"""Clients that made one of the last so many writes may have a turn before this one."""
 
 
 class Operation(Generic[T]):
@@ -321,7 +321,7 @@ class Rounds:
                 batch.clear()
                 return
             # Who has lost often waits less, so that nobody waits very long.
-            turns = self._active_writers() / (1 + losses // 4)
+            turns = self.head.active_writers() / (1 + losses // 4)
             longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2 ** min(failures, 10)
             await asyncio.sleep(self._rng.uniform(0, min(longest, LONGEST_PAUSE)))
 
@@ -509,7 +509,8 @@ class Rounds:
         `StoreUnavailable`: the head tells what became of it."""
         before, nonce = self.head, secrets.token_hex(8)
         entry = await self._entry(delta)
-        head = before.after(entry, self.client, nonce, self.clock.stamp(bounds))
+        stamp, at = self.clock.stamp(bounds), to_us(bounds.earliest)
+        head = before.after(entry, self.client, nonce, stamp, at)
         snapshot = self._snapshot
         if any(operation.collects for operation in batch):
             head = replace(head, collections=head.collections + 1)
@@ -522,7 +523,7 @@ class Rounds:
         if etag is None:
             return False
         self._took = self._monotonic() - began
-        others = max(1, self._active_writers() - 1)
+        others = max(1, self.head.active_writers() - 1)
         self._not_before = began + self._took + min(self._took * others, LONGEST_PAUSE)
         self.state.settle()
         self._tries.clear()
@@ -556,10 +557,6 @@ class Rounds:
 
     def _may_write_now(self, batch: list[Operation[Any]]) -> bool:
         return self._monotonic() >= self._not_before or not any(op.writes for op in batch)
-
-    def _active_writers(self) -> int:
-        """How many clients wrote lately."""
-        return sum(one.seq > self.head.seq - RECENT_WRITES for one in self.head.commits.values())
 
     async def _entry(self, delta: Delta) -> Entry:
         text = json_text(delta).encode()
