@@ -28,6 +28,7 @@ from mainspring.stores.codec import json_text
 from mainspring.stores.objects import ObjectStore, compaction, head, period_counts, rounds
 from mainspring.stores.objects.head import Entry, decode_head, encode_head
 from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.rounds import Rounds
 from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing import VirtualClock
@@ -108,13 +109,15 @@ class WorkerBucket(MemoryBucket):
     def __init__(self, watcher: HeadWatcher, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.store: ObjectStore | None = None
+        self._rounds: Rounds | None = None
         self._watcher = watcher
         self._context = outside()
 
     async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
         if key == HEAD:
             assert self.store is not None
-            self._watcher.sent(self.store._rounds)
+            self._rounds = self.store._rounds or self._rounds  # a store that closes has none
+            self._watcher.sent(self._rounds)
         return await super().put(key, data, expected_etag=expected_etag)
 
     async def _request(self, kind: str, key: str, done: Callable[[], T]) -> T:
