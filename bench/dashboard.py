@@ -77,7 +77,7 @@ async def _paths(scheduler: Scheduler) -> list[str]:
             found.append(path)
     found.remove("/load")
     more = ["/?window=7d", "/jobs?q=payments", "/jobs?sort=next", "/runs?state=failed"]
-    # The forecast is computed beside the requests for seconds: whatever is measured then costs more.
+    # Its forecast is computed beside the requests for seconds: what is measured then costs more.
     return [*found, *more, "/api/v1/statistics/history?window=7d", "/load"]
 
 
