@@ -134,3 +134,18 @@ def test_while_a_worker_works(run: Run, start: Start, folder: Path) -> None:
     worker.popen.send_signal(signal.SIGTERM)
     assert worker.ends() == 0
     assert run("store", "copy", HERE, THERE).code == 0
+
+
+def test_a_store_in_a_directory_is_copied_there_and_back(
+    run: Run, stocked: dict[str, str], tmp_path: Path
+) -> None:
+    directory = f"file://{tmp_path}/objects"
+    answer = run("store", "copy", HERE, directory)
+    assert answer.code == 0, answer.err
+    assert answer.out.endswith("counted on both sides, and equal\n")
+    assert run("store", "copy", directory, THERE).code == 0
+    before, after = (run("runs", "list", "--store", url, "--json").json for url in (HERE, THERE))
+    assert after["items"] == before["items"]
+    same = run("store", "copy", directory, f"file://{tmp_path}/./objects/")
+    assert same.code != 0
+    assert "the same store" in same.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
@@ -110,7 +111,8 @@ def _named(url: str, which: str) -> Found:
         raise CommandError(
             f"{which} is memory://, which lives in the process that made it",
             code=BAD_INPUT,
-            advice="copy between sqlite:///path and mongodb://host/database",
+            advice="copy between sqlite:///path, mongodb://host/database, s3://bucket/prefix and"
+            " other stores that stay",
         )
     return found
 
@@ -121,7 +123,13 @@ def _place(url: str) -> object:
     if path is not None:
         return path.resolve()
     from mainspring.stores.mongodb.url import MongoUrl
+    from mainspring.stores.objects.url import SCHEMES, Address
 
+    if url.partition("://")[0] in SCHEMES:
+        bucket = Address.of(url)
+        if bucket.scheme == "file":
+            return Path(bucket.bucket).resolve()
+        return bucket.scheme, bucket.bucket, bucket.prefix, bucket.endpoint, bucket.account
     address = MongoUrl.of(url)
     hosts = address.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     return frozenset(hosts.split(",")), address.database, address.prefix

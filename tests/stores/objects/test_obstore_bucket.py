@@ -12,9 +12,11 @@ from datetime import timedelta
 
 import pytest
 
-from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.buckets import make_bucket
+from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
+from mainspring.stores.objects.url import Address
 from tests.support.servers.proxy import Line, Proxy
 from tests.support.servers.s3_stub import Fault, S3Stub
 from tests.support.servers.seaweedfs import BUCKET, READER, WRITER, environment
@@ -36,6 +38,34 @@ async def open_stub(stub: S3Stub, options: str = "") -> Bucket:
     bucket = make_bucket(f"s3://some-bucket/jobs?endpoint={stub.url}{options}")
     await bucket.open()
     return bucket
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+async def test_an_endpoint_with_a_password_is_refused_without_repeating_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://me:SeCrEt@127.0.0.1:1")
+    with pytest.raises(InvalidInput, match=name) as refused:
+        await make_bucket("s3://some-bucket/jobs").open()
+    assert "SeCrEt" not in str(refused.value)
+
+
+def test_errors_show_no_user_of_an_address() -> None:
+    failure = Failure.of(
+        OSError("Error performing GET http://me:SeCrEt@127.0.0.1:1/b/k?x=1 in 1ms")
+    )
+    assert failure.text == "Error performing GET http://127.0.0.1:1 in 1ms"
+
+
+@pytest.mark.parametrize("status", [404, 403])
+def test_an_answer_of_the_service_for_credentials_is_not_one_of_the_storage(status: int) -> None:
+    url = "http://169.254.169.254/latest/meta-data/iam/security-credentials/"
+    failure = Failure.of(OSError(f"Error performing GET {url}: status code: {status}, nothing"))
+    assert not failure.is_missing_object
+    errors = StorageErrors(Address.of("s3://some-bucket/jobs"))
+    assert "there are no credentials" in str(errors.translate(failure, "get"))
+    errors.connected = True
+    assert isinstance(errors.translate(failure, "get"), StoreUnavailable)
 
 
 # Answers of the storage

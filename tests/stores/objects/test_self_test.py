@@ -9,9 +9,12 @@ import pytest
 
 from mainspring.core.clock import SystemClock
 from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.objects import self_test
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.buckets import make_bucket
 from mainspring.stores.objects.self_test import MARKER, VALID_FOR
+from mainspring.testing import FakeClock
+from tests.support.objects.memory_bucket import MemoryBucket, Objects
 from tests.support.servers.s3_stub import Conditions, Fault, S3Stub
 from tests.support.servers.seaweedfs import environment
 
@@ -121,3 +124,17 @@ async def test_an_outage_in_the_middle_is_no_verdict(stub: S3Stub) -> None:
     with pytest.raises(StoreUnavailable, match="busy"):
         await opened(stub)
     await opened(stub)
+
+
+async def test_an_account_that_may_only_read_opens_a_store_that_was_tested_long_ago() -> None:
+    class ReadOnly(MemoryBucket):
+        async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
+            raise StoreError("does not allow this put")
+
+    clock = FakeClock()
+    objects = Objects(clock)
+    await self_test.prove(MemoryBucket(objects), "here")
+    clock.advance(2 * 86_400)
+    await self_test.prove(ReadOnly(objects), "here")
+    with pytest.raises(StoreError, match="does not allow"):
+        await self_test.prove(ReadOnly(objects), "elsewhere")

@@ -66,7 +66,9 @@ def test_what_cannot_be_read_is_told(url: str, message: str) -> None:
 def test_an_unknown_option_is_told_with_the_one_that_was_meant() -> None:
     with pytest.raises(UnknownOption, match="did you mean 'region'"):
         open_store("s3://bucket?regoin=eu-west-1")
-    with pytest.raises(UnknownOption, match="unknown option of file://"):
+    with pytest.raises(UnknownOption, match="; s3 options are endpoint"):
+        open_store("s3://bucket?regoin=eu-west-1")
+    with pytest.raises(InvalidInput, match="leave out 'endpoint'"):
         open_store("file:///tmp/jobs?endpoint=http://x")
 
 

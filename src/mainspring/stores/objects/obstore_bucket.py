@@ -24,13 +24,13 @@ from obstore.exceptions import NotModifiedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from mainspring.core.clock import BootClock, Clock
-from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
 from mainspring.stores.objects.aws_profiles import find_profile
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
 from mainspring.stores.objects.date_header import Answer, DateBounds, send_head
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
-from mainspring.stores.objects.url import Address
+from mainspring.stores.objects.url import Address, parse_endpoint
 
 if TYPE_CHECKING:
     from obstore import GetOptions, PutMode, UpdateVersion
@@ -268,7 +268,7 @@ class ObstoreBucket:
                     return self._connect_gcs()
                 case _:
                     return self._connect_azure()
-        except StoreError:
+        except (StoreError, InvalidInput):
             raise
         except Exception as error:
             raise self._errors.translate(Failure.of(error), "open") from None
@@ -287,13 +287,11 @@ class ObstoreBucket:
         profile = find_profile(address.profile)
         has_keys = "AWS_ACCESS_KEY_ID" in os.environ and address.profile is None
         provider = None if profile is None or has_keys else profile.provider()
-        endpoint = (
-            address.endpoint
-            or os.environ.get("AWS_ENDPOINT_URL_S3")
-            or os.environ.get("AWS_ENDPOINT_URL")
-            or os.environ.get("AWS_ENDPOINT")
-            or (profile.endpoint if profile else None)
-        )
+        endpoint = address.endpoint
+        for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+            endpoint = endpoint or parse_endpoint(os.environ.get(name) or None, name)
+        if endpoint is None and profile is not None:
+            endpoint = parse_endpoint(profile.endpoint, "endpoint_url of the profile")
         region = (
             address.region
             or os.environ.get("AWS_REGION")

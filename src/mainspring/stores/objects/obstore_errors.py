@@ -20,7 +20,7 @@ __all__ = ["Failure", "StorageErrors"]
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>|\"(?:code|error)\": ?\"([^\"]{1,100})\"")
 _MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
-_ADDRESS: Final = re.compile(r"(https?://[^\s?/]+)\S*")
+_ADDRESS: Final = re.compile(r"(https?://)(?:[^\s?/]*@)?([^\s?/]+)\S*")
 _METADATA: Final = ("169.254.169.254", "169.254.170.", "metadata.google.internal", "metadata/ident")
 
 _MISSING_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
@@ -80,7 +80,7 @@ class Failure(Struct, frozen=True):
         text = str(error).partition("\n\nDebug source")[0]
         status = _STATUS.search(text)
         code, message = _CODE.search(text), _MESSAGE.search(text)
-        line = _ADDRESS.sub(r"\1", text.partition("<")[0].partition("{")[0])
+        line = _ADDRESS.sub(r"\1\2", text.partition("<")[0].partition("{")[0])
         return cls(
             kind=type(error).__name__,
             status=int(status[1]) if status else None,
@@ -91,9 +91,16 @@ class Failure(Struct, frozen=True):
         )
 
     @property
+    def is_of_credentials(self) -> bool:
+        """Whether the machine's service for credentials answered so, and not the storage."""
+        return any(host in self.text for host in _METADATA)
+
+    @property
     def is_missing_object(self) -> bool:
-        return self.code not in _MISSING_BUCKET and (
-            self.status == 404 or (self.status is None and self.kind == "FileNotFoundError")
+        return (
+            self.code not in _MISSING_BUCKET
+            and not self.is_of_credentials
+            and (self.status == 404 or (self.status is None and self.kind == "FileNotFoundError"))
         )
 
     @property
@@ -114,6 +121,8 @@ class StorageErrors:
 
     def translate(self, failure: Failure, operation: str) -> StoreError:
         place, words = self._address.location, failure.words
+        if failure.is_of_credentials:
+            return self._no_credentials(words)
         if failure.code in _MISSING_BUCKET:
             return self._missing_bucket(words)
         if failure.code == "RequestTimeTooSkewed":
@@ -132,10 +141,6 @@ class StorageErrors:
             return StoreError(
                 f"{place} is in another region. Name it: {self._what}/…?region=… ({words})"
             )
-        if any(host in failure.text for host in _METADATA) and not self.connected:
-            return StoreError(
-                f"there are no credentials for {place}: {_CREDENTIALS[self._address.scheme]}"
-            )
         if failure.status == 400 and failure.code not in _BUSY:
             return StoreError(f"{place} refused a request ({words})")
         if operation == "open" and failure.status is None:
@@ -147,6 +152,16 @@ class StorageErrors:
         if failure.timed_out:
             return StoreUnavailable(f"{place} gave no answer within {self._address.timeout:g} s")
         return StoreUnavailable(f"{place} is away for now. It will be tried again ({words})")
+
+    def _no_credentials(self, words: str) -> StoreError:
+        place = self._address.location
+        if self.connected:
+            return StoreUnavailable(
+                f"this machine's service for credentials gave none for {place} ({words})"
+            )
+        return StoreError(
+            f"there are no credentials for {place}: {_CREDENTIALS[self._address.scheme]}"
+        )
 
     def _missing_bucket(self, words: str) -> StoreError:
         name = self._address.bucket

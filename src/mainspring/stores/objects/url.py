@@ -23,7 +23,7 @@ from mainspring.core.durations import duration
 from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["SCHEMES", "Address"]
+__all__ = ["SCHEMES", "Address", "parse_endpoint"]
 
 SCHEMES: Final = ("s3", "gs", "az", "file")
 DEFAULT_TIMEOUT: Final = 15.0
@@ -92,7 +92,7 @@ class Address(Struct, frozen=True, kw_only=True):
             scheme=scheme,
             bucket=bucket,
             prefix=prefix,
-            endpoint=_parse_endpoint(options.get("endpoint")),
+            endpoint=parse_endpoint(options.get("endpoint")),
             region=options.get("region"),
             profile=options.get("profile"),
             account=options.get("account"),
@@ -116,21 +116,24 @@ def _parse_options(scheme: str, query: str) -> dict[str, str]:
     for option in filter(None, query.split("&")):
         name, _, value = option.partition("=")
         options[name] = unquote(value)
+    if options and not _OPTIONS[scheme]:
+        raise InvalidInput(f"a {scheme}:// URL has no options: leave out {sorted(options)[0]!r}")
     if unknown := options.keys() - _OPTIONS[scheme]:
-        error = UnknownOption(unknown, _OPTIONS[scheme], f"option of {scheme}://")
+        error = UnknownOption(unknown, _OPTIONS[scheme], f"{scheme} option")
         if any(_SECRET_NAME.search(name) for name in unknown):
             error.add_advice(f"credentials come from {_CREDENTIALS[scheme]}, never from the URL")
         raise error
     return options
 
 
-def _parse_endpoint(given: str | None) -> str | None:
+def parse_endpoint(given: str | None, what: str = "endpoint") -> str | None:
+    """An address without a user, a password or options. `what`: where it was given."""
     if given is None:
         return None
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or "@" in given:
         raise InvalidInput(
-            "endpoint is an address such as http://127.0.0.1:9000, without a user and without"
+            f"{what} is an address such as http://127.0.0.1:9000, without a user and without"
             f" options, not {without_password(given)!r}",
             field="endpoint",
         )
