@@ -118,4 +118,4 @@ def _busiest(forecast: Forecast) -> str | None:
         for day, row in enumerate(forecast.heat)
         for hour, count in enumerate(row)
     )
-    return f"{WEEKDAYS[-day]} {-hour:02}:00" if count else None
+    return f"{WEEKDAYS[-day][:3]} {-hour:02}:00" if count else None
