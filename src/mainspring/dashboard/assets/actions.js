@@ -5,7 +5,7 @@
 //   data-done     what to say when it is done
 //   data-then     the page to go to when it is done; without it this page is updated
 import { call, root } from "./api.js";
-import { refresh } from "./live.js";
+import { hold, refresh } from "./live.js";
 import { ask, say } from "./messages.js";
 
 export function startActions() {
@@ -19,6 +19,7 @@ async function act(button) {
   const { action, path, confirm, body, done, then } = button.dataset;
   if (confirm && !(await ask(confirm, button.textContent.trim()))) return;
   button.disabled = true;
+  if (then !== undefined) hold(true);
   button.setAttribute("aria-busy", "true");
   try {
     await call(action, path, body === undefined ? undefined : JSON.parse(body));
@@ -26,6 +27,7 @@ async function act(button) {
     if (then !== undefined) location.assign(`${root}/${then}`);
     else refresh();
   } catch (problem) {
+    hold(false);
     say(problem.message, "error");
   } finally {
     button.disabled = false;

@@ -9,6 +9,7 @@ let timer = null;
 let lastAt = 0;
 let source = null;
 let isLive = true;
+let isHeld = false;
 
 const main = () => document.getElementById("main");
 
@@ -20,13 +21,19 @@ export function refresh() {
   document.dispatchEvent(new CustomEvent("mainspring:refresh"));
 }
 
+// No updates while the page is about to be left: what it shows may be gone already.
+export function hold(held) {
+  isHeld = held;
+  if (held && main()) window.htmx.trigger("#main", "htmx:abort");
+}
+
 function refreshSoon() {
-  if (!isLive || document.hidden) return;
+  if (!isLive || isHeld || document.hidden) return;
   const wait = Math.max(0, lastAt + SOONEST_MS - performance.now());
   if (timer === null) {
     timer = setTimeout(() => {
       timer = null;
-      if (isLive && !document.hidden) refresh();
+      if (isLive && !isHeld && !document.hidden) refresh();
     }, wait);
   }
 }
