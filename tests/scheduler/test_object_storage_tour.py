@@ -106,3 +106,20 @@ async def test_one_of_several_instances_runs_each_slot(tmp_path: Path) -> None:
         stored = {run.id for run in (await one.list_runs(job="tick")).items}
     assert len(set(slots)) == len(slots)
     assert set(slots[:3]) <= stored
+
+
+async def test_history_is_cleaned_up_on_its_interval(tmp_path: Path) -> None:
+    scheduler = Scheduler(
+        f"file://{tmp_path}/jobs",
+        retention="1s",
+        prune_every="1s",
+        resources={"database": {}},
+        jobs={"clean": {"handler": f"{HERE}:clean_up"}},
+    )
+    async with scheduler:
+        run = await scheduler.trigger("clean")
+        assert (await scheduler.wait(run.id, timeout="1m")).state is State.SUCCEEDED
+        while (await scheduler.list_runs(job="clean")).items:
+            await asyncio.sleep(0.05)
+        metrics = await scheduler.job_metrics("clean")
+        assert metrics.succeeded == 1  # statistics outlive the runs
