@@ -15,6 +15,9 @@ _KNOWN = (
 )
 
 
+_OTHER_SCHEMES = {"gcs": "gs", "google": "gs", "azure": "az", "abfs": "az", "mongo": "mongodb"}
+
+
 def open_store(url: str, clock: Clock | None = None) -> Store:
     """Make the store that a URL names. It is not open yet: `await store.open()` opens it."""
     scheme, separator, rest = url.partition("://")
@@ -45,4 +48,7 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
         from mainspring.stores.objects.buckets import make_bucket
 
         return ObjectStore(make_bucket(url, clock))
-    raise InvalidInput(f"there is no store for {scheme}://; supported are {_KNOWN}")
+    lower = scheme.lower()
+    meant = _OTHER_SCHEMES.get(lower, lower)
+    advice = f" (did you mean {meant}://?)" if f"{meant}://" in _KNOWN and meant != scheme else ""
+    raise InvalidInput(f"there is no store for {scheme}://{advice}; supported are {_KNOWN}")

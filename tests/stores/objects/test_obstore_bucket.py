@@ -50,6 +50,14 @@ async def test_an_endpoint_with_a_password_is_refused_without_repeating_it(
     assert "SeCrEt" not in str(refused.value)
 
 
+async def test_a_key_without_its_secret_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(StoreError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
+        await make_bucket("s3://some-bucket/jobs?endpoint=http://127.0.0.1:1").open()
+
+
 def test_errors_show_no_user_of_an_address() -> None:
     failure = Failure.of(
         OSError("Error performing GET http://me:SeCrEt@127.0.0.1:1/b/k?x=1 in 1ms")

@@ -55,6 +55,8 @@ def test_each_scheme_is_read(url: str, bucket: str, prefix: str) -> None:
         ("s3://bucket?timeout=0", "between 0.1 and 300 seconds"),
         ("s3://bucket?timeout=soon", "timeout"),
         ("file://jobs", "write file:///absolute/directory"),
+        ("S3://bucket/jobs", "did you mean s3://"),
+        ("gcs://bucket/jobs", "did you mean gs://"),
         ("file:///", "write file:///absolute/directory"),
     ],
 )

@@ -144,7 +144,8 @@ class StorageErrors:
         if failure.status == 400 and failure.code not in _BUSY:
             return StoreError(f"{place} refused a request ({words})")
         if operation == "open" and failure.status is None:
-            return StoreError(f"{place} cannot be opened: {failure.text or failure.kind}")
+            advice = f"; {_CREDENTIALS[self._address.scheme]}" if "Missing" in failure.text else ""
+            return StoreError(f"{place} cannot be opened: {failure.text or failure.kind}{advice}")
         if failure.status == 404:
             return self._missing_bucket(words)
         if failure.status in (429, 503) or failure.code in _BUSY:
