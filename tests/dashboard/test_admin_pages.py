@@ -50,3 +50,45 @@ async def test_a_key_is_made_shown_once_and_revoked(page: Page) -> None:
 async def test_empty_pages_say_what_to_do(api: Api) -> None:
     assert "Create one before you let other machines reach" in (await api.get("/keys")).text
     assert "Each change through the API" in (await api.get("/audit")).text
+
+
+async def test_the_first_key_is_an_admin_key_and_the_browser_goes_on_with_it(page: Page) -> None:
+    async with served() as made:
+        await page.goto(f"{made.url}/keys")
+        await page.get_by_label("Name").fill("first")
+        await page.get_by_role("button", name="Create key").click()
+        shown = page.locator("#made-key-text")
+        await expect(shown).to_contain_text("ms_")
+        await expect(page.locator("tbody tr")).to_contain_text("first")  # the page was read again
+        new = await made.app.state.service.keys.check(await shown.inner_text())
+        assert new.scope == "admin"
+        await page.goto(f"{made.url}/jobs")
+        await expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+
+
+async def test_a_session_that_ended_is_noticed(page: Page) -> None:
+    async with served(loopback=False) as made:
+        keys = made.app.state.service.keys
+        key, text = await keys.create("ada", "write")
+        await page.goto(f"{made.url}/workers")
+        await page.get_by_label("API key").fill(text)
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("heading", name="Workers")).to_be_visible()
+        await keys.revoke(key.id)
+        await expect(page.get_by_label("API key")).to_be_visible()  # by the next update
+        assert page.url.endswith("/sign-in?next=workers")
+
+
+async def test_a_button_of_a_page_whose_session_ended_keeps_the_page(page: Page) -> None:
+    async with served(loopback=False) as made:
+        keys = made.app.state.service.keys
+        key, text = await keys.create("ada", "write")
+        await page.goto(f"{made.url}/")
+        await page.get_by_label("API key").fill(text)
+        await page.get_by_role("button", name="Sign in").click()
+        await page.get_by_role("button", name="Live").click()
+        await keys.revoke(key.id)
+        await page.get_by_role("button", name="Pause all firing").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Pause all firing").click()
+        await expect(page.locator("#messages")).to_contain_text("You are signed out.")
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()

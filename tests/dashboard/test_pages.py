@@ -26,7 +26,7 @@ async def test_a_browser_without_a_key_is_sent_to_sign_in_and_back(make: Make) -
     api: Api = await make(workers=0, loopback=False)
     answer = await api.get("/?window=7d", headers=HTML)
     assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in?next=%3Fwindow%3D7d")
-    part = await api.get("/", headers={**HTML, "HX-Request": "true"})
+    part = await api.get("/", headers={"HX-Request": "true"})  # as htmx sends it
     assert (part.status_code, part.headers["hx-redirect"]) == (401, "/sign-in")
     program = await api.get("/")
     assert (program.status_code, program.json()["code"]) == (401, "key_missing")
@@ -59,3 +59,20 @@ async def test_a_wrong_parameter_gives_a_page_that_says_which(api: Api) -> None:
     assert answer.status_code == 422
     assert "window" in answer.text
     assert answer.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/jobs/a/b", "/KEYS", "/jobs/nothing", "/runs/x"])
+async def test_a_page_that_is_not_there_is_a_page(api: Api, path: str) -> None:
+    answer = await api.get(path, headers=HTML)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "Go to the overview" in answer.text
+    program = await api.get(path, headers={"accept": "*/*"})
+    if path in ("/nothing", "/KEYS"):
+        assert program.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_body_for_an_asset_is_not_read(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    answer = await api.post("/assets/x/app.css", json={"a": 1})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")

@@ -118,3 +118,19 @@ async def test_where_no_key_is_needed_there_is_no_session(api: Api) -> None:
         "scope": "admin",
         "expiresAt": None,
     }
+
+
+async def test_a_session_cannot_begin_another(make: Make) -> None:
+    """Otherwise it would never end: each could be exchanged for a new one."""
+    api = await signed_in(make)
+    answer = await api.post(SESSION, headers=OURS)
+    assert answer.status_code == 409
+    assert "set-cookie" not in answer.headers
+
+
+async def test_a_proxy_may_use_another_scheme_for_itself(make: Make) -> None:
+    api = await signed_in(make)
+    basic = {"Authorization": "Basic YTpi"}
+    assert (await api.get("/api/v1/jobs", headers=basic)).status_code == 200
+    api.cookies.clear()
+    assert (await api.get("/api/v1/jobs", headers=basic)).status_code == 401

@@ -266,15 +266,20 @@ def _exact_slot(job: Job, at: datetime) -> datetime:
     an interval have microseconds. Any other time stays as it is."""
     if job.schedule is None or job.unreadable is not None or at.microsecond % 1000:
         return at
-    slot = job.schedule.next(at - _INSTANT)
+    slot = job.schedule.next(_just_before(at))
     return slot if slot is not None and slot - at < _MILLISECOND else at
+
+
+def _just_before(at: datetime) -> datetime:
+    """A microsecond earlier, or the first moment that there is."""
+    return at - _INSTANT if at > datetime.min.replace(tzinfo=UTC) else at
 
 
 def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     if job.schedule is None:
         return _of_job(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
     before, after = job.schedule.previous(at), job.schedule.next(at)
-    if job.schedule.next(at - _INSTANT) == at:
+    if job.schedule.next(_just_before(at)) == at:
         return None
     near = [
         f"{_moment(slot, exact=True)} ({word})"

@@ -32,6 +32,7 @@ __all__ = [
     "RunPath",
     "Service",
     "ServiceDep",
+    "by_session",
     "caller",
     "check_query",
     "key_of",
@@ -109,6 +110,11 @@ def key_of(request: Request) -> Key | None:
     """The key that the request was made with. None where no key is needed."""
     key = cast("dict[str, Any]", request.scope.get("state", {})).get("key")
     return key if isinstance(key, Key) else None
+
+
+def by_session(request: Request) -> bool:
+    """Whether the key is that of a session, and came by the cookie."""
+    return bool(cast("dict[str, Any]", request.scope.get("state", {})).get("by_session"))
 
 
 def caller(request: Request) -> str:

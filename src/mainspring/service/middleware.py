@@ -24,7 +24,13 @@ from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, Keys
 from mainspring.service.api_keys import Scope as KeyScope
 from mainspring.service.audit import AuditLog
-from mainspring.service.problems import ApiError, FieldError, from_library_error, problem_response
+from mainspring.service.problems import (
+    ApiError,
+    FieldError,
+    from_library_error,
+    problem_response,
+    wants_page,
+)
 from mainspring.service.sessions import Sessions, session_cookie
 from mainspring.service.settings import ServiceSettings, is_loopback
 
@@ -159,13 +165,10 @@ class RequestChecks:
 
     def _refusal(self, scope: Scope, error: ApiError) -> Response:
         """A page for a browser that asked for one, else a problem document."""
-        path = _path(scope)
-        make_page = self._rules.error_page
-        if make_page is not None and scope["method"] in SAFE_METHODS and _is_page(path):
-            request = Request(scope)
-            if "text/html" in request.headers.get("accept", ""):
-                return make_page(request, error)
-        return problem_response(error, path)
+        make_page, request = self._rules.error_page, Request(scope)
+        if make_page is not None and wants_page(request):
+            return make_page(request, error)
+        return problem_response(error, _path(scope))
 
     async def _check(self, scope: Scope, receive: Receive) -> Receive:
         """Run every check. Returns a `receive` that gives the body, which has been read."""
@@ -273,12 +276,12 @@ class RequestChecks:
     async def _key_of(self, scope: Scope, headers: Headers) -> Key | None:
         """The key that the request is made with: by a header, else by the cookie of a session. None
         where no key is needed."""
-        if texts := _key_texts(headers):
+        texts, cookie = _key_texts(headers), session_cookie(headers)
+        if texts and (cookie is None or texts != [""]):  # a proxy may use another scheme for itself
             return await self._find_key(scope, texts)
         local = self._rules.loopback and _is_local(headers)
         if local and not await self._keys.exist(away=_is_scrape(scope)):
             return None
-        cookie = session_cookie(headers)
         key = None if cookie is None else await self._sessions.key(cookie)
         if key is None:
             raise ApiError(
@@ -289,6 +292,7 @@ class RequestChecks:
             )
         if scope["method"] not in SAFE_METHODS:
             _check_same_origin(headers)
+        scope.setdefault("state", {})["by_session"] = True
         return key
 
     async def _find_key(self, scope: Scope, texts: list[str]) -> Key:
@@ -386,11 +390,6 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(ASSETS)
 
 
-def _is_page(path: str) -> bool:
-    """Whether a person may look at this path in a browser."""
-    return not path.startswith("/api/") and path not in ("/metrics", "/openapi.json")
-
-
 def _check_same_origin(headers: Headers) -> None:
     """A browser sends the cookie of a session by itself. So a change needs a sign that one of our
     own pages asks for it: every browser sends Origin, which was compared before, or
@@ -442,7 +441,7 @@ def _check_framing(headers: Headers) -> None:
 def _check_open_path_method(scope: Scope) -> None:
     """Refuse anything but reads of open paths: no body is read of a client without a key."""
     path = _path(scope)
-    if path in OPEN_PATHS and scope["method"] not in ("GET", "HEAD"):
+    if _is_open(path) and scope["method"] not in ("GET", "HEAD"):
         why = f"{path} does not take {scope['method'][:100]}"
         raise ApiError(405, why, headers={"Allow": "GET, HEAD"})
 

@@ -47,6 +47,7 @@ __all__ = [
     "install_error_handlers",
     "problem_document",
     "problem_response",
+    "wants_page",
 ]
 
 log = logging.getLogger("mainspring.service")
@@ -196,7 +197,22 @@ def _with_status(error: MainspringError) -> ApiError:
     raise error
 
 
+def wants_page(request: Request) -> bool:
+    """Whether a browser asks for a page, or for a new copy of one, and not a program for a
+    document."""
+    path = _path(request)
+    if request.method not in ("GET", "HEAD") or path.startswith(("/api/", "/assets/")):
+        return False
+    if path in ("/metrics", "/openapi.json"):
+        return False
+    return "text/html" in request.headers.get("accept", "") or "hx-request" in request.headers
+
+
 def _respond(request: Request, found: ApiError) -> Response:
+    make_page = request.app.state.service.error_page
+    if make_page is not None and wants_page(request):
+        page: Response = make_page(request, found)
+        return page
     return problem_response(found, _path(request))
 
 

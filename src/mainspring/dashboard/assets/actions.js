@@ -28,7 +28,7 @@ async function act(button) {
     else refresh();
   } catch (problem) {
     hold(false);
-    say(problem.message, "error");
+    if (problem.status !== 401) say(problem.message, "error"); // that is said already
   } finally {
     button.disabled = false;
     button.removeAttribute("aria-busy");

@@ -1,4 +1,6 @@
 // Calls the HTTP API with the session of the person who looks at the page.
+import { sayOnce } from "./messages.js";
+
 export const root = document.body.dataset.root;
 
 export class Problem extends Error {
@@ -32,8 +34,9 @@ export async function call(method, path, body, more = {}) {
     // Not JSON: a proxy may have answered.
   }
   if (answer.status === 401) {
-    const here = location.pathname.slice(root.length + 1) + location.search;
-    location.assign(`${root}/sign-in?next=${encodeURIComponent(here)}`);
+    // The page stays as it is: somebody may have filled in a form.
+    sayOnce("You are signed out.", `${root}/sign-in`, "Sign in in another tab, then try again.");
+    throw new Problem({ detail: "You are signed out. Sign in in another tab, then try again." }, 401);
   }
   if (!answer.ok) throw new Problem(document || {}, answer.status);
   return document;

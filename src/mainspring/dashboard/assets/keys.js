@@ -1,5 +1,5 @@
 // The form that creates an API key. The key is shown once.
-import { call } from "./api.js";
+import { call, root } from "./api.js";
 import { refresh } from "./live.js";
 import { say } from "./messages.js";
 
@@ -15,6 +15,7 @@ export function startKeys() {
       document.getElementById("made-key-text").textContent = made.key;
       document.getElementById("made-key").hidden = false;
       form.reset();
+      if ("signsIn" in form.dataset) await signIn(made.key);
       refresh();
     } catch (problem) {
       const field = problem.fields.find((one) => one.field === "name");
@@ -22,4 +23,10 @@ export function startKeys() {
       else say(problem.message, "error");
     }
   });
+}
+
+// The first key ends the time without keys: this browser goes on with it.
+async function signIn(key) {
+  await fetch(`${root}/api/v1/session`, { method: "POST", headers: { Authorization: `Bearer ${key}` } });
+  delete document.getElementById("key-form").dataset.signsIn;
 }

@@ -58,6 +58,11 @@ export function startLive() {
     follow();
     refreshSoon();
   });
+  document.addEventListener("htmx:sendError", () => show(button, "No answer"));
+  document.addEventListener("htmx:responseError", () => show(button, "No answer"));
+  document.addEventListener("htmx:afterOnLoad", ({ detail }) => {
+    if (detail.xhr.status < 400) show(button);
+  });
   setInterval(() => {
     if (performance.now() - lastAt >= POLL_MS) refreshSoon();
   }, POLL_MS / 5);
@@ -65,9 +70,11 @@ export function startLive() {
   follow();
 }
 
-function show(button) {
-  button.setAttribute("aria-pressed", String(isLive));
-  button.querySelector(".live-text").textContent = isLive ? "Live" : "Paused";
+// `trouble`: why the page shows something old.
+function show(button, trouble = null) {
+  button.setAttribute("aria-pressed", String(isLive && trouble === null));
+  button.classList.toggle("trouble", trouble !== null);
+  button.querySelector(".live-text").textContent = trouble ?? (isLive ? "Live" : "Paused");
 }
 
 // Listen to events while the page is looked at. Browsers allow few connections to one host.

@@ -17,6 +17,20 @@ export function say(text, kind = "done") {
   if (kind !== "error") setTimeout(() => message.remove(), SHOWN_MS);
 }
 
+// A message that stays, with a link that opens in another tab. It is shown once at a time.
+export function sayOnce(text, address, link) {
+  if (document.querySelector("#messages [data-once]")) return;
+  say(text, "error");
+  const message = document.getElementById("messages").lastElementChild;
+  message.dataset.once = "";
+  const leads = document.createElement("a");
+  leads.href = address;
+  leads.target = "_blank";
+  leads.rel = "noopener";
+  leads.textContent = link;
+  message.firstElementChild.append(" ", leads);
+}
+
 // Resolves to true if the person agrees.
 export function ask(question, yes = "Yes") {
   const dialog = document.getElementById("confirm");

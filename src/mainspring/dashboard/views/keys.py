@@ -30,6 +30,7 @@ async def keys(request: Request) -> Response:
         title="Keys",
         keys=[(key, key.state(now)) for key in reversed(found)],
         needs_key=bool(found) or not service.loopback,
+        has_admin=any(key.scope == "admin" and key.usable(now) for key in found),
         is_open=service.open,
     )
 

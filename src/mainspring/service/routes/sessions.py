@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from mainspring.service.api_keys import Key
-from mainspring.service.dependencies import ServiceDep, key_of
+from mainspring.service.dependencies import ServiceDep, by_session, key_of
 from mainspring.service.problems import ApiError
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
@@ -22,6 +22,9 @@ async def begin_session(service: ServiceDep, request: Request) -> Response:
     key = key_of(request)
     if key is None:
         raise ApiError(409, "no API key is needed here: there is nothing to sign in to")
+    if by_session(request):  # it would never end
+        why = "a session begins with an API key: send the header 'Authorization: Bearer ms_…'"
+        raise ApiError(409, why)
     text, ends = await service.sessions.create(key)
     answer = json_response(_document(key, to_iso(ends)), 201)
     _set_cookie(request, answer, text)
