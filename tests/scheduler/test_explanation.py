@@ -854,3 +854,16 @@ def damage(place: Path, sql: str, name: str) -> None:
 def test_the_page_lists_every_code() -> None:
     page = (DOCS / "how-to" / "find-out-why-a-job-does-not-run.md").read_text()
     assert [code for code in Reason if f"`{code}`" not in page] == []
+
+
+@pytest.mark.parametrize("schedule", ["0 9 * * *", "5m"])
+async def test_the_first_and_the_last_moment_are_no_slots(schedule: str) -> None:
+    scheduler = Scheduler("memory://", workers=0)
+
+    @scheduler.job(schedule)
+    async def often() -> None: ...
+
+    async with scheduler:
+        for at in (datetime.min, datetime.max):
+            found = await scheduler.explain("often", at.replace(tzinfo=UTC))
+            assert "is not a slot of its schedule" in found.sentence
