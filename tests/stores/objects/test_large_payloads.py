@@ -71,7 +71,7 @@ def claim(limit: int = 1) -> Claim:
 
 
 async def opened(bucket: MemoryBucket, **options: Any) -> ObjectStore:
-    store = ObjectStore(bucket, **options)
+    store = ObjectStore(bucket, **{"retry_for": 0.0, **options})  # the clock stands still
     await store.open()
     return store
 
