@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,12 +24,13 @@ from mainspring.errors import (
     StoreTooNew,
     StoreUnavailable,
 )
+from mainspring.stores.codec import json_text
 from mainspring.stores.objects import ObjectStore, head, operations, rounds
 from mainspring.stores.objects.bucket import Listed
 from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
 from mainspring.stores.objects.retries import RETRY_FOR
-from mainspring.stores.objects.rounds import Operation, Rounds
+from mainspring.stores.objects.rounds import MOST_BYTES, Operation, Rounds
 from mainspring.stores.protocol import Claim, Held, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
@@ -148,6 +150,33 @@ async def test_many_calls_make_one_write(objects: Objects, clock: FakeClock) -> 
     before = bucket_of(store).requests["put"]
     await asyncio.gather(*(store.add([run(clock, f"r{n}")]) for n in range(200)))
     assert bucket_of(store).requests["put"] - before <= 2
+
+
+async def test_many_large_calls_make_several_writes_of_bounded_size(
+    objects: Objects, clock: FakeClock
+) -> None:
+    """All at once they would take longer than a request may."""
+    store = await opened(objects)
+    rng = random.Random(1)
+    payloads = [rng.randbytes(75_000).hex() for _ in range(150)]
+    calls = [store.add([run(clock, f"r{n}", payload=text)]) for n, text in enumerate(payloads)]
+    seen: list[int] = []
+    real = store._open_rounds()._write
+
+    async def write(delta: Any, *given: Any) -> bool:
+        seen.append(len(json_text(delta)))
+        return await real(delta, *given)
+
+    with patch.object(store._open_rounds(), "_write", write):
+        added = await asyncio.gather(*calls)
+    assert [one.run.id for [one] in added] == [f"r{n}" for n in range(150)]
+    assert max(seen) < MOST_BYTES + 200_000
+    assert len(seen) < 10
+    other = await opened(objects)
+    stored = (await other.find(RunQuery(limit=1000))).items
+    assert {one.id: one.payload for one in stored} == {
+        f"r{n}": text for n, text in enumerate(payloads)
+    }
 
 
 async def test_calls_that_change_nothing_write_nothing(objects: Objects, clock: FakeClock) -> None:

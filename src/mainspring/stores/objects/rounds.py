@@ -62,7 +62,9 @@ LARGE_DELTA = 64 * 1024
 """A delta of so many bytes is written as a part, so that the head stays small."""
 
 MOST_OPERATIONS = 1000
-"""Operations of one round."""
+MOST_BYTES = 4 * 1024 * 1024
+"""Operations of one round, and about how much they may add to the state. An operation that adds
+more by itself has a round of its own: then it takes as long as it takes alone."""
 
 MOST_LOSSES = 200
 """Tries of a round that others won, before its operations fail."""
@@ -376,13 +378,17 @@ class Rounds:
 
     def _evaluate(self, batch: list[Operation[Any]]) -> tuple[Bounds, list[Any]]:
         """The answer of each operation, or its error. What they change is in the state. Operations
-        that need more parts leave the batch."""
+        that need more parts leave the batch, and those that are too many go back to the queue."""
         bounds = self.clock.bounds(self.head.time)
         self.clock.follow_step(self.state)
         work = Workspace(self.state, self.history, bounds)
         answers: list[Any] = []
         evaluated: list[Operation[Any]] = []
-        for operation in batch:
+        before = self.state.size
+        for at, operation in enumerate(batch):
+            if self.state.size - before > MOST_BYTES:
+                self._queue[:0] = batch[at:]
+                break
             mark = self.state.mark()
             self.parts.pinned = operation.parts
             try:
