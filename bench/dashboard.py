@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import random
 import time
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any
 
 import httpx
@@ -21,7 +21,7 @@ from bench.measure import folder, milliseconds
 from mainspring import Scheduler
 from mainspring.core.model import State
 from mainspring.dashboard.app import VIEWS, create_app
-from mainspring.dashboard.demo import demo_scheduler, make_history, make_jobs
+from mainspring.dashboard.demo import WEEK, demo_scheduler, make_history, make_jobs
 from mainspring.service.settings import ServiceSettings
 from mainspring.stores.protocol import JobWrite
 
@@ -58,7 +58,8 @@ async def _fill(scheduler: Scheduler, jobs: int, runs: int) -> None:
     for at in range(0, jobs, 1000):
         writes = [JobWrite.put(job) for job in definitions[at : at + 1000]]
         await scheduler.store.put_jobs(writes)
-    history = make_history(definitions, now, chance)
+    weeks = (make_history(definitions, now - n * WEEK, chance) for n in count())
+    history = chain.from_iterable(weeks)
     left = runs
     while batch := list(islice(history, min(BATCH, left))):
         await scheduler.store.add(batch)

@@ -32,7 +32,7 @@ from mainspring.errors import NotStarted, StoreError
 from mainspring.scheduler import Scheduler
 from mainspring.stores.protocol import JobWrite
 
-__all__ = ["demo_scheduler", "fill", "make_history", "make_jobs"]
+__all__ = ["WEEK", "demo_scheduler", "fill", "make_history", "make_jobs"]
 
 WEEK = timedelta(days=7)
 AGE = timedelta(days=30)
