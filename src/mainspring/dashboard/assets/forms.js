@@ -1,7 +1,7 @@
 // Forms that call the API: <form data-api="POST" data-path="api/v1/…" data-done="what to say">.
 //
 // A field's name is its name in the document, `backoff.kind` is inside of another one. `data-type`
-// says how its text is read: json, body, number, list (a, b), lines (Name: value), codes.
+// says how its text is read: json, body, number, list (a, "b, c"), lines (Name: value), codes.
 // <p data-error="name"> shows what is wrong with a field, <p data-error=""> what is wrong otherwise.
 // A button with `data-query` calls with that query (a dry run) and shows the answer.
 import { call } from "./api.js";
@@ -80,31 +80,63 @@ export class FieldFault extends Error {
   }
 }
 
+// JavaScript reads 12345678901234567890 as 12345678901234567000 and 1.0 as 1. JSON.rawJSON sends a
+// number as it was written.
+const canKeepNumbers = typeof JSON.rawJSON === "function";
+
+function parseJson(text) {
+  if (!canKeepNumbers) return JSON.parse(text);
+  return JSON.parse(text, (_, value, { source }) =>
+    typeof value === "number" && String(value) !== source ? JSON.rawJSON(source) : value,
+  );
+}
+
+// A browser without JSON.rawJSON refuses a number that it would change. A field that nobody touched
+// is not sent, so it is not checked.
+function checkNumbers(field) {
+  if (canKeepNumbers || field.value === field.defaultValue) return;
+  const withoutStrings = field.value.replace(/"(?:[^"\\]|\\.)*"/g, '""');
+  const numbers = withoutStrings.match(/-?\d[\d.eE+-]*/g) ?? [];
+  const changed = numbers.find((one) => String(Number(one)) !== one);
+  if (changed === undefined) return;
+  const next = "Nothing was sent. Use a newer browser, or the API.";
+  throw new FieldFault(field.name, `This browser would send ${changed} as ${Number(changed)}. ${next}`);
+}
+
 const READERS = {
   json: (text, field) => {
+    let value;
     try {
-      return JSON.parse(text);
+      value = parseJson(text);
     } catch (error) {
-      throw new FieldFault(field, `This is not JSON: ${error.message}`);
+      throw new FieldFault(field.name, `This is not JSON: ${error.message}`);
     }
+    checkNumbers(field);
+    return value;
   },
   // JSON, or a text that does not look like JSON.
   body: (text, field) => {
     if (/^\s*[{["]/.test(text)) return READERS.json(text, field);
     try {
-      return JSON.parse(text);
+      JSON.parse(text);
     } catch {
       return text;
     }
+    return READERS.json(text, field);
   },
   number: (text) => (Number.isNaN(Number(text)) ? text : Number(text)),
-  list: (text) => text.split(",").map((one) => one.trim()).filter(Boolean),
+  // Texts with commas between them. One that has a comma itself is in quotes: "a, b", c
+  list: (text) => {
+    const parts = text.matchAll(/\s*(?:"((?:[^"]|"")*)"\s*(?=,|$)|([^,]*))(?:,|$)/g);
+    const texts = [...parts].map(([, quoted, plain]) => quoted?.replaceAll('""', '"') ?? plain.trim());
+    return texts.filter(Boolean);
+  },
   codes: (text) =>
     text.split(",").map((one) => one.trim()).filter(Boolean).map((one) => (/^\d+$/.test(one) ? Number(one) : one)),
   lines: (text, field) => {
     const pairs = text.split("\n").filter((line) => line.trim()).map((line) => {
       const at = line.indexOf(":");
-      if (at < 1) throw new FieldFault(field, `Write each header as Name: value, not ${line.trim()}`);
+      if (at < 1) throw new FieldFault(field.name, `Write each header as Name: value, not ${line.trim()}`);
       return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
     });
     return Object.fromEntries(pairs);
@@ -128,7 +160,7 @@ function valueOf(field) {
   if (field.type === "checkbox") return field.checked;
   const text = field.value;
   if (text.trim() === "") return "null" in field.dataset ? null : undefined;
-  return type ? READERS[type](text, field.name) : text.trim();
+  return type ? READERS[type](text, field) : text.trim();
 }
 
 function put(made, name, value) {

@@ -244,8 +244,14 @@ async function offerReload() {
 
 function showSecret(made) {
   document.getElementById("secret-text").textContent = made.signingSecret;
-  document.getElementById("secret-done").href = `${root}/jobs/${encodeURIComponent(made.id)}`;
-  const dialog = document.getElementById("secret");
-  dialog.addEventListener("cancel", (event) => event.preventDefault()); // it is shown only once
-  dialog.showModal();
+  const done = document.getElementById("secret-done");
+  done.href = `${root}/jobs/${encodeURIComponent(made.id)}`;
+  // The browser asks before the page is left in another way: the secret is shown only once.
+  const askFirst = (event) => event.preventDefault();
+  window.addEventListener("beforeunload", askFirst);
+  done.addEventListener("click", () => window.removeEventListener("beforeunload", askFirst));
+  form.hidden = true; // what it holds is saved
+  const part = document.getElementById("secret");
+  part.hidden = false;
+  part.focus();
 }

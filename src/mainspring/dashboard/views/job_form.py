@@ -114,7 +114,7 @@ def form_values(job: Job) -> dict[str, str]:
         elif name == "headers":
             values[name] = "\n".join(f"{one}: {text}" for one, text in value.items())
         elif name in ("tags", "after", "successCodes", "retryOn", "secretHeaders"):
-            values[name] = ", ".join(map(str, value))
+            values[name] = ", ".join(_list_item(str(one)) for one in value)
         elif name == "body":
             values[name] = value if _is_plain_text(value) else pretty_json(value)
         elif name in ("payload", "metadata"):
@@ -128,6 +128,13 @@ def form_values(job: Job) -> dict[str, str]:
     if job.schedule is None:
         values["timezone"] = ""
     return values
+
+
+def _list_item(text: str) -> str:
+    """A text in a list with commas: in quotes if the form would read it as something else."""
+    if text and text == text.strip() and "," not in text and not text.startswith('"'):
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 def _part_text(part: str, value: Any) -> str:
