@@ -189,6 +189,49 @@ async def test_actions_on_the_ticked_jobs_and_on_all_that_match(
     assert [job.id for job in left.items] == ["forever", "greet", "report"]
 
 
+async def test_all_that_match_are_those_of_the_question_on_a_page_that_began_empty(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+
+    async def add(first: int, end: int) -> None:
+        for n in range(first, end):
+            await scheduler.add_job(
+                f"many{n:02}", handler="greet", schedule="0 4 * * *", tags=["m"]
+            )
+
+    await page.goto(f"{dashboard.url}/jobs?tag=m")
+    await expect(page.get_by_text("No job matches")).to_be_visible()
+    await add(10, 40)
+    bar = page.locator("#bulk")
+    await expect(page.locator(".pager")).to_contain_text("1 to 25 of 30 jobs")
+    await page.get_by_label("Choose all jobs on this page").check()
+    await bar.get_by_role("button", name="Choose all 30 jobs that match").click()
+    await add(0, 5)  # their rows come first
+    await expect(bar).to_contain_text("35 jobs chosen")
+    await expect(page.get_by_label("Choose many00")).to_be_checked()
+    await bar.get_by_role("button", name="Delete").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Delete: 35 jobs?")
+    await add(5, 8)
+    await expect(page.locator(".pager")).to_contain_text("of 38 jobs")
+    await dialog.get_by_role("button", name="Delete").click()
+    await expect(page.get_by_role("status")).to_contain_text("35 jobs were deleted.")
+    left = await scheduler.list_jobs(tag="m")
+    assert [job.id for job in left.items] == ["many05", "many06", "many07"]
+
+
+async def test_filters_work_on_a_page_that_began_without_jobs(page: Page) -> None:
+    scheduler = Scheduler("memory://", workers=2, poll="50ms")
+    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
+    async with served(scheduler) as made:
+        await page.goto(f"{made.url}/jobs")
+        await expect(page.get_by_label("State")).to_be_hidden()
+        await scheduler.add_job("one", handler=SAMPLE_HANDLER)
+        await page.get_by_label("State").select_option("paused")
+        await page.wait_for_url("**/jobs?state=paused")
+
+
 async def paused(scheduler: Scheduler) -> list[str]:
     return [job.id for job in (await scheduler.list_jobs(enabled=False)).items]
 
