@@ -38,7 +38,7 @@ async def _take_all(made: Dashboard, folder: Path) -> None:
         "overview": "/?window=7d",
         "jobs": "/jobs?tag=payments",
         "job": "/jobs/payments-send-invoices-eu",
-        "new-job": "/jobs/new",
+        "new-job": "/new-job",
         "runs": "/runs",
         "run": f"/runs/{failed[0].id}",
         "timeline": "/timeline",

@@ -1,4 +1,4 @@
-"""The forms at `/jobs/new` and `/jobs/{id}/edit`: what is sent, errors beside fields, previews, and
+"""The forms at `/new-job` and `/jobs/{id}/edit`: what is sent, errors beside fields, previews, and
 the difference that a change makes."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def test_a_reader_gets_no_form(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     _, key = await api.app.state.service.keys.create("ada", "read")
     headers = {**HTML, "Authorization": f"Bearer {key}"}
-    for path in ("/jobs/new", "/jobs/report/edit"):
+    for path in ("/new-job", "/jobs/report/edit"):
         answer = await api.get(path, headers=headers)
         assert answer.status_code == 403
         assert "scope write" in answer.text
@@ -48,7 +48,7 @@ async def test_a_webhook_is_created_and_its_secret_is_shown_once(
     dashboard: Dashboard, page: Page
 ) -> None:
     scheduler = dashboard.scheduler
-    await page.goto(f"{dashboard.url}/jobs/new")
+    await page.goto(f"{dashboard.url}/new-job")
     await page.get_by_label("Address", exact=True).fill("https://api.example.com/hook")
     await page.get_by_label("Method").select_option("PUT")
     await page.get_by_label("Headers", exact=True).fill(
@@ -110,8 +110,17 @@ async def test_a_webhook_is_created_and_its_secret_is_shown_once(
     assert job.schedule.timezone == "Europe/Berlin"
 
 
+async def test_a_job_with_the_id_new_has_a_page(api: Api) -> None:
+    await api.scheduler.add_job("new", handler="greet", description="Has a page of its own")
+    page = await api.get("/jobs/new", headers=HTML)
+    assert page.status_code == 200
+    assert "Has a page of its own" in page.text
+    assert "job-form" not in page.text
+    assert 'id="job-form"' in (await api.get("/new-job", headers=HTML)).text
+
+
 async def test_errors_stand_beside_their_fields(dashboard: Dashboard, page: Page) -> None:
-    await page.goto(f"{dashboard.url}/jobs/new")
+    await page.goto(f"{dashboard.url}/new-job")
     await page.get_by_role("button", name="Create the job").click()
     await expect(page.locator('[data-error="endpoint"]')).to_contain_text("Give the address")
     await page.get_by_label("Address", exact=True).fill("ftp://example.com")
@@ -136,7 +145,7 @@ async def test_errors_stand_beside_their_fields(dashboard: Dashboard, page: Page
 
 
 async def test_a_job_for_a_function_is_created(dashboard: Dashboard, page: Page) -> None:
-    await page.goto(f"{dashboard.url}/jobs/new")
+    await page.goto(f"{dashboard.url}/new-job")
     await page.get_by_label("Run a Python function").check()
     await expect(page.get_by_label("Address", exact=True)).to_be_hidden()
     offered = page.locator("#handlers option")

@@ -87,7 +87,7 @@ async def test_a_reader_sees_jobs_and_no_actions(make: Make) -> None:
     _, text = await api.app.state.service.keys.create("ada", "read")
     page = await api.get("/jobs", headers={**HTML, "Authorization": f"Bearer {text}"})
     assert rows(page.text) == ["forever", "greet", "report"]
-    for offered in ("api/v1/jobs", "jobs/new", 'type="checkbox"', "/edit"):
+    for offered in ("api/v1/jobs", "new-job", 'type="checkbox"', "/edit"):
         assert offered not in page.text
 
 

@@ -28,7 +28,7 @@ async def shown(api: Api, path: str) -> list[str]:
 async def test_before_the_first_run_it_says_how_runs_are_made(api: Api) -> None:
     answer = await api.get("/runs", headers=HTML)
     assert "No runs yet" in answer.text
-    assert 'href="/jobs/new"' in answer.text
+    assert 'href="/new-job"' in answer.text
     none = await api.get("/runs?job=nothing&state=failed", headers=HTML)
     assert "No run matches" in none.text
     assert "job nothing, failed" in none.text

@@ -27,7 +27,7 @@ function press(key) {
   if (key === "?") showHelp();
   else if (key === "t") changeTheme();
   else if (key === "l") document.getElementById("live").click();
-  else if (key === "n") location.assign(`${root}/jobs/new`);
+  else if (key === "n") location.assign(`${root}/new-job`);
   else if (key === "/") {
     const search = document.querySelector("input[type=search]");
     if (search === null) return false;

@@ -1,4 +1,4 @@
-"""The pages at `/jobs/new` and `/jobs/{id}/edit`. A script sends the form to the API, which checks
+"""The pages at `/new-job` and `/jobs/{id}/edit`. A script sends the form to the API, which checks
 it; the view only fills it in."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PARTS = ("backoff", "misfire", "breaker")
 _PART_DURATIONS = ("cap", "grace", "reset")
 
 
-@router.get("/jobs/new")
+@router.get("/new-job")
 async def new_job(request: Request) -> Response:
     service = service_of(request)
     _refuse_reader(request, "creates a job")
