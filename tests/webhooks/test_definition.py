@@ -274,7 +274,7 @@ async def test_what_a_webhook_job_cannot_have() -> None:
             ({"delivery": "effect_once"}, "takes no part in transactions"),
             ({"timeout": None}, "timeout is at most"),
             ({"timeout": "2h"}, "timeout is at most"),
-            ({"handler": "other"}, "a handler, or a webhook"),
+            ({"handler": "other"}, r"a handler or a url \(webhook\)"),
         ]:
             with pytest.raises(InvalidInput, match=why):
                 await mainspring.add_job("call", webhook=URL, **policy)  # type: ignore[arg-type]

@@ -1005,6 +1005,7 @@ class BlockingClient:
     pause_job = BlockingMethod(Client.pause_job)
     resume_job = BlockingMethod(Client.resume_job)
     reset_breaker = BlockingMethod(Client.reset_breaker)
+    open_breakers = BlockingMethod(Client.open_breakers)
     pause_jobs = BlockingMethod(Client.pause_jobs)
     resume_jobs = BlockingMethod(Client.resume_jobs)
     remove_jobs = BlockingMethod(Client.remove_jobs)

@@ -560,7 +560,11 @@ class Rounds:
         return self._monotonic() + max(0.0, interval + TURN - since) + before * TURN + jitter
 
     def _may_write_now(self, batch: list[Operation[Any]]) -> bool:
-        return self._monotonic() >= self._not_before or not any(op.writes for op in batch)
+        """Whether it is this client's turn, where clients take turns: the head that was read just
+        now may say that another one has written meanwhile."""
+        if not self._bucket.write_interval or not any(op.writes for op in batch):
+            return True
+        return self._monotonic() >= self._not_before
 
     async def _entry(self, delta: Delta) -> Entry:
         text = json_text(delta).encode()
