@@ -278,9 +278,9 @@ async def test_what_a_webhook_job_cannot_have() -> None:
         ]:
             with pytest.raises(InvalidInput, match=why):
                 await mainspring.add_job("call", webhook=URL, **policy)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="a handler, or a webhook"):
+        with pytest.raises(InvalidInput, match=r"a handler, or a url \(webhook\)"):
             await mainspring.add_job("call")
-        with pytest.raises(InvalidInput, match="a handler, or a webhook"):
+        with pytest.raises(InvalidInput, match=r"a handler, or a url \(webhook\)"):
             await mainspring.add_job("call", handler="webhook")
         job = await mainspring.add_job("call", webhook=URL)
         assert job.policy.timeout == timedelta(seconds=30)
