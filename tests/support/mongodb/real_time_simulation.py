@@ -257,8 +257,10 @@ class Planted:
     stress: bool = False
 
 
-def hunt(bug: Planted, url: str, most: int = 12, at_once: int = 2) -> Report | None:
-    """Run seeds with the bug planted until one of them fails."""
+def hunt(bug: Planted, url: str, most: int = 36, at_once: int = 2) -> Report | None:
+    """Run seeds with the bug planted until one of them fails. Real time decides what happens, so a
+    seed finds a bug sometimes: "no fence" in a quarter of the cases. One in thirty hunts of 12
+    seeds found nothing; of 36 it is one in 30,000."""
     with patch.object(*bug.patched):
         for first in range(0, most, at_once):
             seeds = range(first, first + at_once)
@@ -285,7 +287,7 @@ PLANTED = (
     Planted(
         "no fence",
         "a commit ignores what it expects",
-        frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion"}),
+        frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion", "suspects"}),
         (commit, "expecting", lambda expect: {}),
         stress=True,
     ),
