@@ -16,7 +16,8 @@ from playwright.async_api import Page, async_playwright
 from mainspring.core.model import State
 from mainspring.dashboard.demo import demo_scheduler, fill
 from tests.support.browser.chromium import chromium
-from tests.support.dashboard import FLAGS, Dashboard, served
+from tests.support.browser.page import FLAGS
+from tests.support.dashboard import Dashboard, served
 
 FOLDER = Path(__file__).parents[1] / "docs" / "assets" / "screenshots"
 SETTLE_SECONDS = 8.0

@@ -26,20 +26,10 @@ from mainspring.dashboard.app import create_app
 from mainspring.service.server import listening
 from mainspring.service.settings import ServiceSettings
 from tests.support.browser.chromium import chromium
+from tests.support.browser.page import FLAGS
 from tests.support.service import LONG, sample_scheduler
 
 __all__ = ["Dashboard", "browser", "chromium_port", "dashboard", "page", "served", "watched_page"]
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",  # in a container, as root, there is none to be had
-    "--no-zygote",
-    "--no-first-run",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--remote-debugging-port=0",
-)
 
 expect.set_options(timeout=LONG * 1000)
 

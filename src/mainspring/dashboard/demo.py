@@ -223,16 +223,12 @@ def _job(scheduler: Scheduler, now: datetime, number: int, chance: random.Random
     )
 
 
-def make_history(
-    jobs: Iterable[Job], now: datetime, chance: random.Random, most: int | None = None
-) -> Iterator[Run]:
-    """The runs that these jobs would have had in the last week, job by job. `most`: at most so many
-    of each job, the newest."""
+def make_history(jobs: Iterable[Job], now: datetime, chance: random.Random) -> Iterator[Run]:
+    """The runs that these jobs would have had in the last week, job by job."""
     incident = (now - timedelta(days=2, hours=5), now - timedelta(days=2, hours=3))
     for job in jobs:
         plan = Plan(chance.lognormvariate(1.0, 1.2), chance.choice((0, 0, 0.004, 0.01, 0.08)))
-        slots = list(_slots(job, now - WEEK, now))
-        for slot in slots if most is None else slots[-most:]:
+        for slot in _slots(job, now - WEEK, now):
             is_down = incident[0] < slot < incident[1] and "payments" in job.tags
             yield _run(job, slot, 0.7 if is_down else plan.failing, plan.seconds, chance)
 
