@@ -234,6 +234,8 @@ class HandlerNotFound(NotFound):
         names = ", ".join(known) or "none"
         near = difflib.get_close_matches(handler, known, n=1) if isinstance(handler, str) else []
         advice = f": did you mean {near[0]!r}?" if near else ""
+        if callable(handler):
+            advice = ". Register the function first, with @scheduler.job or scheduler.add_handler"
         super().__init__(f"no handler {handler!r} is registered here (registered: {names}){advice}")
         self.handler = handler
 

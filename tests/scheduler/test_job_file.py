@@ -432,3 +432,25 @@ def test_a_handler_below_the_scheduler_of_its_own_module(
         told.value
     )
     assert "Define the function above the scheduler" in str(told.value)
+
+
+async def test_a_mapping_gives_a_function_itself_and_two_jobs_may_share_it() -> None:
+    def total(first: int, second: int = 1) -> int:
+        return first + second
+
+    jobs = {
+        "small": {"handler": total, "payload": {"first": 1}},
+        "large": {"handler": total, "payload": {"first": 1, "second": 100}},
+    }
+    async with Scheduler("memory://", jobs=jobs) as scheduler:
+        assert {"small", "large"} <= set(scheduler.handlers)
+        runs = [await scheduler.trigger(job) for job in jobs]
+        assert [(await scheduler.wait(run.id, timeout="1m")).result for run in runs] == [2, 101]
+
+
+def test_a_function_of_a_mapping_does_not_take_the_name_of_another() -> None:
+    scheduler = Scheduler("memory://")
+    scheduler.job(id="total")(lambda: 1)
+    with pytest.raises(InvalidInput, match=r"jobs\.total\.handler: 'total' is taken by"):
+        scheduler.define_jobs({"total": {"handler": lambda: 2}})
+    assert scheduler.decorated == ["total"]

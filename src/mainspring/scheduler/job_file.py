@@ -1,7 +1,8 @@
 """Reads jobs that are written as data: a file such as `mainspring.toml`, or `Scheduler(jobs={…})`.
 
-A handler is named as `module:function` and imported. That happens only for a file or mapping that
-the program or the command line names: never for what is stored, and never for a request.
+A handler is named as `module:function` and imported; a program may also give the function itself.
+That happens only for a file or mapping that the program or the command line names: never for what
+is stored, and never for a request.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.settings import read_prune_every
 from mainspring.errors import HandlerNotFound, InvalidInput, JobExists, UnknownOption
+from mainspring.scheduler.decorator import DecoratedJob
 from mainspring.scheduler.toml_lines import find_lines
 
 __all__ = [
@@ -59,7 +61,7 @@ _MAY_BE_NONE = frozenset(
 class JobSet:
     """Jobs as data. `name` tells the jobs of one file from those of another on the same store."""
 
-    jobs: Mapping[str, Mapping[str, Any]]
+    jobs: dict[str, Mapping[str, Any]]
     """The options of `add_job`, by job id."""
     name: str | None = None
     timezone: str | None = None
@@ -102,20 +104,24 @@ class JobSet:
             raise
 
     def register_handlers(self, registry: Registry) -> None:
-        """Import the functions that the jobs name as `module:function`, and register them."""
+        """Import the functions that the jobs name as `module:function`, and register them. A
+        function that is given itself is registered under the id of its job, as a decorated one."""
         if self.path is not None:
             folder = str(self.path.parent.absolute())
             if folder not in sys.path[:1]:
                 sys.path.insert(0, folder)
         errors = InputErrors()
-        for job_id, options in self.jobs.items():
-            name = options.get("handler")
-            if isinstance(name, str) and ":" in name and registry.find(name) is None:
-                try:
-                    registry.add(Handler(name, _imported(name)))
-                except (InvalidInput, JobExists) as error:
-                    wrong = InvalidInput(str(error), field="handler", given=name)
-                    errors.add(self.named(wrong, "jobs", job_id, "handler"))
+        for job_id, options in list(self.jobs.items()):
+            given = options.get("handler")
+            try:
+                if isinstance(given, str) and ":" in given and registry.find(given) is None:
+                    registry.add(Handler(given, _imported(given)))
+                elif callable(given) and not isinstance(given, DecoratedJob):
+                    registry.add(Handler(job_id, given))
+                    self.jobs[job_id] = {**options, "handler": job_id}
+            except (InvalidInput, JobExists) as error:
+                wrong = InvalidInput(str(error), field="handler", given=given)
+                errors.add(self.named(wrong, "jobs", job_id, "handler"))
         errors.check()
 
     def collect(self, draft: Callable[..., Any]) -> list[Any]:

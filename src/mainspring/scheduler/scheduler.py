@@ -194,7 +194,8 @@ class Scheduler(Client):
 
     def define_jobs(self, jobs: Mapping[str, Mapping[str, Any]] | str | Path) -> None:
         """Define jobs as data, before the start: a mapping of options by job id, or the path of a
-        file such as `mainspring.toml`. Handlers that are named as `module:function` are imported.
+        file such as `mainspring.toml`. A handler is a function of the program, the name of one that
+        it has registered, or `module:function`, which is imported.
         The jobs are stored at the start, as decorated ones are; `apply_jobs` also removes those
         that a file no longer lists."""
         if self._engine_loop is not None:
