@@ -27,7 +27,9 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
 
     here, there = _named(source, "FROM"), _named(target, "TO")
     if _place(source) == _place(target):
-        raise CommandError("FROM and TO are the same store", code=BAD_INPUT)
+        raise CommandError(
+            "FROM and TO are the same store", code=BAD_INPUT, advice="name another target"
+        )
     try:
         await here.store.open(create=False)
     except StoreMissing as missing:

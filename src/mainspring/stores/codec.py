@@ -159,7 +159,7 @@ def _definition_text(value: Policy | Schedule) -> str:
 
 
 class Kind(Struct, frozen=True):
-    """How records hold one kind of value. Neither `write` nor `read` ever meets a None.
+    """How records hold one kind of value. `write` and `read` are never called with None.
 
     `write` makes the value of the record (None: it is kept as it is). `read` checks what it is
     given, and raises if it is damaged; the field is then `damaged`. `fast_read` is an expression
@@ -379,7 +379,7 @@ ATTEMPT: Table[Attempt] = Table(
         Field("peak_memory", NUMBER, sparse=True),
     ],
 )
-"""For stores that keep attempts in a form of their own; a record has them all as one JSON text."""
+"""For stores that keep attempts in another form; a record holds all attempts as one JSON text."""
 
 JOB: Table[Job] = Table(
     Job,
@@ -534,7 +534,7 @@ def read_parts(
     checks: Mapping[str, Callable[[], Any]] | None = None,
     otherwise: str | None = None,
 ) -> V:
-    """Read a record field by field: one that a whole reading has refused.
+    """Read a record field by field, after reading it as a whole has failed.
 
     `raw` gives a field's raw value, or raises. `checks` are named parts that no field holds.
     If any part cannot be read, the value has `unreadable` set and is logged, once in a process.

@@ -68,8 +68,8 @@ def decode(key: Key, text: str) -> Counted | None:
 
 
 def add_to(key: Key, text: str, more: Counted) -> str | None:
-    """The stored text with more added; what it counts of states that only a later version knows
-    stays. None where it cannot be read, so that nothing of it is overwritten."""
+    """The stored text with more added. Counts of states that only a later version knows are kept.
+    None where it cannot be read, so that nothing of it is overwritten."""
     stored, unknown = _read(key, text)
     if stored is None:
         return None

@@ -29,8 +29,9 @@ async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | N
     may call again: a term that was begun or renewed is recognised by its holder.
 
     A note that cannot be read (it is damaged, or a newer version wrote it) counts as a term of
-    another holder, because that one may rely on it: nobody holds the name until the note expires.
-    A note that lasts longer than `ttl`, or for ever, is no term of this election and is replaced.
+    another holder, because that one may rely on it: nobody holds the name until the note expires. A
+    note that expires later than `ttl` allows, or never, does not belong to this election; it is
+    replaced.
     """
     query = NoteQuery(kind=TERMS, names=frozenset({name}), limit=1)
     try:

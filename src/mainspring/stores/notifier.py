@@ -9,7 +9,7 @@ __all__ = ["Waiters"]
 
 class Waiters:
     """The tasks that wait. They are woken in the order in which they came, so that a simulation
-    replays exactly; a set would wake them by their addresses.
+    replays exactly; a set would wake them in the order of their memory addresses.
 
     A wake-up that finds no task waiting is kept for the next one: a task that waits in a loop is
     busy between two waits, and would otherwise notice the change only at its next poll.

@@ -17,7 +17,8 @@ A store has these 18 members, and no other member is called. Rules for every sto
 A method either does what it says, and what it wrote is durable when it returns, or it raises:
 
 - `StoreUnavailable`: the store cannot be reached now. The call may have been done or not. Every
-  call may be sent again, and then returns the answer that was lost.
+  call may be sent again. `add` and `commit` then return the answer that was lost; the docstrings of
+  the other writes say what a repeat returns.
 - another `StoreError`: the same, but it does not go away by itself (a full disk, a lost
   permission).
 - `InvalidInput`: an argument cannot be stored, and nothing of the call was done.
@@ -143,10 +144,11 @@ class Firing(Struct, frozen=True, kw_only=True):
 
 
 class Fired(Struct, frozen=True):
-    """Whether this call fired it, and the runs as they were stored (overlap may have skipped).
+    """Whether this call fired the slot, and the runs as they were stored (overlap may have skipped
+    the slot's run).
 
-    `replaced` are the earlier runs that it has cancelled. Runs that were running are not among
-    them: their workers end them.
+    `replaced` are the earlier runs that this call has cancelled. Runs that were running are not
+    among them: their workers end them.
     """
 
     done: bool
@@ -251,8 +253,8 @@ class NoteWrite(Struct, frozen=True):
     expected (0: there is none, or it has expired; None: whatever it has). `note=None` deletes.
 
     With a `ttl` the store itself sets `expires_at`: so long from now, by its own clock, also if
-    somebody sets that clock meanwhile. The version of such a note grows on for at least a day after
-    it has expired: elections count their terms by it.
+    somebody sets that clock meanwhile. The store continues the version of such a note for at least
+    a day after it has expired, because elections number their terms by it.
     """
 
     kind: str
@@ -281,7 +283,7 @@ class Due(Struct, frozen=True):
 class Counts(Struct, frozen=True):
     """How many unfinished runs each job has in each state, what is due of each handler, and what
     was counted as runs ended: `totals` since a job was made, `periods` by the hour of a job, the
-    oldest first. Under `WHOLE_STORE` stand those of all jobs together, its periods by the minute.
+    oldest first. The entry `WHOLE_STORE` is the sum over all jobs, with one period for each minute.
     """
 
     runs: Mapping[str, Mapping[State, int]] = {}
@@ -329,10 +331,10 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
 class Transaction(Protocol):
     """Commits a handler's own writes and the completion of its run as one.
 
-    Used where the handler runs: in another thread than the store's other calls, on another loop.
-    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
-    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its
-    coroutines never suspend, they block the thread that drives them.
+    Used where the handler runs: in another thread than the store's other calls, on another loop. It
+    begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
+    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its coroutines
+    never suspend, they block the calling thread.
     """
 
     async def begin(self) -> Any:
@@ -393,19 +395,19 @@ class Store(Protocol):
         ...
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
-        """Insert runs; the answers are in the order of the runs, and have them as they are read
-        again (a tuple in a payload has become a list), also those that were refused.
+        """Insert runs. Returns one `Added` for each run, in order, with the run as a later read
+        returns it: a tuple in a payload has become a list.
 
         A run whose id is there already is left as it is and reported as added. A run whose
         `dedupe_key` is held by a live run, or by one whose `dedupe_until` is still to come, is not
         inserted: the answer carries the holder, marked `duplicate`. Nor is one that comes `after`
         a run refused so in the same call: its workflow is there already.
 
-        All or none: where one run cannot be kept (`InvalidInput`), none is inserted; and whoever
-        sees a run finds the runs of the call that it comes `after` by their ids. A store that can
-        write many records as one (memory, SQLite) also keeps this through a crash. On a store that
-        cannot (MongoDB), a crash may leave the first of several independent runs; sending the call
-        again completes it.
+        All or none: where one run cannot be kept (`InvalidInput`), none is inserted; and a client
+        that reads a run can also read the runs of the same call that it comes `after`. A store that
+        can write many records as one (memory, SQLite, object storage) also keeps this through a
+        crash. On a store that cannot (MongoDB), a crash may leave the first of several independent
+        runs; sending the call again completes it.
         """
         ...
 
@@ -413,12 +415,12 @@ class Store(Protocol):
         """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
         does not exclude; where there are none, say when to claim again.
 
-        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
-        over running runs with a valid lease. No job exceeds its `rate`: within any span of that
-        length, by the store's clock and over all clients, no more runs are taken than it says, also
-        through crashes and restarts (`stores/rates.py` counts them). Each run is given running,
-        with its token and attempt grown by one, `worker`, `started_at` and `lease_until` set by the
-        store's clock, and `began` false.
+        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted over
+        running runs with a valid lease. No job exceeds its `rate`: within any span of that length,
+        by the store's clock and over all clients, no more runs are taken than it says, also through
+        crashes and restarts (`stores/rates.py` counts them). Each run is returned in the state
+        `running`: its token and attempt are one higher, `worker` is set, `started_at` and
+        `lease_until` are set by the store's clock, and `began` is false.
 
         Not idempotent: each call takes other runs. Runs that a lost answer named are rescued when
         their lease has lapsed; those of a cancelled caller are released at once where possible.
@@ -429,21 +431,24 @@ class Store(Protocol):
         """Extend the leases of runs that are still held to `lease` from now, and keep their
         progress.
 
-        Gives those that are still the caller's (same token, running), in order, and which of
-        them are to be cancelled. A lease that has lapsed but that nobody took is still the
-        caller's, unless another run has taken its place under a limit. Reads no payloads or logs.
+        Returns one `Renewed` for each run that the caller still holds (same token, running), in
+        order; it says whether the run is to be cancelled. A caller still holds a run whose lease
+        has lapsed if no other client has claimed it, unless another run has used its capacity under
+        a limit. A repeat renews again. A crash leaves each lease extended or not. Reads no payloads
+        or logs.
         """
         ...
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        """Apply each change whose `expect` stands, in order and each by itself; say which.
+        """Apply, in order and independently, each change whose `expect` still holds. Returns one
+        bool for each change: whether it was applied.
 
-        The store keeps the `change_id` of the last change that it applied to each run. A change
-        that is sent again is True, and is not applied twice, as long as no other change of its
-        run was applied after it (claims and renewals do not count). A change that brings a
-        finished run back to life takes its dedupe key again, and is False where another run holds
-        it. A change that deletes is False where the run has not finished or holds a dedupe key,
-        and True where the run is gone. A crash leaves each change applied or not.
+        The store keeps the `change_id` of the last change that it applied to each run. For a change
+        that is sent again the store returns True and does not apply it twice, as long as no other
+        change of its run was applied after it (claims and renewals do not count). A change that
+        revives a finished run takes its dedupe key again, and is False where another run holds it.
+        A change that deletes is False where the run has not finished or holds a dedupe key, and
+        True where the run is gone. A crash leaves each change applied or not.
 
         The `ending` of each change that was applied is counted (see `core/statistics.py`): once,
         in the order of the changes, and in the same write where the store can write many records
@@ -476,15 +481,16 @@ class Store(Protocol):
         finished before that moment and hold no dedupe key. Counts of periods are deleted after
         `PERIODS_KEPT`, totals of jobs that are gone at once.
 
-        Gives how many runs were deleted: where that is `limit`, there may be more. `before=None`
-        only repairs what holds up running work: it is cheap, for frequent calls. Any number of
-        clients may call it at once, and a crash leaves nothing that the next call does not do.
+        Returns how many runs were deleted: where that is `limit`, there may be more. With
+        `before=None` it only repairs what blocks running work. That is cheap and may be called
+        often. Any number of clients may call it at once, and after a crash the next call completes
+        the rest.
         """
         ...
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
-        """The jobs that match, by id, a page at a time (those that are `due`: the earliest first,
-        in one page)."""
+        """The jobs that match, in the order that the query names, a page at a time (those that are
+        `due`: the earliest first, in one page). A cursor is ignored where the order has none."""
         ...
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
@@ -535,17 +541,17 @@ class Store(Protocol):
         ...
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
-        """A transaction for the handler of a run that the caller holds: see `Transaction`. Only
-        where `info().no_transactions` is None.
+        """A transaction for the handler of a run that the caller holds: see `Transaction`. Raises
+        `NotImplementedError` where `info().no_transactions` is set.
 
-        It lasts at most `limit` from its begin, or is rolled back; nobody's renewals wait for
-        it longer than that.
+        The store rolls it back when `limit` has passed since it began. No renewal waits for it
+        longer than that.
         """
         ...
 
 
 MOST_NAMED = 5
-"""Unfinished runs that the result of a run names which was skipped because of them."""
+"""How many unfinished runs the result of a run lists that was skipped because of them."""
 
 
 def overlapped(
@@ -600,7 +606,7 @@ def _is_set_aside(run: Run) -> bool:
 def ended(
     unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
 ) -> tuple[Run, ...]:
-    """Those of the runs that the changes have ended, as they are now."""
+    """The runs that these changes have ended, in their new state."""
     earlier = {run.id: run for run in unfinished}
     pairs = zip(changes, done, strict=True)
     after = [change.after(earlier[change.id]) for change, kept in pairs if kept]

@@ -65,7 +65,8 @@ class _Starts(NamedTuple):
             parts = tuple((ends - int(before), int(n)) for before, n in note.value["starts"])
             return cls(parts, int(note.value["span"]), note.version)
         except (TypeError, ValueError, LookupError):
-            # It is damaged. Nobody knows how many it allows, so none starts until it has expired.
+            # It is damaged, so it is unknown how many more may start: none does until it has
+            # expired.
             return cls(((ends, _FULL),), 0, note.version)
 
     def within(self, span: int, now: int) -> int:
@@ -84,7 +85,8 @@ class _Starts(NamedTuple):
         return at
 
     def write(self, limits: Iterable[RateLimit], now: int, count: int) -> NoteWrite:
-        """Count so many more starts. One that falls into the last part lengthens no other."""
+        """Count so many more starts. They are added to the last part, if it has not ended; its end
+        stays."""
         limits = list(limits)
         span = max(self.span if self.parts else 0, *(limit.span for limit in limits))
         length = -(-span // PARTS)
@@ -143,7 +145,7 @@ class StartRates:
 
     def writes(self, now: int | None = None) -> list[NoteWrite]:
         """What counts the starts that were taken: notes to write, each by compare-and-set. `now`:
-        when they are counted, where that is later than the moment for which this was made."""
+        the time to count them at, if it is later than the time this object was made for."""
         by_name: dict[str, list[RateLimit]] = {}
         for limit in self._limits.values():
             by_name.setdefault(limit.name, []).append(limit)

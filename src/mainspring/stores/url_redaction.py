@@ -10,7 +10,7 @@ _SECRET = re.compile(r"(?i)password|passphrase|secret|token|authMechanismPropert
 
 
 def without_password(url: str) -> str:
-    """The URL without anything that could be a password, also if the password was not escaped:
+    """The URL without anything that could be a password, even if the password was not escaped:
     everything between the user's name and the last `@`, and the values of secret options."""
     head, separator, rest = url.partition("://")
     if not separator:

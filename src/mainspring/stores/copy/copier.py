@@ -181,7 +181,8 @@ class _Copier:
             for run in await self._add(list(runs.values())):
                 raise CopyRefused(
                     f"run {run.id} cannot be copied: its dedupe key {run.dedupe_key!r} is held by"
-                    " another run in the target, which something else must be using"
+                    " another run in the target. Stop the programs that use the target, or name an"
+                    " empty target"
                 )
 
     async def _add(self, runs: Sequence[Run]) -> list[Run]:
@@ -262,7 +263,7 @@ async def _exclusive_access(
         for holder, store in names.items():
             if await _elect(store, _LOCK, holder, LOCK_TERM) is None:
                 raise CopyRefused(
-                    "both names lead to the same store"
+                    "FROM and TO are the same store: name another target"
                     if held and await _same_store(source, target, *names)
                     else "another copy from or to this store is under way; if it was killed, wait"
                     " half a minute"

@@ -164,7 +164,7 @@ async def _first_of_own_part(
 async def _under_limits(
     db: Database, lanes: Sequence[Document], capacity: FreeCapacity, claim: Claim
 ) -> list[Document] | None:
-    """As many runs as there is capacity for, in order. None: search again."""
+    """The first runs that there is capacity for. None: the caller must search again."""
     width = claim.limit
     _, found = await asyncio.gather(capacity.count(db), _first(db, lanes, capacity, claim))
     taken: dict[str, Document] = {}
@@ -350,7 +350,7 @@ class _Taking:
         first = min((run["now"] for run in chosen if "now" in run), default=None)
         capacity = await read_limits(db, jobs, first)
         if any(seen.limits.get(job_id) != capacity.limits.get(job_id) for job_id in jobs):
-            raise Conflict  # the wrong limits may be locked
+            raise Conflict  # otherwise it might have locked the documents of other limits
         await capacity.count(db)
         fitting = []
         for run in chosen:
@@ -477,8 +477,9 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
 
 
 async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
-    """When the first run falls due that was not due yet at `since`, or is let start by its rate
-    limit. One seek for each lane and priority, and one for each job that is at its rate limit.
+    """When the first run falls due that was not due yet at `since`, or when its rate limit allows
+    it to start. One seek for each lane and priority, and one for each job that is at its rate
+    limit.
 
     A claim passes the time before its search. So a run that falls due while it searches is named,
     and the worker claims again at once.

@@ -10,8 +10,8 @@ A job's document is its record. So is a run's, with these exceptions:
     evicted             another run may have taken its capacity under a limit (concurrency.py)
     transaction         the session of its handler's transaction (handler_transaction.py)
 
-Payloads, results and attempts are JSON text. So every value survives (keys with `$` and dots, NUL,
-big numbers), and MongoDB takes nothing in them for an operator.
+Payloads, results and attempts are JSON text. So every value is stored unchanged (keys with `$` and
+dots, NUL, big numbers), and MongoDB never interprets a key as an operator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Commit: applies changes to runs that are still as the changes expect.
 
 Changes that expect the same fields are one update of many documents. It sets the values that all
-changes have in common, and looks the others up in a list by the document's id. That is three times
+changes have in common, and takes the others from a list, by the document's id. That is three times
 cheaper than an update for each change (docs/decisions/0006-mongodb-store.md has the figures). If
 fewer documents matched than were sent, they are read back. Each change is then one of these:
 

@@ -42,8 +42,8 @@ _read_last = msgspec.json.Decoder(LastRun).decode
 
 
 async def count(db: Database, endings: Iterable[Ending | None]) -> None:
-    """Count ends that are stored. Where that fails they stay uncounted: the runs are what matters,
-    and a repeat could count them twice."""
+    """Count ends that are stored. If that fails, they are not counted: the runs themselves are
+    stored, and a repeat could count them twice."""
     updates = count_updates(endings)
     try:
         for part in chunks(updates):

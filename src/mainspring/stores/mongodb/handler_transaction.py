@@ -1,4 +1,4 @@
-"""The transaction of a handler: a session of a client that belongs to the handler's event loop.
+"""`ctx.transaction()`: the handler writes in a driver session that belongs to its event loop.
 
     fenced write of the session  →  the handler's writes  →  fenced update of the run  →  commit
 

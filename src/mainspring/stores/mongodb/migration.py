@@ -1,4 +1,4 @@
-"""Converts a database of layout 1: completes or deletes runs that its clients left half made.
+"""Converts a database of layout 1: completes or deletes runs that a crashed client left incomplete.
 
 Those clients wrote without transactions. They first wrote a run with the state `reserved` and its
 `intent`. Then they wrote another document, which decided that the run exists: its dedupe key, the

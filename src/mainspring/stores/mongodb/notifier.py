@@ -5,8 +5,8 @@ Change streams would work on a replica set, but through a router they wait for e
 takes seconds.
 
 A hint says whether there may be a new run to claim, or whether runs have only ended. The second
-kind concerns clients that wait for a result, or for room under a limit. All of them would claim at
-once, each time, and only one would get a run. So they are woken less often by it.
+kind concerns clients that wait for a result, or for capacity under a limit. If it woke them each
+time, all would claim at once and only one would get a run. So it wakes them less often.
 """
 
 from __future__ import annotations

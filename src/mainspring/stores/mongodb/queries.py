@@ -209,8 +209,8 @@ def _page(found: list[Document], query: RunQuery) -> Page[Run]:
 
 
 def _cursor_behind(run: Document) -> str | None:
-    """The cursor after this run. After a run whose time is not a number come those with numbers;
-    after one without a time come only damaged ones, which need no page."""
+    """The cursor after this run. Runs whose time is not a number are listed first, and runs without
+    a time last. Those without a time are all damaged, so no page follows them."""
     kind, created, run_id = _age(run)
     return None if kind == 0 else f"{floor(created) if kind == 1 else 2**62}:{run_id}"
 
@@ -339,8 +339,8 @@ def listed_jobs(query: JobQuery) -> Document:
 
 def _in_queue(queue: str) -> Document:
     """Jobs whose policy names this queue. A policy is kept as JSON text, and it names its queue if
-    that is not the default one. Inside of other texts quotes are escaped, so that only the queue
-    itself looks like this."""
+    that is not the default one. Quotes inside other strings are escaped, so this pattern matches
+    only the queue itself."""
     if queue == Policy().queue:
         return {"policy": {"$not": {"$regex": '"queue": '}}}
     return {"policy": {"$regex": re.escape(f'"queue": {json.dumps(queue)}')}}

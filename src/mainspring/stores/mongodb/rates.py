@@ -42,8 +42,8 @@ async def count_starts(db: Database, rates: StartRates) -> None:
 
 
 def read_rate_limit(job: Document) -> RateLimit | None:
-    """The rate limit in a job's document. Of a damaged one nobody knows how many starts it allows:
-    none is claimed."""
+    """The rate limit in a job's document. A damaged one counts as 0 starts, so no run of the job is
+    claimed."""
     limit = job["limit"] if isinstance(job["limit"], dict) else {}
     rate = limit.get("rate")
     if rate is None:

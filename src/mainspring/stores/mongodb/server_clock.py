@@ -1,7 +1,7 @@
-"""The clock of the server that holds the data, also through a router.
+"""Reads the clock of the server that holds the data, also through a router (mongos).
 
-A router (mongos) replaces `$$NOW` by its own time in every write and aggregate. In a `find` the
-shard uses its own time, and for `$currentDate` too. So there are three rules:
+A router replaces `$$NOW` by its own time in every write and aggregate. In a `find` the shard uses
+its own time, and for `$currentDate` too. So there are three rules:
 
 1. What is due and what has lapsed is decided by a `find`, with `now` in an `$expr`.
 2. Leases are stamped by `$currentDate`, or with the `now` that such a `find` has returned.

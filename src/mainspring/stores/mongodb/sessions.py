@@ -1,4 +1,4 @@
-"""Sessions of the store's own transactions, and the end of those whose client is gone.
+"""Sessions of the store's own transactions; ends those whose client is gone.
 
 A client that dies or freezes between the first write of a transaction and its commit leaves the
 documents locked until the server rolls the transaction back, after a minute. So every session has
@@ -115,7 +115,7 @@ class SessionPool:
         await self._registrations.bulk_write([DeleteOne(one) for one in seen], ordered=False)
 
     async def resolve_conflict(self) -> None:
-        """Call this after a write conflict: the other side may be dead."""
+        """Call this after a write conflict: the client of the other transaction may have died."""
         if self._time.elapsed() - self._searched >= LOOK_EVERY:
             self._searched = self._time.elapsed()
             with suppress(PyMongoError):

@@ -1,7 +1,7 @@
 """The MongoDB store: the methods of the protocol. Errors of the driver become errors of Mainspring.
 
-It belongs to the event loop that opened it, as the driver's client does. Opened again after
-`close`, it belongs to the loop of that moment.
+It belongs to the event loop that opened it, as the driver's client does. If it is opened again
+after `close`, it belongs to the loop that opens it.
 """
 
 from __future__ import annotations

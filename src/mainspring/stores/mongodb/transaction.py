@@ -1,7 +1,7 @@
 """Transactions of the store's own: several documents written together or not at all.
 
-`work` gets the database bound to a session and passes `session=db.session` to every command. It may
-run several times, each time on a new snapshot, so it keeps nothing from one time to the next.
+`work` gets the database bound to a session and passes `session=db.session` to every command. `work`
+may run several times, each time on a new snapshot, so it must not keep state between runs.
 
 A snapshot is what a majority of the servers has: with `w=majority`, unless the URL says otherwise,
 the commit waits for a majority of all that the transaction read and wrote, also when it wrote
@@ -52,7 +52,7 @@ class Conflict(Exception):
 
 
 async def in_transaction(db: Database, work: Work[T]) -> T:
-    """Do the work in a transaction, and again as long as others come between, for a few seconds.
+    """Do the work in a transaction, and repeat it on a write conflict, for a few seconds.
 
     `StoreUnavailable` where that did not help. An error of the driver means what it means for a
     single write: where the answer to the commit was lost, the transaction may be done or not.
@@ -73,7 +73,7 @@ async def in_transaction(db: Database, work: Work[T]) -> T:
             lost = error.has_error_label("TransientTransactionError") and not error.timeout
             if not lost or over:
                 raise
-        over = db.time.elapsed() > ends or tries >= TRIES  # a frozen client tries once more
+        over = db.time.elapsed() > ends or tries >= TRIES  # one more try after a freeze
         await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.002 * 2 ** min(tries, 10))))
 
 

@@ -3,8 +3,8 @@ garbage.
 
 Each step writes its parts first, and then lets the state name them by an operation. The operation
 is refused if what it was made from has changed meanwhile. So a crash leaves nothing but parts that
-nothing names. Those are deleted when they are an hour old. The head is changed before that: a
-client that stalled after it wrote a part then fails to name it.
+nothing names. Those are deleted when they are an hour old. The head is changed before that, so a
+client that stalled after writing a part cannot name it any more.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Compaction:
         return await self._rounds.parts.write("catalogue", seq, catalogue_body(segments))
 
     async def merge_segments(self) -> bool:
-        """Merge small segments of one kind, or write one anew of which most is gone."""
+        """Merge small segments of one kind, or rewrite a segment most of whose runs are deleted."""
         async with self._lock:
 
             def read(work: Workspace) -> tuple[_Base, dict[str, Record], dict[str, str]]:

@@ -11,8 +11,8 @@ One reading leaves an interval of a second and a round trip; five leave about a 
 second and a round trip. All servers of one storage are taken for one clock: if theirs differ, the
 error grows by their difference.
 
-The request is not signed. A storage that refuses it says its date, too, and on some services a
-signature needs permissions that reads and writes do not need.
+The request is not signed. A storage that refuses the request also sends its date, and on some
+services a signature needs permissions that reads and writes do not need.
 """
 
 from __future__ import annotations

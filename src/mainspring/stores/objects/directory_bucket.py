@@ -332,7 +332,7 @@ def _flush_directory(directory: Path) -> None:
 
 def _walk(directory: Path, base: str, prefix: str) -> Iterator[tuple[str, str]]:
     """The keys and paths of all objects in a directory, in the order of the keys, except below
-    directories that hold none with this prefix. Reads a directory only when its turn comes."""
+    directories that hold none with this prefix. Reads each directory lazily."""
     found: list[tuple[str, str]] = []
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:

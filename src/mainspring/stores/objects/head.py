@@ -114,7 +114,8 @@ class Head(Struct, frozen=True, kw_only=True):
         return sum(0 < one.before > now - ACTIVE_FOR for one in self.commits.values())
 
     def after(self, entry: Entry, client: str, nonce: str, time: int, at: int = 0) -> Head:
-        """The head with one more write. `time` is the storage's, `at` this client's idea of it."""
+        """The head with one more write. `time` is the storage's, `at` the same by this client's
+        estimate."""
         last = self.commits.get(client)
         commit = Commit(entry.seq, nonce, at, 0 if last is None else last.at)
         commits = {**self.commits, client: commit}

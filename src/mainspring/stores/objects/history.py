@@ -248,7 +248,7 @@ class History:
         left out.
 
         Segments are read as they are needed, beside the rounds; `view` is the state that names
-        them. Raises `PartGone` where another client has replaced one of them meanwhile.
+        them. Raises `PartGone` if another client replaced a segment during the search.
         """
         found: list[tuple[int, str, Record | None]] = [
             (-n, run_id, None) for run_id, n in live.items()
@@ -299,7 +299,7 @@ def is_live_only(query: RunQuery) -> bool:
 
 
 def may_match(record: Record, query: RunQuery) -> bool:
-    """A first look, which spares reading most of the records."""
+    """Whether the record may match, decided without decoding it."""
     job = record.get("job_id")
     if query.job is not None and isinstance(job, str) and job != query.job:
         return False

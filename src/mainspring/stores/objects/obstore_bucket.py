@@ -4,8 +4,8 @@ Each request is sent once. obstore would repeat a write whose answer was lost, a
 would find the first one's object and report a lost race.
 
 obstore's blocking functions are called in threads of this module. Its asynchronous ones answer from
-threads of Rust, and one that is late for the end of the interpreter aborts the process: 6 of 40
-short programs ended so.
+threads of Rust, and a callback that arrives while the interpreter exits aborts the process (6 of 40
+short programs).
 
 obstore's threads do not survive a fork: a call in the child would hang. So the child gets an error.
 """
@@ -359,8 +359,8 @@ class ObstoreBucket:
     # Names, tags and times
 
     async def _run(self, call: Callable[[], T], requests: int = 1) -> T:
-        """Make a call in a thread. The client has a timeout of its own; this one also covers the
-        search for credentials. A caller that waits no longer leaves the call behind."""
+        """Make a call in a thread. The client has its own timeout; this one also covers the search
+        for credentials. If the caller is cancelled, the call still finishes in its thread."""
         assert self._threads is not None
         future = asyncio.wrap_future(self._threads.submit(call))
         async with asyncio.timeout(self._address.timeout * requests + 10):

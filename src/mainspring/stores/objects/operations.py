@@ -226,7 +226,8 @@ def commit(work: Workspace, changes: Sequence[NewChange]) -> list[bool]:
 
 
 def _commit(work: Workspace, new: NewChange) -> bool | None:
-    """True: it was applied. False: it stands already, and counts for nothing. None: refused."""
+    """True: applied now. False: done, with nothing to count (it was sent again, or it deletes).
+    None: refused."""
     change = new.change
     run = work.run(change.id)
     if run is None:

@@ -1,8 +1,8 @@
 """Counters of ended runs: in the live state, and closed periods in a part for each day.
 
 A store that ends runs all the time has 11,520 minutes to count. They would make every snapshot
-large, and hardly one of them still changes. So the periods of a day that are over are moved to a
-part. What is counted late in such a period stands in the live state again, and is added.
+large, and few of them still change. So the periods of a day that are over are moved to a part. What
+is counted late in such a period stands in the live state again, and is added.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A round makes sure that the state is current, evaluates every operation in order, and writes the
 head if it still is the one that the state came from. An operation is answered when its round is
 stored, or when a read has shown that the state was current. An operation that needs parts which
-this client does not have leaves its round: they are loaded beside it, so nobody else waits for them
-or fails with them.
+this client does not have leaves its round: they are loaded beside it, so no other operation waits
+for them or fails with them.
 
 A write may fail, or its answer may be lost, or it may be done late. Each try has a nonce, and is
 fenced by the entity tag of the head that it replaces. So of all tries on one head at most one is
@@ -55,16 +55,17 @@ TAIL_ENTRIES = 256
 """A head with more deltas than this gets a new snapshot. Each write sends the deltas again."""
 
 PATIENCE = 1.5
-"""The client whose write fills the head makes the snapshot. If the head has grown on to so many
-times that size, that client is gone, and others make one. Doubled after each failure."""
+"""The client whose write fills the head makes the snapshot. If the head grows to this multiple of
+that size, the client counts as gone and any client makes the snapshot. Doubled after each
+failure."""
 
 LARGE_DELTA = 64 * 1024
 """A delta of so many bytes is written as a part, so that the head stays small."""
 
 MOST_OPERATIONS = 1000
 MOST_BYTES = 4 * 1024 * 1024
-"""Operations of one round, and about how much they may add to the state. An operation that adds
-more by itself has a round of its own: then it takes as long as it takes alone."""
+"""Operations of one round, and about how much they may add to the state. A single operation that
+adds more runs in a separate round."""
 
 MOST_LOSSES = 200
 """Tries of a round that others won, before its operations fail."""
@@ -188,8 +189,9 @@ class Rounds:
         return operation.future
 
     async def drain(self) -> None:
-        """Wait until all operations are answered, and until a snapshot that is under way is named:
-        a client that makes a single write may be the one that fills the head."""
+        """Wait until all operations are answered and the head names the snapshot that is being
+        written. A client that makes a single write may be the one that has to write the
+        snapshot."""
         while tasks := [*self._loading, *filter(None, (self._task, self._snapshotting))]:
             await asyncio.wait(tasks)
 
@@ -243,8 +245,7 @@ class Rounds:
         if foreign:
             log.warning(
                 "a store was made at %s, where other objects are (%r and others). The store changes"
-                " and deletes none of them, but a place of its own is easier to keep apart: add a"
-                " prefix to the URL",
+                " and deletes none of them. To keep them apart, add a prefix to the URL",
                 self._bucket.location,
                 foreign[0],
             )
@@ -320,7 +321,7 @@ class Rounds:
                 self._queue[:0] = batch
                 batch.clear()
                 return
-            # Who has lost often waits less, so that nobody waits very long.
+            # A client that lost several times waits less, so that no client waits very long.
             turns = self.head.active_writers() / (1 + losses // 4)
             longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2 ** min(failures, 10)
             await asyncio.sleep(self._rng.uniform(0, min(longest, LONGEST_PAUSE)))
@@ -501,7 +502,10 @@ class Rounds:
             for operation, answer in tries[last.nonce]:
                 operation.answer(answer)
         elif self.head.seq < head.commits_since:
-            unknown = StoreUnavailable("a write was not answered, and nobody knows if it was done")
+            unknown = StoreUnavailable(
+                "the storage did not answer a write, so it may or may not have been done: read the"
+                " current state, or repeat the call"
+            )
             for answers in tries.values():
                 for operation, _ in answers:
                     operation.answer(unknown)
@@ -640,7 +644,7 @@ def _deliver(batch: list[Operation[Any]], answers: list[Any]) -> None:
 
 
 def _is_news(delta: Delta) -> bool:
-    """Whether a delta may let somebody go on: a run that is due or has ended, a changed job."""
+    """Whether a delta may concern a waiting client: a run is due or has ended, or a job changed."""
     if "jobs" in delta:
         return True
     return any(

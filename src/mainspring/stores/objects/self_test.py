@@ -152,8 +152,8 @@ async def _test_race(bucket: Bucket, key: str) -> None:
         winners = [n for n, tag in enumerate(tags) if tag is not None]
         if len(winners) > 1:
             raise Disobeyed(
-                f"of {WRITERS} writers that {kind} the same object at the same time"
-                f" {len(winners)} were told that they had"
+                f"of {WRITERS} writers that {kind} the same object at the same time, the storage"
+                f" answered {len(winners)} that they succeeded"
             )
         if not winners:
             return  # each hindered the others, which is allowed

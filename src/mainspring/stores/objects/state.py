@@ -7,8 +7,8 @@
     meta        the last number of a run, the names of parts, the machine's clock
 
 A delta says by table and key which fields of a record changed. None deletes a field or a record. So
-to apply one needs no knowledge of what a field means, and fields that only a newer version knows
-survive. A record is never changed in place.
+a client can apply a delta without knowing what a field means, and fields that only a newer version
+knows survive. A record is never changed in place.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def _indexed(record: Record | None) -> tuple[bool | None, str | None]:
 
 
 def _read_note(record: Record) -> Note | None:
-    """A note whose value is damaged is there without it, until it expires: others may rely on
-    what it said. None if it is damaged in another way."""
+    """A note whose value is damaged is returned with the value None until it expires, because
+    another client may rely on it. None if it is damaged in another way."""
     try:
         return note_from_record(record)
     except Exception:  # a damaged record may raise anything

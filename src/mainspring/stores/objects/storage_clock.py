@@ -1,12 +1,12 @@
 """The storage's time, of which a client knows only bounds.
 
-A reading of the storage's clock gives an earliest and a latest time. Between readings the bounds
-move on with the monotonic clock, and apart by what that clock may drift; each reading narrows them
-again. What is due, lapsed or expired is decided by the earliest time, and what is to last for a
-while is stamped from the latest: so no client ends early what another one has stamped.
+A reading of the storage's clock gives an earliest and a latest time. Between readings both bounds
+advance with the monotonic clock and widen by its possible drift. Each reading narrows them. What is
+due, lapsed or expired is decided by the earliest time, and what is to last for a while is stamped
+from the latest: so no client ends early what another one has stamped.
 
 A bucket on this machine has no clock of its own. Then the machine's wall clock is the storage's,
-without an error; and when somebody sets it, what lasts is moved along (`clock_step`).
+without an error; and when somebody sets it, leases, terms and retries move with it (`clock_step`).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ client is: its machine stood still, or somebody has set the storage's clock back
 tells."""
 
 WIDEST = timedelta(seconds=10)
-"""If the clock cannot be read, known bounds are used until they are wider than this. They were
-narrow: after seven hours."""
+"""If the clock cannot be read, known bounds are used until they are wider than this. From narrow
+bounds that takes seven hours."""
 
 
 class Bounds(Struct, frozen=True):

@@ -251,8 +251,8 @@ class ObjectStore:
             self._waiting -= 1
 
     async def _poll_head(self) -> None:
-        """Look at the head now and then while somebody waits: soon after a change, then ever more
-        rarely."""
+        """Read the head while somebody waits: at short intervals after a change, then at growing
+        ones."""
         while self._waiting:
             await asyncio.sleep(self._interval)
             if not self._waiting:

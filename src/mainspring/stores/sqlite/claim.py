@@ -131,7 +131,7 @@ class Limits:
 
 class Selection(NamedTuple):
     """The runs that a claim should take, by `seq` and in order; the notes that count their starts;
-    and when a rate limit lets a due run start that it holds back."""
+    and the time at which a rate limit allows the next due run to start."""
 
     seqs: list[int]
     starts: list[NoteWrite]
@@ -157,8 +157,8 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> Selecti
 def next_due(
     connection: sqlite3.Connection, claim: Claim, now: int, next_start: int | None
 ) -> int | None:
-    """When the next run that the claim could take falls due, or is let start by its rate limit, if
-    that is later than now."""
+    """When the next run that the claim could take falls due, or when its rate limit allows it to
+    start, if that is later than now."""
     lanes = json.loads(one_value(connection, LANES_AFTER, (now,)))
     times = [at for lane, at in lanes if _takes(claim, lane)]
     return min(times if next_start is None else [*times, next_start], default=None)

@@ -112,7 +112,7 @@ class FileIdentity:
         try:
             with closing(sqlite3.connect(uri, uri=True)) as connection:
                 row = connection.execute(_READ).fetchone()
-        except sqlite3.Error:  # its tables are in the log still, or it is none of ours
+        except sqlite3.Error:  # its tables are still in the log, or Mainspring did not write it
             return None
         return row and _Stamp.found_in(str(row[0]).encode())
 
@@ -175,8 +175,8 @@ class FileIdentity:
         self._doubt_since = now if self._doubt_since is None else self._doubt_since
         if found is None or now - self._doubt_since < _DOUBT_SECONDS:
             # Without a stamp there is no proof: a VACUUM whose checkpoint waits for a reader looks
-            # the same. The verdict below advises to delete the log, so it needs a stamp that
-            # cannot be ours.
+            # the same. The error below advises to delete the log, so it is raised only for a stamp
+            # that this store did not write.
             raise self._doubt_error()
         self._overwritten = True
         raise self._overwritten_error()

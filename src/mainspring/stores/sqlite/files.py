@@ -1,4 +1,5 @@
-"""Creates the files of a database for their owner only, and reads them without harm to SQLite."""
+"""Creates the files of a database for their owner only, and reads them without releasing SQLite's
+locks."""
 
 from __future__ import annotations
 

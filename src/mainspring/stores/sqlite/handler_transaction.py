@@ -2,11 +2,11 @@
 
 Between two batches the writer takes the file's lock, opens a connection for the handler, begins,
 and waits until the handler has ended or the time is up. Then it records the completion of the run
-through the same connection and commits both. So a handler's transaction never waits for the writer
-while the writer waits for it, and other processes wait for it as for any commit.
+through the same connection and commits both. So the handler and the writer never wait for each
+other, and other processes wait for the transaction as for any commit.
 
 The handler may use the connection until its transaction ends. After that the connection refuses
-every statement: a late one would be a transaction of its own, without a fence.
+every statement: a late statement would start another transaction, without a fence.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ _LAST = 2**63 - 1
 
 # -- find -----------------------------------------------------------------------------------
 #
-# Newest first is by seq. Each state is a walk along an index of its own, at most `limit` long;
-# the walks are merged, and only the page's rows are read.
+# Newest first is by seq. Each state has its own index; the query reads at most `limit` entries of
+# each, merges them, and reads only the page's rows.
 
 _OF_JOB = {
     State.PENDING: "mainspring_runs_pending",

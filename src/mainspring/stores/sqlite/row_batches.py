@@ -25,7 +25,8 @@ BulkSql = tuple[str, str, int]
 
 
 def not_blob(column: str) -> str:
-    """The column, or null if it holds a blob, which JSON cannot hold and only damage puts there."""
+    """The column, or null if it holds a blob, which JSON cannot hold: only a damaged record has
+    one."""
     return f"CASE typeof({column}) WHEN 'blob' THEN NULL ELSE {column} END"
 
 

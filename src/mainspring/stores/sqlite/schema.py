@@ -216,7 +216,7 @@ SELECT '', 0, json_object('ended', json_group_object(state, n))
 FROM (SELECT state, sum(n) AS n FROM ({_ENDED_BEFORE}) GROUP BY state) HAVING count(*) > 0;
 """
 
-# The file that lists a job.
+# The column `file`: the name of the file that lists the job.
 _JOB_FILES = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
 
 # The rate limit of a job as a list: the name of its note, how many starts, in how many

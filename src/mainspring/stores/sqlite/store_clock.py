@@ -79,7 +79,7 @@ class StoreClock:
         return self._steady.elapsed_us() + self._offset
 
     def stepped(self) -> bool:
-        """Whether somebody has set the wall clock, and no transaction has corrected for it yet."""
+        """Whether somebody has set the wall clock, and no transaction has moved the leases yet."""
         return bool(self._steady.step_from(self._offset))
 
     def begin(self, connection: sqlite3.Connection) -> None:

@@ -192,8 +192,8 @@ class Writer:
             self.identity.check_content(self._connection)
 
     def _run_handler_transaction(self, transaction: HandlerTransaction) -> None:
-        """Let one handler write. The operations that were queued meanwhile come before the next
-        handler's transaction, so that a renewal waits for one transaction at most."""
+        """Run one handler's transaction. The operations that were queued meanwhile come before the
+        next handler's transaction, so that a renewal waits for one transaction at most."""
         if not transaction.begun.set_running_or_notify_cancel():
             return
         try:
