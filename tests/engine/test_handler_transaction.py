@@ -187,7 +187,7 @@ async def test_code_after_the_block_does_not_change_the_outcome(
     assert sorted(effects(place)) == ["enters again", "raises", "returns"]
     assert "what its handler returned is dropped: set ctx.result" in caplog.text
     assert "dropped: ValueError: too late" in caplog.text
-    assert "it has had its one" in caplog.text
+    assert "has already been completed by its transaction" in caplog.text
 
 
 async def test_a_cancel_in_the_block_undoes_it(make: Make, place: str | Store) -> None:
@@ -235,7 +235,7 @@ async def test_a_cancel_that_came_before_is_found_when_it_begins(
         assert await scheduler.cancel(run.id)
         done = await ended(scheduler, run)
     assert (done.state, effects(place)) == (State.CANCELLED, [])
-    assert "told to stop (cancel)" in str(met[0])
+    assert "asked to stop (cancel)" in str(met[0])
 
 
 @pytest.mark.parametrize("how", ["awaits", "blocks its loop", "plain"])
@@ -392,7 +392,7 @@ async def test_transactions_do_not_nest(make: Make, place: str | Store) -> None:
     async def send(ctx: RunContext) -> None:
         async with ctx.transaction() as session:
             write(session, "sent")
-            with pytest.raises(InvalidState, match="they do not nest"):
+            with pytest.raises(InvalidState, match="is already in a transaction"):
                 async with ctx.transaction():
                     pass
 

@@ -189,14 +189,14 @@ async def test_a_join_of_two_roots_is_refused(make: Make) -> None:
         scheduler.job(id=name, after=after)(_nothing)
     async with scheduler:
         for apart in (["a", "b"], ["x", "y"], ["x", "b"]):
-            with pytest.raises(InvalidInput, match=r"begin apart \(a, b\): no workflow"):
+            with pytest.raises(InvalidInput, match=r"different workflows \(a, b\): no workflow"):
                 await scheduler.add_job("join", handler="a", after=apart)
         await scheduler.add_job("split", handler="a", after="a")
         await scheduler.add_job("join", handler="a", after=["x", "split"])
-        with pytest.raises(InvalidInput, match="'join' comes after jobs that begin apart"):
+        with pytest.raises(InvalidInput, match="'join' comes after jobs of different workflows"):
             await scheduler.update_job("split", after="b")
     scheduler.job(id="joined", after=["x", "y"])(_nothing)
-    with pytest.raises(InvalidInput, match="begin apart"):
+    with pytest.raises(InvalidInput, match="different workflows"):
         await scheduler.start()
 
 

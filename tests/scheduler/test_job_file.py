@@ -451,6 +451,6 @@ async def test_a_mapping_gives_a_function_itself_and_two_jobs_may_share_it() -> 
 def test_a_function_of_a_mapping_does_not_take_the_name_of_another() -> None:
     scheduler = Scheduler("memory://")
     scheduler.job(id="total")(lambda: 1)
-    with pytest.raises(InvalidInput, match=r"jobs\.total\.handler: 'total' is taken by"):
+    with pytest.raises(InvalidInput, match=r"jobs\.total\.handler: 'total' is already the name of"):
         scheduler.define_jobs({"total": {"handler": lambda: 2}})
     assert scheduler.decorated == ["total"]

@@ -246,7 +246,7 @@ async def test_ids_are_taken_once(make: Make) -> None:
     @scheduler.job()
     async def work() -> None: ...
 
-    with pytest.raises(JobExists, match=r"'work' is taken by .*give it with id="):
+    with pytest.raises(JobExists, match=r"'work' is already the name of .* another name with id="):
 
         @scheduler.job(id="work")
         async def other() -> None: ...

@@ -211,8 +211,8 @@ def _made_with_enums(value: Any, kind: Any) -> Any:
 
 
 def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """The value as the first of the types that takes it. Enums come first: the value of a member
-    is often a `str` or an `int`, and would come back as that."""
+    """The value converted to the first of these types that accepts it. Enums come first: the value
+    of a member is often a `str` or an `int`, and would come back as that."""
     if value is None and type(None) in kinds:
         return None
     wrong: list[Exception] = []

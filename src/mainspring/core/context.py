@@ -182,8 +182,9 @@ class RunContext:
 
 
 class ProcessResources(Mapping[str, Any]):
-    """`ctx.resources` in a process of its own. What is JSON is there. Asking for anything else
-    raises `InvalidState` and says why, because a connection cannot be handed to a process."""
+    """`ctx.resources` in a separate process. It contains the resources that are JSON values. Access
+    to any other resource raises `InvalidState`, because a connection cannot be passed to a
+    process."""
 
     def __init__(self, values: Mapping[str, Any], withheld: Mapping[str, str]) -> None:
         self._values = values
@@ -243,13 +244,16 @@ def _bounded(detail: Any) -> bytes:
 
 
 def _number(given: float) -> float:
-    """Refused here, in the handler that gave it: one renewal carries the progress of all."""
+    """Checked here, in the handler, because one renewal sends the progress of all runs."""
     try:
         if math.isfinite(given):
             return given if isinstance(given, int) else float(given)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InvalidInput(f"progress is told in numbers, not {given!r}")
+    raise InvalidInput(
+        f"progress(done, total) takes numbers, not {given!r}: pass text as `message`",
+        field="progress",
+    )
 
 
 class _Lines(logging.Handler):

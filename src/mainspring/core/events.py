@@ -1,4 +1,5 @@
-"""Events of this process and their listeners. A listener that fails does no harm."""
+"""Events of this process and their listeners. An error of a listener is logged and affects no
+run."""
 
 from __future__ import annotations
 

@@ -185,8 +185,8 @@ class Registry:
         known = self._handlers.get(handler.name)
         if known is not None and not _replaces(handler.function, known.function):
             raise JobExists(
-                f"{handler.name!r} is taken by {_place(known.function)}; {_place(handler.function)}"
-                " needs another name: give it with id=…"
+                f"{handler.name!r} is already the name of {_place(known.function)}: give"
+                f" {_place(handler.function)} another name with id=…"
             )
         self._handlers[handler.name] = handler
 

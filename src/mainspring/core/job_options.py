@@ -62,7 +62,7 @@ Errors = type[BaseException] | str | Iterable[type[BaseException] | str]
 
 
 class PolicyOptions(TypedDict, total=False):
-    """How a job's runs are tried, limited and kept apart (docs/reference/job-options.md)."""
+    """How a job's runs are retried, limited and isolated (docs/reference/job-options.md)."""
 
     retries: int
     backoff: Backoff | BackoffKind | Literal["fixed", "linear", "exponential"] | Mapping[str, Any]

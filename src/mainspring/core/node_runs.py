@@ -1,7 +1,8 @@
-"""Runs of an `each_node` job: one for each live worker, made of the run that asked for it.
+"""Runs of an `each_node` job: one for each live worker, made from the run that is to run on every
+node.
 
 A claim names the worker's own node handler beside its handlers, so only that worker takes a node
-run. The run it was made of waits for all of them, and ends when they have.
+run. The run they were made from waits for all of them, and ends when they have ended.
 """
 
 from __future__ import annotations

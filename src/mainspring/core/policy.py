@@ -225,7 +225,7 @@ class Misfire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a job's runs are tried, limited and kept apart: docs/reference/job-options.md."""
+    """How a job's runs are retried, limited and isolated: docs/reference/job-options.md."""
 
     retries: int = 0
     backoff: Backoff = field(default_factory=Backoff)
@@ -301,8 +301,8 @@ class Policy:
         return policy, wrong
 
     def _check(self, errors: InputErrors, wrong: Set[str]) -> None:
-        """Add what is wrong with options that do not fit each other. Nothing is said of an option
-        beside one that is wrong itself."""
+        """Add what is wrong with options that do not fit each other. An option that is compared
+        with a wrong option is not reported."""
         needs_limit = self.concurrency_key is not None and self.concurrency is None
         if needs_limit and "concurrency" not in wrong:
             errors.add(
@@ -373,7 +373,8 @@ class Policy:
 
 
 def error_names(error: BaseException | type[BaseException]) -> tuple[str, ...]:
-    """The names an error answers to in `retry_on`: plain and dotted, its own and its bases'."""
+    """The names under which `retry_on` matches an error: plain and dotted, its own and its
+    bases'."""
     kind = error if isinstance(error, type) else type(error)
     names = []
     for base in kind.__mro__[:-1]:

@@ -211,7 +211,7 @@ def records_begin(run: Run, job: Job) -> bool:
     """Whether a worker records that the handler begins before it begins it.
 
     Only where somebody has to know: it is one more commit. An at-most-once run that did not begin
-    may be given again, and a suspect that did not begin is not guilty.
+    may be claimed again, and a lapse of a suspect that did not begin does not count.
     """
     return job.policy.delivery is Delivery.AT_MOST_ONCE or is_suspect(run)
 
@@ -309,7 +309,7 @@ def released(
 
 
 def snoozed(run: Run, until: datetime, reason: str | None = None) -> Change:
-    """Give back a run for a later time without burning an attempt (its breaker is open). The
+    """Give a run back until a later time; the attempt does not count (its breaker is open). The
     reason is kept while the run is pending."""
     later = {**_pending(run, until), **_unstarted(run)}
     return Change(run.id, _mine(run), later if reason is None else {**later, "reason": reason})
@@ -441,7 +441,7 @@ _LOST = "the worker {} died or lost its lease while it held the run"
 
 
 def _mine(run: Run) -> dict[str, Any]:
-    """What a worker expects of a run it holds. A cancel that came first wins."""
+    """What a worker expects of a run it holds. If the run was cancelled first, the cancel wins."""
     return {"state": State.RUNNING, "token": run.token, "cancel_requested": False}
 
 
@@ -456,8 +456,8 @@ def _over(run: Run, now: datetime, state: State) -> dict[str, Any]:
 
 
 def _known(run: Run, put: dict[str, Any]) -> dict[str, Any]:
-    """What may be written to the run: of one that cannot be read, the parts that hang on what
-    could not be read stay as they are."""
+    """What may be written to the run. If it is unreadable, fields that depend on an unreadable
+    field stay unchanged."""
     if run.unreadable is None:
         return put
     return {name: value for name, value in put.items() if name not in _FROM_THE_RECORD}

@@ -1,7 +1,8 @@
-"""Since when a job has had no worker that can run it, and what that holds back.
+"""Notes that say since when no live worker can run a job.
 
-A note for each such job says it, so that all processes know it, also those that only enqueue. Live
-workers write and delete these notes (`live_workers.py`).
+While there is one, and the grace is over, new workflow instances leave that job out
+(`followers_to_run`). The notes are in the store, so all processes know them, also those that only
+enqueue. Live workers write and delete them (`live_workers.py`).
 """
 
 from __future__ import annotations

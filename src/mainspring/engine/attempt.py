@@ -1,4 +1,5 @@
-"""`LocalAttempt`: one attempt of a claimed run, while it is in this process; and how it may end."""
+"""`LocalAttempt`: one attempt of a claimed run in this process, from the claim until its outcome is
+committed; and why it was stopped."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ class AttemptError:
         """`plain`: an error of Mainspring's own handlers says all in its message, so that no
         traceback is kept.
 
-        This never raises, whatever the error's own methods do: an attempt that could not end would
-        keep its worker from stopping.
+        Never raises, even if the error's `__str__` does: otherwise the attempt could not end and
+        the worker could not stop.
         """
         try:
             return cls._of(error, plain)
@@ -142,5 +143,5 @@ def _in_words(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException:
-        text = "(its text cannot be made)"
+        text = "(str() of the exception raised)"
     return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__

@@ -64,7 +64,7 @@ most so much later. A backlog that was due again all at once each second costs h
 2,000 runs. The worker whose trial closes the breaker makes all of them due at once."""
 
 TRIES = 10
-"""How often a change is tried that other nodes come before. Each time one of them succeeds."""
+"""How often a compare-and-set is tried. Each lost try means that another node succeeded."""
 
 MOST_KNOWN = 10_000
 
@@ -196,7 +196,10 @@ async def close_breaker(store: Store, job: Job) -> bool:
         [version] = await store.put_notes([_write(job, closed)])
         if version is not None:
             return circuit.state != "closed"
-    raise StoreUnavailable(f"the breaker of job {job.id} is changed by others all the time")
+    raise StoreUnavailable(
+        f"the breaker of job {job.id} was changed {TRIES} times while it was being closed; try"
+        " again"
+    )
 
 
 async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
@@ -306,7 +309,7 @@ class Breakers:
     async def _begin_trials(
         self, trials: dict[str, Run], jobs: dict[str, Job], circuits: dict[str, Circuit]
     ) -> list[Run]:
-        """Make these runs the trials of their jobs; return those that no other run came before."""
+        """Make these runs the trials of their jobs; return the runs that became trials."""
         if not trials:
             return []
         after = {

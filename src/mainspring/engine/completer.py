@@ -2,8 +2,9 @@
 
 Ended attempts, and attempts that are about to begin, queue a change here. One task commits what has
 queued up, in one store call: the more attempts end at once, the less each costs. Outcomes of jobs
-with a circuit breaker are then counted, also in one step for the batch. Hooks and events hear of an
-outcome only after the store has it. Everything here happens on the engine's loop.
+with a circuit breaker are then counted, also in one step for the batch. The completer emits events
+and calls hooks only after the store has committed the outcome. Everything here happens on the
+engine's loop.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ log = logging.getLogger("mainspring")
 LARGEST_BATCH = 1000
 BUSY_BATCH = 32
 GATHER_SECONDS = 0.003
-"""After a batch of `BUSY_BATCH` the next one waits so long, so that it is larger: fewer commits for
-the same runs. A single outcome never waits."""
+"""Seconds to wait after a batch of at least `BUSY_BATCH` changes, so that the next batch is larger
+and the same runs need fewer commits. A single outcome never waits."""
 
 OnCommitted = Callable[[bool], None]
 CallHook = Callable[..., None]
@@ -97,8 +98,8 @@ class Completer:
         self._queue(Queued(change, committed))
 
     def record_begin(self, attempt: LocalAttempt, recorded: OnCommitted) -> None:
-        """Queue the record that a handler begins. `recorded(False)`: the run is not this worker's
-        any more, or somebody cancelled it; the completer ends the attempt."""
+        """Queue the change that records that the handler begins. `recorded(False)`: this worker no
+        longer holds the run, or somebody cancelled it; the completer ends the attempt."""
 
         def committed(kept: bool) -> None:
             recorded(kept)

@@ -1,6 +1,6 @@
 """`EngineContext`: the store, clocks, settings and caches that every component of one engine uses.
 
-Each component receives it when it is made, so none of them needs a global.
+Each component receives it when it is made, so no component needs a global variable.
 """
 
 from __future__ import annotations

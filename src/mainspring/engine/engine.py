@@ -266,8 +266,8 @@ class Engine:
             await self._drained(graceful=graceful, timeout=timeout)
             log.info("worker %s stopped", context.settings.worker_id)
             context.emit("worker.stopped", worker=context.settings.worker_id)
-        # A store's driver may turn a cancellation into an error of its own, and the task goes on:
-        # so the tasks are cancelled until all have ended.
+        # A store's driver may turn a cancellation into another error, and then the task continues.
+        # So the engine cancels the tasks until all have ended.
         while left := [task for task in self._tasks if not task.done()]:
             for task in left:
                 task.cancel()
@@ -325,7 +325,10 @@ class Engine:
             async with asyncio.timeout(self._context.settings.lease.total_seconds()):
                 await self.worker.completer.flushed()
         except TimeoutError:
-            log.warning("the store did not take the last outcomes; the runs will be rescued")
+            log.warning(
+                "the store did not answer, so the last outcomes were not committed; another worker"
+                " rescues these runs when their leases lapse"
+            )
 
     async def _hinting(self) -> None:
         poll = self._context.settings.poll.total_seconds()

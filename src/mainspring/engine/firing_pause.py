@@ -1,8 +1,8 @@
 """The pause of all firing: a note in the store that every node reads before it fires.
 
-While it stands, no node fires a slot. Slots that pass meanwhile do not run later: when firing is
-resumed, each job records those that it has passed over as one skipped run. Jobs are not changed by
-it, so one that is paused by itself stays paused.
+While this note exists, no node fires a slot. Slots that pass meanwhile do not run later: when
+firing is resumed, each job records those that it has passed over as one skipped run. Jobs are not
+changed by it, so one that is paused by itself stays paused.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ async def _put(store: Store, note: Note | None, wanted: FiringPause) -> bool:
 
 
 def _read(note: Note | None) -> FiringPause | None:
-    """None where the note cannot be read: that is no pause, or a damaged note would stop all."""
+    """None where the note cannot be read: it does not pause, or a damaged note would stop all
+    firing."""
     try:
         return FiringPause() if note is None else convert(note.value, FiringPause)
     except (ValueError, TypeError):

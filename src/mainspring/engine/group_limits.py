@@ -23,13 +23,13 @@ FIRST_GUESS = 0.05
 """Seconds that an attempt of an unknown group is expected to take."""
 
 STALLED_SECONDS = 1.0
-"""A group of which nothing has ended for so long gives back those that wait beyond enough: other
-processes may have room for them."""
+"""A group in which no attempt has ended for this long gives back those that wait beyond the wanted
+number: other processes may have capacity for them."""
 
 MOST_WAITING = 1000
 
 MOST_TURNED_AWAY = 10_000
-"""Jobs of one group that a claim leaves out though none of their runs is here."""
+"""How many jobs of a full group, of which no run waits here, a claim excludes."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Group:
         return min(max(self.limit, int(self.limit * AHEAD_SECONDS / seconds)), MOST_WAITING)
 
     def full(self, now: float) -> bool:
-        """Whether more than half of enough wait: `surplus` leaves a group full."""
+        """Whether more than half of the wanted number wait. `surplus` leaves more than that."""
         return len(self.waiting) > self.enough(now) // 2
 
     @property
@@ -138,7 +138,8 @@ class GroupLimits:
         return True
 
     def surplus(self) -> list[LocalAttempt]:
-        """Take out attempts beyond enough of groups of which nothing ends."""
+        """Remove the attempts that wait beyond the wanted number in groups where no attempt
+        ends."""
         now = self._monotonic()
         found: list[LocalAttempt] = []
         for group in self._groups.values():

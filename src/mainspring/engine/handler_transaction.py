@@ -71,9 +71,15 @@ class RunTransaction:
     def _make(self, *, blocking: bool) -> None:
         run, store = self._attempt.run, self._engine.store
         if self._attempt.committed:
-            raise InvalidState(f"run {run.id} was completed by its transaction: it has had its one")
+            raise InvalidState(
+                f"run {run.id} has already been completed by its transaction: use"
+                " `ctx.transaction()` once, as the last step of the handler"
+            )
         if self._attempt.context.in_transaction:
-            raise InvalidState(f"run {run.id} is in a transaction already: they do not nest")
+            raise InvalidState(
+                f"run {run.id} is already in a transaction: do not open a second one inside the"
+                " block"
+            )
         if (why := store.info().no_transactions) is not None:
             raise InvalidState(f"there is no transaction here: {why}")
         self._unless_stopped()
@@ -124,13 +130,16 @@ class RunTransaction:
         # After any other error the commit may stand all the same: the completer finds out.
         if not kept:
             attempt.completion = None
-            raise TransactionAborted("a cancel came first, or another worker has it by now")
+            raise TransactionAborted(
+                "the run was cancelled, or another worker has claimed it; nothing was written"
+            )
         attempt.committed = True
 
     def _unless_stopped(self) -> None:
         if self._attempt.stop_reason is not None:
             raise TransactionAborted(
-                f"its handler was told to stop ({self._attempt.stop_reason.value})"
+                f"the handler of run {self._attempt.run.id} was asked to stop"
+                f" ({self._attempt.stop_reason.value}), so its transaction is not committed"
             )
 
     def _expired(self) -> TransactionExpired:

@@ -1,7 +1,7 @@
 """Elects the leader: the node that fires slots first, and that prunes.
 
-Correctness never depends on the leader. Every write is conditional, so two nodes that both believe
-to lead only do some attempt twice.
+Correctness never depends on the leader. Every write is conditional, so two nodes that both lead
+only do some work twice: no run or slot is doubled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mainspring.stores.election import LEADER, elect
 __all__ = ["Leader"]
 
 SWEEPER = "sweeper"
-"""The office among nodes with `enabled=False`."""
+"""The name of the election among nodes with `enabled=False`."""
 
 TERM = timedelta(seconds=15)
 

@@ -7,8 +7,8 @@ misfire policy decides what runs once a worker has the handler again. During the
 would only be skipped, because a run of the job waits already, is not fired either. What happens to
 a job that runs after others is in `absences.py`.
 
-Since when a job has had no worker is kept in a note, so that the grace is given once, and not again
-to every process that starts: else each start would leave runs that nobody takes.
+Since when a job has had no worker is kept in a note, so that the grace is given once, and not once
+more for every process that starts; otherwise each start would leave runs that no worker claims.
 """
 
 from __future__ import annotations

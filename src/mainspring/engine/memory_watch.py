@@ -1,8 +1,8 @@
 """Watches the memory of this process: warns near the limit, and stops claiming at it.
 
-Handlers on loops and in threads share the memory of the process, so a leak of one of them ends all
-of them when the system kills the process. Handlers with a process of their own have limits of their
-own (`memory_limit` of a job).
+Handlers on loops and in threads share the memory of the process, so a leak in one handler makes the
+system kill the process with all handlers. Handlers that run in their own process have their own
+limits (`memory_limit` of a job).
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class Operations:
         nodes = await self._nodes_again([run for run in runs if run.dedupe_key is None])
         kept = (await store.commit([*changes, *nodes]))[: len(changes)]
         revived = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
-        # Of a run with a dedupe key it is known only now that no other run has taken the key.
+        # Only after this commit is it certain that no other run took the dedupe key.
         held = [run for run in revived if run.dedupe_key is not None]
         await store.commit(await self._nodes_again(held))
         reached: list[str] = []
@@ -992,4 +992,4 @@ def _refuse_unreadable(job: Job) -> None:
 
 
 def _contended(what: str) -> Conflict:
-    return Conflict(f"{what} is being changed by others all the time; try again")
+    return Conflict(f"{what} was changed {TRIES} times while this call tried to write; try again")

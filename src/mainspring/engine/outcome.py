@@ -101,8 +101,8 @@ def _with_progress(attempt: LocalAttempt) -> Run:
 def _aborted(
     run: Run, attempt: LocalAttempt, now: datetime, rng: random.Random, error: AttemptError
 ) -> Change:
-    """Retry soon, later each time, after a random part of the wait: transactions that conflicted
-    must not meet again."""
+    """Retry soon, later each time, after a random part of the wait, so that two transactions that
+    conflicted do not conflict again."""
     log, detail = attempt.context.log_lines, attempt.context.detail
     failure = Failure(error.message, None, Outcome.RELEASED)
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:

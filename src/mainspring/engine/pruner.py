@@ -28,8 +28,8 @@ LOOK_AGAIN = 2.0
 """Seconds between two looks whether this node leads and whether it is time to prune."""
 
 REST = 20
-"""A pruning begins this many times its own length after the one before, at the earliest: where
-there is much to look through, it takes at most a twentieth of the time."""
+"""A pruning begins at the earliest this many times the length of the last one after it, so pruning
+uses at most a twentieth of the leader's time."""
 
 LOOKS = 20
 """How often a job is looked at for old runs while its retention passes. On SQLite a look walks the

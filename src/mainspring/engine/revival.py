@@ -1,7 +1,7 @@
-"""Lets runs wait again that come after a run which is tried again.
+"""After a retry, makes the runs wait again that were skipped because the retried run had failed.
 
-A sweeper skips a run because it has read that one before it failed. A retry of that one may come in
-between. So the order matters:
+A sweeper skips a run after it has read that an upstream run failed. A retry of the upstream run may
+come in between. So the order matters:
 
     sweeper   reads the waiting run, then the runs before it, then skips it: at the token it read
     retry     makes the failed run pending, then looks for the runs after it: skipped ones wait
@@ -89,11 +89,11 @@ async def revive_followers(engine: EngineContext, runs: Sequence[Run]) -> list[s
     skipped run comes before them. Refuse what was decided about those that still wait. Return the
     runs that others may wait for: these, and what waits again.
 
-    Each run is changed once: whoever skips it after that has seen the runs before it as they are
-    now.
+    Each run is changed once: a sweeper that skips it later has read the current state of the
+    upstream runs.
     """
     changed: dict[str, None] = {}
-    refused: set[tuple[str, State, int]] = set()  # another run has taken the dedupe key, say
+    refused: set[tuple[str, State, int]] = set()  # e.g. another run has taken the dedupe key
     while True:
         left = [
             run

@@ -83,7 +83,7 @@ class RunWaiters:
             except Exception as error:
                 for future in asked.values():
                     future.set_exception(error)
-                    future.exception()  # the caller may be gone: asyncio must not complain
+                    future.exception()  # read, or asyncio logs it where the caller is gone
             except BaseException:
                 for future in asked.values():
                     future.cancel()

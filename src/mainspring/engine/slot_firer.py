@@ -180,8 +180,9 @@ class SlotFirer:
         self._adapt(self._engine.clock.monotonic() - began)
         self._report(chains, fired)
         # A follower that wins what the leader has left for so long fires at once from now on, until
-        # another node is quicker. A program that was killed and started again follows its former
-        # self for up to a term. It would fire slots late meanwhile, and skip those between.
+        # another node is quicker. A program that is restarted after a kill is not the leader until
+        # the term of its killed process expires. It would fire slots late meanwhile, and skip those
+        # between.
         self._leader_is_away = not self._leads() and all(one.done for one in fired)
         if not any(one.done for one in fired):
             self._more_due = False
@@ -247,7 +248,7 @@ class SlotFirer:
         followers = await followers_to_run(self._engine, {job.id for job in jobs})
         now = await self._engine.store.now()
         # Read after the time: the store refuses the plan some seconds after that, so a node that
-        # stands still in between fires nothing on the word of an old note.
+        # was frozen in between fires nothing because of an outdated note.
         pause = await self._read_pause()
         if pause is None:
             return []

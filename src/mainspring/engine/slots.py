@@ -80,7 +80,7 @@ def plan(
     now = max(now, job.next_run_at)  # also if the store's clock was set back
     until = now
     for begin, end in pauses:
-        # A pause that ends so late is of another reckoning: the store's clock was set back since.
+        # A pause that ends so late was recorded before the store's clock was set back.
         if not job.next_run_at <= end <= now + PLAN_HOLDS:
             continue
         if begin <= job.next_run_at:
@@ -148,8 +148,8 @@ def make_run(
 ) -> Run:
     """Make a run of a job, with the queue, priority and deadline of its policy.
 
-    It is never older than its job: by that a worker tells the runs of a job that was removed from
-    those of the one that took its id.
+    Its `created_at` is never before that of its job. So a worker can tell a run of a removed job
+    from a run of the new job with the same id.
     """
     policy = job.policy
     deadline = policy.start_deadline

@@ -1,8 +1,7 @@
-"""Runs suspects alone: runs that may kill their worker.
+"""Runs each suspect alone: a run that was held by two workers that died, so it may kill its worker.
 
-Two workers have died while they held such a run. It may have killed them, or it ran beside one that
-did. If nothing else runs in the process, the next death shows which one it is:
-docs/decisions/0012-who-killed-the-worker.md.
+A suspect may have killed those workers, or it ran beside a run that did. If nothing else runs in
+the process, the next death shows which one it is: docs/decisions/0012-who-killed-the-worker.md.
 
 A turn of suspects begins when one comes, and ends when one has run or none could. Then the other
 runs have at least as long as the turn took: suspects that are left, or come meanwhile, are given
@@ -35,8 +34,8 @@ it has been due, between `SHORTEST_WAIT` and `LONGEST_WAIT` seconds. It runs onc
 itself idle within such a wait."""
 
 PAUSE_FACTOR = 9
-"""A wait in vain is followed by so many times its length in which the worker takes no suspect. So
-suspects that wait cost a busy worker a tenth of its time at most."""
+"""After a wait in which the worker did not become idle, it takes no suspect for this many times the
+wait. So suspects that wait cost a busy worker a tenth of its time at most."""
 
 SHORTEST_TURN = 1.0
 """Seconds for which short suspects run one after the other in the same turn."""
@@ -96,8 +95,8 @@ class Suspects:
         self._alone = True
         self._set_timer(LONGEST_ALONE)
         log.warning(
-            "run %s of job %s was held by %d workers that died; it runs alone now, so that it can"
-            " be seen whether it is to blame",
+            "run %s of job %s was held by %d workers that died; it runs alone now, to find out"
+            " whether it kills its worker",
             attempt.run.id,
             attempt.run.job_id,
             attempt.run.lapses,

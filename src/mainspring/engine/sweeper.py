@@ -1,7 +1,7 @@
 """Rescues runs with lapsed leases and releases waiting runs.
 
-Any node may do any of it at any time, because every write is conditional. The leader rescues a bit
-more often, and only it looks through all waiting runs.
+Any node may do this at any time, because every write is conditional. The leader rescues a bit more
+often, and only it looks through all waiting runs.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Sweeper:
                 self._engine.emit(EVENT_OF[run.state], run)
 
     async def _release_all(self) -> None:
-        """Look through all waiting runs, for those that a process left which died; before that,
-        complete its retries."""
+        """Look through all waiting runs for those that a dead process left waiting; first complete
+        its retries."""
         await complete_retries(self._engine)
         self._any_waiting = await self._release_found(RunQuery(states=frozenset({State.WAITING})))
 

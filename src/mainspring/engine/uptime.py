@@ -1,4 +1,4 @@
-"""When no worker was alive: one note of the store, which the workers keep together.
+"""When no worker was alive: one note in the store, which all workers update.
 
 The note has the last moment at which a worker was alive, and the newest outages. A worker that
 announces itself and finds that moment long past records an outage from then until now.

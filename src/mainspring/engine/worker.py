@@ -70,7 +70,7 @@ DRAIN_GRACE = 2.0
 
 class Worker:
     """`finished(run_id)` is called when a run of this worker has ended and the store has it,
-    `unblock(run_id)` for a run that another one waits for since just now."""
+    `unblock(run_id)` for a run that another run has just started to wait for."""
 
     def __init__(
         self,
@@ -636,8 +636,8 @@ class Worker:
             await wait_for_event(self._wake, max(left, 0.001))
 
     def _note_pace(self, attempts: list[LocalAttempt]) -> None:
-        """Update the mean duration of handlers, which decides how far ahead to claim. It begins
-        with a guess that is far too long for most, so it falls faster than it rises."""
+        """Update the mean duration of handlers, which decides how far ahead to claim. The initial
+        value is too long for most handlers, so the mean falls faster than it rises."""
         if not attempts:
             return
         now = self._engine.time.now()

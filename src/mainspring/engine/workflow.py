@@ -128,9 +128,9 @@ def _refuse_two_roots(job_id: str, order: Order, known: Collection[str]) -> None
     roots = sorted(name for name in upstream if not order.get(name) and name in known)
     if len(roots) > 1:
         raise InvalidInput(
-            f"job {job_id!r} comes after jobs that begin apart ({', '.join(roots)}): no workflow"
-            f" instance holds them all, so it would never run. Let {roots[1]!r} come after"
-            f" {roots[0]!r}, or both after one job that begins the workflow",
+            f"job {job_id!r} comes after jobs of different workflows ({', '.join(roots)}): no"
+            f" workflow instance contains them all, so it would never run. Let {roots[1]!r} come"
+            f" after {roots[0]!r}, or both after one job that begins the workflow",
             field="after",
             job_id=job_id,
         )

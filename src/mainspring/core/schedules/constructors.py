@@ -313,7 +313,7 @@ def _floating(tz: str | None, **moments: Moment) -> frozenset[str] | None:
 
 def _is_naive(value: Moment) -> bool:
     if isinstance(value, str):
-        with suppress(ValueError):  # told where the moment is read
+        with suppress(ValueError):  # the error is raised where the moment is read
             value = datetime.fromisoformat(value.strip())
     return isinstance(value, datetime) and value.utcoffset() is None
 

@@ -1,4 +1,4 @@
-"""The one policy for clocks that jump: wall time to instants and back.
+"""Converts wall times to instants and back, with one rule for daylight saving changes.
 
 A schedule names wall times in a zone, and runs start at instants. Where the clocks change:
 

@@ -1,4 +1,4 @@
-"""Every so often, counted from a fixed moment."""
+"""A schedule with a fixed interval, counted from one moment."""
 
 from __future__ import annotations
 

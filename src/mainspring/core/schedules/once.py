@@ -1,4 +1,4 @@
-"""One moment, and no other."""
+"""A schedule with a single slot."""
 
 from __future__ import annotations
 

@@ -109,7 +109,8 @@ def read_recurrence_text(text: str, timezone: str) -> RecurrenceText:
 
 
 def _stamps(name: str, lines: list[tuple[str, str]], timezone: str) -> tuple[datetime, ...]:
-    """The times of such lines, each with a zone of its own if it likes, as wall time in ours."""
+    """The times of such lines, as wall times in the schedule's zone. Each line may name its own
+    zone."""
     found = set()
     for options, value in lines:
         zone = _zone_option(options) or timezone

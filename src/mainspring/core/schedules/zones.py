@@ -13,7 +13,7 @@ from mainspring.errors import InvalidSchedule
 
 __all__ = ["check_zone", "zone_named"]
 
-# ZoneInfo opens files: names of any other form (paths, NULs, directories) stay out of it.
+# ZoneInfo opens files: names of any other form (paths, NULs, directories) are refused before.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}")
 _LONGEST = 64
 

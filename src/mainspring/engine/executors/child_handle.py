@@ -25,7 +25,7 @@ __all__ = ["Child", "RemoteError", "Reply"]
 GRACE: Final = 1.0  # seconds between SIGTERM and SIGKILL, and for what should end by itself
 SAMPLE: Final = 0.05  # seconds between two looks at the memory in use
 _POLL: Final = 0.01
-_MAX_FRAME: Final = 4 * 2**20  # from a child: a result or a traceback, escaped, fits with room
+_MAX_FRAME: Final = 4 * 2**20  # from a child: larger than any escaped result or traceback
 # The parent's own `sys.path` comes first, so that the child finds the very same modules.
 _BOOT: Final = (
     "import json, sys; fd, path, sys.argv[:] = json.loads(sys.argv[1]); sys.path[:] = path;"

@@ -369,7 +369,7 @@ def _message(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException:
-        text = "(its text cannot be made)"
+        text = "(str() of the exception raised)"
     return f"{type(error).__name__}: {text}"[:8_000] if text else type(error).__name__
 
 

@@ -3,12 +3,12 @@
 The engine submits attempts to a queue and grants capacity. For each granted unit the executor runs
 a task that takes attempts from the queue until it is empty, or until the dispatcher reclaims the
 unit for the other loop. So a thousand short handlers cost one hand-over to the program's loop and
-one back, not one for every few handlers: those hand-overs were an eighth of a worker's time.
+one back, not one for every few handlers: those hand-overs took an eighth of a worker's CPU time.
 
-Handlers that end without waiting share a task, one after another. A handler that waits has the rest
-of its task to itself. So no handler sees what another one left in its task: a pending cancellation,
-a context variable. Built-in handlers leave nothing but a cancellation, so they share a task also
-when they wait.
+Handlers that never suspend run one after another in the same task. After a handler that suspended,
+its task ends and the executor starts another one for the queue. So no handler sees what another one
+left in its task: a pending cancellation, a context variable. Built-in handlers leave nothing but a
+cancellation, so they share a task even if they suspend.
 """
 
 from __future__ import annotations
