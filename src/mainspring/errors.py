@@ -101,6 +101,9 @@ class InvalidInput(MainspringError, ValueError):
     `field` names the argument at fault as the library takes it, with a dot before a part of it:
     `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
     be. Each is None where it is not known, and `given` also where the value may be a secret.
+    `subject` are the words that the message names the field with, and `predicate` is the rest of
+    it, so that another layer can write its own name of the field before it. `subject` is None
+    where the message does not begin with the field.
     `job_id` names the job at fault where several were given, `file` and `line` its place where a
     file gave them. `others` are the errors of further
     arguments that were found in the same call.
@@ -114,8 +117,11 @@ class InvalidInput(MainspringError, ValueError):
         given: object = None,
         allowed: object = None,
         job_id: str | None = None,
+        subject: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message if subject is None else f"{subject} {message}")
+        self.subject = subject
+        self.predicate = message
         self.field = field
         self.given = given
         self.allowed = allowed
@@ -144,7 +150,20 @@ class InvalidSchedule(InvalidInput):
 
 
 class InvalidPayload(InvalidInput):
-    """A payload or result that is not JSON, or is too large."""
+    """A payload or result that is not JSON, or is too large. `reason` is the message without the
+    advice at its end."""
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        field: str | None = None,
+        subject: str | None = None,
+        advice: str | None = None,
+    ) -> None:
+        message = reason if advice is None else f"{reason}. {advice}"
+        super().__init__(message, field=field, subject=subject)
+        self.reason = reason if subject is None else f"{subject} {reason}"
 
 
 class InvalidArguments(InvalidInput, TypeError):

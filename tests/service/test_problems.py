@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from mainspring.service.schemas.job import BackoffBody, BreakerBody, JobBody, MisfireBody
+from mainspring.webhooks.definition import MAX_URL
+from mainspring.webhooks.headers import MAX_HEADERS
 from tests.service.routes.test_jobs import created, refused
 from tests.support.service import WEBHOOK, Api
 
@@ -254,3 +256,27 @@ async def test_what_was_given_is_shown_as_it_was(api: Api) -> None:
     body = {"action": "pause", "ids": []}
     told = await refused(api, "POST", "/api/jobs/bulk", 422, json=body)
     assert told["error"] == "ids has at least 1 item"
+
+
+async def test_the_library_checks_a_long_url_and_many_headers_by_the_bounds_of_openapi(
+    api: Api,
+) -> None:
+    schemas = (await api.get("/openapi.json")).json()["components"]["schemas"]
+    fields = schemas["JobBody"]["properties"]
+    assert fields["endpoint"]["anyOf"][0]["maxLength"] == MAX_URL
+    assert fields["headers"]["anyOf"][0]["maxProperties"] == MAX_HEADERS
+    long = "https://example.org/".ljust(MAX_URL, "x")
+    headers = {f"X-{n}": "v" for n in range(MAX_HEADERS)}
+    await created(api, id="fits", endpoint=long, headers=headers)
+    wrong = {**WEBHOOK, "endpoint": f"{long}x", "headers": {**headers, "X-More": "v"}}
+    document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
+    assert {one["field"] for one in document["errors"]} == {"endpoint", "headers"}
+
+
+async def test_a_rule_of_the_library_has_the_clients_name_of_the_field(api: Api) -> None:
+    wrong = {"handler": "greet", "schedule": None, "memoryLimit": "1GB", "concurrencyKey": "é\n"}
+    document = await refused(api, "POST", "/api/jobs", 422, json={**wrong, "concurrency": 1})
+    told = {one["field"]: one["message"] for one in document["errors"]}
+    assert told["memoryLimit"].startswith('needs isolation="process"')
+    assert told["concurrencyKey"] == r"is 1 to 200 printable characters, not 'é\n'"
+    assert 'memoryLimit needs isolation="process"' in document["error"]

@@ -21,6 +21,7 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import Output, progress_bar
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.policy import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from mainspring.engine.backfill import Backfill
@@ -66,7 +67,7 @@ def backfill(
         ),
     ] = None,
     priority: Annotated[
-        int, typer.Option("--priority", min=0, max=9, help="0 to 9; higher runs first.")
+        int, typer.Option("--priority", min=0, max=MAX_PRIORITY, help="0 to 9; higher runs first.")
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
     store: StoreOption = None,

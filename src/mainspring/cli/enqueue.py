@@ -18,6 +18,7 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.policy import MAX_PRIORITY
 
 if TYPE_CHECKING:
     from mainspring.core.model import Run
@@ -58,7 +59,8 @@ def enqueue(
         ),
     ] = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", min=0, max=9, help="0 to 9; higher runs first.")
+        int | None,
+        typer.Option("--priority", min=0, max=MAX_PRIORITY, help="0 to 9; higher runs first."),
     ] = None,
     queue: Annotated[
         str | None, typer.Option("--queue", help="Use this queue instead of the job's.")

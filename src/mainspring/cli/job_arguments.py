@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
     "DescriptionOption",
@@ -112,8 +112,7 @@ def _put(options: dict[str, Any], path: list[str], value: Any, text: str) -> Non
 def name_fields(error: InvalidInput) -> InvalidInput:
     """The error with the option at fault in each message that does not name it."""
     for one in error.each():
-        name = (one.field or "").removeprefix("webhook.")
-        if name and name.split(".")[-1] not in str(one):
+        if one.field and one.subject is None and not isinstance(one, UnknownOption):
             one.args = (f"{one.field}: {one}",)
     error.__notes__ = []  # each is shown by itself
     return error

@@ -42,12 +42,13 @@ def encode(value: Any, *, what: str = "payload", limit: int = MAX_BYTES) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidPayload):
             raise
-        raise InvalidPayload(f"the {what} is not JSON: {error}", field=what) from None
+        raise InvalidPayload(f"is not JSON: {error}", field=what, subject=f"the {what}") from None
     if len(text) > limit:
         raise InvalidPayload(
-            f"the {what} is {len(text):,} bytes of JSON; at most {limit:,} are kept."
-            " Store large data elsewhere and pass a reference to it",
+            f"is {len(text):,} bytes of JSON; at most {limit:,} are kept",
             field=what,
+            subject=f"the {what}",
+            advice="Store large data elsewhere and pass a reference to it",
         )
     return text
 
@@ -70,13 +71,14 @@ def _prepared(value: Any, what: str, depth: int) -> Any:
             raise ValueError(f"{value} is not a JSON number")
         return value
     if depth > 100:
-        raise InvalidPayload(f"the {what} is nested more than 100 deep", field=what)
+        raise InvalidPayload("is nested more than 100 deep", field=what, subject=f"the {what}")
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
                 raise InvalidPayload(
-                    f"the {what} is not JSON: the key {key!r} is {type(key).__name__}, not text",
+                    f"is not JSON: the key {key!r} is {type(key).__name__}, not text",
                     field=what,
+                    subject=f"the {what}",
                 )
         made = {key: _prepared(item, what, depth + 1) for key, item in value.items()}
         if len(made) == 1 and (key := next(iter(made))).startswith("$"):
@@ -101,9 +103,11 @@ def _tagged(value: Any, what: str) -> dict[str, str]:
     name = type(value).__name__
     article = "an" if name[:1].lower() in "aeiou" else "a"
     raise InvalidPayload(
-        f"the {what} is not JSON: it holds {article} {name}. Allowed are text, numbers, true,"
-        " false, null, lists, objects, date-times, dates, UUIDs, Decimals and bytes",
+        f"is not JSON: it holds {article} {name}",
         field=what,
+        subject=f"the {what}",
+        advice="Allowed are text, numbers, true, false, null, lists, objects, date-times, dates,"
+        " UUIDs, Decimals and bytes",
     )
 
 

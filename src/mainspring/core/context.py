@@ -199,7 +199,7 @@ class ProcessResources(Mapping[str, Any]):
             try:
                 texts[name] = codec.encode(value, what="value")
             except InvalidPayload as error:
-                withheld[name] = str(error).partition(". ")[0]
+                withheld[name] = error.reason
         return texts, withheld
 
     def __getitem__(self, name: str) -> Any:

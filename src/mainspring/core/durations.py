@@ -124,7 +124,8 @@ def _total(parts: list[tuple[str, str]]) -> timedelta | None:
 def _negative(what: str, field: str | None, value: object) -> InvalidInput:
     given = humanize(value) if isinstance(value, timedelta) else repr(value)
     return InvalidInput(
-        f"{what} {given} is negative: give a positive duration, as {_ALLOWED}",
+        f"{given} is negative: give a positive duration, as {_ALLOWED}",
+        subject=what,
         field=field or what,
         given=value,
         allowed=_ALLOWED,
@@ -138,7 +139,8 @@ def _refused(what: str, field: str | None, value: object, why: str | None = None
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(\.\d+)?\s*", value):
         advice = f'; a text needs a unit: "{value.strip()}s"'
     return InvalidInput(
-        f"{what} {given} cannot be used{reason}: give {_ALLOWED}{advice}",
+        f"{given} cannot be used{reason}: give {_ALLOWED}{advice}",
+        subject=what,
         field=field or what,
         given=value,
         allowed=_ALLOWED,

@@ -24,6 +24,7 @@ from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput
 
 __all__ = [
+    "MOST_DAYS",
     "ClockChange",
     "Collision",
     "Forecast",

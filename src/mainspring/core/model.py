@@ -306,14 +306,16 @@ class Note(Struct, frozen=True, kw_only=True):
 def check_job_id(job_id: object, what: str = "a job id", field: str = "id") -> str:
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise InvalidInput(
-            f"{what} is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}",
+            f"is 1 to 200 letters, digits and . _ : - characters, not {job_id!r}",
+            subject=what,
             field=field,
             given=job_id,
         )
     if job_id in (".", ".."):
         raise InvalidInput(
-            f"{what} cannot be {job_id!r}: in an address it means a folder, so no client could"
-            " reach the job",
+            f"cannot be {job_id!r}: in an address it means a folder, so no client could reach the"
+            " job",
+            subject=what,
             field=field,
             given=job_id,
         )

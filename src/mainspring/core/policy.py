@@ -20,6 +20,8 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
+    "MAX_NAME",
+    "MAX_PRIORITY",
     "AfterFailure",
     "Backoff",
     "BackoffKind",
@@ -38,6 +40,10 @@ __all__ = [
 
 Span = str | float | timedelta
 E = TypeVar("E", bound=StrEnum)
+
+MAX_PRIORITY = 9
+MAX_NAME = 200
+"""Characters of a queue, a key or another name."""
 
 _SIZES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -100,13 +106,15 @@ class Backoff:
         _set(self, "cap", duration(self.cap, what="backoff cap", field="backoff.cap"))
         if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
             raise InvalidInput(
-                f"a backoff factor is 1 or more, not {self.factor!r}",
+                f"is 1 or more, not {self.factor!r}",
+                subject="a backoff factor",
                 field="backoff.factor",
                 given=self.factor,
             )
         if not isinstance(self.jitter, bool | int | float) or not 0 <= self.jitter <= 1:
             raise InvalidInput(
-                f"backoff jitter is True, False or 0 to 1, not {self.jitter!r}",
+                f"is True, False or 0 to 1, not {self.jitter!r}",
+                subject="backoff jitter",
                 field="backoff.jitter",
                 given=self.jitter,
             )
@@ -198,8 +206,9 @@ _RATE_FORMS = 'a text such as "10/s", "100/m", "1000/h", "5000/d" or "3/30s"'
 def _refused_rate(given: object, why: str | None = None) -> InvalidInput:
     reason = f" ({why})" if why else ""
     return InvalidInput(
-        f"rate {given!r} cannot be used{reason}: give so many starts in so much time,"
-        f" {_RATE_FORMS}, or None",
+        f"{given!r} cannot be used{reason}: give so many starts in so much time,"
+        f" {_RATE_FORMS}, or no rate",
+        subject="rate",
         field="rate",
         given=given,
         allowed=_RATE_FORMS,
@@ -334,7 +343,8 @@ class Policy:
         if outside and "isolation" not in wrong:
             errors.add(
                 InvalidInput(
-                    'memory_limit needs isolation="process": only a process has memory of its own',
+                    'needs isolation="process": only a process has memory of its own',
+                    subject="memory_limit",
                     field="memory_limit",
                 )
             )
@@ -391,7 +401,8 @@ def _choice(kind: type[E], given: object, what: str) -> E:
         return kind(given)  # type: ignore[arg-type]
     except ValueError:
         raise InvalidInput(
-            f"{what} is one of {', '.join(kind)}, not {given!r}",
+            f"is one of {', '.join(kind)}, not {given!r}",
+            subject=what,
             field=what,
             given=given,
             allowed=[choice.value for choice in kind],
@@ -403,15 +414,20 @@ def _whole_number(
 ) -> int:
     allowed = f"{least} or more" if most is None else f"{least} to {most}"
     if isinstance(given, bool) or not isinstance(given, int):
-        raise _refused(field or what, given, f"{what} is a whole number", allowed)
+        raise _refused(what, given, "is a whole number", allowed, field=field)
     if given < least or (most is not None and given > most):
-        raise _refused(field or what, given, f"{what} is {allowed}", allowed)
+        raise _refused(what, given, f"is {allowed}", allowed, field=field)
     return given
 
 
-def _refused(field: str, given: object, rule: str, allowed: object = None) -> InvalidInput:
+def _refused(
+    what: str, given: object, rule: str, allowed: object = None, *, field: str | None = None
+) -> InvalidInput:
+    """The error of an option that breaks a rule. `field` is `what` where it is not given."""
     shown = humanize(given) if isinstance(given, timedelta) else repr(given)
-    return InvalidInput(f"{rule}, not {shown}", field=field, given=given, allowed=allowed)
+    return InvalidInput(
+        f"{rule}, not {shown}", subject=what, field=field or what, given=given, allowed=allowed
+    )
 
 
 def _is_number(given: object) -> bool:
@@ -420,7 +436,7 @@ def _is_number(given: object) -> bool:
 
 def _items(given: Any, what: str) -> list[Any]:
     if not isinstance(given, Iterable):
-        raise _refused(what, given, f"{what} takes one name or a list of them")
+        raise _refused(what, given, "takes one name or a list of them")
     return list(given)
 
 
@@ -429,19 +445,19 @@ def _positive(given: Any, what: str) -> timedelta | None:
         return None
     span = duration(given, what=what)
     if not span:
-        raise _refused(what, given, f"{what} must be longer than zero, or left out for none")
+        raise _refused(what, given, "must be longer than zero, or left out for none")
     return span
 
 
 def _name(given: object, what: str) -> str:
-    if not isinstance(given, str) or not 1 <= len(given) <= 200 or not given.isprintable():
-        raise _refused(what, given, f"{what} is 1 to 200 printable characters")
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_NAME or not given.isprintable():
+        raise _refused(what, given, f"is 1 to {MAX_NAME} printable characters")
     return given
 
 
 def _flag(given: object, what: str) -> bool:
     if not isinstance(given, bool):
-        raise _refused(what, given, f"{what} is True or False", (True, False))
+        raise _refused(what, given, "is True or False", (True, False))
     return given
 
 
@@ -455,7 +471,7 @@ def _kinds(given: Any, what: str) -> tuple[str, ...]:
         elif isinstance(item, str) and item:
             names.append(item)
         else:
-            raise _refused(what, item, f"{what} takes error classes or their names")
+            raise _refused(what, item, "takes error classes or their names")
     return tuple(names)
 
 
@@ -477,7 +493,7 @@ def memory_size(given: Any) -> int | None:
             size = int(float(number) * (_SIZES[unit] if unit else 1))
         except (ValueError, KeyError, OverflowError):
             raise _refused(
-                "memory_limit", given, "memory_limit is bytes or text like '512MiB' or '2GB'"
+                "memory_limit", given, "is bytes or text like '512MiB' or '2GB'"
             ) from None
         return _whole_number(size, "memory_limit", 1)
     return _whole_number(given, "memory_limit", 1)
@@ -489,7 +505,8 @@ def _value(kind: type[Any], given: Any, field: str) -> Any:
         names = [part.name for part in fields(kind)]
         if unknown := sorted(map(str, given.keys() - set(names))):
             raise InvalidInput(
-                f"{field} has no {', '.join(unknown)}; it takes {', '.join(names)}",
+                f"has no {', '.join(unknown)}; it takes {', '.join(names)}",
+                subject=field,
                 field=f"{field}.{unknown[0]}",
                 allowed=names,
             )
@@ -516,7 +533,7 @@ _READERS: dict[str, Any] = {
     "retry_on": lambda v: _kinds(v, "retry_on"),
     "give_up_on": lambda v: _kinds(v, "give_up_on"),
     "timeout": lambda v: _positive(v, "timeout"),
-    "priority": lambda v: _whole_number(v, "priority", 0, 9),
+    "priority": lambda v: _whole_number(v, "priority", 0, MAX_PRIORITY),
     "queue": lambda v: _name(v, "queue"),
     "concurrency": _limit,
     "concurrency_key": lambda v: None if v is None else _name(v, "concurrency_key"),

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
+from mainspring.core.policy import MAX_PRIORITY
 from mainspring.core.schedules import Schedule
 from mainspring.engine.absences import followers_to_run
 from mainspring.engine.context import EngineContext
@@ -153,9 +154,9 @@ def _check(job: Job, plan: BackfillPlan, now: datetime) -> None:
             field="limit",
             given=limit,
         )
-    if type(priority) is not int or not 0 <= priority <= 9:
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
         raise InvalidInput(
-            f"priority is 0 to 9, not {priority!r}", field="priority", given=priority
+            f"priority is 0 to {MAX_PRIORITY}, not {priority!r}", field="priority", given=priority
         )
 
 

@@ -380,7 +380,9 @@ def _describe(given: dict[str, Any], errors: InputErrors) -> dict[str, Any]:
 
 def _metadata(given: Any) -> Any:
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"metadata is an object, not {given!r}", field="metadata", given=given)
+        raise InvalidInput(
+            f"is an object, not {given!r}", subject="metadata", field="metadata", given=given
+        )
     return codec.decode(codec.encode(dict(given), what="metadata"))
 
 
@@ -396,8 +398,8 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
     """Collect what is wrong with the options together, and with the handler. `has_schedule`: one is
     given, be it right or wrong."""
     if not isinstance(job.enabled, bool):
-        why = f"enabled is True or False, not {job.enabled!r}"
-        errors.add(InvalidInput(why, field="enabled", given=job.enabled))
+        why = f"is True or False, not {job.enabled!r}"
+        errors.add(InvalidInput(why, subject="enabled", field="enabled", given=job.enabled))
     with errors:
         codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE:
@@ -428,8 +430,8 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
 def _description(given: object, errors: InputErrors) -> str:
     if given is None or isinstance(given, str):
         return given or ""
-    why = f"description is a text, not {given!r}"
-    errors.add(InvalidInput(why, field="description", given=given))
+    why = f"is a text, not {given!r}"
+    errors.add(InvalidInput(why, subject="description", field="description", given=given))
     return ""
 
 

@@ -24,6 +24,7 @@ from mainspring.core.handlers import Handler, Registry
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import JobOptions, PolicyOptions, option_names
 from mainspring.core.model import check_key
+from mainspring.core.policy import MAX_NAME
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.settings import read_prune_every
@@ -287,9 +288,11 @@ def _check_timezone(name: object) -> None:
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise InvalidInput(
-            f"name is 1 to 200 printable characters, not {name!r}", field="name", given=name
+            f"name is 1 to {MAX_NAME} printable characters, not {name!r}",
+            field="name",
+            given=name,
         )
     check_key(name, "a name")
 

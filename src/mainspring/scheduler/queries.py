@@ -11,7 +11,14 @@ from mainspring.core.model import State
 from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.protocol import JobOrder, RunQuery
 
-__all__ = ["aware_time", "job_order", "matching_runs", "page_limit", "state_set"]
+__all__ = [
+    "MOST_AT_ONCE",
+    "aware_time",
+    "job_order",
+    "matching_runs",
+    "page_limit",
+    "state_set",
+]
 
 MOST_AT_ONCE = 10_000
 """Runs that one bulk operation changes."""

@@ -9,6 +9,7 @@ from mainspring.errors import InvalidInput
 
 __all__ = [
     "MASK",
+    "MAX_HEADERS",
     "check_headers",
     "is_secret",
     "shown_name",
@@ -24,7 +25,7 @@ SECRET = frozenset({"authorization", "cookie", "x-api-key"})
 SECRET_RESPONSE_HEADERS = frozenset({"set-cookie", "authorization", "cookie", "x-api-key"})
 """Headers of a response that are masked before it is kept."""
 
-MOST = 50
+MAX_HEADERS = 50
 MAX_HEADER_VALUE = 8_000
 MAX_HEADER_CHARACTERS = 32_000
 
@@ -50,8 +51,8 @@ _OURS = {
 
 def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse names and values that would break the request, such as line breaks."""
-    if len(headers) > MOST:
-        raise InvalidInput(f"a webhook has at most {MOST} headers, not {len(headers)}")
+    if len(headers) > MAX_HEADERS:
+        raise InvalidInput(f"a webhook has at most {MAX_HEADERS} headers, not {len(headers)}")
     seen: set[str] = set()
     size = 0
     for name, value in headers.items():

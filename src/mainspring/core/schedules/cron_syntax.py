@@ -182,7 +182,7 @@ def _macro(text: str) -> str:
     if text in MACROS:
         return MACROS[text]
     if text == "@REBOOT":
-        raise InvalidSchedule("@reboot is no time: use run_on_start=True for a job")
+        raise InvalidSchedule("@reboot is no time: use the option run_on_start of a job")
     known = ", ".join(name.lower() for name in MACROS)
     raise InvalidSchedule(f"unknown macro {text.lower()!r}: known are {known} and @every 5m")
 

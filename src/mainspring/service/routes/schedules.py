@@ -12,6 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from mainspring.core import schedules
+from mainspring.core.forecast import MOST_DAYS
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
 from mainspring.core.schedules.zones import check_zone, zone_named
@@ -35,7 +36,7 @@ __all__ = [
 
 router = APIRouter(prefix="/api/schedules", tags=[COMPATIBILITY])
 
-ForecastDays = Annotated[int, Query(ge=1, le=366, description="How many days.")]
+ForecastDays = Annotated[int, Query(ge=1, le=MOST_DAYS, description="How many days.")]
 ForecastStart = Annotated[
     str | None, Query(max_length=64, description="An ISO 8601 date-time. Now by default.")
 ]

@@ -29,6 +29,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mainspring.core.model import check_job_id
+from mainspring.core.policy import MAX_NAME
 from mainspring.errors import InvalidInput
 from mainspring.service.schemas.json_format import read_datetime, read_duration
 
@@ -78,7 +79,7 @@ Duration = Annotated[
     float | Annotated[str, StringConstraints(max_length=64)], AfterValidator(read_duration)
 ]
 DateTime = Annotated[str, StringConstraints(max_length=64), AfterValidator(read_datetime)]
-OneLine = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+OneLine = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 JobId = Annotated[str, AfterValidator(_job_id)]
 
 

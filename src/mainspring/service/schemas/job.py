@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from mainspring.core import model
-from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
+from mainspring.core.policy import MAX_PRIORITY, Breaker, Delivery, Misfire, Policy
 from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
@@ -49,6 +49,8 @@ from mainspring.service.schemas.json_format import (
     to_milliseconds,
 )
 from mainspring.service.schemas.problem import FieldProblem, Problem
+from mainspring.webhooks.definition import MAX_URL
+from mainspring.webhooks.headers import MAX_HEADERS
 from mainspring.webhooks.service import shown_headers
 
 __all__ = [
@@ -452,7 +454,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "priority",
         "0 to 9. Runs of a higher priority start first.",
         5,
-        sent=Annotated[int, Field(ge=0, le=9)] | None,
+        sent=Annotated[int, Field(ge=0, le=MAX_PRIORITY)] | None,
         answered=int,
         read=lambda job: job.policy.priority,
         option="priority",
@@ -669,7 +671,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "endpoint",
         "The URL that the job calls. It may hold templates such as `{{jobId}}`.",
         "https://api.example.com/webhook",
-        sent=Annotated[str, StringConstraints(max_length=8192)] | None,
+        sent=Annotated[str, Field(json_schema_extra={"maxLength": MAX_URL})] | None,
         answered=str | None,
         optional=True,
         read=lambda webhook: webhook.url,
@@ -690,7 +692,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "headers",
         "The headers of the request. Answers show a mask instead of a secret one's value.",
         {"X-Team": "data"},
-        sent=Annotated[dict[str, str], Field(max_length=100)] | None,
+        sent=Annotated[dict[str, str], Field(max_length=MAX_HEADERS)] | None,
         answered=dict[str, str] | None,
         optional=True,
         read=shown_headers,
@@ -699,7 +701,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     FieldSpec(
         "secret_headers",
         "The names of headers to encrypt beside `Authorization`, `Cookie` and `X-Api-Key`.",
-        sent=Annotated[list[OneLine], Field(max_length=100)] | None,
+        sent=Annotated[list[OneLine], Field(max_length=MAX_HEADERS)] | None,
         answered=list[str] | None,
         optional=True,
         read=lambda webhook: list(webhook.secret_headers),

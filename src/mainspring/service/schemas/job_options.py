@@ -177,31 +177,25 @@ def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
 
 
 def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
-    """The errors of the library, under the names that the client sent, and in its words."""
+    """The errors of the library, under the names that the client sent."""
     names = _field_names(body)
     return [
-        FieldError(_client_name(one.field, names), _client_words(str(one)))
+        _client_error(_client_name(one.field, names), one)
         for one in error.each()
         if one.field is not None
     ]
+
+
+def _client_error(name: str, error: InvalidInput) -> FieldError:
+    if error.subject is None:
+        return FieldError(name, str(error))
+    return FieldError.predicate(name, error.predicate)
 
 
 def _client_name(option: str, names: Mapping[str, str]) -> str:
     """`webhook.url` is `endpoint`, and `tags.1` stays so."""
     first, dot, rest = option.removeprefix("webhook.").partition(".")
     return f"{names.get(first, first)}{dot}{rest}"
-
-
-def _client_words(message: str) -> str:
-    """A message with the client's names of options, true, false and null, outside quotes."""
-    return _QUOTED_OR_WORD.sub(lambda found: _WORDS.get(found[0], found[0]), message)
-
-
-_QUOTED_OR_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]+")
-_WORDS = {
-    **{s.option: s.alias for s in _SPECS if s.option is not None and "_" in s.option},
-    **{"None": "null", "True": "true", "False": "false"},
-}
 
 
 def _field_names(body: TolerantBody) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 
 from mainspring.core import model
 from mainspring.core.model import State
+from mainspring.scheduler.queries import MOST_AT_ONCE
 from mainspring.service.schemas.fields import (
     Body,
     Conditions,
@@ -399,7 +400,7 @@ class RunsBulkBody(Body):
         Literal["cancel", "retry", "delete"], Field(description="What is done with each run.")
     ]
     ids: Annotated[
-        Annotated[list[RunId], Field(min_length=1, max_length=10_000)] | None,
+        Annotated[list[RunId], Field(min_length=1, max_length=MOST_AT_ONCE)] | None,
         Field(description="These runs."),
     ] = None
     match: Annotated[
@@ -409,10 +410,10 @@ class RunsBulkBody(Body):
         int,
         Field(
             ge=1,
-            le=10_000,
+            le=MOST_AT_ONCE,
             description="At most so many runs. `more` in the answer says if more match.",
         ),
-    ] = 10_000
+    ] = MOST_AT_ONCE
 
     @model_validator(mode="after")
     def _names_its_runs_once(self) -> Self:
