@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup servers run test check format docs reference screenshots lint types simulate chaos bench clean
+.PHONY: help setup servers run test thorough check format docs reference screenshots lint types simulate chaos bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,7 +41,10 @@ servers: .venv/ready ## fetch the servers that tests use (they would too, under 
 run: .venv/serving ## start the service on http://127.0.0.1:3000, on the embedded store
 	@$(BIN)/mainspring serve
 
-test: servers ## all tests, on a fresh machine too
+test: servers ## the tests of every behaviour, on a fresh machine too; about ten minutes
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not thorough"
+
+thorough: servers ## all tests, the thorough ones too; about twenty minutes
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 format: .venv/ready ## rewrite the sources in the house style
@@ -65,7 +68,7 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
-check: lint types test ## format, lint, types, tests: what CI runs
+check: lint types thorough ## format, lint, types, all tests: what CI runs
 
 simulate: .venv/ready ## 20,000 seeds of a cluster on virtual time
 	$(BIN)/python -m tests.simulation --seeds 20000

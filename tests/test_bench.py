@@ -18,6 +18,8 @@ from bench.__main__ import BENCHMARKS, measured, show
 from bench.cron import _MOMENTS
 from tests.support.servers.fixtures import *  # noqa: F403
 
+pytestmark = pytest.mark.thorough
+
 SMALL: dict[str, dict[str, Any]] = {
     "sqlite": {"ROUNDS": 1, "RUNS": 40, "SINGLE": 5},
     "latency": {"SAMPLES": 3},

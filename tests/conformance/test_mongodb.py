@@ -134,6 +134,7 @@ class TestReplicaSet(OnMongo):
         shared_on_replica_set.empty()
 
 
+@pytest.mark.thorough
 class TestSharded(OnMongo):
     damages = (None, -7.5)
 
@@ -194,6 +195,7 @@ class TestReplicaSetByTheServersClock(ByTheServersClock):
         shared_on_replica_set.empty()
 
 
+@pytest.mark.thorough
 class TestShardedByTheServersClock(ByTheServersClock):
     @pytest.fixture(autouse=True)
     def _servers(self, shared_on_shards: SharedDatabase) -> Iterator[None]:

@@ -42,7 +42,7 @@ def paths(run_id: str) -> list[str]:
     return sorted(set(found))
 
 
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("width", [1280, pytest.param(360, marks=pytest.mark.thorough)])
 async def test_pages_are_accessible_and_fit(
     filled: Dashboard, browser: Browser, width: int
 ) -> None:

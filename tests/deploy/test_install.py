@@ -24,7 +24,7 @@ from tests.deploy.test_files import DOCKERFILE, ROOT, docker_steps
 
 LONG = 60.0
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 class Install:

@@ -89,7 +89,7 @@ def test_readme_commands_work(serve: Serve, tmp_path: Path) -> None:
     assert "--allow-private 127.0.0.1" in (ROOT / "README.md").read_text()
     calls: list[dict[str, Any]] = []
     while not calls or calls[-1]["status"] == "running":  # the trigger's; its slots come later
-        calls = httpx.get(f"{served.url}/api/jobs/ping/executions").json()["data"]
+        calls = httpx.get(f"{served.url}/api/jobs/ping/executions", timeout=60).json()["data"]
     assert calls[-1]["status"] == "success", calls
 
 

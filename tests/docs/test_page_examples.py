@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,11 +58,19 @@ def is_pytest(page: Path) -> bool:
     return any(block.kind == "pytest" for block in blocks(page))
 
 
+def tutorial_always(pages: list[Path]) -> list[Any]:
+    """The pages as parameters of a test. `make test` takes those of the tutorial only."""
+    return [
+        page if "tutorial" in page.parts else pytest.param(page, marks=pytest.mark.thorough)
+        for page in pages
+    ]
+
+
 SCRIPTS = [page for page in pages_with(is_script) if not is_pytest(page)]
 CONSOLES = pages_with(lambda block: block.language == "console" and block.kind != "stream")
 
 
-@pytest.mark.parametrize("page", SCRIPTS, ids=name_of)
+@pytest.mark.parametrize("page", tutorial_always(SCRIPTS), ids=name_of)
 def test_python_blocks_run_as_one_script(page: Path, tmp_path: Path) -> None:
     script = tmp_path / "page.py"
     script.write_text("\n\n".join(one.text for one in blocks(page) if is_script(one)))
@@ -101,7 +110,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedComma
 
 
 @CURL
-@pytest.mark.parametrize("page", CONSOLES, ids=name_of)
+@pytest.mark.parametrize("page", tutorial_always(CONSOLES), ids=name_of)
 def test_commands_print_what_the_page_shows(
     page: Path, tmp_path: Path, command: PreloadedCommand
 ) -> None:

@@ -17,6 +17,8 @@ from tests.docs.test_reference import public_names
 from tests.support.browser.page import opened
 from tests.support.pages import DOCS, ROOT
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

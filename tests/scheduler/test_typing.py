@@ -132,6 +132,7 @@ def marked(text: str) -> set[int]:
     return {at for at, line in enumerate(text.splitlines(), 1) if "  # " in line}
 
 
+@pytest.mark.thorough
 def test_wrong_calls_are_found_by_mypy(tmp_path: Path) -> None:
     """One run for both files: most of it is spent on the library itself."""
     api = pytest.importorskip("mypy.api")
@@ -150,6 +151,7 @@ def test_wrong_calls_are_found_by_mypy(tmp_path: Path) -> None:
     assert found == {name: marked(text) for name, text in texts.items()}, out + err
 
 
+@pytest.mark.thorough
 def test_wrong_calls_are_found_by_pyright(tmp_path: Path) -> None:
     """By basedpyright: it is pyright, packaged with the Node.js that it needs."""
     file = tmp_path / "options.py"

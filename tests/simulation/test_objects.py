@@ -37,6 +37,7 @@ def test_a_seed_with_the_limits_of_the_store(seed: int) -> None:
     assert counted["snapshots"] < 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_seed_with_a_snapshot_at_every_other_write(seed: int) -> None:
     counted = _held(seed)
@@ -44,6 +45,7 @@ def test_a_seed_with_a_snapshot_at_every_other_write(seed: int) -> None:
     assert counted["segments"] > 3
 
 
+@pytest.mark.thorough
 def test_a_seed_under_stress() -> None:
     _held(9, stress=True)
 

@@ -27,12 +27,16 @@ MET = (
 """What happens in every chunk of seeds. The workload has changed if something is missing."""
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(CHUNK, SEEDS, CHUNK))],
+)
 def test_seeds(first: int) -> None:
     counted = _held(first)
     assert [what for what in MET if not counted[what]] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", range(0, STRESSED, CHUNK))
 def test_seeds_under_stress(first: int) -> None:
     counted = _held(first, stress=True)

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from tests.support import client_generators
-from tests.support.service import Serve, ServiceProcess, serve
+from tests.support.service import LONG, Serve, ServiceProcess, serve
+
+pytestmark = pytest.mark.thorough
 
 __all__ = ["serve"]
 
@@ -114,7 +116,7 @@ def service(serve: Serve) -> tuple[str, str]:
 
 def described(url: str, folder: Path) -> Path:
     path = folder / "openapi.json"
-    path.write_text(json.dumps(httpx.get(f"{url}/openapi.json").json()))
+    path.write_text(json.dumps(httpx.get(f"{url}/openapi.json", timeout=LONG).json()))
     return path
 
 

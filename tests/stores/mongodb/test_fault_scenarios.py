@@ -28,12 +28,14 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.server import Document
 
 
+@pytest.mark.thorough
 async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) -> None:
     with ReplicaSet() as servers:
         account = await failover(tmp_path, servers, [kill_primary, step_down])
     assert account.acknowledged > 50
 
 
+@pytest.mark.thorough
 async def test_writes_acknowledged_by_a_majority_survive_the_loss_of_the_primary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -72,6 +74,7 @@ async def test_killed_leaders_lose_and_repeat_no_slot(
     assert await orphaned_slots(tmp_path, url, kills=2) > 5
 
 
+@pytest.mark.thorough
 async def test_workers_with_wrong_clocks(
     tmp_path: Path, replica_set_url: str, database_name: str
 ) -> None:
@@ -85,6 +88,7 @@ async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
     assert await skewed(tmp_path, url, planted="own-clock")
 
 
+@pytest.mark.thorough
 async def test_no_write_uses_the_clock_of_a_router(
     sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,6 +329,7 @@ async def test_a_worker_killed_in_its_transaction_holds_up_no_rescue(url: str) -
     assert effects(url) == ["sent"]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)  # several kills, each followed by a lapse
 async def test_a_handler_killed_anywhere_leaves_one_effect(
     replica_set_url: str, database_name: str, tmp_path: Path

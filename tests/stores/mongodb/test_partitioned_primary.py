@@ -28,6 +28,8 @@ from mainspring.testing.store_calls import add_jobs, claim_runs, drop_job, put_j
 from tests.support.engine import LONG
 from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
 
+pytestmark = pytest.mark.thorough
+
 CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
 
 

@@ -6,6 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from mainspring import State
 from mainspring.core.model import Outcome
 from tests.support.crash_worker import build
@@ -42,6 +44,7 @@ async def test_a_worker_that_was_stopped_beyond_its_lease_is_refused(tmp_path: P
         assert after.token == 2
 
 
+@pytest.mark.thorough
 async def test_a_handler_killed_anywhere_leaves_one_effect(tmp_path: Path) -> None:
     tally = await effect_test(tmp_path, runs=240, kills=10, stops=1, seed=1, timeout=240)
     assert tally.kills == 10

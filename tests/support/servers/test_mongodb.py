@@ -19,6 +19,8 @@ from tests.support.servers.mongodb import (
 )
 from tests.support.servers.server import Client, Document, ServerFailed, wait_for
 
+pytestmark = pytest.mark.thorough
+
 MAJORITY = WriteConcern("majority", wtimeout=60_000)
 
 

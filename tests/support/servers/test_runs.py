@@ -17,6 +17,8 @@ from tests.support.servers.cache import CHECKOUT, cache, write_whole
 from tests.support.servers.processes import Process, end, spawn, this_process
 from tests.support.servers.runs import KEPT, Run, State, sweep_now
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Iterator[Process]:
