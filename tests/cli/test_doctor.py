@@ -11,8 +11,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mainspring.cli.doctor_checks import _check_store_clock
+from mainspring.core.clock import SystemClock
+from mainspring.core.model import replace
 from mainspring.scheduler import Scheduler
-from mainspring.stores.protocol import Claim
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import Claim, StoreInfo
 from mainspring.testing.store_calls import claim_runs
 from tests.support.command_line import Run, until
 
@@ -223,3 +229,28 @@ def test_work_of_several_jobs_whose_code_is_gone(run: Run, folder: Path) -> None
 
 
 def _nothing() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("behind", "error", "expected"),
+    [
+        (0.9, 1.0, "the store's is +0.00 s from this machine's (it is read to 1.00 s)"),
+        (0.0, 0.0, "the store's is +0.00 s from this machine's"),
+        (60.0, 1.0, "s from this machine's (it is read to 1.00 s)"),
+    ],
+)
+async def test_the_uncertainty_of_a_clock_is_no_difference(
+    behind: float, error: float, expected: str
+) -> None:
+    clock = SystemClock()
+
+    class Imprecise(MemoryStore):
+        async def now(self) -> datetime:
+            return clock.now() - timedelta(seconds=behind)
+
+        def info(self) -> StoreInfo:
+            return replace(super().info(), clock_error=timedelta(seconds=error))
+
+    check = await _check_store_clock(Imprecise(), clock)
+    assert check.detail.endswith(expected)
+    assert check.status == ("warn" if behind > 2 else "ok")

@@ -98,6 +98,34 @@ def test_a_missing_database_is_told_and_not_made(
     assert not list(folder.glob("*.db*"))
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("jobs", "list"), ("jobs", "show", "x"), ("runs", "list"), ("enqueue", "x"), ("keys", "list")],
+)
+def test_a_missing_store_of_objects_is_told_and_not_made(
+    run: Run, folder: Path, words: tuple[str, ...]
+) -> None:
+    url = f"file://{folder}/typo"
+    answer = run(*words, "--store", url)
+    assert answer.code == 2
+    assert f"there is no Mainspring store at {url}" in answer.err
+    assert "mainspring worker" in answer.err
+    assert not (folder / "typo").exists()
+
+
+def test_doctor_and_a_dry_run_make_no_store_of_objects(run: Run, folder: Path) -> None:
+    url = f"file://{folder}/typo"
+    answer = run("doctor", "--store", url)
+    assert answer.code == 1
+    assert f"there is no Mainspring store at {url}" in answer.out
+    (folder / "jobs.toml").write_text('[jobs.ping]\nschedule = "5m"\nurl = "https://example.org"\n')
+    answer = run("apply", "jobs.toml", "--dry-run", "--store", url)
+    assert (answer.code, "ping" in answer.out) == (0, True)
+    assert not (folder / "typo").exists()
+    assert run("apply", "jobs.toml", "--store", url).code == 0
+    assert "ping" in run("jobs", "list", "--store", url).out
+
+
 def test_a_store_that_cannot_be_opened(run: Run, folder: Path) -> None:
     (folder / "mainspring.db").write_text("this is no database at all " * 100)
     answer = run("jobs", "list")

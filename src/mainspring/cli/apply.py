@@ -10,7 +10,7 @@ import typer
 
 from mainspring.cli.options import AppOption, FileArgument, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Output
-from mainspring.cli.store_access import StoreChoice, check_shared, database_file, find_store
+from mainspring.cli.store_access import StoreChoice, check_shared, find_store
 
 if TYPE_CHECKING:
     from mainspring.core.model import Job
@@ -69,14 +69,18 @@ def apply(
 
 
 async def _apply(choice: StoreChoice, output: Output, file: str, **options: bool) -> None:
+    from mainspring.errors import StoreMissing
     from mainspring.scheduler import Client
 
     found = find_store(choice)
     check_shared(found)
-    database = database_file(found.url or "")
-    applied = None
-    if database is not None and not database.exists():
-        # Checked against an empty store first: what is wrong, or a dry run, makes no database.
+    applied, is_missing = None, False
+    try:
+        await found.store.open(create=False)  # the client finds it open
+    except StoreMissing:
+        is_missing = True
+    if is_missing:
+        # Checked against an empty store first: what is wrong, or a dry run, makes no store.
         async with Client("memory://", inline=True) as client:
             applied = await client.apply_jobs(file, **{**options, "dry_run": True})
     if applied is None or not options["dry_run"]:

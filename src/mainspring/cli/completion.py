@@ -55,11 +55,11 @@ def _offered(
 
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
-    from mainspring.cli.store_access import StoreChoice, existing_store
+    from mainspring.cli.store_access import StoreChoice, existing_store, open_existing
 
     # `.env` is not read: it may name an app, and the Tab key must not run code of a strange folder.
     store = existing_store(StoreChoice.of(ctx.params.get("store"), ctx.params.get("app")))
-    await store.open()
+    await open_existing(store)
     try:
         return await ask(store)
     finally:

@@ -11,7 +11,7 @@ import typer
 
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Column, Output, when
-from mainspring.cli.store_access import StoreChoice, check_shared, find_store
+from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
 from mainspring.cli.time_format import iso, seconds
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption
     """List the ids, names and scopes of keys. The keys themselves are never shown."""
 
     async def work() -> tuple[list[Key], datetime]:
-        async with _keys(StoreChoice.of(store, app)) as found:
+        async with _keys(StoreChoice.of(store, app), create=False) as found:
             return await found.list(), await found.now()
 
     found, now = finish(work())
@@ -101,7 +101,7 @@ def revoke(
     """Revoke a key. Running services refuse it within seconds."""
 
     async def work() -> tuple[Key, datetime]:
-        async with _keys(StoreChoice.of(store, app)) as found:
+        async with _keys(StoreChoice.of(store, app), create=False) as found:
             return await found.revoke(key), await found.now()
 
     found, now = finish(work())
@@ -113,9 +113,9 @@ def revoke(
 
 
 @asynccontextmanager
-async def _keys(choice: StoreChoice) -> AsyncIterator[Keys]:
+async def _keys(choice: StoreChoice, *, create: bool = True) -> AsyncIterator[Keys]:
     """The keys of the store that `serve` would use: the first key is made before it starts, and
-    the store with it."""
+    the store with it. With `create=False` a store that is not there is an error."""
     from mainspring.scheduler import Client
     from mainspring.service import require_server
 
@@ -124,6 +124,8 @@ async def _keys(choice: StoreChoice) -> AsyncIterator[Keys]:
 
     found = find_store(choice)
     check_shared(found)
+    if not create:
+        await open_existing(found.store)
     async with Client(found.store, inline=True) as client:
         yield Keys(client)
 

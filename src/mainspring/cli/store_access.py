@@ -25,10 +25,15 @@ __all__ = [
     "existing_store",
     "find_store",
     "open_client",
+    "open_existing",
 ]
 
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
+_WHO_CREATES = (
+    "a worker creates it when it starts (mainspring worker app:scheduler);"
+    " --store or MAINSPRING_STORE names another one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +89,25 @@ async def open_client(choice: StoreChoice, *, with_code: bool = False) -> AsyncI
 
     client: Client
     if choice.app is None or not with_code:
-        client = Client(existing_store(choice), inline=True, wait_for_store=0)
+        store = existing_store(choice)
+        await open_existing(store)  # the client finds it open
+        client = Client(store, inline=True, wait_for_store=0)
     else:
         client = _load_scheduler(choice.app).configure(workers=0, wait_for_store=0)
         check_exists(Found(client.store, client.url))
     async with client:
         yield client
+
+
+async def open_existing(store: Store) -> None:
+    """Open a store that a command uses and must not make: a wrong URL would look like an empty
+    store."""
+    from mainspring.errors import StoreMissing
+
+    try:
+        await store.open(create=False)
+    except StoreMissing as missing:
+        raise CommandError(str(missing), code=BAD_INPUT, advice=_WHO_CREATES) from None
 
 
 def existing_store(choice: StoreChoice) -> Store:
@@ -116,8 +134,7 @@ def check_exists(found: Found) -> None:
         raise CommandError(
             f"there is no database {path}",
             code=BAD_INPUT,
-            advice="a worker creates it when it starts (mainspring worker app:scheduler);"
-            " --store or MAINSPRING_STORE names another one",
+            advice=_WHO_CREATES,
         )
 
 

@@ -326,6 +326,8 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
     """How long an idle engine should wait between two looks at the store, where each look costs
     money or much time. It looks earlier when `wait` returns or a known run or slot falls due. None:
     looks are cheap, and the engine's own settings decide."""
+    clock_error: timedelta = timedelta(0)
+    """By how much the time that `now` gives may be earlier than the store's clock shows."""
 
 
 class Transaction(Protocol):

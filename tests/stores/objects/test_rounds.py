@@ -239,7 +239,7 @@ async def test_a_bucket_without_a_store_is_not_opened_if_nothing_may_be_made(
     objects: Objects,
 ) -> None:
     store = ObjectStore(MemoryBucket(objects))
-    with pytest.raises(StoreMissing, match="nothing of Mainspring"):
+    with pytest.raises(StoreMissing, match="there is no Mainspring store"):
         await store.open(create=False)
     assert objects.stored == {}
 
@@ -620,6 +620,21 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(
         await asyncio.gather(moving, collecting)
     other = await opened(objects)
     assert len((await other.find(RunQuery())).items) == 20
+
+
+async def test_objects_of_a_self_test_that_was_cut_off_are_deleted_by_their_age(
+    objects: Objects, clock: FakeClock
+) -> None:
+    store = await opened(objects)
+    left, foreign = "conditions-test/0123456789abcdef-0", "conditions-test/notes.txt"
+    for key in (left, foreign):
+        objects.put(key, b"first", None)
+    clock.advance(7200)
+    young = "conditions-test/fedcba9876543210-1"
+    objects.put(young, b"first", None)
+    await store.maintain(clock.now() - timedelta(days=1), 10)
+    assert left not in objects.stored
+    assert {young, foreign} <= objects.stored.keys()
 
 
 async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects, clock: FakeClock) -> None:

@@ -119,11 +119,38 @@ async def test_a_store_that_was_never_tested_is_tested_before_it_is_used(stub: S
         await opened(stub, create=False)
 
 
-async def test_an_outage_in_the_middle_is_no_verdict(stub: S3Stub) -> None:
-    stub.fail("PUT", Fault(503, "SlowDown"))
-    with pytest.raises(StoreUnavailable, match="busy"):
-        await opened(stub)
+async def test_a_folder_with_other_objects_is_no_store(stub: S3Stub) -> None:
+    stub.objects["jobs/thesis.tex"] = b"..."
+    await opened(stub, create=False)
+    assert list(stub.objects) == ["jobs/thesis.tex"]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_a_request_that_is_refused_for_now_is_sent_again(stub: S3Stub, method: str) -> None:
+    for _ in range(3):
+        stub.fail(method, Fault(503, "SlowDown"))
     await opened(stub)
+    assert f"jobs/{MARKER}" in stub.objects
+
+
+async def test_storage_that_stays_busy_is_no_verdict() -> None:
+    bucket = MemoryBucket(Objects(FakeClock()))
+
+    async def busy(key: str, data: bytes, *, expected_etag: str | None) -> str | None:
+        raise StoreUnavailable("it is busy")
+
+    bucket.put = busy  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable, match="busy"):
+        await self_test.prove(bucket, "here", retry_for=0)
+
+
+async def test_storage_that_cannot_be_reached_is_an_error_at_once() -> None:
+    bucket = make_bucket("s3://some-bucket/jobs?endpoint=http://127.0.0.1:9")
+    with pytest.raises(StoreUnavailable, match="refused the connection") as raised:
+        await bucket.open()
+    assert bucket.requests["get"] == 1
+    assert "s3://some-bucket/jobs" in str(raised.value)
+    assert "Check the endpoint of the URL" in str(raised.value)
 
 
 async def test_an_account_that_may_only_read_opens_a_store_that_was_tested_long_ago() -> None:

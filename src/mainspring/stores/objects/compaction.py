@@ -34,6 +34,7 @@ from mainspring.stores.objects.history import (
 from mainspring.stores.objects.layout import PART_KINDS, is_part_name
 from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.rounds import Operation, Rounds
+from mainspring.stores.objects.self_test import FOLDER, is_test_object
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import TTL_NOTE_KEPT
 
@@ -349,18 +350,18 @@ class Compaction:
         )
 
     async def _listed(self, before: datetime) -> list[str]:
-        """All parts that were written before. Names that no client of a store can have made are
-        left out: files of somebody else, or another store below this one."""
+        """All parts that were written before, and objects of self-tests that were cut off. Names
+        that no client of a store can have made are left out: files of somebody else, or another
+        store below this one."""
         found: list[str] = []
-        for kind in PART_KINDS:
+        for kind in (*PART_KINDS, FOLDER):
             after = None
             while True:
                 page = await self._rounds.retries.repeat(
                     partial(self._bucket.list_objects, f"{kind}/", after)
                 )
-                found += [
-                    one.key for one in page if one.modified < before and is_part_name(one.key)
-                ]
+                own = [one for one in page if is_part_name(one.key) or is_test_object(one.key)]
+                found += [one.key for one in own if one.modified < before]
                 if len(page) < 1000:
                     break
                 after = page[-1].key

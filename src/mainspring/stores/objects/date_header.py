@@ -102,8 +102,8 @@ def send_head(url: str, timeout: float, monotonic: Callable[[], float]) -> Answe
         headers = {name.lower(): value for name, value in answer.getheaders()}
     except (OSError, http.client.HTTPException) as error:
         raise StoreUnavailable(
-            f"{parts.scheme}://{parts.netloc} does not answer ({error or type(error).__name__})."
-            " It will be tried again"
+            f"the clock of {parts.scheme}://{parts.netloc} cannot be read: there was no answer"
+            f" ({error or type(error).__name__})"
         ) from None
     finally:
         with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.objects.bucket import Unreachable
 from mainspring.stores.objects.url import Address
 
 __all__ = ["Failure", "StorageErrors"]
@@ -21,6 +22,17 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>|\"(?:code|error)\": ?\"([^\"]{1,100})\"")
 _MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
 _ADDRESS: Final = re.compile(r"(https?://)(?:[^\s?/]*@)?([^\s?/]+)\S*")
+_CAUSES: Final = {
+    "ConnectionRefused": "it refused the connection, so no server listens there",
+    "dns error": "its name is not known",
+    "NetworkUnreachable": "no network leads there",
+    "HostUnreachable": "no network leads there",
+    "ertificate": "its certificate is not trusted",
+    "InvalidMessage": "it does not speak TLS: write http:// if that is meant",
+    "ConnectTimeout": "it did not accept the connection in time",
+    "kind: Connect": "there was no connection",
+}
+"""Why there is no connection, by words in obstore's error. The first that is found counts."""
 _METADATA: Final = ("169.254.169.254", "169.254.170.", "metadata.google.internal", "metadata/ident")
 
 _MISSING_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
@@ -74,10 +86,12 @@ class Failure(Struct, frozen=True):
     text: str
     """The error in one line, without anything of an address but the host."""
     timed_out: bool = False
+    no_connection: str = ""
+    """Why there was none."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        text = str(error).partition("\n\nDebug source")[0]
+        text, _, debug = str(error).partition("\n\nDebug source")
         status = _STATUS.search(text)
         code, message = _CODE.search(text), _MESSAGE.search(text)
         line = _ADDRESS.sub(r"\1\2", text.partition("<")[0].partition("{")[0])
@@ -87,8 +101,15 @@ class Failure(Struct, frozen=True):
             code=(code[1] or code[2]) if code else "",
             message=message[1] if message else "",
             text=" ".join(line.split())[:300],
-            timed_out=isinstance(error, TimeoutError),
+            timed_out=isinstance(error, TimeoutError) or "kind: Timeout" in debug,
+            no_connection="" if status else _cause(debug),
         )
+
+    @property
+    def server(self) -> str:
+        """The scheme and the host that was asked."""
+        found = _ADDRESS.search(self.text)
+        return found[0] if found else "the server"
 
     @property
     def is_of_credentials(self) -> bool:
@@ -108,6 +129,12 @@ class Failure(Struct, frozen=True):
         """What the storage said, for the end of a message."""
         parts = [str(self.status or ""), self.code, self.message.rstrip(".")]
         return " ".join(filter(None, parts)) or self.text or self.kind
+
+
+def _cause(debug: str) -> str:
+    if "kind: Timeout" in debug:
+        return ""
+    return next((cause for words, cause in _CAUSES.items() if words in debug), "")
 
 
 class StorageErrors:
@@ -150,9 +177,18 @@ class StorageErrors:
             return self._missing_bucket(words)
         if failure.status in (429, 503) or failure.code in _BUSY:
             return StoreUnavailable(f"{place} is busy and wants fewer requests ({words})")
+        if failure.no_connection:
+            return Unreachable(
+                f"{place} cannot be reached at {failure.server}: {failure.no_connection}. Check"
+                f" {'the endpoint of the URL' if self._address.endpoint else 'the endpoint'}, the"
+                " network, the proxy, and that the server runs"
+            )
         if failure.timed_out:
-            return StoreUnavailable(f"{place} gave no answer within {self._address.timeout:g} s")
-        return StoreUnavailable(f"{place} is away for now. It will be tried again ({words})")
+            return StoreUnavailable(
+                f"{place} gave no answer within {self._address.timeout:g} s. If it is only slow,"
+                " raise `timeout` in the URL"
+            )
+        return StoreUnavailable(f"{place} failed to answer a request ({words})")
 
     def _no_credentials(self, words: str) -> StoreError:
         place = self._address.location

@@ -34,14 +34,21 @@ class Retries:
     def has_expired(self, failing_since: float) -> bool:
         return self.now() - failing_since >= self._retry_for
 
-    async def repeat(self, request: Callable[[], Awaitable[T]]) -> T:
-        """The answer of a request that may be sent any number of times."""
+    async def repeat(
+        self,
+        request: Callable[[], Awaitable[T]],
+        unless: type[StoreUnavailable] | tuple[()] = (),
+    ) -> T:
+        """The answer of a request that may be sent any number of times. Errors of the kind `unless`
+        are raised at once."""
         failing_since: float | None = None
         longest = 2 * SHORTEST_PAUSE
         while True:
             try:
                 return await request()
-            except StoreUnavailable:
+            except StoreUnavailable as error:
+                if isinstance(error, unless):
+                    raise
                 failing_since = self.now() if failing_since is None else failing_since
                 if self.has_expired(failing_since):
                     raise

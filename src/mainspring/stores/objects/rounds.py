@@ -211,7 +211,7 @@ class Rounds:
         if await self.retries.repeat(lambda: self.refresh(may_be_missing=True)):
             return
         if not create:
-            raise StoreMissing(f"nothing of Mainspring is at {self._bucket.location}")
+            raise StoreMissing(f"there is no Mainspring store at {self._bucket.location}")
         await self._look_around()
         if self._etag is not None:  # another client has made it meanwhile
             return

@@ -10,6 +10,9 @@ few small objects, and leaves a marker:
 The marker spares other clients the test for a day. It counts only at the endpoint where the test
 was passed: a bucket that was copied to another server is tested there.
 
+A part of the test that the storage refuses for now, or does not answer, is done again with other
+objects. Objects of a test that was cut off are deleted by `maintain`, by their age.
+
 A test cannot prove that a server never lets two writers win. It makes two writers race on the
 same object, several times, for both kinds of conditions.
 """
@@ -17,7 +20,10 @@ same object, several times, for both kinds of conditions.
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Final
@@ -25,9 +31,11 @@ from typing import Final
 import msgspec
 
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
+from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket, Unreachable
+from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.retries import RETRY_FOR, Retries
 
-__all__ = ["FOLDER", "MARKER", "prove"]
+__all__ = ["FOLDER", "MARKER", "is_test_object", "prove"]
 
 VERSION: Final = 1
 MARKER: Final = "conditions"
@@ -36,6 +44,7 @@ VALID_FOR: Final = timedelta(days=1)
 WRITERS: Final = 2
 """More would wait for each other: SeaweedFS needs seconds for a race of eight."""
 ROUNDS: Final = 4
+_TEST_OBJECT: Final = re.compile(rf"{FOLDER}/[0-9a-f]{{16}}-[0-9]+")
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -54,20 +63,29 @@ class Disobeyed(Exception):
     """What the storage did wrong."""
 
 
-async def prove(bucket: Bucket, endpoint: str, *, create: bool = True) -> None:
+def is_test_object(key: str) -> bool:
+    """Whether a test can have made an object of this name."""
+    return _TEST_OBJECT.fullmatch(key) is not None
+
+
+async def prove(
+    bucket: Bucket, endpoint: str, *, create: bool = True, retry_for: float = RETRY_FOR
+) -> None:
     """Raise `StoreError` if the storage does not obey conditions.
 
     Done once a day for each store and endpoint. With `create=False` nothing is written where there
-    is no store.
+    is no store. Requests are repeated for `retry_for` seconds; storage that cannot be reached at
+    all is an error at once.
     """
-    found = await bucket.get(MARKER)
+    retries = Retries(bucket.clock, random.Random(), retry_for)
+    found = await retries.repeat(lambda: bucket.get(MARKER), unless=Unreachable)
     blob = found if isinstance(found, Blob) else None
     if blob is not None and _is_valid(blob.data, endpoint, bucket.clock.now()):
         return
-    if blob is None and not create and not await bucket.list_objects("", limit=1):
+    if not create and await retries.repeat(lambda: bucket.get(HEAD)) is None:
         return
     try:
-        await test(bucket)
+        await test(bucket, retries)
     except (Unfit, StoreUnavailable):
         raise
     except StoreError:
@@ -75,21 +93,28 @@ async def prove(bucket: Bucket, endpoint: str, *, create: bool = True) -> None:
         if blob is not None and _is_valid(blob.data, endpoint):
             return
         raise
-    marker = Marker(VERSION, endpoint, bucket.clock.now())
+    marker = msgspec.json.encode(Marker(VERSION, endpoint, bucket.clock.now()))
+    etag = None if blob is None else blob.etag
     # Another client may have written it meanwhile: then it has passed the same test.
-    await bucket.put(
-        MARKER, msgspec.json.encode(marker), expected_etag=None if blob is None else blob.etag
-    )
+    await retries.repeat(lambda: bucket.put(MARKER, marker, expected_etag=etag))
 
 
-async def test(bucket: Bucket) -> None:
-    """The test itself."""
+async def test(bucket: Bucket, retries: Retries) -> None:
+    """The test itself. Each part of it has objects of its own."""
     nonce = secrets.token_hex(8)
     keys: list[str] = []
+
+    def new_key() -> str:
+        keys.append(f"{FOLDER}/{nonce}-{len(keys)}")
+        return keys[-1]
+
+    parts: list[Callable[[], Awaitable[None]]] = [
+        lambda: _test_one_writer(bucket, new_key(), new_key()),
+        *([lambda: _test_race(bucket, new_key())] * ROUNDS),
+    ]
     try:
-        await _test_one_writer(bucket, _named(keys, nonce), _named(keys, nonce))
-        for _ in range(ROUNDS):
-            await _test_race(bucket, _named(keys, nonce))
+        for part in parts:
+            await retries.repeat(part)
     except Disobeyed as error:
         with suppress(StoreError):  # what it did wrong matters more than what is left
             await bucket.delete(keys)
@@ -102,12 +127,7 @@ async def test(bucket: Bucket) -> None:
         with suppress(StoreError):
             await bucket.delete(keys)
         raise
-    await bucket.delete(keys)
-
-
-def _named(keys: list[str], nonce: str) -> str:
-    keys.append(f"{FOLDER}/{nonce}-{len(keys)}")
-    return keys[-1]
+    await retries.repeat(lambda: bucket.delete(keys))
 
 
 def _is_valid(data: bytes, endpoint: str, now: datetime | None = None) -> bool:

@@ -128,6 +128,11 @@ class StorageClock:
         else:
             self._narrow(reading)
 
+    @property
+    def error(self) -> timedelta:
+        """By how much the earliest time may be wrong."""
+        return timedelta(0) if self._known is None else self._width()
+
     def _width(self) -> timedelta:
         bounds = self._carried()
         return bounds.latest - bounds.earliest

@@ -129,6 +129,7 @@ class ObjectStore:
             location=self.bucket.location,
             no_transactions=NO_TRANSACTIONS,
             idle_poll=max(IDLE_POLL, self._poll_at_most),
+            clock_error=timedelta(0) if self._rounds is None else self._rounds.clock.error,
         )
 
     async def now(self) -> datetime:
