@@ -30,7 +30,7 @@ Record = dict[str, Any]
 
 
 class Data:
-    """What the file holds: records, and the values that are read from them."""
+    """What the file holds: records, the values that are read from them, and each change of them."""
 
     def __init__(self, contents: Record, now: datetime) -> None:
         self.contents, self.now = contents, now
@@ -60,9 +60,6 @@ class Data:
         record = codec.update_record(codec.RUN, self.run_records[run_id], fields)
         return self.keep_run(run_id, record)
 
-    def delete_run(self, run_id: str) -> None:
-        del self.runs[run_id], self.run_records[run_id]
-
     def dedupe_holder(self, run: Run) -> Run | None:
         return evaluation.dedupe_holder(self.runs.values(), run.dedupe_key, self.now)
 
@@ -81,6 +78,86 @@ class Data:
         for record in self.note_records.values():
             if "ttl" in record:
                 record["expires_at"] += step
+
+    def add(self, run: Run, refused: set[str]) -> protocol.Added:
+        if run.id in self.runs:
+            return protocol.Added(self.runs[run.id])
+        there = self.dedupe_holder(run) if refused.isdisjoint(run.after) else run
+        if there is None:
+            return protocol.Added(self.insert_run(run))
+        refused.add(run.id)
+        return protocol.Added(replace(there, duplicate=True), duplicate=True)
+
+    def renew(self, held: Held, lease: timedelta) -> Renewed | None:
+        run = self.runs.get(held.id)
+        if run is None or run.state is not State.RUNNING or run.token != held.token:
+            return None
+        has_capacity = evaluation.has_capacity(self.jobs.get(run.job_id), self.used_capacity())
+        if evaluation.has_lapsed(run, self.now) and not has_capacity:
+            return None
+        self.update_run(run.id, {"lease_until": self.now + lease, "progress": held.progress})
+        return Renewed(run.id, run.cancel_requested, run.reason)
+
+    def commit(self, change: Change) -> bool:
+        run = self.runs.get(change.id)
+        if run is None:
+            return change.deletes
+        if self.run_records[run.id].get("change_id") == change.change_id:
+            return True  # sent again: it was applied, and no other change came after it
+        if any(getattr(run, name) != value for name, value in change.expect.items()):
+            return False
+        if change.deletes:
+            if may_go := evaluation.may_be_deleted(run, self.now):
+                del self.runs[run.id], self.run_records[run.id]
+            return may_go
+        revives = run.state in FINISHED and change.after(run).state in LIVE
+        if revives and self.dedupe_holder(run) not in (None, run):
+            return False
+        self.update_run(run.id, change.set)
+        self.run_records[run.id]["change_id"] = change.change_id
+        self.counters.count(change.ending, self.now)
+        return True
+
+    def fire(self, firing: protocol.Firing, broken_chains: set[str]) -> protocol.Fired:
+        job = self.jobs.get(firing.job_id)
+        is_late = firing.valid_until is not None and self.now > firing.valid_until
+        if job is None or job.version != firing.version or job.id in broken_chains or is_late:
+            broken_chains.add(firing.job_id)
+            return protocol.Fired(False)
+        unfinished = evaluation.unfinished_slots(self.runs.values(), job.id)
+        runs, changes = protocol.overlapped(firing, unfinished, self.now)
+        replaced = protocol.ended(unfinished, changes, [self.commit(change) for change in changes])
+        stored = tuple(self.add(run, set()).run for run in runs)
+        fields = {"next_run_at": firing.next_run_at, "last_run_at": firing.last_run_at}
+        record = self.job_records[job.id] | {"version": job.version + 1}
+        self.job_records[job.id] = codec.update_record(codec.JOB, record, fields)
+        return protocol.Fired(True, stored, replaced)
+
+    def put_job(self, write: protocol.JobWrite) -> bool:
+        stored = self.jobs.get(write.id)
+        if write.expected_version not in (None, stored.version if stored else 0):
+            return False
+        if write.job is None:
+            self.counters.remove_job(write.id)
+            return self.job_records.pop(write.id, None) is not None
+        self.job_records[write.id] = codec.job_to_record(write.job)
+        return True
+
+    def put_note(self, write: protocol.NoteWrite) -> int | None:
+        key = json.dumps([write.kind, write.name])
+        record = self.note_records.get(key)
+        stored = None if record is None else codec.note_from_record(record)
+        live = 0 if stored is None or evaluation.has_expired(stored, self.now) else stored.version
+        if write.expected_version not in (None, live):
+            return None
+        if write.note is None:
+            return None if self.note_records.pop(key, None) is None else 0
+        version = (stored.version if stored else 0) + 1  # grows on after the note has expired
+        ends = write.note.expires_at if write.ttl is None else self.now + write.ttl
+        note = replace(write.note, version=version, expires_at=ends)
+        lasts = {} if write.ttl is None else {"ttl": True}
+        self.note_records[key] = codec.note_to_record(note) | lasts
+        return version
 
 
 class FileStore:
@@ -147,7 +224,7 @@ class FileStore:
     async def add(self, runs: Sequence[Run]) -> list[protocol.Added]:
         with self._data() as data:
             refused: set[str] = set()
-            return [_add(data, run, refused) for run in runs]
+            return [data.add(run, refused) for run in runs]
 
     async def claim(self, claim: protocol.Claim) -> protocol.Claimed:
         with self._data() as data:
@@ -157,16 +234,16 @@ class FileStore:
             fields = {run.id: evaluation.fields_of_claim(run, claim, now) for run in chosen}
             taken = [data.update_run(run_id, put) for run_id, put in fields.items()]
             for write in rates.writes():
-                _put_note(data, write)
+                data.put_note(write)
             return protocol.Claimed(taken, evaluation.next_due(runs, claim, now, rates))
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         with self._data() as data:
-            return [one for item in held if (one := _renew(data, item, lease)) is not None]
+            return [one for item in held if (one := data.renew(item, lease)) is not None]
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         with self._data() as data:
-            return [_commit(data, change) for change in changes]
+            return [data.commit(change) for change in changes]
 
     async def find(self, query: protocol.RunQuery) -> Page[Run]:
         with self._data() as data:
@@ -192,7 +269,7 @@ class FileStore:
             old = [r for r in data.runs.values() if r.finished_at and r.finished_at < before]
             gone = [run for run in old if evaluation.may_be_deleted(run, data.now)][:limit]
             for run in gone:
-                data.delete_run(run.id)
+                del data.runs[run.id], data.run_records[run.id]
             return len(gone)
 
     async def jobs(self, query: protocol.JobQuery) -> Page[Job]:
@@ -201,7 +278,7 @@ class FileStore:
 
     async def put_jobs(self, writes: Sequence[protocol.JobWrite]) -> list[bool]:
         with self._data() as data:
-            return [_put_job(data, write) for write in writes]
+            return [data.put_job(write) for write in writes]
 
     async def notes(self, query: protocol.NoteQuery) -> Page[Note]:
         with self._data() as data:
@@ -209,98 +286,12 @@ class FileStore:
 
     async def put_notes(self, writes: Sequence[protocol.NoteWrite]) -> list[int | None]:
         with self._data() as data:
-            return [_put_note(data, write) for write in writes]
+            return [data.put_note(write) for write in writes]
 
     async def fire(self, firings: Sequence[protocol.Firing]) -> list[protocol.Fired]:
         with self._data() as data:
             broken_chains: set[str] = set()
-            return [_fire(data, firing, broken_chains) for firing in firings]
+            return [data.fire(firing, broken_chains) for firing in firings]
 
     def transaction(self, *given: Any, **options: Any) -> NoReturn:
         raise NotImplementedError(NO_TRANSACTIONS)
-
-
-def _add(data: Data, run: Run, refused: set[str]) -> protocol.Added:
-    if run.id in data.runs:
-        return protocol.Added(data.runs[run.id])
-    there = data.dedupe_holder(run) if refused.isdisjoint(run.after) else run
-    if there is None:
-        return protocol.Added(data.insert_run(run))
-    refused.add(run.id)
-    return protocol.Added(replace(there, duplicate=True), duplicate=True)
-
-
-def _renew(data: Data, held: Held, lease: timedelta) -> Renewed | None:
-    run = data.runs.get(held.id)
-    if run is None or run.state is not State.RUNNING or run.token != held.token:
-        return None
-    has_capacity = evaluation.has_capacity(data.jobs.get(run.job_id), data.used_capacity())
-    if evaluation.has_lapsed(run, data.now) and not has_capacity:
-        return None
-    data.update_run(run.id, {"lease_until": data.now + lease, "progress": held.progress})
-    return Renewed(run.id, run.cancel_requested, run.reason)
-
-
-def _commit(data: Data, change: Change) -> bool:
-    run = data.runs.get(change.id)
-    if run is None:
-        return change.deletes
-    if data.run_records[run.id].get("change_id") == change.change_id:
-        return True  # sent again: it was applied, and no other change came after it
-    if any(getattr(run, name) != value for name, value in change.expect.items()):
-        return False
-    if change.deletes:
-        if may_go := evaluation.may_be_deleted(run, data.now):
-            data.delete_run(run.id)
-        return may_go
-    revives = run.state in FINISHED and change.after(run).state in LIVE
-    if revives and data.dedupe_holder(run) not in (None, run):
-        return False
-    data.update_run(run.id, change.set)
-    data.run_records[run.id]["change_id"] = change.change_id
-    data.counters.count(change.ending, data.now)
-    return True
-
-
-def _fire(data: Data, firing: protocol.Firing, broken_chains: set[str]) -> protocol.Fired:
-    job = data.jobs.get(firing.job_id)
-    is_late = firing.valid_until is not None and data.now > firing.valid_until
-    if job is None or job.version != firing.version or job.id in broken_chains or is_late:
-        broken_chains.add(firing.job_id)
-        return protocol.Fired(False)
-    unfinished = evaluation.unfinished_slots(data.runs.values(), job.id)
-    runs, changes = protocol.overlapped(firing, unfinished, data.now)
-    replaced = protocol.ended(unfinished, changes, [_commit(data, change) for change in changes])
-    stored = tuple(_add(data, run, set()).run for run in runs)
-    fields = {"next_run_at": firing.next_run_at, "last_run_at": firing.last_run_at}
-    record = data.job_records[job.id] | {"version": job.version + 1}
-    data.job_records[job.id] = codec.update_record(codec.JOB, record, fields)
-    return protocol.Fired(True, stored, replaced)
-
-
-def _put_job(data: Data, write: protocol.JobWrite) -> bool:
-    stored = data.jobs.get(write.id)
-    if write.expected_version not in (None, stored.version if stored else 0):
-        return False
-    if write.job is None:
-        data.counters.remove_job(write.id)
-        return data.job_records.pop(write.id, None) is not None
-    data.job_records[write.id] = codec.job_to_record(write.job)
-    return True
-
-
-def _put_note(data: Data, write: protocol.NoteWrite) -> int | None:
-    key = json.dumps([write.kind, write.name])
-    record = data.note_records.get(key)
-    stored = None if record is None else codec.note_from_record(record)
-    live = 0 if stored is None or evaluation.has_expired(stored, data.now) else stored.version
-    if write.expected_version not in (None, live):
-        return None
-    if write.note is None:
-        return None if data.note_records.pop(key, None) is None else 0
-    version = (stored.version if stored else 0) + 1  # grows on after the note has expired
-    ends = write.note.expires_at if write.ttl is None else data.now + write.ttl
-    note = replace(write.note, version=version, expires_at=ends)
-    lasts = {} if write.ttl is None else {"ttl": True}
-    data.note_records[key] = codec.note_to_record(note) | lasts
-    return version

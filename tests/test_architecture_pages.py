@@ -13,6 +13,10 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mainspring"
 PAGES = sorted((ROOT / "docs" / "architecture").glob("*.md"))
 STEP = re.compile(r"^\d+\. `(?P<file>[\w/]+\.py)` `(?P<name>[\w.]+)`: \S", re.MULTILINE)
+QUALIFIED = re.compile(r"`([A-Z]\w*\.\w+)`")
+"""A method anywhere on a page: `Class.name`."""
+NAMED_FILE = re.compile(r"`([a-z_]+/[\w/]+\.py)`")
+IN_FILE = re.compile(r"`(?P<file>[a-z_]+/[\w/]+\.py)`\s\(`(?P<name>\w+)`")
 NUMBERED = re.compile(r"^\d+\. ", re.MULTILINE)
 MOST_FILES = {"a-run": 30, "a-slot": 22}
 
@@ -32,9 +36,19 @@ def names_in(file: str) -> frozenset[str]:
                 names.add(prefix + node.name)
             if isinstance(node, ast.ClassDef):
                 collect(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.Assign):  # a function that another one made
+                names.update(prefix + t.id for t in node.targets if isinstance(t, ast.Name))
 
     collect(ast.parse((SOURCE / file).read_text()).body, "")
     return frozenset(names)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def is_missing(named: re.Match[str]) -> bool:
+    return named["name"] not in names_in(named["file"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -43,6 +57,23 @@ def test_every_file_and_function_of_a_walk_exists(page: Path) -> None:
     assert len(steps) == len(NUMBERED.findall(page.read_text())), "a step names no file or function"
     missing = [f"{file} {name}" for file, name in steps if name not in names_in(file)]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_name_in_the_text_of_a_walk_exists(page: Path) -> None:
+    text = page.read_text()
+    everywhere = {name for path in SOURCE.rglob("*.py") for name in names_in(relative(path))}
+    missing = [name for name in QUALIFIED.findall(text) if name not in everywhere]
+    missing += [file for file in NAMED_FILE.findall(text) if not (SOURCE / file).exists()]
+    missing += [f"{m['file']} {m['name']}" for m in IN_FILE.finditer(text) if is_missing(m)]
+    assert missing == []
+
+
+def test_a_name_that_does_not_exist_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "a-page.md"
+    page.write_text("1. `core/policy.py` `Policy.read`: and `Policy.compare` compares them.\n")
+    with pytest.raises(AssertionError, match=r"Policy\.compare"):
+        test_every_name_in_the_text_of_a_walk_exists(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -77,5 +77,5 @@ def test_the_page_names_every_member_of_the_protocol() -> None:
     assert [name for name in members if f"`{name}" not in page] == []
 
 
-def test_the_example_is_short() -> None:
-    assert len((ROOT / "examples/file_store.py").read_text("utf-8").splitlines()) < 320
+def test_the_example_has_less_than_300_lines() -> None:
+    assert len((ROOT / "examples/file_store.py").read_text("utf-8").splitlines()) < 300

@@ -17,8 +17,8 @@ A store has these 18 members, and no other member is called. Rules for every sto
 A method either does what it says, and what it wrote is durable when it returns, or it raises:
 
 - `StoreUnavailable`: the store cannot be reached now. The call may have been done or not. Every
-  call may be sent again. `add` and `commit` then return the answer that was lost; the docstrings of
-  the other writes say what a repeat returns.
+  call may be sent again. `add` and `commit` then return the answer that was lost; the docstrings
+  of the other members say what a repeat returns. A repeated read reads again.
 - another `StoreError`: the same, but it does not go away by itself (a full disk, a lost
   permission).
 - `InvalidInput`: an argument cannot be stored, and nothing of the call was done.
@@ -39,7 +39,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from mainspring.core import transitions as states
+from mainspring.core import transitions
 from mainspring.core.model import (
     FINISHED,
     Job,
@@ -127,10 +127,10 @@ class Renewed(Struct, frozen=True):
 class Firing(Struct, frozen=True, kw_only=True):
     """A slot's run (and those that follow it), and the job's advance past the slot.
 
-    `runs[0]` is the slot's own run. Its dependents follow, waiting, and at last the skipped run
-    that records earlier slots that were missed. If none of the slots runs, that record is the only
-    run. `version` is the version at which the job was read: another node that fired first has
-    changed it, and a new job of the same id has another one.
+    `runs[0]` is the slot's own run. The runs that come after it are next, waiting, and last the
+    skipped run that records earlier slots that were missed. If none of the slots runs, that record
+    is the only run. `version` is the version at which the job was read: another node that fired
+    first has changed it, and a new job of the same id has another one.
     """
 
     job_id: str
@@ -253,8 +253,8 @@ class NoteWrite(Struct, frozen=True):
     expected (0: there is none, or it has expired; None: whatever it has). `note=None` deletes.
 
     With a `ttl` the store itself sets `expires_at`: so long from now, by its own clock, also if
-    somebody sets that clock meanwhile. The store continues the version of such a note for at least
-    a day after it has expired, because elections number their terms by it.
+    somebody sets that clock meanwhile. The store keeps counting the version of such a note for at
+    least a day after it has expired, because elections number their terms by it.
     """
 
     kind: str
@@ -283,7 +283,7 @@ class Due(Struct, frozen=True):
 class Counts(Struct, frozen=True):
     """How many unfinished runs each job has in each state, what is due of each handler, and what
     was counted as runs ended: `totals` since a job was made, `periods` by the hour of a job, the
-    oldest first. The entry `WHOLE_STORE` is the sum over all jobs, with one period for each minute.
+    oldest first. The entry `WHOLE_STORE` is the sum over all jobs, with a period for each minute.
     """
 
     runs: Mapping[str, Mapping[State, int]] = {}
@@ -333,16 +333,18 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
 class Transaction(Protocol):
     """Commits a handler's own writes and the completion of its run as one.
 
-    Used where the handler runs: in another thread than the store's other calls, on another loop. It
-    begins once and ends once, by `commit`, by `rollback` or by the store when its time is up
-    (`TransactionExpired` from then on). One made with `blocking` is for plain code: its coroutines
-    never suspend, they block the calling thread.
+    Used where the handler runs: in another thread than the store's other calls, on another loop.
+    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up:
+    from then on `commit` and the session raise `TransactionExpired`. A crash of the client rolls
+    it back. One made with `blocking` is for plain code: its coroutines never suspend, they block
+    the calling thread.
     """
 
     async def begin(self) -> Any:
         """Wait until the transaction may begin; return the session that the handler writes with.
 
-        Raises `TransactionAborted` if the caller no longer holds the run, or it is to be cancelled.
+        Raises `TransactionAborted` if the caller no longer holds the run, or it is to be cancelled,
+        and `StoreUnavailable` if the store cannot be reached: then nothing has begun.
         """
         ...
 
@@ -375,12 +377,14 @@ class Store(Protocol):
         Opening an open store does nothing; a closed one may be opened again. With `create=False`
         nothing is made, and `StoreMissing` is raised where nothing of Mainspring is there.
         `StoreTooNew`: a newer version wrote it. `StoreDamaged`: it is no store, or a broken one.
+        Several clients may open, and so migrate, a store at once. After a crash the next `open`
+        completes the migration or starts it again; no record is lost.
         """
         ...
 
     async def close(self) -> None:
         """Finish the calls that were accepted and release everything. A closed store may be closed
-        again. Other calls of a closed store raise `StoreError`."""
+        again. `info` still answers; every other call of a closed store raises `StoreError`."""
         ...
 
     def info(self) -> StoreInfo:
@@ -417,12 +421,12 @@ class Store(Protocol):
         """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
         does not exclude; where there are none, say when to claim again.
 
-        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted over
-        running runs with a valid lease. No job exceeds its `rate`: within any span of that length,
-        by the store's clock and over all clients, no more runs are taken than it says, also through
-        crashes and restarts (`stores/rates.py` counts them). Each run is returned in the state
-        `running`: its token and attempt are one higher, `worker` is set, `started_at` and
-        `lease_until` are set by the store's clock, and `began` is false.
+        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
+        over running runs with a valid lease. No job exceeds its `rate`: within any span of that
+        length, by the store's clock and over all clients, no more runs are taken than it says, also
+        through crashes and restarts (`stores/rates.py` counts them). Each run is returned in the
+        state `running`: its token and attempt are one higher, the store's clock has set
+        `started_at` and `lease_until`, `worker` is that of the claim, and `began` is false.
 
         Not idempotent: each call takes other runs. Runs that a lost answer named are rescued when
         their lease has lapsed; those of a cancelled caller are released at once where possible.
@@ -446,11 +450,11 @@ class Store(Protocol):
         bool for each change: whether it was applied.
 
         The store keeps the `change_id` of the last change that it applied to each run. For a change
-        that is sent again the store returns True and does not apply it twice, as long as no other
-        change of its run was applied after it (claims and renewals do not count). A change that
-        revives a finished run takes its dedupe key again, and is False where another run holds it.
-        A change that deletes is False where the run has not finished or holds a dedupe key, and
-        True where the run is gone. A crash leaves each change applied or not.
+        that is sent again it returns True and does not apply it twice, as long as no other change
+        of its run was applied after it (claims and renewals do not count). A change that revives a
+        finished run takes its dedupe key again, and is False where another run holds it. A change
+        that deletes is False where the run has not finished or holds a dedupe key, and True where
+        the run is gone. A crash leaves each change applied or not.
 
         The `ending` of each change that was applied is counted (see `core/statistics.py`): once,
         in the order of the changes, and in the same write where the store can write many records
@@ -485,14 +489,18 @@ class Store(Protocol):
 
         Returns how many runs were deleted: where that is `limit`, there may be more. With
         `before=None` it only repairs what blocks running work. That is cheap and may be called
-        often. Any number of clients may call it at once, and after a crash the next call completes
-        the rest.
+        often. Any number of clients may call it at once; after a crash the next call completes the
+        rest.
         """
         ...
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         """The jobs that match, in the order that the query names, a page at a time (those that are
-        `due`: the earliest first, in one page). A cursor is ignored where the order has none."""
+        `due`: the earliest first, in one page).
+
+        A page has a cursor only where the jobs are in ascending order of their ids. It is the last
+        id of the page, so that of a job which is gone meanwhile continues the list as well. In
+        another order a cursor is ignored: give `offset`."""
         ...
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
@@ -510,15 +518,17 @@ class Store(Protocol):
     async def notes(self, query: NoteQuery) -> Page[Note]:
         """The notes that match and have not expired, by kind and name, a page at a time. A note
         whose value cannot be read has the value None, or the call fails: it never looks absent
-        before it expires, because an election or a limit may rest on it."""
+        before it expires, because an election or a limit may rest on it. `InvalidInput` for a
+        cursor that no page gave."""
         ...
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
         """Insert, update or delete notes by compare-and-set, each by itself and in order.
 
-        Gives for each the version that the note has now (0: it was deleted), or None if the stored
-        note does not have the version expected, or if there was none to delete (one that has
-        expired may count as there). A write that is sent again after its answer was lost is None.
+        Returns for each the version that the note has now (0: it was deleted), or None if the
+        stored note does not have the version expected, or if there was none to delete (one that has
+        expired may count as there). A write that is sent again after its answer was lost is None,
+        unless it expects any version. A crash leaves each write done or not.
         """
         ...
 
@@ -539,12 +549,13 @@ class Store(Protocol):
 
     async def wait(self, timeout: float) -> bool:
         """Return early (True) when something may have changed, by any client; False after
-        `timeout` seconds. A hint, never a promise: callers poll as well."""
+        `timeout` seconds. A hint, never a promise: callers poll as well. While the store is
+        unavailable it waits for `timeout` and raises nothing."""
         ...
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
-        """A transaction for the handler of a run that the caller holds: see `Transaction`. Raises
-        `NotImplementedError` where `info().no_transactions` is set.
+        """A transaction for the handler of a run that the caller holds: see `Transaction`. Where
+        `info().no_transactions` gives a reason, it raises `NotImplementedError` with that reason.
 
         The store rolls it back when `limit` has passed since it began. No renewal waits for it
         longer than that.
@@ -553,7 +564,7 @@ class Store(Protocol):
 
 
 MOST_NAMED = 5
-"""How many unfinished runs the result of a run lists that was skipped because of them."""
+"""How many unfinished runs the result of a skipped run lists."""
 
 
 def overlapped(
@@ -593,9 +604,9 @@ def overlapped(
         case Overlap.REPLACE:
             reason = f"replaced by {run.id}"
             return firing.runs, [
-                states.request_cancel(r, reason)
+                transitions.request_cancel(r, reason)
                 if r.state is State.RUNNING
-                else states.cancelled(r, now, reason)
+                else transitions.cancelled(r, now, reason)
                 for r in unfinished
             ]
 
