@@ -19,7 +19,7 @@ from mainspring.engine.outcome import Decision
 from mainspring.stores.memory import MemoryStore
 
 BATCH = 1_000
-ROUNDS = 5
+ROUNDS = 2
 WATCHED = (
     Attempt,
     Change,
@@ -32,7 +32,6 @@ WATCHED = (
 )
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "timeout", "thread", "failing", "listening"])
 async def test_memory_does_not_grow_with_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Kept from pytest's own capture, which holds every record until the test's end.

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.simulation.scenario import simulate
 
-SEEDS = 45
+SEEDS = 30
 STRESSED = 15
 CHUNK = 15
 
