@@ -128,4 +128,4 @@ def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stocked: Stocked)
     answer = run("enqueue", "send_email", "--many", "-", stdin='{"to": "a"}\n' * 1500 + "oops\n")
     assert answer.code == 2
     assert "stdin, line 1501 is not JSON" in answer.err
-    assert "the first 1000 lines were enqueued" in answer.err
+    assert "enqueued before that: 1,000 lines" in answer.err

@@ -99,7 +99,7 @@ def test_the_jobs_of_a_store_are_read_and_not_changed(run: Run, folder: Path) ->
         before = client.list_jobs().items
     answer = run("simulate", "--days", "2")
     assert answer.code == 0, answer.err
-    assert answer.out.splitlines()[0].startswith("48 runs of 1 jobs from ")
+    assert answer.out.splitlines()[0].startswith("48 runs of 1 job from ")
     assert "not counted: 1 paused, 1 without a schedule" in answer.out
     with Client(f"sqlite:///{folder}/mainspring.db").blocking as client:
         assert client.list_jobs().items == before
@@ -128,6 +128,6 @@ def test_jobs_beyond_the_table_are_counted(run: Run, folder: Path) -> None:
     (folder / "many.toml").write_text("\n".join(lines))
     answer = run("simulate", "--file", "many.toml", "--days", "1")
     assert answer.code == 0, answer.err
-    assert f"and {25 - MOST_ROWS} more jobs (--json lists them)" in answer.out
+    assert f"and {25 - MOST_ROWS} more jobs (--json lists all)" in answer.out
     refused = run("simulate", "--file", "many.toml", "--days", "0")
     assert (refused.code, "--days is 1 to 366, not '0'" in refused.err) == (2, True)

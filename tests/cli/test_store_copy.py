@@ -52,7 +52,7 @@ def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) ->
         webhook = {"url": "https://example.org/", "headers": {"Authorization": "Bearer t0k3n"}}
         blocking.add_job("call", webhook=webhook)
     answer = run("store", "copy", HERE, THERE)
-    assert "1 jobs have secrets, encrypted with the key of" in answer.out
+    assert "secrets of 1 job are encrypted with the key of" in answer.out
     assert "MAINSPRING_SECRET_KEY, or what is in " in answer.out
     assert "mainspring.db-secret.key)" in answer.out
     key = Path("mainspring.db-secret.key").read_text()
@@ -72,7 +72,7 @@ def test_again(run: Run, stocked: dict[str, str]) -> None:
     run("store", "copy", HERE, THERE)
     answer = run("store", "copy", HERE, THERE)
     assert answer.code == 0
-    assert "2 runs were there from a copy before, 0 of them have gone on since" in answer.out
+    assert "a copy before had brought 2 runs; of these, 0 had gone on since" in answer.out
 
 
 def test_a_dry_run_writes_nothing(run: Run, stocked: dict[str, str], folder: Path) -> None:

@@ -165,7 +165,7 @@ async def test_each_action_of_the_page(dashboard: Dashboard, page: Page) -> None
     await backfill.get_by_label("From").fill("2026-01-01T00:00:00")
     await backfill.get_by_label("Until").fill("2026-01-01T03:00:00")
     await backfill.get_by_role("button", name="Count first").click()
-    await expect(backfill).to_contain_text("3 slots: 3 would run, 0 have a run already.")
+    await expect(backfill).to_contain_text("3 slots: 3 would run, 0 already have a run.")
     assert len((await scheduler.list_runs(job="mail")).items) == 1
     await backfill.get_by_label("From").fill("2025-12-31T23:30:00")
     await backfill.get_by_label("At most").fill("2")

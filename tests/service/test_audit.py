@@ -75,4 +75,4 @@ async def test_a_store_that_is_away_delays_no_answer(
     monkeypatch.setattr(log._notes, "now", away)
     log.record(None, "", "POST", "/x", 200)
     await log.written()
-    assert "1 entries of the audit log are lost: away" in caplog.text
+    assert "the audit log lost 1 entry: away" in caplog.text

@@ -7,12 +7,14 @@ from datetime import timedelta
 import pytest
 
 from mainspring.service.api_keys import FRESH
-from mainspring.service.sessions import COOKIE, LASTS
+from mainspring.service.middleware import WRONG_KEYS_A_MINUTE
+from mainspring.service.sessions import LASTS
 from mainspring.testing import FakeClock
 from tests.support.service import Api, Make, sample_scheduler
 
 SESSION = "/api/v1/session"
 OURS = {"Origin": "http://127.0.0.1:3000"}
+COOKIE = "mainspring_session_3000"
 
 
 async def signed_in(make: Make, scope: str = "write") -> Api:
@@ -134,3 +136,38 @@ async def test_a_proxy_may_use_another_scheme_for_itself(make: Make) -> None:
     assert (await api.get("/api/v1/jobs", headers=basic)).status_code == 200
     api.cookies.clear()
     assert (await api.get("/api/v1/jobs", headers=basic)).status_code == 401
+
+
+async def test_services_at_two_ports_of_a_host_have_sessions_of_their_own(make: Make) -> None:
+    """A browser sends the cookies of a host to all its ports."""
+    api = await signed_in(make)
+    other = {"Host": "127.0.0.1:3001"}
+    _, text = await api.app.state.service.keys.create("bob", "read")
+    answer = await api.post(SESSION, headers={"Authorization": f"Bearer {text}", **other})
+    assert answer.headers["set-cookie"].startswith("mainspring_session_3001=")
+    both = f"{answer.headers['set-cookie'].partition(';')[0]}; {COOKIE}={api.cookies[COOKIE]}"
+    api.cookies.clear()
+    assert (await api.get(SESSION, headers={"Cookie": both})).json()["name"] == "ada"
+    assert (await api.get(SESSION, headers={"Cookie": both, **other})).json()["name"] == "bob"
+    proxied = await api.post(
+        SESSION, headers={"Authorization": f"Bearer {text}", "Host": "jobs.example.org"}
+    )
+    assert proxied.headers["set-cookie"].startswith("mainspring_session=")
+
+
+async def test_wrong_cookies_count_as_wrong_keys(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", "read")
+    answers = [
+        await api.get("/api/v1/jobs", headers={"Cookie": f"{COOKIE}=made-up-{number}"})
+        for number in range(2 * WRONG_KEYS_A_MINUTE)
+    ]
+    codes = [answer.status_code for answer in answers]
+    assert codes[:WRONG_KEYS_A_MINUTE] == [401] * WRONG_KEYS_A_MINUTE
+    assert codes[-1] == 429
+    assert "retry-after" in answers[-1].headers
+    wrong_key = {"Authorization": "Bearer ms_wrong"}
+    assert (await api.get("/api/v1/jobs", headers=wrong_key)).status_code == 429
+    right = {"Authorization": f"Bearer {text}"}
+    assert (await api.post(SESSION, headers=right)).status_code == 201  # nobody is locked out
+    assert (await api.get("/api/v1/jobs")).status_code == 200

@@ -21,6 +21,7 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import Output, progress_bar
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ async def _backfill(
                 )
             except asyncio.CancelledError:
                 raise CommandError(
-                    f"stopped after {done:,} slots",
+                    f"stopped after {plural(done, 'slot')}",
                     code=FAILED,
                     advice="the same command goes on: slots that have a run are left alone",
                 ) from None
@@ -149,8 +150,8 @@ def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:
     verb = "would be added" if dry_run else "added"
     count = len(found.added)
     output.line(
-        f"{found.slots:,} {'slot' if found.slots == 1 else 'slots'} of {found.job_id}:"
-        f" {count:,} {'run' if count == 1 else 'runs'} {verb}, {len(found.existing):,} left alone"
+        f"{plural(found.slots, 'slot')} of {found.job_id}:"
+        f" {plural(count, 'run')} {verb}, {len(found.existing):,} left alone"
     )
     states = Counter(state.value for state in found.existing.values())
     for state, number in sorted(states.items()):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.output import progress_bar
+from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client
@@ -39,7 +40,7 @@ async def enqueue_lines(
                 await client.enqueue_many(job_id, chunk, **options)
             except Exception as error:
                 if done:
-                    error.add_note(f"the first {done} lines were enqueued")
+                    error.add_note(f"enqueued before that: {plural(done, 'line')}")
                 raise
             done += len(chunk)
             move(done, total)

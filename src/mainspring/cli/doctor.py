@@ -10,6 +10,7 @@ from mainspring.cli.errors import FAILED
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import STYLES, Output
 from mainspring.cli.store_access import StoreChoice
+from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from mainspring.cli.doctor_checks import Check
@@ -55,10 +56,6 @@ def _tell(output: Output, checks: list[Check]) -> None:
     warned = sum(check.status == "warn" for check in checks)
     output.line()
     if failed or warned:
-        output.line(f"{_count(failed, 'fault')}, {_count(warned, 'warning')}")
+        output.line(f"{plural(failed, 'fault')}, {plural(warned, 'warning')}")
     else:
         output.line("all checks passed")
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -31,6 +31,7 @@ from mainspring.cli.time_format import span
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Job, State, replace
 from mainspring.core.node_runs import is_node_handler
+from mainspring.core.plurals import plural
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.live_workers import (
     LiveWorker,
@@ -319,7 +320,7 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
     orphans = len(find_orphans(jobs, workers))
     advice = f"`{prune_command(url)}` lists all whose code is gone" if orphans > 1 else ""
     if len(jobs) > 3:
-        more = f"{len(jobs) - 3} more {'job' if len(jobs) == 4 else 'jobs'}"
+        more = plural(len(jobs) - 3, "more job")
         yield Check("warn", "handlers", f"and {more} without a worker", advice)
     elif orphans > 1:
         yield Check("warn", "handlers", f"{orphans} jobs are orphaned", advice)

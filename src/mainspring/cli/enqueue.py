@@ -18,6 +18,7 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ async def _enqueue_many(
         output.document({"job_id": job_id, "enqueued": count})
     else:
         output.line(
-            f"enqueued {count:,} runs of {job_id}"
+            f"enqueued {plural(count, 'run')} of {job_id}"
             if count
             else "the file has no lines: nothing was enqueued"
         )

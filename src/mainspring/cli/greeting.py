@@ -11,6 +11,7 @@ from mainspring import __version__
 from mainspring.cli import time_format
 from mainspring.cli.store_access import Found
 from mainspring.core.clock import utcnow
+from mainspring.core.plurals import plural
 from mainspring.engine.live_workers import without_worker
 from mainspring.scheduler.start_message import HOW_TO_STOP
 
@@ -70,7 +71,7 @@ def _greet_person(
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     queues = "all queues" if scheduler.queues is None else ", ".join(sorted(scheduler.queues))
-    places = "1 run" if scheduler.workers == 1 else f"{scheduler.workers} runs"
+    places = plural(scheduler.workers, "run")
     console.print(f"[bold]Mainspring {__version__}[/] on {store}", markup=True)
     console.print(f"  {places} at once from {queues}; process {os.getpid()}", markup=False)
     if not scheduler.enabled:

@@ -12,6 +12,7 @@ from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, module_beside
 from mainspring.cli.options import JsonOption, example
 from mainspring.cli.output import Output
+from mainspring.core.plurals import plural
 
 __all__ = ["group"]
 
@@ -163,7 +164,7 @@ def _finish(made: Imported, out: str | None, name: str | None, output: Output) -
         output.line(made.toml().rstrip())
         output.note("--out FILE also writes the functions of the jobs, beside it")
     else:
-        jobs = "1 job" if len(made.jobs) == 1 else f"{len(made.jobs)} jobs"
+        jobs = plural(len(made.jobs), "job")
         output.line(f"wrote {jobs} to {out}, and their functions to {made.module}.py beside it")
     if made.remarks:
         output.note(f"not carried over from {made.source}, or not as it was:")

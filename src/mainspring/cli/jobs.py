@@ -36,6 +36,7 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.plurals import plural
 from mainspring.errors import InvalidInput, JobExists
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _note_orphans(
             output.note(f"{why}; if its code is gone: {removal_command(job, choice.url)}")
     if len(orphaned) > MOST_ORPHANS:
         more = len(orphaned) - MOST_ORPHANS
-        output.note(f"and {more} more {'job' if more == 1 else 'jobs'} without a worker")
+        output.note(f"and {plural(more, 'more job')} without a worker")
     if len(find_orphans(orphaned, workers)) > 1:
         output.note(f"{prune_command(choice.url)} lists all whose code is gone")
 
@@ -448,7 +449,7 @@ async def _prune_orphans(
 
 
 def _count_jobs(jobs: list[Job]) -> str:
-    return f"{len(jobs)} {'job' if len(jobs) == 1 else 'jobs'}"
+    return plural(len(jobs), "job")
 
 
 def _orphan_columns() -> list[Column[Any]]:

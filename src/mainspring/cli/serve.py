@@ -17,6 +17,7 @@ import typer
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import FileOption, JsonOption, StoreOption, example, finish, span_of
 from mainspring.cli.store_access import Found, StoreChoice
+from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
@@ -287,6 +288,8 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"[bold]Mainspring {__version__}[/] on {url}", markup=True)
-    console.print(f"  jobs in {store}; {scheduler.workers} runs at once; process {os.getpid()}")
+    console.print(
+        f"  jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}"
+    )
     console.print(f"  the dashboard: {url}/    the API's reference: {url}/docs")
     console.print(f"  {HOW_TO_STOP}", style="dim")

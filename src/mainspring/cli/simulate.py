@@ -13,6 +13,7 @@ from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from mainspring.core.forecast import Collision, Forecast, JobLoad, Overrun
@@ -148,7 +149,8 @@ def _tell(output: Output, found: Forecast) -> None:
     last = f"{(found.end - timedelta(microseconds=1)).astimezone(zone):%Y-%m-%d}"
     first = f"{found.start.astimezone(zone):%Y-%m-%d}"
     output.line(
-        f"{found.runs:,} runs of {len(found.jobs)} jobs from {first} to {last} ({found.timezone})",
+        f"{plural(found.runs, 'run')} of {plural(len(found.jobs), 'job')} from {first} to {last}"
+        f" ({found.timezone})",
         style="bold",
     )
     left_out = [f"{found.paused} paused"] if found.paused else []
@@ -185,7 +187,7 @@ def _tell_heat(output: Output, found: Forecast) -> None:
     for day, row in zip(WEEKDAYS, found.heat, strict=True):
         cells = "".join(f"{_shade(mean, most, shades) * 2} " for mean in row)
         output.line(f"{day}  {cells.rstrip()}".rstrip())
-    output.line(f"darkest: {most:g} runs in an hour")
+    output.line(f"darkest: {most:g} {'run' if most == 1 else 'runs'} in an hour")
     output.line()
 
 
@@ -203,7 +205,7 @@ def _tell_jobs(output: Output, found: Forecast) -> None:
     ]
     output.table(columns, found.jobs[:MOST_ROWS])
     if len(found.jobs) > MOST_ROWS:
-        output.line(f"and {len(found.jobs) - MOST_ROWS} more jobs (--json lists them)")
+        output.line(f"and {plural(len(found.jobs) - MOST_ROWS, 'more job')} (--json lists all)")
 
 
 def _tell_collisions(output: Output, found: Forecast) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import Found, StoreChoice, database_file, find_store
+from mainspring.core.plurals import plural
 from mainspring.errors import StoreMissing
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
     output.fields([("jobs", str(copied.jobs)), *_shown(copied.runs)])
     if copied.there:
         output.line(
-            f"{copied.there} runs were there from a copy before, {copied.mended} of them have"
-            " gone on since and were made equal"
+            f"a copy before had brought {plural(copied.there, 'run')}; of these,"
+            f" {copied.mended:,} had gone on since: made equal"
         )
     output.line("counted on both sides, and equal")
     if copied.secrets:
         output.line(
-            f"{copied.secrets} jobs have secrets, encrypted with the key of {here.name}: give every"
-            f" process on {there.name} the same one ({_key_of(source)})"
+            f"secrets of {plural(copied.secrets, 'job')} are encrypted with the key of {here.name}:"
+            f" give every process on {there.name} the same one ({_key_of(source)})"
         )
 
 
@@ -96,7 +97,7 @@ def _tell(output: Output, seen: StoreContents, *, source: str, target: str, alre
     output.line(f"would copy {source} to {target}")
     output.fields([("jobs", str(seen.jobs)), *_shown(seen.runs)])
     output.line(
-        f"TO holds {already} runs; they are compared when it is copied"
+        f"TO holds {plural(already, 'run')}; each is compared when it is copied"
         if already
         else "TO is empty"
     )
@@ -176,7 +177,7 @@ class _Lines:
 
     def tell(self, done: int, total: int) -> None:
         if done >= self._next:
-            self._output.note(f"{done} of {total} runs")
+            self._output.note(f"{done:,} of {plural(total, 'run')}")
             self._next = done - done % TOLD_EVERY + TOLD_EVERY
 
 

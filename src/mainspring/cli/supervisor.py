@@ -12,6 +12,7 @@ from asyncio.subprocess import DEVNULL, Process
 from mainspring.cli.errors import BAD_INPUT, OK
 from mainspring.cli.worker_command import WorkerCommand
 from mainspring.core.clock import SystemClock
+from mainspring.core.plurals import plural
 
 __all__ = ["supervise"]
 
@@ -51,7 +52,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        log.info("process %d supervises %d workers", os.getpid(), self._count)
+        log.info("process %d supervises %s", os.getpid(), plural(self._count, "worker"))
         await asyncio.gather(*(self._keep(place + 1) for place in range(self._count)))
         return self._code
 
@@ -61,7 +62,8 @@ class Supervisor:
             self._code = 128 + number
             self._signal_all(signal.SIGKILL)
             return
-        log.info("stopping %d processes (signal again to kill them)", len(self._children))
+        what = plural(len(self._children), "process", "processes")
+        log.info("stopping %s (signal again to kill)", what)
         self._stop(number)
 
     def _stop(self, number: signal.Signals) -> None:

@@ -27,6 +27,7 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
+from mainspring.core.plurals import plural
 from mainspring.core.policy import Breaker
 from mainspring.errors import NotStarted, StoreError
 from mainspring.scheduler import Scheduler
@@ -171,7 +172,8 @@ async def _fill(scheduler: Scheduler, said: Callable[[str], None], jobs: int) ->
     definitions = make_jobs(scheduler, now, jobs, chance)
     await scheduler.store.put_jobs([JobWrite.put(job) for job in definitions])
     history = list(make_history(definitions, now, chance))
-    said(f"filling the demo with {jobs} jobs and {len(history):,} runs of the last week …")
+    filled = f"{plural(jobs, 'job')} and {plural(len(history), 'run')}"
+    said(f"filling the demo with {filled} of the last week …")
     for at in range(0, len(history), CHUNK):
         await scheduler.store.add(history[at : at + CHUNK])
         await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from mainspring.core.model import Run, State
+from mainspring.core.plurals import plural as with_noun
 from mainspring.core.schedules.zones import zone_named
 
 __all__ = ["FILTERS", "address", "sentence"]
@@ -145,7 +146,7 @@ def pretty_json(value: Any) -> str:
 
 def plural(count: float, word: str, words: str | None = None) -> str:
     """3 jobs, 1 job."""
-    return f"{number(count)} {word if count == 1 else words or word + 's'}"
+    return with_noun(count, word, words).replace(",", _NARROW)
 
 
 def first_line(text: str | None, most: int = 160) -> str:

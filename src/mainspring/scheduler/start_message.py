@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 
+from mainspring.core.plurals import plural
 from mainspring.stores.url_redaction import without_password
 
 __all__ = ["HOW_TO_STOP", "show", "summary"]
@@ -40,7 +41,7 @@ def summary(
     named = ", ".join(jobs[:MOST_NAMED])
     if len(jobs) > MOST_NAMED:
         more = len(jobs) - MOST_NAMED
-        named += f" and {more} more {'job' if more == 1 else 'jobs'}"
+        named += f" and {plural(more, 'more job')}"
     taken = "" if queues is None else f" of the queues {', '.join(sorted(queues))}"
     return (
         f"Mainspring runs {named or 'what is enqueued'} from {without_password(store)},"

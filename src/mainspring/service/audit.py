@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from mainspring.core.clock import to_us
 from mainspring.core.model import Note, Page
+from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, Notes
 
@@ -72,15 +73,19 @@ class AuditLog:
                     *(self._notes.put_note(_note(_entry(now, *one))) for one in batch)
                 )
             except MainspringError as error:
-                log.error("%d entries of the audit log are lost: %s", len(batch), error)
+                log.error("the audit log lost %s: %s", _entries(len(batch)), error)
             if self._dropped:
-                log.error("%d entries of the audit log are lost: too many wait", self._dropped)
+                log.error("the audit log lost %s: too many wait", _entries(self._dropped))
                 self._dropped = 0
 
     async def list(self, limit: int = 50, cursor: str | None = None) -> Page[AuditEntry]:
         """Entries, newest first."""
         page = await self._notes.list_notes(KIND, limit=limit, cursor=cursor)
         return Page([AuditEntry(**note.value) for note in page.items], page.cursor)
+
+
+def _entries(count: int) -> str:
+    return plural(count, "entry", "entries")
 
 
 def _entry(

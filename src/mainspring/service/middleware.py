@@ -284,6 +284,8 @@ class RequestChecks:
             return None
         key = None if cookie is None else await self._sessions.key(cookie)
         if key is None:
+            if cookie is not None:
+                self._count_wrong_key(scope)
             raise ApiError(
                 401,
                 "this request needs an API key: send the header 'Authorization: Bearer ms_…'"
@@ -305,15 +307,19 @@ class RequestChecks:
             key = await self._keys.check(text, away=_is_scrape(scope))
             if key is not None:
                 return key
-        client = (scope.get("client") or ("unknown",))[0]
-        if wait := self._wrong_keys.take(client):
-            raise _too_many("too many wrong keys came from this address", wait)
+        self._count_wrong_key(scope)
         raise ApiError(
             401,
             "this API key is unknown, revoked or expired",
             code="key_unknown",
             headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
         )
+
+    def _count_wrong_key(self, scope: Scope) -> None:
+        """Count a key or a session that is not valid. Refuse the request if there were many."""
+        client = (scope.get("client") or ("unknown",))[0]
+        if wait := self._wrong_keys.take(client):
+            raise _too_many("too many wrong keys came from this address", wait)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> tuple[bytes, Message | None]:
         """The whole body. If the client disconnects meanwhile, also the message that says so."""

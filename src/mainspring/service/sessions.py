@@ -18,7 +18,7 @@ from mainspring.core.model import Note
 from mainspring.errors import Conflict
 from mainspring.service.api_keys import FRESH, Key, Keys, Notes
 
-__all__ = ["COOKIE", "LASTS", "Sessions", "session_cookie"]
+__all__ = ["LASTS", "Sessions", "cookie_name", "session_cookie"]
 
 COOKIE = "mainspring_session"
 KIND = "session"
@@ -66,12 +66,20 @@ class Sessions:
         self._known.pop(name, None)
 
 
+def cookie_name(headers: Headers) -> str:
+    """The name of the session's cookie. It has the port of the address that the browser uses: a
+    browser sends cookies to all ports of a host, and each service there needs its own."""
+    _, _, port = headers.get("host", "").rpartition(":")
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
+
+
 def session_cookie(headers: Headers) -> str | None:
     """The text of the session's cookie, or None. Read by hand: the standard library's parser drops
     every cookie behind one that it cannot read."""
+    wanted = cookie_name(headers)
     for part in headers.get("cookie", "").split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE and value:
+        if name == wanted and value:
             return value
     return None
 

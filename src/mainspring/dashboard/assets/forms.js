@@ -62,7 +62,8 @@ function showAnswer(form, answer) {
   if (words) {
     const there = Object.keys(answer.existing).length;
     words.textContent =
-      `${answer.slots} slots: ${answer.added.length} would run, ${there} have a run already.` +
+      `${answer.slots} ${answer.slots === 1 ? "slot" : "slots"}: ${answer.added.length} would run,` +
+      ` ${there} already ${there === 1 ? "has" : "have"} a run.` +
       (answer.nextSlot ? ` The rest begins at ${answer.nextSlot}.` : "");
     words.hidden = false;
   }

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Response
 
 from mainspring.core import schedules
 from mainspring.core.forecast import MOST_DAYS
+from mainspring.core.plurals import plural
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
 from mainspring.core.schedules.zones import check_zone, zone_named
@@ -125,7 +126,9 @@ def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
         raise ApiError.of_fields(FieldError(name, str(error))) from None
     zone = zone_named(schedule.timezone)
     if len(slots) < count and schedule.next(until) is not None:
-        warnings.insert(0, f"only the first {len(slots)} slots were computed: they take long")
+        warnings.insert(
+            0, f"only {plural(len(slots), 'slot')} could be computed: more would take long"
+        )
     return Preview(
         schedule=schedule_text(schedule) or "",
         description=schedule.describe(),

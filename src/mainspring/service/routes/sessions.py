@@ -9,7 +9,7 @@ from mainspring.service.dependencies import ServiceDep, by_session, key_of
 from mainspring.service.problems import ApiError
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
-from mainspring.service.sessions import COOKIE, LASTS, session_cookie
+from mainspring.service.sessions import LASTS, cookie_name, session_cookie
 
 __all__ = ["router"]
 
@@ -18,7 +18,8 @@ router = APIRouter(prefix="/api/v1/session", tags=["keys"])
 
 @router.post("", status_code=201, response_model=Session, summary="Sign in with an API key")
 async def begin_session(service: ServiceDep, request: Request) -> Response:
-    """The answer sets a cookie that stands for the key of the request, for 12 hours."""
+    """The answer sets a cookie that stands for the key of the request, for 12 hours. Its name is
+    `mainspring_session`, with the port of the service's address if that has one."""
     key = key_of(request)
     if key is None:
         raise ApiError(409, "no API key is needed here: there is nothing to sign in to")
@@ -59,7 +60,7 @@ def _set_cookie(request: Request, answer: Response, text: str) -> None:
     HTTPS: behind a proxy this process sees plain HTTP."""
     origin = request.headers.get("origin", "")
     answer.set_cookie(
-        COOKIE,
+        cookie_name(request.headers),
         text,
         max_age=int(LASTS.total_seconds()) if text else 0,
         path=request.scope.get("root_path", "") or "/",
