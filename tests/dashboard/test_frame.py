@@ -106,3 +106,13 @@ async def test_a_new_service_says_what_to_do_first(page: Page) -> None:
         assert (await scheduler.get_job("sample")).handler == SAMPLE_HANDLER
         await page.goto(f"{made.url}/")
         await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+async def test_charts_are_drawn_without_a_valid_language(dashboard: Dashboard, page: Page) -> None:
+    """A machine without a locale has such a name."""
+    name = "Object.defineProperty(Navigator.prototype, 'language', { get: () => 'en-US@posix' })"
+    await page.add_init_script(name)
+    await page.goto(f"{dashboard.url}/")
+    assert await page.evaluate("navigator.language") is not None
+    await expect(page.locator("#throughput canvas")).to_be_visible()
+    await expect(page.locator("#durations canvas")).to_be_visible()

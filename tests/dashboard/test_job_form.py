@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Dialog, Frame, Locator, Page, Route, expect
 
 from mainspring.core.policy import Backoff
 from mainspring.dashboard.views.job_form import duration_text
@@ -108,6 +110,19 @@ async def test_a_webhook_is_created_and_its_secret_is_shown_once(
     assert "queue" not in job.origins  # what was left empty is not the job's own
     assert job.schedule is not None
     assert job.schedule.timezone == "Europe/Berlin"
+
+
+async def test_the_form_says_who_sees_the_address(api: Api) -> None:
+    form = (await api.get("/new-job", headers=HTML)).text
+    assert "Everybody with a read key sees the address. Put secrets into headers." in form
+    described = (await api.get("/openapi.json")).json()["components"]["schemas"]
+    texts = [
+        field.get("description", "")
+        for schema in described.values()
+        for name, field in schema.get("properties", {}).items()
+        if name == "endpoint"
+    ]
+    assert any("read key sees it: put secrets into headers" in text for text in texts)
 
 
 async def test_a_job_with_the_id_new_has_a_page(api: Api) -> None:
@@ -257,21 +272,139 @@ async def test_a_browser_that_would_change_a_number_sends_nothing(
     assert dict((await scheduler.get_job("big")).metadata) == dict(before.metadata)
 
 
-async def test_two_people_do_not_overwrite_each_other(dashboard: Dashboard, page: Page) -> None:
+async def conflict(dashboard: Dashboard, page: Page) -> Locator:
+    """Two people edit the job `mail`. Both change its description, one also its queue and whether
+    it is enabled, the other its tags. Returns what the second to save sees."""
     scheduler = dashboard.scheduler
-    await scheduler.add_job("mail", handler="greet", description="first")
+    await scheduler.add_job("mail", handler="greet", description="first", schedule="0 9 * * *")
     await page.goto(f"{dashboard.url}/jobs/mail/edit")
     await page.get_by_label("Description").fill("mine")
-    await scheduler.update_job("mail", description="theirs")
+    await page.get_by_label("Tags").fill("my-tag")
+    await scheduler.update_job(
+        "mail", description="<b>theirs</b>", schedule="0 10 * * *", queue="slow", overlap="allow"
+    )
+    await scheduler.pause_job("mail")
     await page.get_by_role("button", name="Save").click()
-    dialog = page.get_by_role("dialog", name="Somebody changed this job")
-    await dialog.get_by_role("button", name="Load again").click()
-    await expect(page.get_by_label("Description")).to_have_value("theirs")
-    assert (await scheduler.get_job("mail")).description == "theirs"
+    seen = page.get_by_role("region", name="Another person changed this job")
+    await expect(seen.get_by_role("row", name="Description")).to_contain_text("first")
+    return seen
+
+
+async def test_after_a_conflict_a_person_saves_theirs_over_it(
+    dashboard: Dashboard, page: Page
+) -> None:
+    seen = await conflict(dashboard, page)
+    rows = await seen.locator("tbody tr").all_inner_texts()
+    cells = {name: parts for name, *parts in (map(str.strip, row.split("\t")) for row in rows)}
+    assert cells == {
+        "Description": ["first", "<b>theirs</b>", "mine"],
+        "Schedule": ["0 9 * * *", "0 10 * * *", "—"],
+        "If it still runs then": ["skip the new slot", "run both", "—"],
+        "Queue": ["default", "slow", "—"],
+        "Enabled: its slots fire": ["yes", "no", "—"],
+    }
+    await expect(page.get_by_label("Description")).to_have_value("mine")  # nothing is lost
+    await expect(page.get_by_label("Schedule")).to_have_value("0 10 * * *")
+    await expect(page.locator("#preview")).to_contain_text("10:00")
+    assert (await dashboard.scheduler.get_job("mail")).description == "<b>theirs</b>"
+    await seen.get_by_role("button", name="Save mine").click()
+    await page.wait_for_url("**/jobs/mail")
+    job = await dashboard.scheduler.get_job("mail")
+    assert (job.description, job.tags) == ("mine", ("my-tag",))
+    assert (job.policy.queue, job.policy.overlap, job.enabled) == ("slow", "allow", False)
+    assert job.schedule is not None
+    assert job.schedule.describe() == "At 10:00, UTC"
+
+
+async def test_after_a_conflict_a_person_takes_the_others(dashboard: Dashboard, page: Page) -> None:
+    seen = await conflict(dashboard, page)
+    await seen.get_by_role("button", name="Take theirs").click()
+    await expect(page.get_by_label("Description")).to_have_value("<b>theirs</b>")
+    await expect(page.get_by_label("Tags")).to_have_value("")
+    assert (await dashboard.scheduler.get_job("mail")).tags == ()
+
+
+async def test_a_job_that_was_deleted_meanwhile_leaves_the_form(
+    dashboard: Dashboard, page: Page
+) -> None:
+    await dashboard.scheduler.add_job("mail", handler="greet")
+    await page.goto(f"{dashboard.url}/jobs/mail/edit")
     await page.get_by_label("Description").fill("mine")
+    await dashboard.scheduler.remove_job("mail")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("alert")).to_contain_text("mail")
+    await expect(page.get_by_label("Description")).to_have_value("mine")
+
+
+async def test_what_was_typed_before_the_scripts_were_there_is_sent(
+    dashboard: Dashboard, page: Page
+) -> None:
+    await dashboard.scheduler.add_job("mail", handler="greet", description="first")
+    released = asyncio.Event()
+
+    async def late(route: Route) -> None:
+        await released.wait()
+        await route.continue_()
+
+    await page.route("**/job_form.js", late)
+    await page.goto(f"{dashboard.url}/jobs/mail/edit")
+    await page.get_by_label("Description").fill("typed early")
+    await expect(page.get_by_role("button", name="Save")).to_be_disabled()
+    released.set()
     await page.get_by_role("button", name="Save").click()
     await page.wait_for_url("**/jobs/mail")
-    assert (await scheduler.get_job("mail")).description == "mine"
+    assert (await dashboard.scheduler.get_job("mail")).description == "typed early"
+
+
+async def leaves(page: Page, leave: Callable[[], Awaitable[Any]]) -> bool:
+    """Whether the page is left without a question. A question is answered with "stay"."""
+    answered: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def stay(dialog: Dialog) -> None:
+        await dialog.dismiss()
+        answered.put_nowait(False)
+
+    def left(frame: Frame) -> None:
+        answered.put_nowait(True)
+
+    page.on("dialog", stay)
+    page.on("framenavigated", left)
+    await leave()
+    found = await answered.get()
+    page.remove_listener("dialog", stay)
+    page.remove_listener("framenavigated", left)
+    return found
+
+
+async def test_a_changed_form_is_not_left_without_a_question(
+    dashboard: Dashboard, page: Page
+) -> None:
+    await dashboard.scheduler.add_job("mail", handler="greet", schedule="0 9 * * *")
+    await page.goto(f"{dashboard.url}/jobs/mail/edit")
+    description, queue = page.get_by_label("Description"), page.get_by_label("Queue", exact=True)
+
+    async def by_shortcut() -> None:
+        await page.get_by_text("More options").focus()
+        await page.keyboard.press("g")
+        await page.keyboard.press("r")
+
+    async def by_link() -> None:  # a click waits for the page that does not come
+        await page.evaluate("setTimeout(() => document.querySelector('a[href=\"/runs\"]').click())")
+
+    await description.click()
+    await page.keyboard.type("typed")
+    for leave in (by_shortcut, by_link):
+        assert not await leaves(page, leave)
+    await expect(description).to_have_value("typed")
+    await description.fill("")  # as it was
+    await queue.select_text()
+    assert await leaves(page, by_shortcut)
+    await page.goto(f"{dashboard.url}/jobs/mail/edit")
+    await page.get_by_label("If it still runs then").select_option("allow")
+    assert not await leaves(page, by_shortcut)
+    await page.get_by_role("button", name="Save").click()  # a saved form asks nothing
+    await page.wait_for_url("**/jobs/mail")
+    assert (await dashboard.scheduler.get_job("mail")).policy.overlap == "allow"
 
 
 async def test_an_edit_of_a_webhook_keeps_its_secrets_and_rotates_one(

@@ -243,3 +243,15 @@ async def test_a_page_says_who_owns_the_job(api: Api, code: bool) -> None:
         await api.scheduler.add_job("mine", handler="greet")
     text = await shown(api, "/jobs/report" if code else "/jobs/mine")
     assert ("code: a program defines it" in text) is code
+
+
+async def test_a_large_payload_is_cut(api: Api) -> None:
+    big = {"text": "x" * 200_000}
+    await api.scheduler.add_job("big", handler="greet", payload=big, metadata={"m": "y" * 50_000})
+    page = (await api.get("/jobs/big", headers=HTML)).text
+    assert len(page) < 100_000
+    assert page.count("Only its beginning.") == 2
+    assert 'href="/api/v1/jobs/big"' in page
+    form = (await api.get("/jobs/big/edit", headers=HTML)).text
+    assert "x" * 200_000 in form  # to be edited it must be whole
+    assert "data-live" not in form

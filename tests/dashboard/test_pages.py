@@ -57,7 +57,7 @@ async def test_a_page_that_needs_more_says_so(make: Make) -> None:
 async def test_a_wrong_parameter_gives_a_page_that_says_which(api: Api) -> None:
     answer = await api.get("/?window=9y", headers=HTML)
     assert answer.status_code == 422
-    assert "window" in answer.text
+    assert answer.text.count("not &#39;9y&#39;") == 1
     assert answer.headers["content-type"].startswith("text/html")
 
 
@@ -76,3 +76,34 @@ async def test_a_body_for_an_asset_is_not_read(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     answer = await api.post("/assets/x/app.css", json={"a": 1})
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [
+        ("/jobs?page=-1", "The number of the page is 1 or more, not &#39;-1&#39;."),
+        (f"/jobs?q={'x' * 201}", "The search has at most 200 characters."),
+        ("/runs?since=soon", "“Since”"),
+    ],
+)
+async def test_an_error_page_says_it_once_in_the_words_of_the_form(
+    api: Api, address: str, sentence: str
+) -> None:
+    answer = await api.get(address, headers=HTML)
+    assert answer.status_code == 422
+    main = answer.text.partition("<main")[2]
+    assert main.count(sentence) == 1
+    [content] = re.findall(r'<div class="card">(.*?)</div>', main, re.S)
+    assert content.count("<p>") == 3  # the sentence and two ways on
+    assert f'href="{address.partition("?")[0]}"' in content
+
+
+async def test_a_page_past_the_end_shows_the_last_one(api: Api) -> None:
+    for number in range(30):
+        await api.scheduler.add_job(f"job-{number:02}", handler="greet")
+    last = (await api.get("/jobs?page=100000&q=job-", headers=HTML)).text
+    assert "26 to 30 of 30 jobs" in last
+    assert 'id="job-job-29"' in last
+    assert "page=" not in last.partition('rel="prev"')[2].partition(">")[0]
+    none = (await api.get("/jobs?page=3&q=nothing", headers=HTML)).text
+    assert "No job matches" in none

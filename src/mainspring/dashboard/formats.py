@@ -18,6 +18,9 @@ __all__ = ["FILTERS", "address", "sentence"]
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 SHORT_ID = 20
+LONGEST_JSON = 32 * 1024
+"""Characters of a payload or a result that a page shows. A live page is read again and again."""
+
 _NARROW = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -144,6 +147,12 @@ def pretty_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
+def short_json(value: Any) -> tuple[str, bool]:
+    """A value as JSON, and whether that is only its beginning. A text stays as it is."""
+    text = value if isinstance(value, str) else pretty_json(value)
+    return text[:LONGEST_JSON], len(text) > LONGEST_JSON
+
+
 def plural(count: float, word: str, words: str | None = None) -> str:
     """3 jobs, 1 job."""
     return with_noun(count, word, words).replace(",", _NARROW)
@@ -236,6 +245,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "plural": plural,
     "sentence": sentence,
     "short_id": short_id,
+    "short_json": short_json,
     "short_worker": short_worker,
     "size": size,
     "span": span,

@@ -43,6 +43,18 @@ NAVIGATION = (
 )
 """Address, name and icon of each page in the menu, in order."""
 
+FIELD_LABELS = {
+    "q": "The search",
+    "at": "The time",
+    "zone": "The time zone",
+    "job": "The job id",
+    "since": "“Since”",
+    "until": "“Before”",
+    "page": "The number of the page",
+    "cursor": "The place in the list",
+}
+"""Parameters of pages as people know them: by the field of the form. Others have their name."""
+
 ADMIN_PAGES = frozenset({"keys", "audit"})
 
 
@@ -147,7 +159,7 @@ def error_page(request: Request, error: ApiError) -> Response:
     one, and back afterwards."""
     if error.status == 401:
         return _to_sign_in(request)
-    titles = {403: "Not allowed", 404: "Not found", 503: "Not available"}
+    titles = {403: "Not allowed", 404: "Not found", 429: "Too many requests", 503: "Not available"}
     title = titles.get(error.status, "Something went wrong")
     answer = render(
         request,
@@ -155,12 +167,27 @@ def error_page(request: Request, error: ApiError) -> Response:
         page="",
         title=title,
         status=error.status,
-        message=formats.sentence(str(error)),
-        fields=error.errors or (),
+        sentences=_sentences(error),
+        is_parameter=bool(error.errors and request.url.query),
+        may_sign_in=error.status == 429 and viewer_of(request).name is None,
     )
     for name, value in (error.headers or {}).items():
         answer.headers.setdefault(name, value)
     return answer
+
+
+def _sentences(error: ApiError) -> list[str]:
+    """What went wrong, once: for each field, or as a whole."""
+    if not error.errors:
+        return [formats.sentence(str(error))]
+    found = []
+    for one in error.errors:
+        label = FIELD_LABELS.get(one.field, f"The {one.field}")
+        text = one.sentence or one.message
+        if text.startswith((f"{one.field} ", f"{one.field}: ")):
+            text = label + text.removeprefix(one.field)
+        found.append(formats.sentence(text))
+    return list(dict.fromkeys(found))
 
 
 def _to_sign_in(request: Request) -> Response:

@@ -27,7 +27,18 @@ export async function startCharts() {
   });
 }
 
+// uPlot makes a number format of navigator.language when it is loaded. On a machine without a locale
+// that is "en-US@posix", which is no valid name of a language, and uPlot would throw.
+function checkLanguage() {
+  try {
+    Intl.NumberFormat(navigator.language);
+  } catch {
+    Object.defineProperty(navigator, "language", { value: "en-US" });
+  }
+}
+
 function loadUplot() {
+  checkLanguage();
   return new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = document.body.dataset.assets.replace("app.js", "vendor/uplot.min.js");

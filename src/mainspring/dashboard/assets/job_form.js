@@ -1,8 +1,10 @@
 // The form of a job: its preview while typing, its test call, and what is sent.
 import { call, root } from "./api.js";
+import { takeOver } from "./conflict.js";
 import { clearErrors, collect, FieldFault, requestText, showProblem } from "./forms.js";
-import { ask, say } from "./messages.js";
+import { say } from "./messages.js";
 import { inZone, relative } from "./times.js";
+import { allowLeaving, asLoaded, warnBeforeLeaving } from "./unsaved.js";
 
 const TYPING_MS = 300;
 const SLOTS = 10;
@@ -15,8 +17,11 @@ let asked = 0;
 
 export function start() {
   fillZones();
+  initial = asLoaded(form, (loaded) => {
+    showKind();
+    return collect(loaded);
+  });
   showKind();
-  initial = collect(form);
   form.addEventListener("change", (event) => {
     if (event.target.name === "kind") showKind();
   });
@@ -31,12 +36,19 @@ export function start() {
       preview();
     }
   });
+  document.getElementById("take-theirs")?.addEventListener("click", () => {
+    allowLeaving();
+    location.reload();
+  });
+  document.getElementById("save-mine")?.addEventListener("click", save);
+  warnBeforeLeaving(form);
   document.getElementById("test-call")?.addEventListener("click", testCall);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     save();
   });
   preview();
+  form.querySelector(".form-buttons .primary").disabled = false; // without this script it would send nothing
 }
 
 function fillZones() {
@@ -209,16 +221,16 @@ async function testCall() {
 
 async function save() {
   clearErrors(form);
-  const button = form.querySelector("button.primary");
+  const button = form.querySelector(".form-buttons .primary");
   button.disabled = true;
   try {
     const made = jobId === undefined ? await create() : await change();
     if (made === null) return;
-    initial = collect(form);
+    allowLeaving();
     if (made.signingSecret) showSecret(made);
     else location.assign(`${root}/jobs/${encodeURIComponent(made.id)}`);
   } catch (problem) {
-    if (problem.status === 412) await offerReload();
+    if (problem.status === 412) await showConflict();
     else showProblem(form, problem);
   } finally {
     button.disabled = false;
@@ -236,10 +248,13 @@ async function change() {
   return call("PATCH", `api/v1/jobs/${encodeURIComponent(jobId)}`, found, { "If-Match": form.dataset.etag });
 }
 
-async function offerReload() {
-  const question =
-    "Somebody changed this job after you opened the page, so nothing was saved. Load it again? What you typed here is lost.";
-  if (await ask(question, "Load again")) location.reload();
+async function showConflict() {
+  try {
+    initial = collect(await takeOver(form));
+    preview();
+  } catch (problem) {
+    showProblem(form, problem);
+  }
 }
 
 function showSecret(made) {

@@ -6,6 +6,7 @@ import { say } from "./messages.js";
 export function startKeys() {
   const form = document.getElementById("key-form");
   const error = document.getElementById("key-name-error");
+  form.querySelector("button").disabled = false; // without this script it would send nothing
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     error.textContent = "";

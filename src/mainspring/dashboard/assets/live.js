@@ -10,6 +10,7 @@ let lastAt = 0;
 let source = null;
 let isLive = true;
 let isHeld = false;
+let isAimed = false;
 
 const main = () => document.getElementById("main");
 
@@ -27,13 +28,15 @@ export function hold(held) {
   if (held && main()) window.htmx.trigger("#main", "htmx:abort");
 }
 
+const mayUpdate = () => isLive && !isHeld && !isAimed && !document.hidden;
+
 function refreshSoon() {
-  if (!isLive || isHeld || document.hidden) return;
+  if (!mayUpdate()) return;
   const wait = Math.max(0, lastAt + SOONEST_MS - performance.now());
   if (timer === null) {
     timer = setTimeout(() => {
       timer = null;
-      if (isLive && !isHeld && !document.hidden) refresh();
+      if (mayUpdate()) refresh();
     }, wait);
   }
 }
@@ -53,6 +56,10 @@ export function startLive() {
     show(button);
     follow();
     if (isLive) refresh();
+  });
+  // Nothing moves while the mouse is on a button of a row: an update could put another row under it.
+  document.addEventListener("pointerover", ({ pointerType, target }) => {
+    isAimed = pointerType === "mouse" && target.closest("[data-steady]") !== null;
   });
   document.addEventListener("visibilitychange", () => {
     follow();

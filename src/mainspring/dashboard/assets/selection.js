@@ -2,7 +2,7 @@
 //
 //   <section data-selection="api/v1/runs/bulk" data-match="{…}" data-matching="the filters in words">
 //     <span data-ticked>, <input data-all-matching>, <input data-tick-all>, <input data-tick value="id">
-//     <button data-does="retry">; with data-ids="[…]" or data-of="{…}" it is for these or for that match
+//     <button data-does="retry">; inside of an element with data-ids="[…]" it is for these
 import { call } from "./api.js";
 import { refresh } from "./live.js";
 import { ask, say } from "./messages.js";
@@ -43,11 +43,11 @@ function show(section) {
 
 // Which runs the button is for: {ids} or {match}, and how the question names them.
 function chosen(section, button) {
-  if (button.dataset.ids) {
-    const ids = JSON.parse(button.dataset.ids);
-    return { body: { ids }, words: `${runs(ids.length)} ${button.dataset.words}` };
+  const group = button.closest("[data-ids]");
+  if (group !== null) {
+    const ids = JSON.parse(group.dataset.ids);
+    return { body: { ids }, words: `${runs(ids.length)} ${group.dataset.words}` };
   }
-  if (button.dataset.of) return { body: { match: JSON.parse(button.dataset.of) }, words: button.dataset.words };
   if (section.querySelector("[data-all-matching]")?.checked) {
     return { body: { match: JSON.parse(section.dataset.match) }, words: `all runs that match (${section.dataset.matching})` };
   }
@@ -63,7 +63,8 @@ async function act(section, button) {
     return;
   }
   const verb = action[0].toUpperCase() + action.slice(1);
-  if (!(await ask(`${verb} ${found.words}? ${FITS[action]}`, verb))) return;
+  const end = action === "delete" ? " This cannot be undone." : "";
+  if (!(await ask(`${verb} ${found.words}? ${FITS[action]}${end}`, verb))) return;
   button.setAttribute("aria-busy", "true");
   try {
     const { matched, done, more } = await call("POST", section.dataset.selection, { action, ...found.body });

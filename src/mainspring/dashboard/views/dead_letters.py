@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,6 +41,11 @@ class Group(Struct, frozen=True):
         """The error, with # for what differs."""
         lines = {first_line(run.error or run.reason) for run in self.runs}
         return lines.pop() if len(lines) == 1 else self.pattern
+
+    @property
+    def id(self) -> str:
+        """The same for the same job and error, wherever the group is in the list."""
+        return hashlib.sha256(f"{self.job_id}\n{self.pattern}".encode()).hexdigest()[:16]
 
     @property
     def ids(self) -> list[str]:

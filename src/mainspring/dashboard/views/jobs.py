@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from mainspring.core.model import State
+from mainspring.core.model import Job, Page, State
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.dashboard.pictures import draw_runs
 from mainspring.dashboard.sample import sample_job
@@ -51,19 +51,24 @@ async def jobs(
         "tag": filters["tag"] or None,
         "queue": filters["queue"] or None,
     }
-    found, paused_since, workers = await asyncio.gather(
-        client.list_jobs(
+
+    async def read_page(number: int) -> Page[Job]:
+        return await client.list_jobs(
             **match,
             order=ORDERS[sort],
             descending=desc,
             limit=PAGE,
-            offset=(page - 1) * PAGE,
+            offset=(number - 1) * PAGE,
             with_total=True,
             last_runs=False,
-        ),
-        client.paused_since(),
-        client.list_workers(),
+        )
+
+    found, paused_since, workers = await asyncio.gather(
+        read_page(page), client.paused_since(), client.list_workers()
     )
+    if page > 1 and not found.items and found.total:  # past the end: jobs may have been deleted
+        page = -(-found.total // PAGE)
+        found = await read_page(page)
     health, runs = await asyncio.gather(
         client.jobs_health(found.items),
         asyncio.gather(

@@ -23,7 +23,6 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-LONGEST_JSON = 32 * 1024
 SHORTENED = 2 * 1024
 """Characters of each text of an attempt, unless the attempt is the one that is looked at. A run
 keeps up to 20 attempts with 64 KiB of log lines each."""
@@ -282,8 +281,8 @@ def _json(value: Any) -> tuple[str | None, bool]:
     """A value as it is shown, and whether that is only its beginning."""
     if value is None:
         return None, False
-    text = formats.pretty_json(to_json_value(value))
-    return text[:LONGEST_JSON], len(text) > LONGEST_JSON
+    shown = to_json_value(value)
+    return formats.short_json(formats.pretty_json(shown))
 
 
 def _command(request: Request, run: Run) -> str:

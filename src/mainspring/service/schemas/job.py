@@ -669,7 +669,8 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
 WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     FieldSpec(
         "endpoint",
-        "The URL that the job calls. It may hold templates such as `{{jobId}}`.",
+        "The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a"
+        " read key sees it: put secrets into headers, which are masked.",
         "https://api.example.com/webhook",
         sent=Annotated[str, Field(json_schema_extra={"maxLength": MAX_URL})] | None,
         answered=str | None,
