@@ -15,7 +15,7 @@ from mainspring.engine.slots import plan
 from mainspring.stores import open_store
 from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.protocol import JobQuery
-from mainspring.stores.sqlite import jobs as firing
+from mainspring.stores.sqlite import jobs
 from mainspring.testing.store_calls import put_job
 
 
@@ -43,15 +43,15 @@ async def test_chains_of_many_jobs_fire_in_as_many_steps_as_one_on_sqlite(
         policy = Policy.make(misfire="all")
         assert await put_job(store, replace(job, schedule=cron("* * * * * *"), policy=policy))
     steps: list[int] = []
-    whole = firing._fire
+    whole = jobs._fire
 
     def counted(tx: Any, firings: Any, fired: Any) -> None:
         steps.append(len(firings))
         whole(tx, firings, fired)
 
-    monkeypatch.setattr(firing, "_fire", counted)
-    jobs = (await store.jobs(JobQuery(due=now))).items
-    chains = [plan(job, now)[0] for job in jobs]
+    monkeypatch.setattr(jobs, "_fire", counted)
+    due = (await store.jobs(JobQuery(due=now))).items
+    chains = [plan(job, now)[0] for job in due]
     [length] = {len(chain) for chain in chains}
     assert length > 1
     fired = await store.fire([one for chain in chains for one in chain])

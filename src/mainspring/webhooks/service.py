@@ -18,7 +18,7 @@ from mainspring.core.model import Job, SigningSecret, Webhook, replace
 from mainspring.core.policy import Span
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import Store
-from mainspring.webhooks import definition as definitions
+from mainspring.webhooks import definition
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.redaction import SecretRedactor
@@ -144,11 +144,11 @@ class Webhooks:
         if self._client is not None:
             await self._client.close()
 
-    def define(self, job_id: str, given: definitions.Given) -> Webhook:
-        return definitions.define(job_id, given, self._need().vault, self.allow)
+    def define(self, job_id: str, given: definition.Given) -> Webhook:
+        return definition.define(job_id, given, self._need().vault, self.allow)
 
-    def changed(self, job: Job, given: definitions.Given) -> Webhook:
-        return definitions.changed(job.id, _of(job), given, self._need().vault, self.allow)
+    def changed(self, job: Job, given: definition.Given) -> Webhook:
+        return definition.changed(job.id, _of(job), given, self._need().vault, self.allow)
 
     def rotated(
         self, job: Job, now: datetime, *, old_valid_for: Span = "24h", secret: str | None = None
@@ -161,7 +161,7 @@ class Webhooks:
         webhook, fresh = _of(job), secret or new_signing_secret()
         until = now + duration(old_valid_for, what="old_valid_for")
         former = [SigningSecret(one.sealed, until) for one in webhook.signing[:1] if until > now]
-        signing = definitions.sign_with(job.id, fresh, self.vault)
+        signing = definition.sign_with(job.id, fresh, self.vault)
         return replace(webhook, signing=(signing, *former)), fresh
 
     def alike(self, one: Job, other: Job) -> bool:
@@ -192,7 +192,7 @@ class Webhooks:
     def resealed(self, job: Job) -> Job:
         """The job with every secret encrypted with the newest key."""
         webhook, opened = _of(job), self._clear(job)
-        origin = definitions.origin_of(webhook.url)
+        origin = definition.origin_of(webhook.url)
         after = replace(
             webhook,
             secret_headers={
@@ -261,7 +261,7 @@ class Webhooks:
 
     def _clear(self, job: Job) -> dict[str, str]:
         webhook = _of(job)
-        origin = definitions.origin_of(webhook.url)
+        origin = definition.origin_of(webhook.url)
         return {
             name: self.vault.open(sealed, job.id, f"the header {name.lower()}", origin)
             for name, sealed in webhook.secret_headers.items()

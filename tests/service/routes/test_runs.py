@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mainspring.core.model import Run
-from mainspring.service.routes import health as observability
+from mainspring.service.routes import health
 from tests.service.routes.test_jobs import created, refused
 from tests.support.service import Api, Make, until
 
@@ -235,7 +235,7 @@ async def test_probes(make: Make) -> None:
 async def test_an_engine_that_does_not_answer_is_not_ready(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observability, "ENGINE_SECONDS", 0.2)
+    monkeypatch.setattr(health, "ENGINE_SECONDS", 0.2)
     api: Api = await make(workers=1)
     go = threading.Event()
 

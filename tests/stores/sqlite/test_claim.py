@@ -14,8 +14,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import State
 from mainspring.stores.protocol import RunQuery
-from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, schema
-from mainspring.stores.sqlite import runs as writes
+from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, runs, schema
 from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import _shape
 from mainspring.stores.sqlite.file_lock import FileLock
@@ -179,10 +178,10 @@ SEVERAL_LANES = [
 
 BULK = (
     *SEVERAL_LANES,
-    writes._RENEW,
-    (f"{RUN_SELECT} {writes._HOLDERS[0]}", *writes._HOLDERS[1:]),
-    writes._HELD,
-    writes._WAIT,
+    runs._RENEW,
+    (f"{RUN_SELECT} {runs._HOLDERS[0]}", *runs._HOLDERS[1:]),
+    runs._HELD,
+    runs._WAIT,
     jobs._ADVANCE,
 )
 
@@ -244,4 +243,4 @@ def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
 
 
 def test_prune_walks_an_index(database: sqlite3.Connection) -> None:
-    assert scans(plan(database, writes._PRUNE)) == []
+    assert scans(plan(database, runs._PRUNE)) == []

@@ -22,8 +22,16 @@ from mainspring.core import transitions
 from mainspring.core.model import Run, State, replace, slot_run_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
-from mainspring.engine import backfill, breakers, operations, outcome, revival, slot_firer, sweeper
-from mainspring.engine import slots as planning
+from mainspring.engine import (
+    backfill,
+    breakers,
+    operations,
+    outcome,
+    revival,
+    slot_firer,
+    slots,
+    sweeper,
+)
 from mainspring.engine.breakers import Breakers
 from mainspring.engine.completer import Completer, Queued
 from mainspring.engine.engine import Engine
@@ -411,9 +419,9 @@ def _backfills() -> Patches:
     def chosen(job: Any, now: datetime, until: datetime, most: int) -> Any:
         newest = job.schedule.previous(until + timedelta(microseconds=1)) or job.next_run_at
         newest = max(newest, job.next_run_at)
-        return planning._all_slots(job, job.next_run_at, newest, 100, most)
+        return slots._all_slots(job, job.next_run_at, newest, 100, most)
 
-    return [patch.object(planning, "_chosen", chosen)]
+    return [patch.object(slots, "_chosen", chosen)]
 
 
 def _overlap_unseen() -> Patches:
@@ -655,7 +663,7 @@ def _pause_unseen() -> Patches:
 
 def _caught_up_after_a_pause() -> Patches:
     def plan(job: Any, now: Any, followers: Any, most: int, pauses: Any) -> Any:
-        return planning.plan(job, now, followers, most)
+        return slots.plan(job, now, followers, most)
 
     return [patch.object(slot_firer, "plan", plan)]
 

@@ -48,7 +48,14 @@ from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.mongodb.transaction import Conflict, attempt
 from mainspring.stores.protocol import Claim
 
-__all__ = ["Taken", "UnansweredClaims", "bring_back", "claim", "next_due", "stamp_lanes"]
+__all__ = [
+    "Taken",
+    "UnansweredClaims",
+    "claim_runs",
+    "next_due",
+    "release_set_aside",
+    "stamp_lanes",
+]
 
 TRIES = 40
 WALKS = 100
@@ -92,7 +99,7 @@ class Taken(NamedTuple):
     """A time by the server's clock, before the claim looked for due runs."""
 
 
-async def claim(
+async def claim_runs(
     db: Database, claim: Claim, partition: ClaimPartition, unanswered: UnansweredClaims
 ) -> Taken:
     if claim.limit <= 0 or not claim.handlers:
@@ -421,7 +428,7 @@ async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
     return [run for run in taken if run.unreadable is None]
 
 
-async def bring_back(db: Database, runs: Sequence[Run]) -> None:
+async def release_set_aside(db: Database, runs: Sequence[Run]) -> None:
     """Let claims find these readable runs again, which were set aside or have a damaged lane. If
     their job has a limit, the next claim moves them to its lane."""
     is_text = {"$eq": [{"$type": "$lane.g"}, "string"]}

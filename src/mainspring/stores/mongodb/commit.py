@@ -26,7 +26,7 @@ from mainspring.stores.mongodb.dedupe import read_keys, take_keys
 from mainspring.stores.mongodb.prune import delete_finished
 from mainspring.stores.mongodb.transaction import in_transaction
 
-__all__ = ["EncodedChange", "apply", "commit"]
+__all__ = ["EncodedChange", "apply", "commit_changes"]
 
 RESENDS = 20
 _NESTED = ("lane.q", "lane.h")
@@ -50,7 +50,7 @@ class EncodedChange(NamedTuple):
         return cls(change.id, expect, fields, revives, change.deletes, change.change_id)
 
 
-async def commit(
+async def commit_changes(
     db: Database, changes: Sequence[Change], applied: set[int] | None = None
 ) -> list[bool]:
     """Which changes are applied. The ids of those that were not applied before are added to

@@ -14,12 +14,12 @@ from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import TTL_NOTE_KEPT
 
-__all__ = ["delete_finished", "prunable", "prune"]
+__all__ = ["delete_finished", "prunable", "prune_runs"]
 
 _FINISHED = sorted(map(str, FINISHED))
 
 
-async def prune(db: Database, before: datetime, limit: int) -> int:
+async def prune_runs(db: Database, before: datetime, limit: int) -> int:
     """Delete by ids, and only runs that have not changed since they were read: a run may be revived
     meanwhile."""
     now = to_us(await db.now())

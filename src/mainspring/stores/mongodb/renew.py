@@ -21,14 +21,14 @@ from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Held, Renewed
 
-__all__ = ["renew"]
+__all__ = ["renew_leases"]
 
 TRIES = 20
 _TOLD = {"cancel_requested": 1, "reason": 1}
 _NAMES = ("job_id", "token", "leased_at", "evicted")
 
 
-async def renew(db: Database, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+async def renew_leases(db: Database, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
     kept: dict[str, Renewed] = {}
     for part in chunks(held):
         kept |= await _renew(db, {item.id: item for item in part}, span_us(lease))

@@ -24,17 +24,23 @@ from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
 from mainspring.core.statistics import WHOLE_STORE, Ending, ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
-from mainspring.stores.mongodb import claim as claims
-from mainspring.stores.mongodb import commit as changes
 from mainspring.stores.mongodb import counters, insert, notes, queries, schema
-from mainspring.stores.mongodb import jobs as firing
-from mainspring.stores.mongodb import prune as upkeep
-from mainspring.stores.mongodb import renew as renewals
+from mainspring.stores.mongodb.claim import (
+    Taken,
+    UnansweredClaims,
+    claim_runs,
+    next_due,
+    release_set_aside,
+)
 from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.commit import commit_changes
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
+from mainspring.stores.mongodb.jobs import fire, put_jobs
 from mainspring.stores.mongodb.notifier import Notifier
+from mainspring.stores.mongodb.prune import prune_runs
+from mainspring.stores.mongodb.renew import renew_leases
 from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
 from mainspring.stores.mongodb.sessions import SessionPool
 from mainspring.stores.mongodb.url import MongoUrl, driver_defaults
@@ -68,7 +74,7 @@ class _Session:
     clients: Clients
     loop: asyncio.AbstractEventLoop
     partition: ClaimPartition
-    unanswered: claims.UnansweredClaims = field(default_factory=claims.UnansweredClaims)
+    unanswered: UnansweredClaims = field(default_factory=UnansweredClaims)
     giving_back: set[asyncio.Task[list[Run]]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
 
@@ -144,7 +150,7 @@ class MongoStore:
 
     async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
-        taking = claims.claim(session.db, claim, session.partition, session.unanswered)
+        taking = claim_runs(session.db, claim, session.partition, session.unanswered)
         work = asyncio.create_task(taking)
         try:
             with translating():
@@ -155,7 +161,7 @@ class MongoStore:
             if taken.runs:
                 return Claimed(taken.runs)
             with translating():
-                return Claimed([], await claims.next_due(session.db, claim, taken.since))
+                return Claimed([], await next_due(session.db, claim, taken.since))
         except asyncio.CancelledError:
             back = asyncio.create_task(self._give_back(session.db, work))
             session.giving_back.add(back)
@@ -164,19 +170,19 @@ class MongoStore:
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         with translating():
-            return await renewals.renew(self._db, held, lease)
+            return await renew_leases(self._db, held, lease)
 
-    async def commit(self, changes_: Sequence[Change]) -> list[bool]:
-        if not changes_:
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        if not changes:
             return []
         with translating():
             applied: set[int] = set()
             try:
-                done = await changes.commit(self._db, changes_, applied)
+                done = await commit_changes(self._db, changes, applied)
             finally:  # sent again, what was applied is not counted
-                ended = [change.ending for change in changes_ if change.change_id in applied]
+                ended = [change.ending for change in changes if change.change_id in applied]
                 await counters.count(self._db, ended)
-        self._notify(new=any(change.set.get("state") not in FINISHED for change in changes_))
+        self._notify(new=any(change.set.get("state") not in FINISHED for change in changes))
         return done
 
     async def find(self, query: RunQuery) -> Page[Run]:
@@ -201,7 +207,7 @@ class MongoStore:
                 return 0
             await self._bring_back(max(limit, 1))
             await counters.prune(self._db)
-            return await upkeep.prune(self._db, before, limit)
+            return await prune_runs(self._db, before, limit)
 
     async def _end_transactions_of_lapsed_runs(self) -> None:
         """End open transactions of dead workers' handlers. They lock their runs, and a rescue would
@@ -219,7 +225,7 @@ class MongoStore:
         page = await queries.find(self._db, RunQuery(set_aside=True, limit=limit))
         readable = [run for run in page.items if run.unreadable is None]
         if readable:
-            await claims.bring_back(self._db, readable)
+            await release_set_aside(self._db, readable)
             self._notify()
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
@@ -228,7 +234,7 @@ class MongoStore:
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         with translating():
-            done = await firing.put_jobs(self._db, writes)
+            done = await put_jobs(self._db, writes)
             pairs = zip(writes, done, strict=True)
             await counters.drop(self._db, [w.id for w, kept in pairs if kept and w.job is None])
         self._notify()
@@ -246,7 +252,7 @@ class MongoStore:
         with translating():
             fired = [Fired(False)] * len(firings)
             try:
-                await firing.fire(self._db, firings, fired)
+                await fire(self._db, firings, fired)
             finally:  # sent again, what was fired is not counted
                 changed = [run for one in fired if one.done for run in (*one.replaced, *one.runs)]
                 await counters.count(self._db, map(ending_of, changed))
@@ -296,12 +302,12 @@ class MongoStore:
         if self._session is not None:
             self._session.notifier.notify(new=new)
 
-    async def _give_back(self, db: Database, work: asyncio.Task[claims.Taken]) -> list[Run]:
+    async def _give_back(self, db: Database, work: asyncio.Task[Taken]) -> list[Run]:
         """Release the runs of a claim whose caller was cancelled. The attempt does not count."""
         try:
             runs = (await work).runs
             now = await db.now()
-            await changes.commit(db, [transitions.released(run, now, began=False) for run in runs])
+            await commit_changes(db, [transitions.released(run, now, began=False) for run in runs])
         except (PyMongoError, MainspringError):
             return []  # their leases lapse, and they are rescued
         return runs

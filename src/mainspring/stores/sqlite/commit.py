@@ -22,7 +22,7 @@ from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
-__all__ = ["EncodedChange", "SomeSentAgain", "commit"]
+__all__ = ["EncodedChange", "SomeSentAgain", "commit_changes"]
 
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
@@ -67,7 +67,7 @@ class EncodedChange(NamedTuple):
         return cls(change.id, change.change_id, shape, values, alone, change.ending)
 
 
-def commit(tx: WriteTransaction, items: Sequence[EncodedChange]) -> list[bool]:
+def commit_changes(tx: WriteTransaction, items: Sequence[EncodedChange]) -> list[bool]:
     done = [False] * len(items)
     is_new = [False] * len(items)
     alone = _is_alone if not tx.one_by_one else lambda _: True

@@ -25,8 +25,8 @@ from weakref import WeakSet
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidState, TransactionAborted, TransactionExpired
 from mainspring.stores.protocol import Held
-from mainspring.stores.sqlite import commit as changes
 from mainspring.stores.sqlite.codec import from_us
+from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
@@ -60,7 +60,7 @@ class HandlerTransaction:
         self.held = held
         self.limit = limit.total_seconds()
         self.begun: Future[HandlerConnection] = Future()
-        self.ending: Future[changes.EncodedChange | None] = Future()
+        self.ending: Future[EncodedChange | None] = Future()
         self.ended: Future[bool] = Future()
         self.ended.set_running_or_notify_cancel()  # a cancelled caller does not undo the commit
         self._ask = ask
@@ -73,7 +73,7 @@ class HandlerTransaction:
         return await self._answer(self.begun)
 
     async def commit(self, change: Change) -> bool:
-        self.ending.set_result(changes.EncodedChange.of(change))
+        self.ending.set_result(EncodedChange.of(change))
         return await self._answer(self.ended)
 
     async def rollback(self) -> None:
@@ -118,7 +118,7 @@ def run_handler_transaction(
         if completion is None:
             return False
         now = clock.follow(connection)
-        [done] = changes.commit(WriteTransaction(connection, from_us(now), now), [completion])
+        [done] = commit_changes(WriteTransaction(connection, from_us(now), now), [completion])
         if done:
             connection.execute("COMMIT")
             identity.check()
@@ -127,7 +127,7 @@ def run_handler_transaction(
         connection.end()
 
 
-def _wait_for_end(transaction: HandlerTransaction) -> changes.EncodedChange | None:
+def _wait_for_end(transaction: HandlerTransaction) -> EncodedChange | None:
     try:
         return transaction.ending.result(transaction.limit)
     except TimeoutError:

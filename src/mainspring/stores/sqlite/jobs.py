@@ -18,10 +18,10 @@ from mainspring.stores.sqlite.codec import (
     select_runs,
     to_us,
 )
-from mainspring.stores.sqlite.commit import EncodedChange, commit
+from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.counters import drop as drop_counters
 from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
-from mainspring.stores.sqlite.runs import NewRun, add
+from mainspring.stores.sqlite.runs import NewRun, add_runs
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["JobRow", "drop_jobs", "fire", "put_jobs"]
@@ -148,10 +148,12 @@ def _fire(tx: WriteTransaction, firings: Mapping[int, Firing], fired: list[Fired
         earlier = unfinished.get(firing.job_id, [])
         added, changes = overlapped(firing, earlier, tx.time)
         runs += map(NewRun.of, added)
-        done = commit(tx, [EncodedChange.of(change) for change in changes]) if changes else []
+        done = (
+            commit_changes(tx, [EncodedChange.of(change) for change in changes]) if changes else []
+        )
         replaced.append(ended(earlier, changes, done))
         counts.append(len(added))
-    stored = iter(add(tx, runs))
+    stored = iter(add_runs(tx, runs))
     for at, count, gone in zip(due, counts, replaced, strict=True):
         fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)), gone)
     bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])

@@ -46,11 +46,11 @@ from mainspring.stores.sqlite.write_transaction import WriteTransaction
 __all__ = [
     "ClaimedRows",
     "NewRun",
-    "add",
-    "claim",
-    "prune",
+    "add_runs",
+    "claim_runs",
+    "prune_runs",
     "release_set_aside",
-    "renew",
+    "renew_leases",
     "set_aside",
 ]
 
@@ -74,7 +74,7 @@ class NewRun(NamedTuple):
         return cls(replace(run, payload=codec.decode(text), duplicate=False), text)
 
 
-def add(tx: WriteTransaction, items: Sequence[NewRun]) -> list[Added]:
+def add_runs(tx: WriteTransaction, items: Sequence[NewRun]) -> list[Added]:
     duplicates = _duplicates(tx, items) if any(i.run.dedupe_key is not None for i in items) else {}
     fresh = [item for at, item in enumerate(items) if at not in duplicates]
     stored = _insert(tx, fresh)
@@ -192,7 +192,7 @@ class ClaimedRows:
             return None
 
 
-def claim(tx: WriteTransaction, items: Sequence[Claim]) -> list[ClaimedRows]:
+def claim_runs(tx: WriteTransaction, items: Sequence[Claim]) -> list[ClaimedRows]:
     return [_claim(tx, item) for item in items]
 
 
@@ -242,7 +242,7 @@ _RELEASE_SET_ASIDE = (
 )
 
 
-def renew(tx: WriteTransaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
+def renew_leases(tx: WriteTransaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
     """Extend leases. Each item is a held run and the length of its lease in microseconds. Reads
     only the columns that decide."""
     rows = [
@@ -291,7 +291,7 @@ _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE 
 # -- maintain ------------------------------------------------------------------------------------
 
 
-def prune(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[int]:
+def prune_runs(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Delete old runs and expired notes. Each item is a time and the most runs to delete."""
     tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
     tx.changed(_WAITED)

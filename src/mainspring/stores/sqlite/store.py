@@ -35,14 +35,23 @@ from mainspring.stores.protocol import (
     RunQuery,
     StoreInfo,
 )
-from mainspring.stores.sqlite import commit as committing
-from mainspring.stores.sqlite import jobs as firing
 from mainspring.stores.sqlite import notes, queries
-from mainspring.stores.sqlite import runs as writes
 from mainspring.stores.sqlite.codec import from_us, runs_one_by_one, span_us, to_us
+from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.handler_transaction import HandlerTransaction
+from mainspring.stores.sqlite.jobs import JobRow, drop_jobs, fire, put_jobs
 from mainspring.stores.sqlite.mailbox import CLOSED, Operation
 from mainspring.stores.sqlite.reader import NOW, Reader
+from mainspring.stores.sqlite.runs import (
+    ClaimedRows,
+    NewRun,
+    add_runs,
+    claim_runs,
+    prune_runs,
+    release_set_aside,
+    renew_leases,
+    set_aside,
+)
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.writer import Writer
 
@@ -120,13 +129,13 @@ class SqliteStore:
         return self._clock.now()
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
-        added: list[Added] = await self._write(writes.add, [writes.NewRun.of(r) for r in runs])
+        added: list[Added] = await self._write(add_runs, [NewRun.of(r) for r in runs])
         return added
 
     async def claim(self, claim: Claim) -> Claimed:
         while True:
             [taken] = await self._write(
-                writes.claim, [claim], wakes=False, undo=self._release_claimed
+                claim_runs, [claim], wakes=False, undo=self._release_claimed
             )
             runs: list[Run] | None = taken.runs()
             if runs is None:
@@ -139,17 +148,17 @@ class SqliteStore:
         fails, their leases lapse, and the next claim tries again."""
         found = dict(await self._open_session().reader.read(runs_one_by_one, list(seqs)))
         aside = [(seq, run.token) for seq, run in found.items() if run.unreadable is not None]
-        await self._write(writes.set_aside, aside, wakes=False)
+        await self._write(set_aside, aside, wakes=False)
         return [found[seq] for seq in seqs if seq in found and found[seq].unreadable is None]
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         items = [(item, span_us(lease)) for item in held]
-        renewed = await self._write(writes.renew, items, wakes=False)
+        renewed = await self._write(renew_leases, items, wakes=False)
         return [item for item in renewed if item is not None]
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        items = [committing.EncodedChange.of(change) for change in changes]
-        done: list[bool] = await self._write(committing.commit, items)
+        items = [EncodedChange.of(change) for change in changes]
+        done: list[bool] = await self._write(commit_changes, items)
         return done
 
     async def find(self, query: RunQuery) -> Page[Run]:
@@ -168,21 +177,21 @@ class SqliteStore:
         if before is None:  # a crash leaves nothing half done here
             return 0
         await self._release_set_aside(max(limit, 1))
-        [count] = await self._write(writes.prune, [(to_us(before), max(limit, 0))], wakes=False)
+        [count] = await self._write(prune_runs, [(to_us(before), max(limit, 0))], wakes=False)
         return int(count)
 
     async def _release_set_aside(self, limit: int) -> None:
         """Let claims find the runs again that were set aside and can be read by now."""
         page = await self.find(RunQuery(set_aside=True, limit=limit))
         readable = [run.id for run in page.items if run.unreadable is None]
-        await self._write(writes.release_set_aside, readable)
+        await self._write(release_set_aside, readable)
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
         return await self._open_session().reader.read(queries.jobs, query)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        items = [firing.JobRow.of(write) for write in writes]
-        put = firing.put_jobs if any(item.row for item in items) else firing.drop_jobs
+        items = [JobRow.of(write) for write in writes]
+        put = put_jobs if any(item.row for item in items) else drop_jobs
         done: list[bool] = await self._write(put, items)
         return done
 
@@ -196,7 +205,7 @@ class SqliteStore:
         return versions
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        [fired] = await self._write(firing.fire, [list(firings)])
+        [fired] = await self._write(fire, [list(firings)])
         return list(fired)
 
     async def wait(self, timeout: float) -> bool:
@@ -235,16 +244,14 @@ class SqliteStore:
             )
         return self._session
 
-    def _release_claimed(self, result: list[writes.ClaimedRows]) -> None:
+    def _release_claimed(self, result: list[ClaimedRows]) -> None:
         """Release the runs of a claim whose caller was cancelled. They lose no attempt."""
         session, runs = self._session, result[0].runs()
         if session is None or not runs:  # the leases of unreadable runs lapse
             return
         now = self._clock.now()
-        back = [
-            committing.EncodedChange.of(transitions.released(run, now, began=False)) for run in runs
-        ]
+        back = [EncodedChange.of(transitions.released(run, now, began=False)) for run in runs]
         loop = asyncio.get_running_loop()
         session.writer.mailbox.put(
-            Operation(committing.commit, back, loop, loop.create_future(), True)
+            Operation(commit_changes, back, loop, loop.create_future(), True)
         )

@@ -27,7 +27,6 @@ from mainspring.core.clock import Clock
 from mainspring.core.model import replace
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.protocol import Claim
-from mainspring.stores.sqlite import jobs, runs
 from mainspring.stores.sqlite.claim import Selection, next_due, next_runs
 from mainspring.stores.sqlite.codec import from_us
 from mainspring.stores.sqlite.commit import SomeSentAgain
@@ -37,7 +36,9 @@ from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.stores.sqlite.files import all_files, make_private, wide_open
 from mainspring.stores.sqlite.handler_transaction import HandlerTransaction, run_handler_transaction
+from mainspring.stores.sqlite.jobs import fire, put_jobs
 from mainspring.stores.sqlite.mailbox import CLOSED, Mailbox, Notifier, Operation, deliver
+from mainspring.stores.sqlite.runs import ClaimedRows, add_runs, claim_runs
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
     check_file,
@@ -60,7 +61,7 @@ wait long."""
 _POLL_SECONDS = 0.02
 _DOUBT_RECHECK_SECONDS = 0.2
 
-_GROWING = (runs.add, jobs.fire, jobs.put_jobs)
+_GROWING = (add_runs, fire, put_jobs)
 """The operations that a store on a full disk refuses, so that running work can be recorded."""
 
 Outcome = tuple[Operation, Any, BaseException | None]
@@ -221,7 +222,7 @@ class Writer:
         return refused + (self._execute(rest) if rest else [])
 
     def _execute(self, group: list[Operation]) -> list[Outcome]:
-        only_claims = all(work.run is runs.claim for work in group)
+        only_claims = all(work.run is claim_runs for work in group)
         if only_claims and not self.identity.in_doubt and (idle := self._answer_idle_claims(group)):
             return idle
         try:
@@ -250,7 +251,7 @@ class Writer:
                     next_due(self._connection, claim, now, one.next_start)
                     for claim, one in zip(work.items, found, strict=True)
                 ]
-                answers.append((work, [runs.ClaimedRows(next_due=at) for at in coming], None))
+                answers.append((work, [ClaimedRows(next_due=at) for at in coming], None))
         except sqlite3.Error:
             return None  # the claim itself reports the error
         return answers

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.core import transitions as states
+from mainspring.core import transitions
 from mainspring.core.model import (
     Job,
     Run,
@@ -176,7 +176,7 @@ class Suite:
 
     async def finished(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
         run = await self.running(store, run_id, **fields)
-        assert await store.commit([states.succeeded(run, await store.now(), None)]) == [True]
+        assert await store.commit([transitions.succeeded(run, await store.now(), None)]) == [True]
         return await self.one(store, run_id)
 
     async def renew(self, store: Store, *runs: Run, lease: float = 30) -> list[Renewed]:
