@@ -1,5 +1,5 @@
-"""Keeps the architecture: imports point down, no modules import each other in a circle, one module
-reads the clock, and ARCHITECTURE.md names every module."""
+"""Keeps the architecture: imports point down, no modules import each other in a circle, no packages
+import back and forth, one module reads the clock, and ARCHITECTURE.md names every module."""
 
 from __future__ import annotations
 
@@ -148,6 +148,45 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     graph.pop("mainspring")
     circle = find_circle(graph)
     assert circle is None, " imports ".join(circle)
+
+
+def package_of(module: str) -> str:
+    """The folder that a module is in; of a package, the package itself."""
+    is_folder = (SOURCE.parent / module.replace(".", "/")).is_dir()
+    return module if is_folder else module.rpartition(".")[0]
+
+
+def mutual_packages(graph: dict[str, set[str]]) -> list[str]:
+    """Pairs of packages, sub-packages included, that import from each other.
+
+    A package and its own sub-package are no such pair: the sub-package is a part of it. Modules
+    above the sub-package assemble its parts (`service/app.py` its routes, `engine/engine.py` its
+    executors), and modules below it are what these parts share (`service/problems.py`,
+    `engine/attempt.py`). That no circle comes of it is checked module by module.
+    """
+    edges = {
+        (package_of(here), package_of(there)) for here, named in graph.items() for there in named
+    }
+    return [
+        f"{here} and {there}"
+        for here, there in sorted(edges)
+        if here < there and (there, here) in edges and not there.startswith(f"{here}.")
+    ]
+
+
+def test_no_packages_import_back_and_forth() -> None:
+    assert mutual_packages(import_graph()) == []
+
+
+def test_packages_that_import_back_and_forth_are_found() -> None:
+    graph = {
+        "mainspring.service.routes.jobs": {"mainspring.service.schemas.job"},
+        "mainspring.service.schemas.run": {"mainspring.service.routes.runs"},
+        "mainspring.service.app": {"mainspring.service.routes.jobs"},
+        "mainspring.service.routes.runs": {"mainspring.service.problems"},
+    }
+    found = ["mainspring.service.routes and mainspring.service.schemas"]
+    assert mutual_packages(graph) == found
 
 
 def test_architecture_page_names_every_module() -> None:
