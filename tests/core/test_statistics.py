@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mainspring.core import transitions
+from mainspring.core.clock import EPOCH
 from mainspring.core.model import Run, Source, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import (
@@ -19,6 +20,7 @@ from mainspring.core.statistics import (
     WHOLE_STORE,
     Distribution,
     Ending,
+    Period,
     Totals,
     ending_of,
     period_start,
@@ -167,3 +169,25 @@ def test_the_error_of_the_last_run_is_kept_short() -> None:
     last = tally([ending], NOW).totals["job"].last
     assert last is not None
     assert last.error == "x" * 500
+
+
+def test_ends_that_are_added_up_together_count_like_each_alone() -> None:
+    """In several minutes and hours, of several jobs, out of order, and at the first moment."""
+    rng = random.Random(2)
+    moments = [NOW - rng.randint(0, 200) * MINUTE for _ in range(300)] + [EPOCH, EPOCH + MINUTE]
+    states = [State.SUCCEEDED, State.FAILED, State.SKIPPED, State.CANCELLED]
+    ends = [
+        end(rng.choice(states), at, rng.choice(["job", "other", WHOLE_STORE]), n)
+        for n, at in enumerate(moments)
+    ]
+    for now in (NOW, EPOCH + HOUR):  # at first the two oldest are too old for a period
+        together = tally(ends, now)
+        totals: dict[str, Totals] = {}
+        periods: dict[tuple[str, datetime], Period] = {}
+        for alone in (tally([one], now) for one in ends):
+            for job_id, counted in alone.totals.items():
+                totals[job_id] = totals.get(job_id, Totals()).plus(counted)
+            for key, period in alone.periods.items():
+                periods[key] = periods[key].plus(period) if key in periods else period
+        assert together.totals == totals
+        assert together.periods == periods

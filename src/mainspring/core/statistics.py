@@ -11,14 +11,15 @@ counts of any number of hours, jobs or clients make one. Three kinds are kept:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct, field
 
 from mainspring.core.clock import EPOCH
-from mainspring.core.model import FINISHED, Run, Source, State
+from mainspring.core.model import FINISHED, Run, Source, State, replace
 
 __all__ = [
     "HOUR",
@@ -50,6 +51,8 @@ ERROR_KEPT = 500
 ACCURACY = 0.05
 """How far a percentile may be from the true one, as a part of it."""
 
+_ENDS = tuple(FINISHED)  # an enum's hash is slower than four comparisons
+
 _GROWTH = (1 + ACCURACY) / (1 - ACCURACY)
 _LOG_GROWTH = math.log(_GROWTH)
 _SMALLEST = 0.001
@@ -80,7 +83,7 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
     fields = fields or {}
     state = fields.get("state", run.state)
     finished_at = fields.get("finished_at", run.finished_at)
-    if state not in FINISHED or finished_at is None:
+    if finished_at is None or state not in _ENDS:
         return None
     started_at = fields.get("started_at", run.started_at)
     attempt = fields.get("attempt", run.attempt)
@@ -117,10 +120,7 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
     @classmethod
     def of(cls, values: Iterable[float]) -> Distribution:
         found = list(values)
-        classes: dict[int, int] = {}
-        for value in found:
-            at = _class_of(value)
-            classes[at] = classes.get(at, 0) + 1
+        classes = dict(Counter(map(_class_of, found)))
         return cls(len(found), sum(found), max(found, default=0.0), classes)
 
     def plus(self, other: Distribution) -> Distribution:
@@ -150,7 +150,7 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
 
 
 def _class_of(value: float) -> int:
-    return max(math.ceil(math.log(value / _SMALLEST) / _LOG_GROWTH), 0) if value > 0 else 0
+    return math.ceil(math.log(value / _SMALLEST) / _LOG_GROWTH) if value > _SMALLEST else 0
 
 
 def _added(one: Mapping[Any, int], other: Mapping[Any, int]) -> dict[Any, int]:
@@ -217,37 +217,61 @@ class Tally(Struct, frozen=True):
 
 
 def tally(endings: Iterable[Ending], now: datetime) -> Tally:
-    """Add up ends that are stored in this order, at this moment."""
+    """Add up ends that are stored in this order, at this moment.
+
+    Every run that ends passes here, so an end is looked at once: the hours of a job and the minutes
+    of all jobs are added up from the minutes of each job.
+    """
     oldest = now - PERIODS_KEPT
+    ends = list(endings)
     by_job: dict[str, list[Ending]] = {}
-    for ending in endings:
+    for ending in ends:
         by_job.setdefault(ending.job_id, []).append(ending)
-        if ending.job_id != WHOLE_STORE:  # it could not be read
-            by_job.setdefault(WHOLE_STORE, []).append(ending)
+    totals = {job_id: _totals(found) for job_id, found in by_job.items()}
+    if ends:
+        totals[WHOLE_STORE] = _totals(ends)
     periods: dict[tuple[str, datetime], Period] = {}
     for job_id, of_job in by_job.items():
-        length = MINUTE if job_id == WHOLE_STORE else HOUR
-        by_start: dict[datetime, list[Ending]] = {}
-        for ending in of_job:
-            by_start.setdefault(period_start(ending.finished_at, length), []).append(ending)
-        for start, found in by_start.items():
-            if start >= oldest:  # a copied run may have ended long ago
-                periods[job_id, start] = _period(start, found)
-    return Tally({job_id: _totals(found) for job_id, found in by_job.items()}, periods)
+        for minute, found in _by_minute(of_job).items():
+            counted = _period(minute, found)
+            keys = [(WHOLE_STORE, minute)]
+            if job_id != WHOLE_STORE:  # a run that could not be read has no job
+                keys.append((job_id, period_start(minute, HOUR)))
+            for key in keys:
+                if key[1] >= oldest:  # a copied run may have ended long ago
+                    more = replace(counted, start=key[1])
+                    periods[key] = periods[key].plus(more) if key in periods else more
+    return Tally(totals, periods)
 
 
-def _totals(endings: Iterable[Ending]) -> Totals:
-    ended: dict[State, int] = {}
-    failures, last = 0, None
+def _by_minute(endings: Iterable[Ending]) -> dict[datetime, list[Ending]]:
+    """Most ends lie in the same minute as the one before, which two comparisons tell."""
+    found: dict[datetime, list[Ending]] = {}
+    same_minute: list[Ending] = []
+    first, last = EPOCH, EPOCH - MINUTE  # no end lies between these
     for ending in endings:
-        ended[ending.state] = ended.get(ending.state, 0) + 1
-        if ending.state is State.SUCCEEDED:
-            failures = 0
-        elif ending.state is State.FAILED:
-            failures += 1
-        if ending.started_at is not None:
-            last = ending
+        if not first <= ending.finished_at <= last:
+            first = period_start(ending.finished_at, MINUTE)
+            last = first + (MINUTE - timedelta.resolution)
+            same_minute = found.setdefault(first, [])
+        same_minute.append(ending)
+    return found
+
+
+def _totals(endings: Sequence[Ending]) -> Totals:
+    ended, failures = _ended(endings), 0
+    if State.FAILED in ended:
+        for ending in reversed(endings):
+            if ending.state is State.SUCCEEDED:
+                break
+            failures += ending.state is State.FAILED
+    last = next((one for one in reversed(endings) if one.started_at is not None), None)
     return Totals(ended, failures, None if last is None else _last_run(last))
+
+
+def _ended(endings: Iterable[Ending]) -> dict[State, int]:
+    states = [ending.state for ending in endings]
+    return {state: count for state in _ENDS if (count := states.count(state))}
 
 
 def _last_run(ending: Ending) -> LastRun:
@@ -258,13 +282,10 @@ def _last_run(ending: Ending) -> LastRun:
     )
 
 
-def _period(start: datetime, endings: list[Ending]) -> Period:
-    ended: dict[State, int] = {}
-    for ending in endings:
-        ended[ending.state] = ended.get(ending.state, 0) + 1
+def _period(start: datetime, endings: Sequence[Ending]) -> Period:
     return Period(
         start,
-        ended,
-        Distribution.of(e.duration for e in endings if e.duration is not None),
-        Distribution.of(e.lateness for e in endings if e.lateness is not None),
+        _ended(endings),
+        Distribution.of([e.duration for e in endings if e.duration is not None]),
+        Distribution.of([e.lateness for e in endings if e.lateness is not None]),
     )

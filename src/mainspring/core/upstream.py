@@ -48,9 +48,9 @@ class UpstreamResults(dict[str, Any]):
 
     def __init__(self, runs: Iterable[UpstreamRun] = ()) -> None:
         self.runs: tuple[UpstreamRun, ...] = tuple(runs)
-        super().__init__(
-            {run.job_id: run.result for run in self.runs if run.state is State.SUCCEEDED}
-        )
+        for run in self.runs:
+            if run.state is State.SUCCEEDED:
+                self[run.job_id] = run.result
 
     @cached_property
     def failed(self) -> Mapping[str, UpstreamRun]:

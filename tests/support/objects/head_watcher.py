@@ -26,7 +26,7 @@ from mainspring.stores.codec import (
     note_from_record,
     run_from_record,
 )
-from mainspring.stores.counters import TOTALS, Counted, Key
+from mainspring.stores.counters import TOTALS
 from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.head import Head, decode_head
 from mainspring.stores.objects.layout import HEAD, decode_body
@@ -58,11 +58,6 @@ Place = tuple[str, str]
 Records = dict[Place, Record | None]
 
 
-class _Counters:
-    def __init__(self) -> None:
-        self._counted: dict[Key, Counted] = {}
-
-
 class StoreView:
     """What the memory store has for the monitor to look at."""
 
@@ -70,7 +65,7 @@ class StoreView:
         self._runs: dict[str, Run] = {}
         self._jobs: dict[str, Job] = {}
         self._notes: dict[tuple[str, str], Note] = {}
-        self._counters = _Counters()
+        self._counters = counters.Counters()
 
 
 class HeadMonitor(Monitor):

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from mainspring.core import transitions
-from mainspring.core.clock import Clock
+from mainspring.core.clock import EPOCH, Clock
 from mainspring.core.durations import duration
 from mainspring.core.model import (
     FINISHED,
@@ -36,7 +36,6 @@ from mainspring.core.policy import Delivery, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.engine.breakers import PUT_OFF_REASON
-from mainspring.stores.counters import TOTALS
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from tests.support.simulation.machines import Machine
@@ -680,8 +679,10 @@ class Monitor:
         for run in ended:
             for name in (run.job_id, WHOLE_STORE):
                 self._ended[name, run.state] += 1
-        for name in {WHOLE_STORE, *(run.job_id for run in ended)} - self._removed_jobs:
-            counted = self.store._counters._counted.get((name, TOTALS), Totals())
+        names = frozenset({WHOLE_STORE, *(run.job_id for run in ended)} - self._removed_jobs)
+        totals = self.store._counters.counts((), EPOCH, jobs=names).totals
+        for name in sorted(names):
+            counted = totals.get(name, Totals())
             seen = {state: self._ended[name, state] for state in FINISHED}
             kept = {state: counted.ended.get(state, 0) for state in FINISHED}
             if kept != seen:
