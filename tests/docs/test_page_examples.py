@@ -30,9 +30,7 @@ PAGES = [
     for page in page_files()
     if page.name != "README.md" and not {"decisions", "architecture"} & set(page.parts)
 ]
-FRESH = [DOCS / "tutorial" / f"{name}.md" for name in ("1-first-job", "2-queue-work", "4-serve")]
-"""Pages whose commands import what they need by themselves, as a reader's do. A command that
-supervises others starts itself again, too."""
+CHAPTERS = sorted((DOCS / "tutorial").glob("[0-9]-*.md"))
 CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
 
 
@@ -110,23 +108,40 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedComma
 
 
 @CURL
-@pytest.mark.parametrize("page", tutorial_always(CONSOLES), ids=name_of)
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", [page for page in CONSOLES if page not in CHAPTERS], ids=name_of)
 def test_commands_print_what_the_page_shows(
     page: Path, tmp_path: Path, command: PreloadedCommand
 ) -> None:
-    with ConsoleSession(tmp_path, None if page in FRESH else command.binaries) as session:
-        for block in blocks(page):
-            if block.title is not None:
-                (tmp_path / block.title).write_text(block.text)
-            if block.language != "console" or block.kind == "stream":
+    with ConsoleSession(tmp_path, command.binaries) as session:
+        run_commands(page, session)
+
+
+@CURL
+def test_the_tutorial_works_from_its_first_chapter_to_its_last(tmp_path: Path) -> None:
+    """Each command imports what it needs by itself, as a reader's does."""
+    folder = tmp_path / "first-job"
+    folder.mkdir()
+    with ConsoleSession(folder) as session:
+        for page in CHAPTERS:
+            session.press_control_c()  # each chapter says so
+            run_commands(page, session)
+    assert len(CHAPTERS) == 5
+
+
+def run_commands(page: Path, session: ConsoleSession) -> None:
+    for block in blocks(page):
+        if block.title is not None:
+            session.write_file(block.title, block.text)
+        if block.language != "console" or block.kind == "stream":
+            continue
+        for shown in commands(block):
+            if block.kind == "background":
+                session.start(shown)
                 continue
-            for shown in commands(block):
-                if block.kind == "background":
-                    session.start(shown)
-                else:
-                    repeated = block.kind == "eventually"
-                    problem = (session.run_until if repeated else session.run)(shown)
-                    assert problem is None, f"$ {shown.line}\n\n{problem}"
+            run = {"eventually": session.run_until, "both": session.run_in_both}
+            problem = run.get(block.kind or "", session.run)(shown)
+            assert problem is None, f"{page.name}: $ {shown.line}\n\n{problem}"
 
 
 def test_every_example_belongs_to_a_test() -> None:

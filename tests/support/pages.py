@@ -9,7 +9,8 @@ A fenced block is an example by its language:
 - `sh`: commands that a test cannot run (docker, pip); only their names and flags are checked.
 
 A comment `<!-- example: background -->` above a block says how it is run otherwise: `background`
-(started, and stopped at the end of the page), `eventually` (repeated until it prints what the page
+(started in the first terminal, and stopped at the end of the page), `both` (run in both
+terminals), `eventually` (repeated until it prints what the page
 shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify`, `excerpt` (a part of a
 file in `examples/`) for tests of their own.
 """
@@ -41,8 +42,8 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 KINDS = {
-    "background", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint", "verify",
-    "excerpt",
+    "background", "both", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint",
+    "verify", "excerpt",
 }  # fmt: skip
 LONG = 60.0
 
@@ -144,7 +145,10 @@ def _line(line: str) -> str:
 
 
 class ConsoleSession:
-    """The console examples of one page, in order, in one folder and one shell's variables."""
+    """The console examples of a page, in order, in two terminals that start in the same folder.
+
+    What goes on runs in the first terminal, all other commands in the second. Each terminal has its
+    own variables and its own current folder."""
 
     def __init__(self, folder: Path, binaries: Path | None = None) -> None:
         """`binaries` is a folder that comes first on the PATH."""
@@ -153,30 +157,45 @@ class ConsoleSession:
         self._started: list[subprocess.Popen[str]] = []
         self._logs: list[Path] = []
         self._port = _free_port()
-        self._variables = folder / ".variables"
+        self._first, self._second = folder / ".first-terminal", folder / ".second-terminal"
 
     def __enter__(self) -> ConsoleSession:
         return self
 
     def __exit__(self, *error: object) -> None:
+        codes = self._stop(signal.SIGTERM)
+        if not error[0]:
+            assert codes == [0] * len(codes), [log.read_text() for log in self._logs]
+
+    def press_control_c(self) -> None:
+        """Stop what runs in the first terminal."""
+        codes = self._stop(signal.SIGINT)
+        assert codes == [0] * len(codes), [log.read_text() for log in self._logs]
+
+    def _stop(self, by: signal.Signals) -> list[int]:
         codes = []
         for process in self._started:
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(by)
         for process in self._started:
             try:
                 codes.append(process.wait(timeout=LONG))
             except subprocess.TimeoutExpired:
                 process.kill()
                 codes.append(process.wait())
-        if not error[0]:
-            assert codes == [0] * len(codes), [log.read_text() for log in self._logs]
+        self._started.clear()
+        return codes
+
+    def write_file(self, name: str, text: str) -> None:
+        """Write a file of the page in the first terminal's folder."""
+        done = self._bash(f"cat > {name}", self._first, text)
+        assert done.returncode == 0, done.stdout
 
     def start(self, command: Command) -> None:
         """Start a command that goes on, and wait until it has printed what the page shows."""
         log = self.folder / f".background-{len(self._logs)}"
         with log.open("w") as out:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec {self._local(command.line)}"],
+                ["bash", "-c", f"{_resume(self._first)}exec {self._local(command.line)}"],
                 cwd=self.folder,
                 env=self._environment(),
                 stdout=out,
@@ -212,19 +231,30 @@ class ConsoleSession:
 
     def run(self, command: Command) -> str | None:
         """Run a command to its end; why its output differs from the page's, or None."""
-        script = f"set -a; . {self._variables}; set +a; " if self._variables.exists() else ""
-        script += f"{self._local(command.line)}\ncode=$?; export -p > {self._variables}"
-        script += f"; set | grep -E '^(RUN|KEY|CI)=' >> {self._variables}; exit $code"
-        done = subprocess.run(
-            ["bash", "-c", script],
+        return self._run_in(self._second, command)
+
+    def run_in_both(self, command: Command) -> str | None:
+        """Run a command in each terminal; why an output differs from the page's, or None."""
+        return self._run_in(self._first, command) or self._run_in(self._second, command)
+
+    def _run_in(self, terminal: Path, command: Command) -> str | None:
+        script = f"{self._local(command.line)}\ncode=$?; export -p > {terminal}"
+        script += f"; set | grep -E '^(RUN|KEY|CI)=' >> {terminal}; exit $code"
+        return differs(command.output, self._public(self._bash(script, terminal).stdout))
+
+    def _bash(
+        self, script: str, terminal: Path, given: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", _resume(terminal) + script],
             cwd=self.folder,
             env=self._environment(),
+            input=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=LONG,
         )
-        return differs(command.output, self._public(done.stdout))
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -241,6 +271,11 @@ class ConsoleSession:
     def _public(self, text: str) -> str:
         text = text.replace(f"127.0.0.1:{self._port}", "127.0.0.1:3000")
         return text.replace(str(self.folder), "/srv/shop")
+
+
+def _resume(terminal: Path) -> str:
+    """A script that takes over the variables and the current folder of a terminal."""
+    return f'set -a; . {terminal}; set +a; cd "$PWD"; ' if terminal.exists() else ""
 
 
 def _free_port() -> int:
