@@ -50,6 +50,23 @@ async def test_an_endpoint_with_a_password_is_refused_without_repeating_it(
     assert "SeCrEt" not in str(refused.value)
 
 
+def test_a_server_without_entity_tags_cannot_be_used() -> None:
+    error = OSError("Unable to extract metadata from headers: ETag Header missing from response")
+    errors = StorageErrors(Address.of("gs://some-bucket/jobs"))
+    told = errors.translate(Failure.of(error), "put")
+    assert not isinstance(told, StoreUnavailable)  # so it is not tried again
+    assert "cannot be used: it answers without an entity tag" in str(told)
+
+
+def test_a_wrong_key_of_azure_is_told_in_one_line() -> None:
+    words = "Server failed to authenticate the request.\nRequestId:7b28\nTime:2026-11-17"
+    body = f"<Code>AuthorizationFailure</Code><Message>{words}</Message>"
+    errors = StorageErrors(Address.of("az://container/jobs?account=me"))
+    told = str(errors.translate(Failure.of(OSError(f"status code: 403 {body}")), "get"))
+    assert "does not accept the credentials: set AZURE_STORAGE_ACCOUNT_KEY" in told
+    assert "\n" not in told
+
+
 async def test_a_key_without_its_secret_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
     mongodb.py    Mongod, ReplicaSet, ShardedCluster
     seaweedfs.py  SeaweedFs, a server that speaks S3
+    azurite.py    Azurite, an emulator of Azure's storage, for `make chaos`
     fixtures.py   the same, shared by a whole pytest session and all its xdist workers
     binaries.py   where mongod and mongos come from, and how programs are fetched
     runs.py       who uses which processes, and what a crashed session left

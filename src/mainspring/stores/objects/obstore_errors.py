@@ -99,7 +99,7 @@ class Failure(Struct, frozen=True):
             kind=type(error).__name__,
             status=int(status[1]) if status else None,
             code=(code[1] or code[2]) if code else "",
-            message=message[1] if message else "",
+            message=message[1].partition("\n")[0] if message else "",  # Azure adds ids and a time
             text=" ".join(line.split())[:300],
             timed_out=isinstance(error, TimeoutError) or "kind: Timeout" in debug,
             no_connection="" if status else _cause(debug),
@@ -170,6 +170,11 @@ class StorageErrors:
             )
         if failure.status == 400 and failure.code not in _BUSY:
             return StoreError(f"{place} refused a request ({words})")
+        if "missing from response" in failure.text:
+            return StoreError(
+                f"{place} cannot be used: it answers without an entity tag (ETag) or a version,"
+                f" which conditional writes need. Use another server, or another store ({words})"
+            )
         if operation == "open" and failure.status is None:
             advice = f"; {_CREDENTIALS[self._address.scheme]}" if "Missing" in failure.text else ""
             return StoreError(f"{place} cannot be opened: {failure.text or failure.kind}{advice}")
@@ -211,7 +216,8 @@ class StorageErrors:
 
     def _refused(self, failure: Failure, operation: str) -> StoreError:
         scheme, place = self._address.scheme, self._address.location
-        if failure.status == 401 or failure.code in _KEYS:
+        not_known = "failed to authenticate" in failure.message
+        if failure.status == 401 or failure.code in _KEYS or not_known:
             return StoreError(
                 f"{place} does not accept the credentials: {_CREDENTIALS[scheme]} ({failure.words})"
             )
