@@ -299,8 +299,9 @@ async def test_run_drains_on_a_signal(file: str, number: int) -> None:
     child.send_signal(number)
     out, err = await asyncio.wait_for(child.communicate(), 20)
     assert (child.returncode, out) == (0, b"ended\nstopped\n")
-    [line] = err.decode().splitlines()
-    assert line.startswith("Mainspring runs work from sqlite:")
+    start, stop = err.decode().splitlines()
+    assert start.startswith("Mainspring runs work from sqlite:")
+    assert stop == "stopping: waiting for running work (signal again to end at once)"
     assert (await _only_run(file)).state is State.SUCCEEDED
 
 

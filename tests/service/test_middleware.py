@@ -317,6 +317,33 @@ async def test_wrong_keys_open_nothing(make: Make, wrong: str) -> None:
     assert (await api.get("/api/jobs", headers=headers)).status_code == 401
 
 
+async def test_a_key_without_bearer_is_told_how_to_send_it(make: Make) -> None:
+    api: Api = await make(workers=0)
+    text = (await key(api))["Authorization"].removeprefix("Bearer ")
+    answer = await api.get("/api/v1/jobs", headers={"Authorization": text})
+    assert answer.status_code == 401
+    assert "'Authorization: Bearer ms_…'" in answer.json()["detail"]
+    assert text not in answer.text
+
+
+async def test_the_log_names_the_store_of_an_unknown_key_once_a_minute(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    api: Api = await make(workers=0)
+    now = 1.0
+    monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: now)
+    wrong = {"Authorization": "Bearer ms_000000000000_x"}
+    for _ in range(3):
+        answer = await api.get("/api/v1/jobs", headers=wrong)
+        assert "memory" not in answer.text
+    lines = [one for one in caplog.messages if "no such API key" in one]
+    assert len(lines) == 1
+    assert api.scheduler.url is None or api.scheduler.url in lines[0]
+    now = 62.0
+    await api.get("/api/v1/jobs", headers=wrong)
+    assert len([one for one in caplog.messages if "no such API key" in one]) == 2
+
+
 async def test_a_key_with_another_secret_opens_nothing(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     header = (await key(api))["Authorization"]

@@ -88,6 +88,7 @@ def test_it_says_where_it_is_and_what_it_serves(serve: Serve, tmp_path: Path) ->
 def test_any_other_address_needs_a_key(serve: Serve, run: Run, started: list[Scheduler]) -> None:
     refused = run("serve", "--host", "0.0.0.0", "--port", "0")
     assert (refused.code, "mainspring keys create" in refused.err) == (2, True)
+    assert "started" not in refused.err  # no worker ran meanwhile
     made = run("keys", "create", "ops", "--scope", "admin", "--json").json
     served = serve("--host", "0.0.0.0")
     port = urlsplit(served.url).port

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from mainspring.engine.loop_thread import call_soon
+from mainspring.scheduler.start_message import show
 
 __all__ = ["run_until_signal"]
 
@@ -96,7 +97,7 @@ async def run_until_signal(
                 if started is not None:
                     started()
                 await _first(asked, watch)
-                log.info("stopping: waiting for running work (signal again to end at once)")
+                show("stopping: waiting for running work (signal again to end at once)")
             finally:
                 await stop(timeout=drain_timeout)
     finally:

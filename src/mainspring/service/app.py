@@ -29,6 +29,7 @@ from mainspring.service.routes import (
     workflows,
 )
 from mainspring.service.settings import ServiceSettings
+from mainspring.stores.url_redaction import without_password
 
 __all__ = ["create_app"]
 
@@ -93,6 +94,7 @@ def create_app(
         audit=service.audit,
         settings=settings,
         clock=service.clock,
+        store_name="the store" if client.url is None else without_password(client.url),
         count_response=service.metrics.count_response,
     )
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]

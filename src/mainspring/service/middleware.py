@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,6 +36,8 @@ from mainspring.service.sessions import Sessions, session_cookie
 from mainspring.service.settings import ServiceSettings, is_loopback
 
 __all__ = ["AccessRules", "RateLimiter", "RequestChecks"]
+
+log = logging.getLogger("mainspring.service")
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset(
@@ -132,6 +135,7 @@ class RequestChecks:
         audit: AuditLog,
         settings: ServiceSettings,
         clock: Clock,
+        store_name: str,
         count_response: Callable[[str, int], None],
     ) -> None:
         self._app = app
@@ -144,6 +148,8 @@ class RequestChecks:
         self._hosts = settings.hosts
         self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
         self._wrong_keys = RateLimiter(WRONG_KEYS_A_MINUTE / 60, WRONG_KEYS_A_MINUTE, clock)
+        self._wrong_key_logs = RateLimiter(1 / 60, 1, clock)
+        self._store_name = store_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -278,7 +284,7 @@ class RequestChecks:
         where no key is needed."""
         texts, cookie = _key_texts(headers), session_cookie(headers)
         if texts and (cookie is None or texts != [""]):  # a proxy may use another scheme for itself
-            return await self._find_key(scope, texts)
+            return await self._find_key(scope, texts, headers)
         local = self._rules.loopback and _is_local(headers)
         if local and not await self._keys.exist(away=_is_scrape(scope)):
             return None
@@ -297,7 +303,7 @@ class RequestChecks:
         scope.setdefault("state", {})["by_session"] = True
         return key
 
-    async def _find_key(self, scope: Scope, texts: list[str]) -> Key:
+    async def _find_key(self, scope: Scope, texts: list[str], headers: Headers) -> Key:
         """The first of the texts that is a valid key.
 
         They are checked also after many wrong keys from the same address: behind a proxy all
@@ -308,6 +314,15 @@ class RequestChecks:
             if key is not None:
                 return key
         self._count_wrong_key(scope)
+        given = headers.get("authorization", "").lower()
+        if texts == [""] and given and not given.startswith("bearer"):
+            raise ApiError(
+                401,
+                "the header Authorization does not begin with 'Bearer': send the key as"
+                " 'Authorization: Bearer ms_…'",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        self._log_wrong_key()
         raise ApiError(
             401,
             "this API key is unknown, revoked or expired",
@@ -320,6 +335,16 @@ class RequestChecks:
         client = (scope.get("client") or ("unknown",))[0]
         if wait := self._wrong_keys.take(client):
             raise _too_many("too many wrong keys came from this address", wait)
+
+    def _log_wrong_key(self) -> None:
+        """Say which store has no such key, at most once a minute. The client must not learn it."""
+        if not self._wrong_key_logs.take(""):
+            log.warning(
+                "refused a request: %s has no such API key, or the key is revoked or expired. A key"
+                " belongs to the store in which it was created; `mainspring keys list` lists the"
+                " keys of a store",
+                self._store_name,
+            )
 
     async def _read_body(self, headers: Headers, receive: Receive) -> tuple[bytes, Message | None]:
         """The whole body. If the client disconnects meanwhile, also the message that says so."""

@@ -25,6 +25,8 @@ from fastapi import FastAPI
 
 from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
+from mainspring.scheduler.client import Client
+from mainspring.service.api_keys import Keys
 from mainspring.service.connection_limits import ConnectionLimits
 from mainspring.service.dependencies import Service
 from mainspring.service.settings import ServiceSettings, is_loopback
@@ -39,6 +41,13 @@ with 2,048 a burst took every file descriptor before a connection could be close
 
 FINISH_SECONDS = 5
 """How long unfinished requests may take after the socket is closed."""
+
+
+class _StoreReader(Client):
+    """Reads the store before the scheduler is started. The scheduler names a store that it made, so
+    this client does not warn of it."""
+
+    _warns_of_new_store = False
 
 
 class _Server(uvicorn.Server):
@@ -64,11 +73,14 @@ async def serve(
     loopback = is_loopback(settings.host)
     _ = scheduler.webhooks.vault  # a wrong or missing key for secrets is reported now
     with listening(settings.host, settings.port) as bound:
+        if not loopback or settings.hosts:
+            # Before the worker starts: a service that is refused must fire and run nothing.
+            async with _StoreReader(scheduler.store) as reader:
+                if not await Keys(reader).any_usable():
+                    raise InvalidInput(_needs_key(settings, first_key))
         async with scheduler:
             app = create_app(scheduler, settings, loopback=loopback)
             service: Service = app.state.service
-            if (not loopback or settings.hosts) and not await service.keys.any_usable():
-                raise InvalidInput(_needs_key(settings, first_key))
             limits = ConnectionLimits(
                 settings.header_wait.total_seconds(), settings.max_connections
             )
