@@ -39,7 +39,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "core.context": ("RunContext",),
     "errors": ("GiveUp", "MainspringError", "Retry"),
     "core.events": ("Event",),
@@ -48,13 +48,13 @@ _HOMES = {
     "scheduler": ("Client", "Scheduler"),
     "core.schedules": ("at", "cron", "every", "rrule"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     globals()[name] = value
     return value
 

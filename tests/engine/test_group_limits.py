@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainspring.engine.attempt import LocalAttempt
-from mainspring.engine.group_limits import MOST_TURNED_AWAY, GroupLimits
+from mainspring.engine.group_limits import MOST_EXCLUDED_JOBS, GroupLimits
 
 
 class Host:
@@ -84,8 +84,8 @@ def test_jobs_that_are_over_are_not_remembered() -> None:
 
 def test_no_more_jobs_are_remembered_than_a_claim_can_name() -> None:
     host = Host(1)
-    for number in range(2 * MOST_TURNED_AWAY):
+    for number in range(2 * MOST_EXCLUDED_JOBS):
         host.claim(f"job{number}")
         host.now += 2
         host.limits.surplus()
-    assert len(host.limits.busy_jobs()) <= MOST_TURNED_AWAY + 2
+    assert len(host.limits.busy_jobs()) <= MOST_EXCLUDED_JOBS + 2

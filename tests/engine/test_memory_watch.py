@@ -25,7 +25,7 @@ async def watch(
         reached.append(used)
 
     left = iter(measured)
-    await MemoryWatch(limit, report, lambda: next(left)).watching()
+    await MemoryWatch(limit, report, lambda: next(left)).watch_periodically()
     return reached
 
 

@@ -9,7 +9,7 @@ from tests.support.service import WEBHOOK, Api, Make
 
 
 async def entries(api: Api) -> list[tuple[str | None, str, str, int]]:
-    await api.app.state.service.audit.written()
+    await api.app.state.service.audit.flush()
     found = await api.ok("GET", "/api/v1/audit")
     return [(one["keyName"], one["method"], one["path"], one["status"]) for one in found["items"]]
 
@@ -19,7 +19,7 @@ async def test_a_change_is_logged_with_its_key_newest_first(make: Make) -> None:
     _, text = await api.app.state.service.keys.create("ada", "admin")
     api.headers["Authorization"] = f"Bearer {text}"
     await api.ok("POST", "/api/v1/jobs/report/pause")
-    await api.app.state.service.audit.written()
+    await api.app.state.service.audit.flush()
     await api.ok("POST", "/api/v1/jobs/report/resume")
     assert await entries(api) == [
         ("ada", "POST", "/api/v1/jobs/report/resume", 200),
@@ -55,7 +55,7 @@ async def test_pages_of_the_log_follow_each_other(api: Api) -> None:
     log: AuditLog = api.app.state.service.audit
     for number in range(5):
         log.record(None, "127.0.0.1", "POST", f"/{number}", 200)
-        await log.written()
+        await log.flush()
     first = await api.ok("GET", "/api/v1/audit?limit=3")
     rest = await api.ok("GET", f"/api/v1/audit?limit=3&cursor={first['nextCursor']}")
     paths = [one["path"] for page in (first, rest) for one in page["items"]]
@@ -74,5 +74,5 @@ async def test_a_store_that_is_away_delays_no_answer(
     log: AuditLog = api.app.state.service.audit
     monkeypatch.setattr(log._notes, "now", away)
     log.record(None, "", "POST", "/x", 200)
-    await log.written()
+    await log.flush()
     assert "the audit log lost 1 entry: away" in caplog.text

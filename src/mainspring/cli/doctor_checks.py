@@ -35,13 +35,13 @@ from mainspring.core.plurals import plural
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.live_workers import (
     LiveWorker,
+    describe_missing_worker,
     find_orphans,
     find_workers,
     lacks_only_queue,
-    none_fires,
+    no_worker_fires,
     prune_command,
     removal_command,
-    why_no_worker,
     without_worker,
 )
 from mainspring.errors import MainspringError
@@ -245,7 +245,7 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
         *_check_due_work(counts.due, running, find_orphans(orphaned, workers), now, url),
         *(
             [await _check_schedules(store, now, {job.id for job in orphaned} if workers else set())]
-            if pause.since is None and not none_fires(workers)
+            if pause.since is None and not no_worker_fires(workers)
             else []
         ),
         await _check_leases(store, now),
@@ -256,7 +256,7 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
 
 
 def _check_pause(pause: FiringPause, now: datetime, workers: list[LiveWorker]) -> Check:
-    if pause.since is None and none_fires(workers):
+    if pause.since is None and no_worker_fires(workers):
         detail = "no slot fires: it is switched off (enabled=False) on every worker that is alive"
         return Check("warn", "firing", detail, "start a worker that fires")
     if pause.since is None:
@@ -306,7 +306,7 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
     """Jobs that no running worker can run: their code was renamed, their worker is down, or no
     worker takes their queue."""
     for job in jobs[:3]:
-        detail = f"{why_no_worker(job, workers)}; {_what_follows(job)}"
+        detail = f"{describe_missing_worker(job, workers)}; {_what_follows(job)}"
         if lacks_only_queue(job, workers):
             advice = f"start a worker that takes queue {job.policy.queue!r}"
         elif find_orphans([job], workers):

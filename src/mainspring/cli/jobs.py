@@ -109,18 +109,18 @@ def _note_orphans(
 ) -> None:
     """Print which jobs no worker can run, and what to do."""
     from mainspring.engine.live_workers import (
+        describe_missing_worker,
         find_orphans,
         lacks_only_queue,
         prune_command,
         removal_command,
-        why_no_worker,
     )
 
     if not workers:
         output.note("no worker is running: no job runs until one starts")
         return
     for job in orphaned[:MOST_ORPHANS]:
-        why = why_no_worker(job, workers)
+        why = describe_missing_worker(job, workers)
         if lacks_only_queue(job, workers):
             output.note(f"{why}: start one that does")
         else:

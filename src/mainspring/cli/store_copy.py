@@ -54,9 +54,9 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         "jobs": copied.jobs,
         "notes": copied.notes,
         "runs": {str(state): count for state, count in sorted(copied.runs.items())},
-        "written": copied.written,
-        "there": copied.there,
-        "mended": copied.mended,
+        "written": copied.added,
+        "there": copied.existing,
+        "mended": copied.corrected,
         "jobs_with_secrets": copied.secrets,
     }
     if output.as_json:
@@ -64,10 +64,10 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         return
     output.line(f"copied {here.name} to {there.name}")
     output.fields([("jobs", str(copied.jobs)), *_shown(copied.runs)])
-    if copied.there:
+    if copied.existing:
         output.line(
-            f"a copy before had brought {plural(copied.there, 'run')}; of these,"
-            f" {copied.mended:,} had gone on since: made equal"
+            f"a copy before had brought {plural(copied.existing, 'run')}; of these,"
+            f" {copied.corrected:,} had gone on since: made equal"
         )
     output.line("counted on both sides, and equal")
     if copied.secrets:

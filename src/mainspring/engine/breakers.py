@@ -47,7 +47,7 @@ NOTE_KIND = "breaker"
 PUT_OFF_REASON = "its circuit breaker is open"
 """The reason of a pending run that a breaker has put off."""
 
-KEPT = timedelta(days=366)
+NOTE_TTL = timedelta(days=366)
 """How long a state is kept that nothing changes. The end of the reset time is the end of its note
 minus this span: the store sets the end of a note with a `ttl` by its own clock, and moves it when
 somebody sets that clock. Stored notes depend on this value."""
@@ -422,7 +422,7 @@ def _circuit(note: Note | None, job: Job) -> Circuit:
     return Circuit(
         state=stored.state,
         failures=stored.failures,
-        until=note.expires_at - KEPT if stored.state == "open" and note.expires_at else None,
+        until=note.expires_at - NOTE_TTL if stored.state == "open" and note.expires_at else None,
         trial=stored.trial,
         earlier=stored.earlier,
         version=note.version,
@@ -440,7 +440,7 @@ def _write(job: Job, circuit: Circuit) -> NoteWrite:
     if circuit.earlier is not None:
         value["earlier"] = list(circuit.earlier)
     note = Note(kind=NOTE_KIND, name=job.id, value=value, version=circuit.version)
-    return NoteWrite.put(note, KEPT + (_reset(job) if circuit.state == "open" else timedelta()))
+    return NoteWrite.put(note, NOTE_TTL + (_reset(job) if circuit.state == "open" else timedelta()))
 
 
 def _stored(circuit: Circuit, version: int, job: Job, now: datetime) -> Circuit:

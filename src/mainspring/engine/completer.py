@@ -108,7 +108,7 @@ class Completer:
 
         self._queue(Queued(transitions.beginning(attempt.run), committed))
 
-    async def committing(self) -> None:
+    async def commit_batches(self) -> None:
         """Commit what is queued, one batch at a time, until the engine stops."""
         busy = False
         while True:
@@ -117,7 +117,7 @@ class Completer:
                 await asyncio.sleep(GATHER_SECONDS)
             busy = await self._commit_batch() >= BUSY_BATCH
 
-    async def flushed(self) -> None:
+    async def flush(self) -> None:
         """Wait until everything that was queued is committed."""
         await self._idle.wait()
 

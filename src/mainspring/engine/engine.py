@@ -78,25 +78,27 @@ class Engine:
             rng=rng,
             registry=registry,
             jobs=JobCache(store, clock),
-            settings=_paced(settings, store.info().idle_poll),
+            settings=_with_idle_poll(settings, store.info().idle_poll),
             resources=resources,
         )
         self._warn_of_new_store = warn_of_new_store
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
         self.worker = Worker(
-            self._context, self._finished, unblock=lambda run_id: self.sweeper.run_ended(run_id)
+            self._context,
+            self._on_run_finished,
+            unblock=lambda run_id: self.sweeper.run_ended(run_id),
         )
         self.live_workers = LiveWorkers(
             self._context, store_url, running=lambda: self.worker.running
         )
         self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
-        self.sweeper = Sweeper(self._context, self.leader, self._finished)
+        self.sweeper = Sweeper(self._context, self.leader, self._on_run_finished)
         self.slot_firer = SlotFirer(
             self._context,
             self.live_workers,
             leads=lambda: self.leader.leads,
-            finished=self._finished,
+            finished=self._on_run_finished,
             unblock=self.sweeper.run_ended,
         )
         self.run_waiters = RunWaiters(self._context.store)
@@ -137,7 +139,7 @@ class Engine:
 
     async def start(
         self,
-        home: asyncio.AbstractEventLoop,
+        program_loop: asyncio.AbstractEventLoop,
         drafts: Sequence[Job],
         *,
         inline: bool,
@@ -146,7 +148,7 @@ class Engine:
         """Open the store, define the jobs of the code, and start all components. `adapt` says what
         of a stored job stays, as for `Operations.put`.
 
-        `home` is the loop that async handlers run on.
+        `program_loop` is the loop that async handlers run on.
         """
         context = self._context
         if context.settings.workers > 0 and (limit := context.settings.memory_limit) is not None:
@@ -155,7 +157,7 @@ class Engine:
             lambda: self._open(drafts, adapt), context.settings.wait_for_store, context.clock
         )
         telemetry = self.worker.telemetry = Telemetry.found()
-        program = self._loop_executor(home, None if inline else thread_cpu)
+        program = self._loop_executor(program_loop, None if inline else thread_cpu)
         watch = LoopWatch(
             program,
             blocked=lambda: self.worker.loop_blocked(watch.where()),
@@ -174,24 +176,26 @@ class Engine:
                 telemetry=telemetry,
             )
         )
-        self._go(self._hinting)
+        self._start_component(self._pass_on_hints)
         if context.settings.workers > 0:
             for part in (
-                self.worker.completer.committing,
-                self.worker.claiming,
-                watch.watching,
-                self.worker.leases.renewing,
-                self.worker.leases.guarding,
-                self.worker.leases.watching,
-                self.leader.electing,
-                *([self.slot_firer.firing] if context.settings.enabled else []),
-                self.sweeper.sweeping,
-                Pruner(self._context, self.leader).pruning,
+                self.worker.completer.commit_batches,
+                self.worker.claim_repeatedly,
+                watch.watch_periodically,
+                self.worker.leases.renew_periodically,
+                self.worker.leases.stop_before_lapse,
+                self.worker.leases.watch_cancels,
+                self.leader.elect_periodically,
+                *([self.slot_firer.fire_periodically] if context.settings.enabled else []),
+                self.sweeper.sweep_periodically,
+                Pruner(self._context, self.leader).prune_periodically,
                 self.live_workers.announce_periodically,
             ):
-                self._go(part)
+                self._start_component(part)
             if (limit := context.settings.memory_limit) is not None:
-                self._go(MemoryWatch(limit, self._memory_limit_reached).watching)
+                self._start_component(
+                    MemoryWatch(limit, self._memory_limit_reached).watch_periodically
+                )
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
             if context.settings.enabled:
@@ -323,14 +327,14 @@ class Engine:
         program must be able to stop, and the runs are rescued."""
         try:
             async with asyncio.timeout(self._context.settings.lease.total_seconds()):
-                await self.worker.completer.flushed()
+                await self.worker.completer.flush()
         except TimeoutError:
             log.warning(
                 "the store did not answer, so the last outcomes were not committed; another worker"
                 " rescues these runs when their leases lapse"
             )
 
-    async def _hinting(self) -> None:
+    async def _pass_on_hints(self) -> None:
         poll = self._context.settings.poll.total_seconds()
         while True:
             if await self._context.retrying_store.wait(poll):
@@ -338,14 +342,14 @@ class Engine:
                 self.slot_firer.wake()
                 self.run_waiters.wake()
 
-    def _finished(self, run_id: str) -> None:
+    def _on_run_finished(self, run_id: str) -> None:
         self.run_waiters.finished(run_id)
         self.sweeper.run_ended(run_id)
 
-    def _go(self, part: Callable[[], Awaitable[None]]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(self._always(part)))
+    def _start_component(self, part: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self._restart_on_error(part)))
 
-    async def _always(self, part: Callable[[], Awaitable[None]]) -> None:
+    async def _restart_on_error(self, part: Callable[[], Awaitable[None]]) -> None:
         """Restart a component after an unexpected error, which is logged and emitted."""
         while True:
             try:
@@ -357,7 +361,7 @@ class Engine:
                 await asyncio.sleep(1)
 
 
-def _paced(settings: Settings, idle_poll: timedelta | None) -> Settings:
+def _with_idle_poll(settings: Settings, idle_poll: timedelta | None) -> Settings:
     """The settings, with polls that are not more frequent than the store wants them."""
     if idle_poll is None or idle_poll <= settings.poll:
         return settings

@@ -28,7 +28,7 @@ number: other processes may have capacity for them."""
 
 MOST_WAITING = 1000
 
-MOST_TURNED_AWAY = 10_000
+MOST_EXCLUDED_JOBS = 10_000
 """How many jobs of a full group, of which no run waits here, a claim excludes."""
 
 
@@ -39,26 +39,28 @@ class _Group:
     seconds: float = FIRST_GUESS
     running: set[LocalAttempt] = field(default_factory=set)
     waiting: list[LocalAttempt] = field(default_factory=list)
-    turned_away: set[str] = field(default_factory=set)
+    excluded_jobs: set[str] = field(default_factory=set)
     """The jobs of runs that were given back. While the group is full they would only come again."""
 
-    def enough(self, now: float) -> int:
+    def wanted_waiting(self, now: float) -> int:
         """How many are to wait. Where nothing ends, attempts take at least so long."""
         seconds = max(self.seconds, now - self.last_end, 1e-4)
         return min(max(self.limit, int(self.limit * AHEAD_SECONDS / seconds)), MOST_WAITING)
 
-    def full(self, now: float) -> bool:
+    def has_enough_waiting(self, now: float) -> bool:
         """Whether more than half of the wanted number wait. `surplus` leaves more than that."""
-        return len(self.waiting) > self.enough(now) // 2
+        return len(self.waiting) > self.wanted_waiting(now) // 2
 
     @property
     def jobs(self) -> set[str]:
-        return {attempt.run.job_id for attempt in (*self.running, *self.waiting)} | self.turned_away
+        return {
+            attempt.run.job_id for attempt in (*self.running, *self.waiting)
+        } | self.excluded_jobs
 
-    def turn_away(self, attempt: LocalAttempt) -> None:
-        if len(self.turned_away) >= MOST_TURNED_AWAY:
-            self.turned_away.clear()
-        self.turned_away.add(attempt.run.job_id)
+    def exclude_job(self, attempt: LocalAttempt) -> None:
+        if len(self.excluded_jobs) >= MOST_EXCLUDED_JOBS:
+            self.excluded_jobs.clear()
+        self.excluded_jobs.add(attempt.run.job_id)
 
 
 class GroupLimits:
@@ -78,7 +80,7 @@ class GroupLimits:
         """The jobs of which enough runs wait here."""
         self.wants_more = False
         now = self._monotonic()
-        full = (group.jobs for group in self._groups.values() if group.full(now))
+        full = (group.jobs for group in self._groups.values() if group.has_enough_waiting(now))
         return frozenset[str]().union(*full)
 
     def start(self, attempt: LocalAttempt) -> bool:
@@ -90,7 +92,7 @@ class GroupLimits:
         if group is None:
             limit = attempt.handler.group_limit(self._capacity)
             group = self._groups[name] = _Group(limit, self._monotonic())
-        group.turned_away.discard(attempt.run.job_id)
+        group.excluded_jobs.discard(attempt.run.job_id)
         if len(group.running) >= group.limit:
             return False
         group.running.add(attempt)
@@ -100,7 +102,7 @@ class GroupLimits:
         """Let an attempt wait that may not start; return False if too many wait already."""
         group = self._of(attempt)
         if len(group.waiting) >= MOST_WAITING:
-            group.turn_away(attempt)
+            group.exclude_job(attempt)
             return False
         bisect.insort(group.waiting, attempt, key=lambda one: -one.run.priority)
         return True
@@ -113,7 +115,7 @@ class GroupLimits:
         if name is None or group is None or attempt not in group.running:
             return None
         now = self._monotonic()
-        was_full = group.full(now)
+        was_full = group.has_enough_waiting(now)
         group.running.remove(attempt)
         group.last_end = now
         if seconds is not None:
@@ -121,9 +123,9 @@ class GroupLimits:
         if group.waiting:
             successor = group.waiting.pop(0)
             group.running.add(successor)
-            self.wants_more |= was_full and not group.full(now)
+            self.wants_more |= was_full and not group.has_enough_waiting(now)
             return successor
-        group.turned_away.clear()
+        group.excluded_jobs.clear()
         if not group.running:
             del self._groups[name]
         return None
@@ -144,11 +146,11 @@ class GroupLimits:
         found: list[LocalAttempt] = []
         for group in self._groups.values():
             if now - group.last_end > STALLED_SECONDS:
-                enough = group.enough(now)
-                for attempt in group.waiting[enough:]:
-                    group.turn_away(attempt)
+                wanted_waiting = group.wanted_waiting(now)
+                for attempt in group.waiting[wanted_waiting:]:
+                    group.exclude_job(attempt)
                     found.append(attempt)
-                del group.waiting[enough:]
+                del group.waiting[wanted_waiting:]
         return found
 
     def _of(self, attempt: LocalAttempt) -> _Group:

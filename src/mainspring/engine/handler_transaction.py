@@ -55,7 +55,7 @@ class RunTransaction:
         kind, error, trace = given
         with contextlib.suppress(TimeoutError):  # `expired()` says whether it is over
             await self._timer.__aexit__(kind, error, trace)
-        await _uncancelled(self._end(error, expired=self._timer.expired()))
+        await _shielded(self._end(error, expired=self._timer.expired()))
 
     def __enter__(self) -> Any:
         if self._attempt.handler.is_async:
@@ -82,7 +82,7 @@ class RunTransaction:
             )
         if (why := store.info().no_transactions) is not None:
             raise InvalidState(f"there is no transaction here: {why}")
-        self._unless_stopped()
+        self._raise_if_stopped()
         held = Held(run.id, run.token)
         self._transaction = store.transaction(held, self._limit, blocking=blocking)
 
@@ -119,7 +119,7 @@ class RunTransaction:
             self._tell(TransactionAborted(f"{type(error).__name__}: {error}"[:500]))
 
     async def _complete(self) -> None:
-        self._unless_stopped()
+        self._raise_if_stopped()
         attempt = self._attempt
         attempt.completion = completed(attempt, self._engine.time.now())
         try:
@@ -135,7 +135,7 @@ class RunTransaction:
             )
         attempt.committed = True
 
-    def _unless_stopped(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._attempt.stop_reason is not None:
             raise TransactionAborted(
                 f"the handler of run {self._attempt.run.id} was asked to stop"
@@ -160,7 +160,7 @@ class RunTransaction:
             raise self._expired() from error
 
 
-async def _uncancelled(ending: Coroutine[Any, Any, None]) -> None:
+async def _shielded(ending: Coroutine[Any, Any, None]) -> None:
     """Await a coroutine whose outcome must be known. A cancellation is raised afterwards."""
     task = asyncio.ensure_future(ending)
     cancelled = None

@@ -42,7 +42,7 @@ class Leader:
         """Whether this node leads and fires slots."""
         return self.leads and self._engine.settings.enabled
 
-    async def electing(self) -> None:
+    async def elect_periodically(self) -> None:
         """Stand for election, and renew the term, until this node retires."""
         while self._engine.settings.leader_election and not self.retired:
             before = self._engine.clock.monotonic()

@@ -22,10 +22,10 @@ __all__ = ["Leases"]
 
 log = logging.getLogger("mainspring")
 
-SELF_CANCEL = 0.8
+STOP_HANDLER_AFTER = 0.8
 """The part of a lease after which a worker that could not renew stops its own handlers."""
 
-UNRENEWED = 0.1
+RENEW_AFTER = 0.1
 """The part of a lease for which it is not renewed. Short attempts end within it, so that no
 renewal is written for them."""
 
@@ -69,7 +69,7 @@ class Leases:
     def is_safe(self, attempt: LocalAttempt) -> bool:
         """Whether its lease was confirmed so recently that it cannot have lapsed."""
         lease = self._engine.settings.lease.total_seconds()
-        return attempt.held_since >= self._engine.clock.monotonic() - lease * SELF_CANCEL
+        return attempt.held_since >= self._engine.clock.monotonic() - lease * STOP_HANDLER_AFTER
 
     def apply_remote_changes(self, runs: Iterable[Run]) -> None:
         """Stop the attempts of runs that are cancelled, or that this worker no longer holds."""
@@ -83,7 +83,7 @@ class Leases:
                 attempt.run = replace(attempt.run, reason=run.reason)
                 self._cancel(attempt)
 
-    async def renewing(self) -> None:
+    async def renew_periodically(self) -> None:
         """Renew each lease when about a sixth of it is over. After a failure try again soon, so
         that leases are renewed as soon as an outage ends."""
         lease = self._engine.settings.lease.total_seconds()
@@ -92,7 +92,7 @@ class Leases:
             await asyncio.sleep(lease / (12 if answered else 60))
             answered = await self._renew()
 
-    async def guarding(self) -> None:
+    async def stop_before_lapse(self) -> None:
         """Stop handlers before their lease lapses, also while a renewal hangs."""
         while True:
             await asyncio.sleep(self._engine.settings.lease.total_seconds() / 12)
@@ -100,7 +100,7 @@ class Leases:
                 if not _is_over(attempt) and not self.is_safe(attempt):
                     self._lost(attempt)
 
-    async def watching(self) -> None:
+    async def watch_cancels(self) -> None:
         """After a hint, search for cancel requests of other processes. This only reads: a write
         would give a hint in turn, and two idle processes would keep each other awake."""
         while True:
@@ -121,7 +121,7 @@ class Leases:
         """Renew what needs it; return False if the store did not answer."""
         lease = self._engine.settings.lease
         sent = self._engine.clock.monotonic()
-        fresh_since = sent - lease.total_seconds() * UNRENEWED
+        fresh_since = sent - lease.total_seconds() * RENEW_AFTER
         attempts = [
             attempt for attempt in self._held.values() if _wants_renewal(attempt, fresh_since)
         ]
@@ -131,7 +131,7 @@ class Leases:
         held = [Held(w.run.id, w.run.token, w.context.latest_progress) for w in attempts]
         try:
             async with asyncio.timeout(lease.total_seconds() / 3):
-                mine, refused = await self._renew_apart(held)
+                mine, refused = await self._renew_in_halves(held)
         except Exception as error:  # also a store that does not answer in time
             self._engine.outages.failed("renew", error)
             return False
@@ -158,7 +158,9 @@ class Leases:
                 self._cancel(attempt)
         return True
 
-    async def _renew_apart(self, held: list[Held]) -> tuple[list[Renewed], dict[str, Exception]]:
+    async def _renew_in_halves(
+        self, held: list[Held]
+    ) -> tuple[list[Renewed], dict[str, Exception]]:
         """Renew all of these at once. If the store refuses, find by halves which of them it
         refuses, so that the leases of the others do not lapse, and renew that one without its
         progress. Also return those that are refused even so, with the error."""
@@ -169,8 +171,8 @@ class Leases:
         except Exception as error:
             if len(held) > 1:
                 half = len(held) // 2
-                first, refused = await self._renew_apart(held[:half])
-                second, more = await self._renew_apart(held[half:])
+                first, refused = await self._renew_in_halves(held[:half])
+                second, more = await self._renew_in_halves(held[half:])
                 return first + second, refused | more
             [one] = held
             if one.progress is None:
@@ -178,7 +180,7 @@ class Leases:
             log.warning("the progress of run %s cannot be kept: %s", one.id, error)
             if (attempt := self._held.get(one.id)) is not None:
                 attempt.context.latest_progress = None
-            return await self._renew_apart([Held(one.id, one.token)])
+            return await self._renew_in_halves([Held(one.id, one.token)])
 
     def _lost(self, attempt: LocalAttempt) -> None:
         if attempt.stop_reason is not StopReason.LOST:
@@ -186,12 +188,12 @@ class Leases:
 
     def _emit_progress(self, attempt: LocalAttempt) -> None:
         progress = attempt.context.latest_progress
-        if _has_news(attempt):
+        if _has_progress_to_emit(attempt):
             attempt.emitted_progress = progress
             self._engine.emit("run.progress", replace(attempt.run, progress=progress))
 
 
-def _has_news(attempt: LocalAttempt) -> bool:
+def _has_progress_to_emit(attempt: LocalAttempt) -> bool:
     progress = attempt.context.latest_progress
     return progress is not None and progress is not attempt.emitted_progress
 
@@ -201,7 +203,7 @@ def _wants_renewal(attempt: LocalAttempt, fresh_since: float) -> bool:
     the transaction ends long before the lease does."""
     if attempt.context.in_transaction:
         return False
-    return attempt.held_since <= fresh_since or _has_news(attempt)
+    return attempt.held_since <= fresh_since or _has_progress_to_emit(attempt)
 
 
 def _is_over(attempt: LocalAttempt) -> bool:

@@ -39,14 +39,14 @@ from mainspring.stores.url_redaction import without_password
 __all__ = [
     "LiveWorker",
     "LiveWorkers",
+    "describe_missing_worker",
     "find_leader",
     "find_orphans",
     "find_workers",
     "lacks_only_queue",
-    "none_fires",
+    "no_worker_fires",
     "prune_command",
     "removal_command",
-    "why_no_worker",
     "without_worker",
 ]
 
@@ -128,7 +128,7 @@ async def find_workers(store: Store) -> list[LiveWorker]:
             return found
 
 
-def none_fires(workers: Iterable[LiveWorker]) -> bool:
+def no_worker_fires(workers: Iterable[LiveWorker]) -> bool:
     """Whether workers are alive, and firing is switched off on each of them."""
     alive = list(workers)
     return bool(alive) and not any(worker.fires for worker in alive)
@@ -165,7 +165,7 @@ def lacks_only_queue(job: Job, workers: Iterable[LiveWorker]) -> bool:
     return any(job.handler in worker.handlers for worker in workers)
 
 
-def why_no_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
+def describe_missing_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
     if lacks_only_queue(job, workers):
         return f"no running worker takes queue {job.policy.queue!r} of job {job.id}"
     return f"no running worker has the handler {job.handler!r} of job {job.id}"
@@ -357,9 +357,9 @@ class LiveWorkers:
             )
         ids = list(self._without_worker_since)
         for start in range(0, len(ids), JOBS_AT_ONCE):
-            await self._settle_these(ids[start : start + JOBS_AT_ONCE], noted)
+            await self._reconcile_absences(ids[start : start + JOBS_AT_ONCE], noted)
 
-    async def _settle_these(self, ids: list[str], noted: Mapping[str, datetime]) -> None:
+    async def _reconcile_absences(self, ids: list[str], noted: Mapping[str, datetime]) -> None:
         page = await self._engine.store.jobs(JobQuery(ids=frozenset(ids), limit=len(ids)))
         jobs, myself = {job.id: job for job in page.items}, self.myself()
         writes = []
@@ -431,7 +431,7 @@ class LiveWorkers:
         if known:
             return
         self._report_without_worker(job, myself)
-        why = why_no_worker(job, [myself, *self._workers])
+        why = describe_missing_worker(job, [myself, *self._workers])
         if job.schedule is not None:
             log.warning(
                 "job %s is not fired any more: %s. It is fired again as soon as one does",
@@ -453,7 +453,7 @@ class LiveWorkers:
             return
         self._warned.add(job.id)
         workers = [myself, *self._workers]
-        why = why_no_worker(job, workers)
+        why = describe_missing_worker(job, workers)
         if lacks_only_queue(job, workers):
             log.warning("%s: start one that does", why)
         else:

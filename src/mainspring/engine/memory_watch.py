@@ -59,7 +59,7 @@ class MemoryWatch:
         self._measure = measure
         self._warned = False
 
-    async def watching(self) -> None:
+    async def watch_periodically(self) -> None:
         while True:
             used = self._measure()
             if used is None:

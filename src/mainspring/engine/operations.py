@@ -126,11 +126,11 @@ class Operations:
         roots = self._made_runs(job, payloads, options, zone, source, now)
         followers = await followers_to_run(self._engine, {job.id})
         instances = [with_followers(root, followers, root.created_at) for root in roots]
-        added = await self._engine.store.add(_flat(instances))
+        added = await self._engine.store.add(_flatten(instances))
         if options.after:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._sweeper.release_followers(options.upstream())
-        stands = {made.id: one for made, one in zip(_flat(instances), added, strict=True)}
+        stands = {made.id: one for made, one in zip(_flatten(instances), added, strict=True)}
         answers = [stands[root.id] for root in roots]
         for one in answers:
             if not one.duplicate:
@@ -241,12 +241,12 @@ class Operations:
         leader completes it."""
         store = self._engine.store
         note = await note_retry(self._engine, runs)
-        nodes = await self._nodes_again([run for run in runs if run.dedupe_key is None])
+        nodes = await self._retry_node_runs([run for run in runs if run.dedupe_key is None])
         kept = (await store.commit([*changes, *nodes]))[: len(changes)]
         revived = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
         # Only after this commit is it certain that no other run took the dedupe key.
         held = [run for run in revived if run.dedupe_key is not None]
-        await store.commit(await self._nodes_again(held))
+        await store.commit(await self._retry_node_runs(held))
         reached: list[str] = []
         if revived:
             try:
@@ -260,7 +260,7 @@ class Operations:
                 await self._sweeper.release_followers(reached[start : start + MANY_AT_ONCE])
         return kept
 
-    async def _nodes_again(self, runs: Sequence[Run]) -> list[Change]:
+    async def _retry_node_runs(self, runs: Sequence[Run]) -> list[Change]:
         """The changes that try the failed node runs of runs again that were spread over nodes,
         and the skipped ones whose worker is alive."""
         names = frozenset(name for run in runs for name in node_ids(run))
@@ -353,7 +353,7 @@ class Operations:
         await self.check_order([draft])
         self._refuse_effect_once(draft)
         now = await self._engine.store.now()
-        job = _fresh(draft, now)
+        job = _new_job(draft, now)
         _refuse_over(job, now)
         free = await (self._free(job.id) if dry_run else self._put(job))
         if not free:
@@ -373,7 +373,7 @@ class Operations:
         if stored is None or stored.policy.after != draft.policy.after:
             await self._check_reorder(draft)
         now = await self._engine.store.now()
-        job = _fresh(draft, now)
+        job = _new_job(draft, now)
         if stored is not None:
             job = _merged(adapt(draft, stored), stored, now)
         if stored is None or job.schedule != stored.schedule:
@@ -387,7 +387,7 @@ class Operations:
     async def _free(self, job_id: str) -> bool:
         return await self._stored(job_id) is None
 
-    async def define_late(self, draft: Job) -> Job:
+    async def define_after_start(self, draft: Job) -> Job:
         """Store a job that was decorated after the start: the jobs it runs after may come later."""
         await self.check_order([draft], all_known=False)
         return await self.define(draft)
@@ -403,13 +403,13 @@ class Operations:
             if stored is not None:
                 _refuse_unreadable(stored)
             wanted = adapt(draft, stored) if adapt is not None and stored is not None else draft
-            job = _fresh(draft, now) if stored is None else _merged(wanted, stored, now)
+            job = _new_job(draft, now) if stored is None else _merged(wanted, stored, now)
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
             if await self._put(job):
                 changed = self._changed(job, "job.updated" if stored else "job.created")
                 if stored is None or stored.schedule != job.schedule:
-                    await self._warn_if_over(changed, now)
+                    await self._warn_if_schedule_ended(changed, now)
                 return changed
         raise _contended(f"job {draft.id}")
 
@@ -476,7 +476,7 @@ class Operations:
         self, draft: Job, old: Job | None, adapt: Adapt, now: datetime
     ) -> Replacement:
         self._refuse_effect_once(draft)
-        job = _fresh(draft, now)
+        job = _new_job(draft, now)
         if old is not None:
             _refuse_unreadable(old)
             # `adapt` has refused it if it belongs to another owner that must keep it.
@@ -486,7 +486,7 @@ class Operations:
             _refuse_over(job, now)
         return old, job
 
-    async def _warn_if_over(self, job: Job, now: datetime) -> None:
+    async def _warn_if_schedule_ended(self, job: Job, now: datetime) -> None:
         """Warn if a job was defined after its last slot, since it never runs by itself, and leave a
         skipped run that says why."""
         if job.schedule is None or not job.enabled or job.next_run_at is not None:
@@ -544,27 +544,29 @@ class Operations:
             if (cursor := page.cursor) is None:
                 return count
 
-    async def switch(
+    async def set_enabled(
         self, job_id: str, enabled: bool, *, expected_version: Job | None = None
     ) -> Job:
         """Pause or resume: a paused job has no next slot, a resumed one none in the past, and one
         whose schedule is over cannot be resumed. `expected_version` is as for `edit`."""
 
-        def flip(job: Job, now: datetime) -> Job:
+        def with_enabled(job: Job, now: datetime) -> Job:
             if job.enabled is enabled:
                 return job
             if enabled:
                 _refuse_over(job, now)
             return replace(job, enabled=enabled, next_run_at=_upcoming(job, enabled, now))
 
-        return await self.edit(job_id, flip, operator=True, expected_version=expected_version)
+        return await self.edit(
+            job_id, with_enabled, operator=True, expected_version=expected_version
+        )
 
-    async def switch_many(
+    async def set_many_enabled(
         self, job_ids: Iterable[str], enabled: bool
     ) -> dict[str, MainspringError | None]:
         """Pause or resume many jobs, a thousand in one commit; return the error of each job."""
 
-        def written(job: Job, now: datetime) -> JobWrite | None:
+        def make_write(job: Job, now: datetime) -> JobWrite | None:
             _refuse_unreadable(job)
             if job.enabled is enabled:
                 return None
@@ -573,25 +575,25 @@ class Operations:
             slot = _upcoming(job, enabled, now)
             return JobWrite.put(replace(job, enabled=enabled, next_run_at=slot, updated_at=now))
 
-        return await self._write_many(job_ids, written)
+        return await self._write_many(job_ids, make_write)
 
     async def remove_many(
         self, job_ids: Iterable[str], *, force: bool
     ) -> dict[str, MainspringError | None]:
         """Delete many jobs, a thousand in one commit; return the error of each job."""
 
-        def written(job: Job, now: datetime) -> JobWrite:
+        def make_write(job: Job, now: datetime) -> JobWrite:
             if not force:
                 refuse_owned(job)
             return JobWrite.drop(job.id, job.version)
 
-        return await self._write_many(job_ids, written)
+        return await self._write_many(job_ids, make_write)
 
     async def _write_many(
-        self, job_ids: Iterable[str], written: Callable[[Job, datetime], JobWrite | None]
+        self, job_ids: Iterable[str], make_write: Callable[[Job, datetime], JobWrite | None]
     ) -> dict[str, MainspringError | None]:
         """Read jobs, decide what to write for each, and write; repeat for those that somebody else
-        changed meanwhile. `written` returns None if there is nothing to write."""
+        changed meanwhile. `make_write` returns None if there is nothing to write."""
         outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
         ids = list(outcome)
         for start in range(0, len(ids), MANY_AT_ONCE):
@@ -607,7 +609,7 @@ class Operations:
                     try:
                         if job_id not in jobs:
                             raise JobNotFound(job_id)
-                        if (write := written(jobs[job_id], now)) is not None:
+                        if (write := make_write(jobs[job_id], now)) is not None:
                             writes.append(write)
                     except MainspringError as error:
                         outcome[job_id] = error
@@ -846,11 +848,11 @@ def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*first, *second)))
 
 
-def _flat(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
+def _flatten(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
     return [run for runs in instances for run in runs]
 
 
-def _fresh(draft: Job, now: datetime) -> Job:
+def _new_job(draft: Job, now: datetime) -> Job:
     schedule = draft.schedule.bind(draft.id, now) if draft.schedule else None
     job = replace(draft, schedule=schedule, created_at=now, updated_at=now)
     return replace(job, next_run_at=_first_slot(job, now))

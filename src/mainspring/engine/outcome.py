@@ -67,10 +67,10 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
         case StopReason.CANCEL:
             return Decision(transitions.cancelled(run, now, run.reason, log, detail))
         case StopReason.DRAIN if attempt.error is not None or attempt.lingering:
-            return Decision(_given_back(run, attempt, now))
+            return Decision(_release_or_lose(run, attempt, now))
         case StopReason.TIMEOUT:
             return _failed(run, attempt, now, rng, _timed_out(attempt))
-    error = attempt.error or _untransacted(attempt)
+    error = attempt.error or _missing_transaction_error(attempt)
     if error is not None and isinstance(error.exception, TransactionAborted):
         return Decision(_aborted(run, attempt, now, rng, error))
     if error is not None and error.snoozes:
@@ -111,7 +111,7 @@ def _aborted(
     return transitions.aborted(run, now, failure, now + timedelta(seconds=seconds), log, detail)
 
 
-def _given_back(run: Run, attempt: LocalAttempt, now: datetime) -> Change:
+def _release_or_lose(run: Run, attempt: LocalAttempt, now: datetime) -> Change:
     """Release a run that a drain interrupted, unless its handler may start only once."""
     log, detail = attempt.context.log_lines, attempt.context.detail
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
@@ -126,7 +126,7 @@ def _failed(
     policy, log, detail = attempt.job.policy, attempt.context.log_lines, attempt.context.detail
     outcome = Outcome.TIMED_OUT if isinstance(error.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(error.message, error.traceback, outcome)
-    if not _another_try(run, policy, error):
+    if not _may_retry(run, policy, error):
         return Decision(transitions.failed(run, now, failure, log, detail=detail), error)
     wait = _asked_delay(error)
     if wait is None or isinstance(error.exception, RetryNotBefore):
@@ -135,7 +135,7 @@ def _failed(
     return Decision(change, error, will_retry=True)
 
 
-def _another_try(run: Run, policy: Policy, error: AttemptError) -> bool:
+def _may_retry(run: Run, policy: Policy, error: AttemptError) -> bool:
     if error.gives_up or policy.delivery is Delivery.AT_MOST_ONCE:
         return False
     if run.failures >= policy.retries:
@@ -154,7 +154,7 @@ def _later(now: datetime, wait: timedelta) -> datetime:
     return now + wait if wait < _LATEST - now else _LATEST
 
 
-def _untransacted(attempt: LocalAttempt) -> AttemptError | None:
+def _missing_transaction_error(attempt: LocalAttempt) -> AttemptError | None:
     """The error of an `effect_once` handler that used no transaction. It is not retried: what the
     handler did would be done again."""
     if attempt.job.policy.delivery is not Delivery.EFFECT_ONCE:

@@ -24,14 +24,14 @@ __all__ = ["Pruner", "first_kept_run", "history_of", "retention_of"]
 
 BATCH = 1000
 
-LOOK_AGAIN = 2.0
+CHECK_INTERVAL = 2.0
 """Seconds between two looks whether this node leads and whether it is time to prune."""
 
-REST = 20
+IDLE_FACTOR = 20
 """A pruning begins at the earliest this many times the length of the last one after it, so pruning
 uses at most a twentieth of the leader's time."""
 
-LOOKS = 20
+LOOKS_PER_RETENTION = 20
 """How often a job is looked at for old runs while its retention passes. On SQLite a look walks the
 job's finished runs: so each run is walked past this many times, however long it is kept."""
 
@@ -69,20 +69,20 @@ class Pruner:
         self._looked_at: dict[str, float] = {}  # jobs whose old runs were looked for
         self._ended_at: dict[str, tuple[int, int]] = {}  # history and ends of each job, then
 
-    async def pruning(self) -> None:
+    async def prune_periodically(self) -> None:
         """Prune at the interval of the settings, while this node leads, until the engine stops."""
         monotonic = self._engine.clock.monotonic
         every = self._engine.settings.prune_every.total_seconds()
         pruned_at, rest = monotonic(), every
         while True:
-            await asyncio.sleep(min(every, LOOK_AGAIN))
+            await asyncio.sleep(min(every, CHECK_INTERVAL))
             if not self._leader.leads:
                 self._engine.outages.succeeded("prune")  # the leader does it
             elif monotonic() - pruned_at >= rest:
                 pruned_at = monotonic()
                 with self._engine.outages.suppressed("prune"):
                     await self._prune()
-                rest = max(every, REST * (monotonic() - pruned_at))
+                rest = max(every, IDLE_FACTOR * (monotonic() - pruned_at))
 
     async def _prune(self) -> None:
         settings = self._engine.settings
@@ -129,7 +129,10 @@ class Pruner:
         self._looked_at = {name: at for name, at in self._looked_at.items() if name in retentions}
         for job_id, retention in retentions.items():
             looked_at = self._looked_at.get(job_id)
-            if looked_at is None or now - looked_at >= retention.total_seconds() / LOOKS:
+            if (
+                looked_at is None
+                or now - looked_at >= retention.total_seconds() / LOOKS_PER_RETENTION
+            ):
                 before = self._before(retention)
                 query = RunQuery(job=job_id, states=FINISHED, until=before, brief=True)
                 async for runs in _pages(self._engine, query):

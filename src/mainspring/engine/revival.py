@@ -33,13 +33,13 @@ __all__ = ["complete_retries", "forget_retry", "note_retry", "revive_followers"]
 
 KIND = "mainspring.retry"
 
-KEPT = timedelta(days=1)
+RETRY_NOTE_TTL = timedelta(days=1)
 """How long the note of a retry stands if its process died before it had made the runs pending."""
 
 PAGE = 1000
 """Runs that are read, and changed, in one call."""
 
-MARGIN = timedelta(hours=1)
+CLOCK_SET_BACK_MARGIN = timedelta(hours=1)
 """A run was made after those that it comes after; but somebody may have set the clock back."""
 
 _UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.SKIPPED)
@@ -50,7 +50,7 @@ async def note_retry(engine: EngineContext, runs: Sequence[Run]) -> Note:
     the followers of the runs wait again."""
     name = new_run_id(await engine.store.now(), engine.rng)
     note = Note(kind=KIND, name=name, value={"runs": [run.id for run in runs]})
-    await engine.store.put_notes([NoteWrite.put(note, ttl=KEPT)])
+    await engine.store.put_notes([NoteWrite.put(note, ttl=RETRY_NOTE_TTL)])
     return note
 
 
@@ -81,7 +81,7 @@ async def _complete(engine: EngineContext, note: Note) -> None:
         await engine.store.put_notes([NoteWrite.drop(KIND, note.name, note.version)])
     elif again:
         fewer = replace(note, value={"runs": left})
-        await engine.store.put_notes([NoteWrite.put(fewer, ttl=KEPT)])
+        await engine.store.put_notes([NoteWrite.put(fewer, ttl=RETRY_NOTE_TTL)])
 
 
 async def revive_followers(engine: EngineContext, runs: Sequence[Run]) -> list[str]:
@@ -120,7 +120,9 @@ async def _followers(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
     run would pay for it: all skipped runs are searched that are as young as the oldest of these.
     """
     waiting = await _waiting_after(engine, [run.id for run in runs])
-    skipped = await _skipped_since(engine, min(run.created_at for run in runs) - MARGIN)
+    skipped = await _skipped_since(
+        engine, min(run.created_at for run in runs) - CLOCK_SET_BACK_MARGIN
+    )
     candidates = {run.id: run for run in (*skipped, *waiting)}
     return runs_after(runs, [run for run in candidates.values() if run.unreadable is None])
 

@@ -23,18 +23,18 @@ from mainspring.engine.slots import Gap, plan
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import Fired, Firing, JobQuery
 
-__all__ = ["FOLLOWER_GRACE", "SlotFirer"]
+__all__ = ["NON_LEADER_GRACE", "SlotFirer"]
 
 log = logging.getLogger("mainspring")
 
-FOLLOWER_GRACE = timedelta(seconds=2)
+NON_LEADER_GRACE = timedelta(seconds=2)
 """How late a slot must be before a node that does not lead fires it, unless the leader is away."""
 
-HINT_REST = 0.1
+HINT_INTERVAL = 0.1
 """Least seconds between two searches that hints cause: hints come with every commit anywhere, and
 most of them are about something else. The next slot is known, and its search never waits."""
 
-FOLLOWER_REST = 1.0
+NON_LEADER_INTERVAL = 1.0
 """The same for a node that does not lead, and its pause after another node was quicker."""
 
 SMALLEST_CHUNK, FIRST_CHUNK, LARGEST_CHUNK = 10, 100, 400
@@ -50,7 +50,7 @@ quicker: with a bound of 0.4 s, 1,000 slots a second became 350 on a busy disk."
 LONGEST_PLANNING = 0.05
 """Seconds of planning after which a chunk is fired, however few slots it has."""
 
-REFUSED_REST = 60.0
+REFUSED_INTERVAL = 60.0
 """Seconds until a job whose firing the store refused is tried again, unless it is changed."""
 
 ALL_REFUSED_REST = 5.0
@@ -62,7 +62,7 @@ MOST_REFUSED_LOGGED = 3
 MOST_GAPS_LOGGED = 10
 """Jobs with missed slots that are named in the log while catching up; the rest is counted."""
 
-PAUSED_REST = 1.0
+PAUSED_INTERVAL = 1.0
 """Seconds between two looks at the note while all firing is paused."""
 
 SEARCH_AHEAD = timedelta(days=366)
@@ -126,7 +126,7 @@ class SlotFirer:
         self._changed.set()
         self._hinted.set()
 
-    async def firing(self) -> None:
+    async def fire_periodically(self) -> None:
         """Fire slots when they are due, until `stop`."""
         self._ended.clear()
         try:
@@ -152,7 +152,7 @@ class SlotFirer:
         if seconds <= 0:
             await asyncio.sleep(0)  # claims and renewals come between two chunks
         else:
-            pause = HINT_REST if self._leads() else FOLLOWER_REST
+            pause = HINT_INTERVAL if self._leads() else NON_LEADER_INTERVAL
             await wait_for_event(self._changed, min(seconds, pause))
             await wait_for_event(self._hinted, seconds - pause)
 
@@ -164,20 +164,20 @@ class SlotFirer:
         now = await self._engine.store.now()
         self._engine.time.correct(now)
         if self._is_paused and await self._read_pause() is None:
-            return PAUSED_REST
+            return PAUSED_INTERVAL
         jobs, upcoming = await self._search(now)
         if not jobs and upcoming is not None:
             self._log_caught_up()
             return self._seconds_until(upcoming, now)
         chains = await self._planned_chunk(jobs)
         if self._is_paused:
-            return PAUSED_REST
+            return PAUSED_INTERVAL
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
         began = self._engine.clock.monotonic()
         fired = await self._fired(chains)
-        self._adapt(self._engine.clock.monotonic() - began)
+        self._adapt_chunk_size(self._engine.clock.monotonic() - began)
         self._report(chains, fired)
         # A follower that wins what the leader has left for so long fires at once from now on, until
         # another node is quicker. A program that is restarted after a kill is not the leader until
@@ -186,7 +186,7 @@ class SlotFirer:
         self._leader_is_away = not self._leads() and all(one.done for one in fired)
         if not any(one.done for one in fired):
             self._more_due = False
-            return 0.0 if self._leads() else FOLLOWER_REST
+            return 0.0 if self._leads() else NON_LEADER_INTERVAL
         if upcoming is None or self._more_due or not all(one.done for one in fired):
             return 0.0
         self._log_caught_up()
@@ -197,7 +197,7 @@ class SlotFirer:
 
     def _grace(self) -> timedelta:
         fires_at_once = self._leads() or self._leader_is_away
-        return timedelta() if fires_at_once else FOLLOWER_GRACE
+        return timedelta() if fires_at_once else NON_LEADER_GRACE
 
     async def _search(self, now: datetime) -> tuple[list[Job], list[datetime | None] | None]:
         """Return the jobs to fire now, and the next slots of the jobs after them. Those are None
@@ -234,7 +234,7 @@ class SlotFirer:
             asked *= 2
 
     def _can_fire(self, job: Job, myself: LiveWorker) -> bool:
-        if job.unreadable is not None or self._is_aside(job):
+        if job.unreadable is not None or self._is_set_aside(job):
             return False
         return self._live_workers.may_fire(job, myself)
 
@@ -292,7 +292,7 @@ class SlotFirer:
             return _Chain(job, *plan(job, now, followers, most, pause.ended))
         except Exception as error:
             log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
-            self._leave(job, error, float("inf"))
+            self._set_aside_job(job, error, float("inf"))
             return None
 
     # Firing
@@ -302,14 +302,14 @@ class SlotFirer:
         refused: list[tuple[_Chain, Exception]] = []
         fired = await self._fire_in_halves(chains, refused)
         # Where it refuses all of them, it may not be the jobs: they are soon tried again.
-        rest = ALL_REFUSED_REST if len(refused) == len(chains) > 1 else REFUSED_REST
+        rest = ALL_REFUSED_REST if len(refused) == len(chains) > 1 else REFUSED_INTERVAL
         for chain, error in refused[:MOST_REFUSED_LOGGED]:
             job_id = chain.job.id
             log.error("the store refuses to fire job %s; next try in %d s: %s", job_id, rest, error)
         if (more := len(refused) - MOST_REFUSED_LOGGED) > 0:
             log.error("the store refuses to fire %d more jobs; next try in %d s", more, rest)
         for chain, error in refused:
-            self._leave(chain.job, error, self._engine.clock.monotonic() + rest)
+            self._set_aside_job(chain.job, error, self._engine.clock.monotonic() + rest)
         return fired
 
     async def _fire_in_halves(
@@ -329,11 +329,11 @@ class SlotFirer:
         first = await self._fire_in_halves(chains[:half], refused)
         return first + await self._fire_in_halves(chains[half:], refused)
 
-    def _leave(self, job: Job, error: Exception, until: float) -> None:
+    def _set_aside_job(self, job: Job, error: Exception, until: float) -> None:
         self._set_aside[job.id] = (job.version, until)
         self._engine.emit("scheduler.error", error=error, job_id=job.id)
 
-    def _is_aside(self, job: Job) -> bool:
+    def _is_set_aside(self, job: Job) -> bool:
         version, until = self._set_aside.get(job.id, (None, 0.0))
         if version is None:
             return False
@@ -342,7 +342,7 @@ class SlotFirer:
         del self._set_aside[job.id]
         return False
 
-    def _adapt(self, seconds: float) -> None:
+    def _adapt_chunk_size(self, seconds: float) -> None:
         slowest = min(SLOWEST_CHUNK, self._engine.settings.lease.total_seconds() / 12)
         if seconds > slowest:
             self._chunk = max(self._chunk // 2, SMALLEST_CHUNK)

@@ -45,7 +45,7 @@ SHORTEST_PUT_OFF = 0.1
 
 
 class Suspects:
-    """Used on the engine's loop. `go_on()` is called when others may begin again, and
+    """Used on the engine's loop. `resume_others()` is called when others may begin again, and
     `give_back(attempt, until)` for a suspect that is to come again in a later turn."""
 
     def __init__(
@@ -53,12 +53,12 @@ class Suspects:
         time: CarriedClock,
         clock: Clock,
         *,
-        go_on: Callable[[], None],
+        resume_others: Callable[[], None],
         give_back: Callable[[LocalAttempt, datetime], None],
     ) -> None:
         self._time = time
         self._clock = clock
-        self._go_on = go_on
+        self._resume_others = resume_others
         self._give_back = give_back
         self._waiting: deque[LocalAttempt] = deque()
         self._begun: LocalAttempt | None = None
@@ -72,12 +72,12 @@ class Suspects:
         return list(self._waiting)
 
     @property
-    def hold_back(self) -> bool:
+    def blocks_others(self) -> bool:
         """Whether no other attempt may begin: a suspect runs alone, or waits until it can."""
         return self._alone or bool(self._waiting)
 
     def add(self, attempt: LocalAttempt) -> None:
-        begins_turn = not self.hold_back
+        begins_turn = not self.blocks_others
         if begins_turn and (left := self._next_turn - self._clock.monotonic()) > 0:
             self._put_off(attempt, left)
             return
@@ -87,7 +87,7 @@ class Suspects:
             self._turn_began = self._clock.monotonic()
             self._set_timer(self._seconds_to_wait())
 
-    def next(self, *, idle: bool) -> LocalAttempt | None:
+    def next_to_begin(self, *, idle: bool) -> LocalAttempt | None:
         """The suspect that is to begin now, if nothing else runs."""
         if not idle or self._begun is not None or not self._waiting:
             return None
@@ -103,7 +103,7 @@ class Suspects:
         )
         return attempt
 
-    def over(self, attempt: LocalAttempt) -> None:
+    def attempt_ended(self, attempt: LocalAttempt) -> None:
         """An attempt has ended, or was taken back before it began."""
         if attempt is self._begun:
             ran_alone, self._begun, self._alone = self._alone, None, False
@@ -113,7 +113,7 @@ class Suspects:
                 self._set_timer(self._seconds_to_wait())
         elif attempt in self._waiting:
             self._waiting.remove(attempt)
-            if not self.hold_back:
+            if not self.blocks_others:
                 self._set_timer(None)
 
     def _seconds_to_wait(self) -> float:
@@ -132,7 +132,7 @@ class Suspects:
     def _time_is_up(self) -> None:
         ran_alone, self._alone = self._alone, False
         self._end_turn(others_have=self._turn_took() * (1 if ran_alone else PAUSE_FACTOR))
-        self._go_on()
+        self._resume_others()
 
     def _turn_took(self) -> float:
         return self._clock.monotonic() - self._turn_began

@@ -29,7 +29,7 @@ __all__ = ["Sweeper"]
 log = logging.getLogger("mainspring")
 
 LEADER_SWEEP = 2.0
-FOLLOWER_SWEEP = 3.0
+NON_LEADER_SWEEP = 3.0
 """Seconds between two searches for lapsed leases: a rescue comes within lease + 5 s either way.
 Where a look at the store is costly, searches are half of `StoreInfo.idle_poll` apart."""
 
@@ -37,10 +37,10 @@ WAITING_SWEEP = 10.0
 """Seconds between two searches through all waiting runs, by the leader. Each process releases the
 runs that wait for those which it has ended; this finds what a process left that died in between."""
 
-WORKFLOW_REST = 0.02
+WORKFLOW_INTERVAL = 0.02
 """Least seconds between two searches for released runs, while any run waits."""
 
-REST = 0.1
+SWEEP_INTERVAL = 0.1
 """The same while none waits."""
 
 NODE_SWEEP = 60.0
@@ -49,7 +49,7 @@ of the whole store, which is not cheap."""
 
 BATCH = 1000
 
-GONE = 30.0
+NODE_GONE_AFTER = 30.0
 """Seconds that a worker must be missing before its node runs are ended."""
 
 
@@ -72,15 +72,15 @@ class Sweeper:
         self._ended[run_id] = None
         self._run_ended.set()
 
-    async def sweeping(self) -> None:
+    async def sweep_periodically(self) -> None:
         """Rescue and release, each at its own interval, until the engine stops."""
         monotonic = self._engine.clock.monotonic
-        rescued_at, swept_at = -FOLLOWER_SWEEP, -WAITING_SWEEP
+        rescued_at, swept_at = -NON_LEADER_SWEEP, -WAITING_SWEEP
         nodes_swept_at = monotonic()
         idle_poll = self._engine.store.info().idle_poll
         rarest = 0.0 if idle_poll is None else idle_poll.total_seconds() / 2
         while True:
-            every = max(LEADER_SWEEP if self._leader.leads else FOLLOWER_SWEEP, rarest)
+            every = max(LEADER_SWEEP if self._leader.leads else NON_LEADER_SWEEP, rarest)
             if monotonic() - rescued_at >= every:
                 rescued_at = monotonic()
                 with self._engine.outages.suppressed("rescue"):
@@ -95,7 +95,7 @@ class Sweeper:
                     await self._end_lost_node_runs()
             with self._engine.outages.suppressed("unblock"):
                 await self._release_followers()
-            await asyncio.sleep(WORKFLOW_REST if self._any_waiting else REST)
+            await asyncio.sleep(WORKFLOW_INTERVAL if self._any_waiting else SWEEP_INTERVAL)
             await wait_for_event(self._run_ended, rescued_at + every - monotonic())
 
     async def _rescue(self) -> None:
@@ -239,7 +239,11 @@ class Sweeper:
             self._missing_since.setdefault(node, monotonic)
         for node in alive & self._missing_since.keys():
             del self._missing_since[node]
-        gone = {node for node, since in self._missing_since.items() if monotonic - since >= GONE}
+        gone = {
+            node
+            for node, since in self._missing_since.items()
+            if monotonic - since >= NODE_GONE_AFTER
+        }
         now = self._engine.time.now()
         runs = [run for run in pending if nodes[run.id] in gone]
         changes = [transitions.node_gone(run, now) for run in runs]

@@ -93,7 +93,10 @@ class Worker:
             LocalAttempt, None
         ] = {}  # their begin is being committed; each takes capacity
         self._suspects = Suspects(
-            engine.time, engine.clock, go_on=self._go_on, give_back=self._give_back_until
+            engine.time,
+            engine.clock,
+            resume_others=self._begin_others,
+            give_back=self._give_back_until,
         )
         self._taken = 0  # capacity
         self._loop_blocked = False  # the program's
@@ -111,13 +114,13 @@ class Worker:
 
     @property
     def running(self) -> int:
-        return len(self._active) - self._dispatcher.unbegun
+        return len(self._active) - self._dispatcher.queued
 
     @property
     def ahead(self) -> int:
         """How many claimed runs wait for capacity."""
         held = len(self._ready) + len(self._recording) + len(self._suspects.waiting)
-        return held + self._dispatcher.unbegun
+        return held + self._dispatcher.queued
 
     @property
     def stuck(self) -> int:
@@ -134,7 +137,7 @@ class Worker:
         self._wake.set()
         self.leases.wake()
 
-    async def claiming(self) -> None:
+    async def claim_repeatedly(self) -> None:
         """Claim whenever there is capacity, until the worker drains."""
         while not self._draining:
             self._wake.clear()
@@ -200,7 +203,7 @@ class Worker:
     def _claim_limit(self) -> int:
         """How many runs to claim. Runs are claimed ahead again when half of them have begun: fewer
         and larger claims cost fewer commits."""
-        if self._suspects.hold_back or self.claims_no_more:
+        if self._suspects.blocks_others or self.claims_no_more:
             return 0
         free, ready = max(self._free(), 0), self.ahead
         asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
@@ -266,7 +269,7 @@ class Worker:
         now = self._now()
         late = {run.id for run in runs if run.start_by is not None and now > run.start_by}
         in_time = [run for run in runs if run.id not in late]
-        put_off = await self._closed_to(in_time, jobs, notes)
+        put_off = await self._runs_with_open_breaker(in_time, jobs, notes)
         roots: list[tuple[Run, Job]] = []
         for run in runs:
             job = jobs[run.job_id]
@@ -397,7 +400,7 @@ class Worker:
         self._complete_unbegun(attempt, self._put_off_by_breaker(run, until))
         return True
 
-    async def _closed_to(
+    async def _runs_with_open_breaker(
         self, runs: list[Run], jobs: dict[str, Job | None], notes: Notes
     ) -> dict[str, datetime]:
         """Which of the runs their job's circuit breaker does not let start, and until when."""
@@ -437,9 +440,9 @@ class Worker:
         if self._draining:
             return
         idle = not self._active and not self._recording
-        if (suspect := self._suspects.next(idle=idle)) is not None:
+        if (suspect := self._suspects.next_to_begin(idle=idle)) is not None:
             self._record_begin(suspect)
-        if self._suspects.hold_back:
+        if self._suspects.blocks_others:
             return
         batch: list[LocalAttempt] = []
         free = self._free()
@@ -488,13 +491,13 @@ class Worker:
                 self.began(attempt)
             self._taken += self._dispatcher.begin([attempt], self._free(), first=True)
             return
-        self._suspects.over(attempt)
+        self._suspects.attempt_ended(attempt)
         self._leave_group(attempt)
         if kept:
             self._give_back(attempt)
-        self._go_on()
+        self._begin_others()
 
-    def _go_on(self) -> None:
+    def _begin_others(self) -> None:
         self._begin()
         self._wake_if_short()
 
@@ -552,7 +555,7 @@ class Worker:
             self._leave_group(
                 attempt, _seconds(attempt, now) if attempt.stop_reason is None else None
             )
-            self._suspects.over(attempt)
+            self._suspects.attempt_ended(attempt)
             if attempt.lingering:
                 self._note_stuck(attempt)
             decision = None
@@ -566,13 +569,13 @@ class Worker:
             if self.telemetry is not None:
                 self.telemetry.end(attempt, decision)
         self._note_pace(attempts)
-        self._go_on()
+        self._begin_others()
 
     def thread_ended(self, attempt: LocalAttempt) -> None:
         """A thread has ended, perhaps after its attempt: its capacity is free again."""
         self._taken -= 1
         self._stuck.discard(attempt)
-        self._go_on()
+        self._begin_others()
 
     def ended_late(self, attempt: LocalAttempt) -> None:
         """A handler on a loop has ended after its attempt."""
@@ -607,7 +610,7 @@ class Worker:
             del self._active[attempt]
         elif attempt in self._ready:
             self._ready.remove(attempt)
-        self._suspects.over(attempt)
+        self._suspects.attempt_ended(attempt)
         self._leave_group(attempt)
         return True
 

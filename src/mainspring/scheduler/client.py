@@ -428,7 +428,7 @@ class Client:
         """Fire no slots of the job until it is resumed. It can still be triggered.
         `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().operations.switch(
+            self._running().operations.set_enabled(
                 job_id_of(id), False, expected_version=expected_version
             )
         )
@@ -436,7 +436,7 @@ class Client:
     async def resume_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
         """Fire slots of a paused job again, from now on. `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().operations.switch(
+            self._running().operations.set_enabled(
                 job_id_of(id), True, expected_version=expected_version
             )
         )
@@ -454,11 +454,11 @@ class Client:
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
         `pause_job` would raise; an error of one job does not stop the others."""
-        return await self._call(self._running().operations.switch_many(ids, False))
+        return await self._call(self._running().operations.set_many_enabled(ids, False))
 
     async def resume_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Resume many jobs. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().operations.switch_many(ids, True))
+        return await self._call(self._running().operations.set_many_enabled(ids, True))
 
     async def remove_jobs(
         self, ids: Iterable[str], *, force: bool = False

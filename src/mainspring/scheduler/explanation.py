@@ -19,7 +19,7 @@ from mainspring.core.node_runs import node_of
 from mainspring.core.transitions import NODE_GONE
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import LiveWorker, none_fires, without_worker
+from mainspring.engine.live_workers import LiveWorker, no_worker_fires, without_worker
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.protocol import JobQuery, RunQuery
@@ -151,7 +151,7 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
         return _of_job(job, Reason.ALL_PAUSED, text, since=since)
-    if job.schedule is not None and none_fires(workers := await engine.live_workers.current()):
+    if job.schedule is not None and no_worker_fires(workers := await engine.live_workers.current()):
         return _disabled(job, workers, job.next_run_at, now)
     if job.next_run_at is not None and job.next_run_at <= now:
         return await _not_fired(engine, job, job.next_run_at, now)
@@ -206,7 +206,7 @@ async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) ->
             at=slot,
             alive_at=None if uptime is None else uptime.alive_at,
         )
-    if none_fires(workers):
+    if no_worker_fires(workers):
         return _disabled(job, workers, slot, now)
     if without_worker([job], workers):
         code, why = _lacking(job.handler, job.policy.queue, workers)

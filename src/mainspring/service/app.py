@@ -110,4 +110,4 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with service.client:
         yield
         service.draining.set()
-        await service.audit.written()
+        await service.audit.flush()

@@ -19,12 +19,12 @@ from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, Notes
 
-__all__ = ["KEPT", "AuditEntry", "AuditLog"]
+__all__ = ["RETENTION", "AuditEntry", "AuditLog"]
 
 log = logging.getLogger("mainspring.service")
 
 KIND = "audit"
-KEPT = timedelta(days=90)
+RETENTION = timedelta(days=90)
 MOST_WAITING = 10_000
 """Entries that may wait for a store that is away."""
 
@@ -59,7 +59,7 @@ class AuditLog:
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
 
-    async def written(self) -> None:
+    async def flush(self) -> None:
         """Wait until all entries are written, or lost because the store is away."""
         while self._writing is not None and not self._writing.done():
             await asyncio.wait([self._writing])
@@ -106,4 +106,4 @@ def _note(entry: AuditEntry) -> Note:
     """Its name puts a later entry before an earlier one."""
     name = f"{_LAST - to_us(entry.at):016x}-{secrets.token_hex(4)}"
     value = {field: getattr(entry, field) for field in entry.__struct_fields__}
-    return Note(kind=KIND, name=name, value=value, expires_at=entry.at + KEPT)
+    return Note(kind=KIND, name=name, value=value, expires_at=entry.at + RETENTION)

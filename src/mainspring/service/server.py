@@ -89,7 +89,7 @@ async def serve(
             replace = await _run_until_signal(
                 scheduler, service, server, bound, greet, replacement_pause
             )
-            await service.audit.written()
+            await service.audit.flush()
             return replace
 
 

@@ -57,7 +57,7 @@ __all__ = [
     "run_virtual",
 ]
 
-_HOMES = {
+_MODULES = {
     "conformance": ("StoreConformance",),
     "fake_clock": ("FakeClock",),
     "fault_injection": (
@@ -68,18 +68,18 @@ _HOMES = {
     "virtual_time": ("Deadlock", "SimulationLimit", "VirtualClock", "VirtualLoop", "run_virtual"),
     "webhook_stub": ("SentRequest", "WebhookStub"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "StoreConformance":
         import pytest
 
         # Before the import, so that a failed assertion shows its values, as in a test file.
         pytest.register_assert_rewrite("mainspring.testing.conformance")
-    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -52,7 +52,7 @@ async def there_and_back(first: Store, second: Store, third: Store) -> None:
         copied = await copy(first, second)
         original = await everything(first)
         assert await everything(second) == original
-        assert (copied.jobs, copied.written, copied.there) == (3, len(original[1]), 0)
+        assert (copied.jobs, copied.added, copied.existing) == (3, len(original[1]), 0)
         counts, copied_counts = await first.counts(), await second.counts()
         assert copied_counts.runs == counts.runs
         assert copied_counts.due == counts.due
@@ -86,8 +86,8 @@ async def test_an_interrupted_copy_is_completed(on_disk: Make, on_mongo: Make, s
         with pytest.raises(Interrupted):
             await copy(source, target, interrupt)
         copied = await copy(source, target)
-        assert 0 < copied.there <= copied.runs.total()
-        assert copied.written + copied.there == copied.runs.total()
+        assert 0 < copied.existing <= copied.runs.total()
+        assert copied.added + copied.existing == copied.runs.total()
         assert await everything(target) == await everything(source)
 
 
@@ -112,7 +112,7 @@ async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -
         [job] = (await source.jobs(JobQuery(ids=frozenset({"often"})))).items
         await put_job(source, replace(job, enabled=False))
         copied = await copy(source, target)
-        assert (copied.mended, copied.written) == (2, 1)
+        assert (copied.corrected, copied.added) == (2, 1)
         assert await everything(target) == await everything(source)
 
 
@@ -366,5 +366,5 @@ async def test_work_enqueued_while_it_is_copied_is_told_and_then_completed(on_di
         with pytest.raises(CopyRefused, match="the source has changed while it was copied"):
             await copy(Slow(source), target, enqueue)  # type: ignore[arg-type]
         copied = await copy(source, target)
-        assert copied.written == 1
+        assert copied.added == 1
         assert await everything(target) == await everything(source)

@@ -74,7 +74,7 @@ class Page:
         async for message in self._line:
             told = message.json()
             if "id" not in told:
-                self._heard(told["method"], told["params"])
+                self._on_event(told["method"], told["params"])
                 continue
             answer = self._awaited.pop(told["id"])
             if "error" in told:
@@ -82,7 +82,7 @@ class Page:
             else:
                 answer.set_result(told["result"])
 
-    def _heard(self, event: str, told: dict[str, Any]) -> None:
+    def _on_event(self, event: str, told: dict[str, Any]) -> None:
         match event:
             case "Page.loadEventFired":
                 self._loaded.set()

@@ -179,7 +179,7 @@ class Node:
         store = self._reached(author)
         rng = random.Random(self._rng.getrandbits(64))
         scheduler = Scheduler(store, inline=True, clock=self.clock, rng=rng, **settings)
-        scheduler.on("scheduler.error", self._heard)
+        scheduler.on("scheduler.error", self._on_event)
         self._register(scheduler, machine, author)
         while True:
             try:
@@ -199,6 +199,6 @@ class Node:
             for job_id in list(cache._known):
                 cache.forget(job_id)
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if not isinstance(event.error, StoreUnavailable | TimeoutError):
             self._monitor.fail("engine", f"{self.author}: {event.error!r}")

@@ -341,12 +341,12 @@ def _killers_at_large() -> Patches:
 
 
 def _suspects_in_company() -> Patches:
-    right = Suspects.next
+    right = Suspects.next_to_begin
 
     def next_at_once(self: Suspects, *, idle: bool) -> Any:
         return right(self, idle=True)
 
-    return [patch.object(Suspects, "next", next_at_once)]
+    return [patch.object(Suspects, "next_to_begin", next_at_once)]
 
 
 def _suspects_in_a_row() -> Patches:
@@ -412,7 +412,10 @@ def _loops_end() -> Patches:
         with contextlib.suppress(Exception):
             await part()
 
-    return [patch.object(RetryingStore, "repeat", once), patch.object(Engine, "_always", always)]
+    return [
+        patch.object(RetryingStore, "repeat", once),
+        patch.object(Engine, "_restart_on_error", always),
+    ]
 
 
 def _backfills() -> Patches:
@@ -435,7 +438,7 @@ def _holds_on() -> Patches:
     async def asleep(self: Leases) -> None:
         await asyncio.Event().wait()
 
-    return [patch.object(Leases, "guarding", asleep)]
+    return [patch.object(Leases, "stop_before_lapse", asleep)]
 
 
 def _starts_late() -> Patches:
@@ -468,7 +471,7 @@ def _settled_outside() -> Patches:
 
     return [
         patch.object(RunTransaction, "_complete", complete),
-        patch.object(outcome, "_untransacted", untransacted),
+        patch.object(outcome, "_missing_transaction_error", untransacted),
     ]
 
 

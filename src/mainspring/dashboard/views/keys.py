@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.errors import InvalidInput
-from mainspring.service.audit import KEPT
+from mainspring.service.audit import RETENTION
 from mainspring.service.problems import ApiError
 
 __all__ = ["router"]
@@ -51,5 +51,5 @@ async def audit(
         entries=page.items,
         older=page.cursor,
         is_newest=cursor is None,
-        kept_days=KEPT.days,
+        kept_days=RETENTION.days,
     )

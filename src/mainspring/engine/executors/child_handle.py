@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from mainspring.core.codec import decode
 from mainspring.core.context import RunContext
 from mainspring.engine.executors.child_main import HEADER
-from mainspring.engine.executors.procfs import any_alive, footprint
+from mainspring.engine.executors.procfs import any_alive, memory_of_tree
 from mainspring.errors import MainspringError, MemoryExceeded, ProcessDied, RunCancelled
 
 __all__ = ["Child", "RemoteError", "Reply"]
@@ -102,7 +102,7 @@ class Child:
         """Whether the process lives, and uses at most half of the next run's memory limit."""
         if self._exited.is_set():
             return False
-        used = None if memory_limit is None else footprint(self.pid)
+        used = None if memory_limit is None else memory_of_tree(self.pid)
         return memory_limit is None or used is None or used <= memory_limit / 2
 
     async def serve(self, request: bytes, context: RunContext, memory_limit: int | None) -> Reply:
@@ -137,7 +137,7 @@ class Child:
             self._signal(signal.SIGKILL)
             await self._exited.wait()
         await self._group_gone()
-        self._hang_up()
+        self._close_connection()
         await self._not_serving.wait()  # a reader must see the end of file, not a closed descriptor
         self._wire.close()
 
@@ -167,9 +167,9 @@ class Child:
         self._process.wait()
         self._exited.set()
         # The connection ends with the group, unless a fork that left the group keeps it open.
-        self._loop.call_later(GRACE, self._hang_up)
+        self._loop.call_later(GRACE, self._close_connection)
 
-    def _hang_up(self) -> None:
+    def _close_connection(self) -> None:
         with contextlib.suppress(OSError):
             self._wire.shutdown(socket.SHUT_RDWR)
 
@@ -265,7 +265,7 @@ class Child:
 
     async def _guard_memory(self, limit: int) -> None:
         """Kill the group as soon as it exceeds the limit, before the machine runs out of memory."""
-        while (used := footprint(self.pid, limit)) is not None:
+        while (used := memory_of_tree(self.pid, limit)) is not None:
             if used > limit:
                 self._memory_used = used
                 self.spent = True

@@ -72,9 +72,9 @@ class Dispatcher:
         await self._processes.close()
 
     @property
-    def unbegun(self) -> int:
+    def queued(self) -> int:
         """How many attempts wait in the queues of the loops."""
-        return self._user_loop.unbegun + self._builtin_loop.unbegun
+        return self._user_loop.queued + self._builtin_loop.queued
 
     @property
     def unused_capacity(self) -> int:

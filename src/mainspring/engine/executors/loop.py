@@ -95,7 +95,7 @@ class LoopExecutor:
         self._collecting = False
 
     @property
-    def unbegun(self) -> int:
+    def queued(self) -> int:
         """How many attempts wait in the queue."""
         return len(self._queue)
 

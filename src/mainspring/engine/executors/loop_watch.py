@@ -35,7 +35,7 @@ class LoopWatch:
         self._blocked = blocked
         self._freed = freed
 
-    async def watching(self) -> None:
+    async def watch_periodically(self) -> None:
         engine = asyncio.get_running_loop()
         if self._executor.loop is engine:  # inline: this task would be blocked as well
             return

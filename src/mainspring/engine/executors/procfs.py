@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Final
 
-__all__ = ["any_alive", "footprint"]
+__all__ = ["any_alive", "memory_of_tree"]
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -23,7 +23,7 @@ def any_alive(group: int) -> bool:
     return False
 
 
-def footprint(pid: int, limit: int | None = None) -> int | None:
+def memory_of_tree(pid: int, limit: int | None = None) -> int | None:
     """Return the bytes that a process and its descendants use, or None if there is no /proc.
 
     Resident memory is quick to read, but counts memory that forks share once for each of them. So

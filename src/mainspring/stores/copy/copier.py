@@ -72,15 +72,15 @@ class StoreContents:
 
 @dataclass(slots=True)
 class CopyReport:
-    """The result of a copy: how many runs were written, were there already (`there`), and were
-    there but had to be corrected (`mended`)."""
+    """The result of a copy: how many runs were added, existed already, and were corrected
+    because they had changed in the source since an earlier copy."""
 
     jobs: int = 0
     notes: int = 0
     runs: Counter[State] = field(default_factory=Counter)
-    written: int = 0
-    mended: int = 0
-    there: int = 0
+    added: int = 0
+    corrected: int = 0
+    existing: int = 0
     secrets: int = 0
 
 
@@ -165,13 +165,13 @@ class _Copier:
         """Write a page of runs, oldest first. Defers live runs whose dedupe key is held."""
         there = await runs_by_id(self._target, [run.id for run in runs])
         stale = [(there[run.id], run) for run in runs if run.id in there]
-        self.copied.mended += await self._correct(stale)
+        self.copied.corrected += await self._correct(stale)
         refused = await self._add([run for run in runs if run.id not in there])
         await self._add_without_key([run for run in refused if run.finished])
         left = await self._add([run for run in refused if not run.finished])
         self._deferred += [run.id for run in left]
         self.tokens += sum(run.token for run in runs)
-        self.copied.there += len(there)
+        self.copied.existing += len(there)
 
     async def copy_deferred(self) -> None:
         """Add the live runs whose dedupe key was held before: its holder is corrected by now."""
@@ -193,7 +193,7 @@ class _Copier:
         refused = [run for run, one in zip(runs, added, strict=True) if one.duplicate]
         pairs = zip(runs, added, strict=True)
         await self._correct([(one.run, run) for run, one in pairs if not one.duplicate])
-        self.copied.written += len(runs) - len(refused)
+        self.copied.added += len(runs) - len(refused)
         return refused
 
     async def _add_without_key(self, runs: Sequence[Run]) -> None:
