@@ -5,6 +5,7 @@ from __future__ import annotations
 from playwright.async_api import Page, expect
 
 from mainspring import Scheduler
+from mainspring.dashboard.demo import demo_scheduler, fill
 from mainspring.dashboard.sample import SAMPLE_HANDLER, run_sample
 from tests.support.dashboard import Dashboard, served
 
@@ -116,3 +117,21 @@ async def test_charts_are_drawn_without_a_valid_language(dashboard: Dashboard, p
     assert await page.evaluate("navigator.language") is not None
     await expect(page.locator("#throughput canvas")).to_be_visible()
     await expect(page.locator("#durations canvas")).to_be_visible()
+
+
+async def test_the_first_paint_of_the_overview_loads_less_than_200_kb(page: Page) -> None:
+    scheduler = demo_scheduler("memory://", workers=2)
+    async with served(scheduler) as made:
+        await fill(scheduler, jobs=20)
+        network = await page.context.new_cdp_session(page)
+        await network.send("Network.enable")
+        loaded: list[float] = []
+        network.on("Network.loadingFinished", lambda one: loaded.append(one["encodedDataLength"]))
+        await page.goto(f"{made.url}/")
+        await expect(page.locator("#throughput canvas")).to_be_visible()
+        await expect(page.locator("#durations canvas")).to_be_visible()
+        assert len(loaded) > 10  # the page, styles, scripts and figures
+        assert sum(loaded) < 200_000
+        other = "performance.getEntries().filter(e => e.name.startsWith('http')).map(e => e.name)"
+        assert all(name.startswith(made.url) for name in await page.evaluate(other))
+        await page.goto("about:blank")

@@ -35,6 +35,21 @@ async def test_a_browser_without_a_key_is_sent_to_sign_in_and_back(make: Make) -
     assert 'type="password"' in form.text
 
 
+async def test_pages_are_packed_and_answers_of_the_api_are_not(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, text = await api.app.state.service.keys.create("ada", "admin")
+    headers = {**HTML, "Authorization": f"Bearer {text}", "Accept-Encoding": "gzip, br"}
+    packed = await api.get("/jobs", headers=headers)
+    plain = await api.get("/jobs", headers={**headers, "Accept-Encoding": "gzip;q=0, identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert {answer.headers["vary"] for answer in (packed, plain)} == {"Accept-Encoding"}
+    assert packed.text.partition("<main")[0] == plain.text.partition("<main")[0]
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    for path in ("/api/v1/jobs", "/api/v1/keys", "/openapi.json"):  # some hold secrets
+        assert "content-encoding" not in (await api.get(path, headers=headers)).headers
+
+
 @pytest.mark.parametrize("scope", ["read", "write", "admin"])
 async def test_a_page_offers_only_what_the_key_may_do(make: Make, scope: str) -> None:
     api: Api = await make(workers=0, loopback=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
@@ -34,6 +34,9 @@ __all__ = [
     "add_overruns",
     "forecast_load",
 ]
+
+SLOTS_AT_ONCE, SCHEDULES_AT_ONCE = 32, 8
+"""Searches for a slot, and schedules that are made, between two rests: a millisecond or so."""
 
 MOST_SLOTS = 500_000
 """Slots that are walked one by one: a few seconds of work."""
@@ -134,10 +137,20 @@ class _Group:
     shortest_gap: float | None = None
 
 
+def _go_on() -> None:
+    """The `rest` of a caller that has nothing else to do."""
+
+
 def forecast_load(
-    jobs: Iterable[Job], start: datetime, days: int = 30, timezone: str = "UTC"
+    jobs: Iterable[Job],
+    start: datetime,
+    days: int = 30,
+    timezone: str = "UTC",
+    rest: Callable[[], None] = _go_on,
 ) -> Forecast:
-    """The load of these jobs in the `days` from `start` on: it includes `start`, not the end."""
+    """The load of these jobs in the `days` from `start` on: it includes `start`, not the end.
+    `rest` is called after each millisecond of work or so, because thousands of jobs take seconds:
+    a thread can let others work meanwhile."""
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
         raise InvalidInput(f"days is 1 to {MOST_DAYS}, not {days!r}", field="days", given=days)
     zone = zone_named(timezone)
@@ -152,11 +165,11 @@ def forecast_load(
         raise InvalidInput(why, field="start", given=start) from None
     every = list(jobs)
     planned = [job for job in every if job.enabled and job.schedule is not None]
-    groups = _grouped(planned)
-    notes = [*_walk(groups, start, end), *_note_each_node(planned)]
+    groups = _grouped(planned, rest)
+    notes = [*_walk(groups, start, end, rest), *_note_each_node(planned)]
     heat, total = _heat(groups, start, end, zone)
     collisions = _collisions(groups, zone)
-    clock_changes = _clock_changes(groups, start, end)
+    clock_changes = _clock_changes(groups, start, end, rest)
     return Forecast(
         start=start,
         end=end,
@@ -168,7 +181,7 @@ def forecast_load(
         heat=heat,
         collisions=collisions,
         clock_changes=clock_changes,
-        suggestions=_suggestions(collisions, {job.id: job for job in planned}, clock_changes),
+        suggestions=_suggestions(collisions, {job.id: job for job in planned}, clock_changes, rest),
         notes=tuple(notes),
     )
 
@@ -211,9 +224,11 @@ _EFFECTS = {
 # Slots
 
 
-def _grouped(jobs: Sequence[Job]) -> list[_Group]:
+def _grouped(jobs: Sequence[Job], rest: Callable[[], None]) -> list[_Group]:
     groups: dict[Hashable, _Group] = {}
-    for job in jobs:
+    for number, job in enumerate(jobs):
+        if number % SCHEDULES_AT_ONCE == 0:
+            rest()
         assert job.schedule is not None
         key = _same_slots(job.schedule)
         groups.setdefault(key, _Group(job.schedule)).jobs.append(job)
@@ -227,7 +242,9 @@ def _same_slots(schedule: Schedule) -> Hashable:
     return replace(schedule, key="", jitter=None)
 
 
-def _walk(groups: list[_Group], start: datetime, end: datetime) -> list[str]:
+def _walk(
+    groups: list[_Group], start: datetime, end: datetime, rest: Callable[[], None]
+) -> list[str]:
     """Find the slots of the rarest schedules; the others keep a count alone. Returns notes."""
     left = MOST_SLOTS
     counted: list[_Group] = []
@@ -240,7 +257,7 @@ def _walk(groups: list[_Group], start: datetime, end: datetime) -> list[str]:
             group.shortest_gap = _gap_of(group.schedule, start)
             counted.append(group)
             continue
-        slots = _slots(group.schedule, just_before, end, left)
+        slots = _slots(group.schedule, just_before, end, left, rest)
         if len(slots) == left:
             notes.append(
                 f"of {group.jobs[0].id!r} only its first {left:,} slots were found: its schedule"
@@ -258,12 +275,17 @@ def _walk(groups: list[_Group], start: datetime, end: datetime) -> list[str]:
     return notes
 
 
-def _slots(schedule: Schedule, after: datetime, end: datetime, most: int) -> list[datetime]:
+def _slots(
+    schedule: Schedule, after: datetime, end: datetime, most: int, rest: Callable[[], None]
+) -> list[datetime]:
     slots: list[datetime] = []
     moment = after
     while len(slots) < most and (slot := schedule.next(moment)) is not None and slot < end:
         slots.append(slot)
         moment = slot
+        if len(slots) % SLOTS_AT_ONCE == 0:
+            rest()
+    rest()
     return slots
 
 
@@ -382,9 +404,13 @@ def _collisions(groups: list[_Group], zone: tzinfo) -> tuple[Collision, ...]:
     )
 
 
-def _clock_changes(groups: list[_Group], start: datetime, end: datetime) -> tuple[ClockChange, ...]:
+def _clock_changes(
+    groups: list[_Group], start: datetime, end: datetime, rest: Callable[[], None]
+) -> tuple[ClockChange, ...]:
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for group in groups:
+    for number, group in enumerate(groups):
+        if number % SCHEDULES_AT_ONCE == 0:
+            rest()
         for effect in group.schedule.warnings(start, end):
             found[effect] += [job.id for job in group.jobs]
     return tuple(ClockChange(effect, tuple(sorted(found[effect]))) for effect in sorted(found))
@@ -394,7 +420,10 @@ def _clock_changes(groups: list[_Group], start: datetime, end: datetime) -> tupl
 
 
 def _suggestions(
-    collisions: Sequence[Collision], jobs: Mapping[str, Job], clock_changes: Sequence[ClockChange]
+    collisions: Sequence[Collision],
+    jobs: Mapping[str, Job],
+    clock_changes: Sequence[ClockChange],
+    rest: Callable[[], None],
 ) -> tuple[Suggestion, ...]:
     """How to spread the jobs of the largest collisions: each job once. A collision of a single day
     that a change of the clocks makes needs none."""
@@ -417,7 +446,7 @@ def _suggestions(
                     tuple(sorted(hashed)),
                     hashed,
                     collision.most,
-                    max(others, _most_at_once(hashed, jobs)),
+                    max(others, _most_at_once(hashed, jobs, rest)),
                 )
             )
             continue
@@ -448,10 +477,14 @@ def _with_hash(schedule: Schedule | None) -> str | None:
     return _FIXED_MINUTE.sub("H", expression, count=1)
 
 
-def _most_at_once(hashed: Mapping[str, str], jobs: Mapping[str, Job]) -> int:
+def _most_at_once(
+    hashed: Mapping[str, str], jobs: Mapping[str, Job], rest: Callable[[], None]
+) -> int:
     """How many of the jobs share a minute once their minute is `H`."""
     minutes: Counter[int] = Counter()
-    for job_id, expression in hashed.items():
+    for number, (job_id, expression) in enumerate(hashed.items()):
+        if number % SCHEDULES_AT_ONCE == 0:
+            rest()
         schedule = jobs[job_id].schedule
         assert isinstance(schedule, Cron)
         changed = replace(schedule, expression=expression, key=job_id)

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mainspring.service.problems import ApiError
 
-__all__ = ["asset_address", "router"]
+__all__ = ["accepts_gzip", "asset_address", "router"]
 
 router = APIRouter(include_in_schema=False)
 
@@ -72,7 +72,16 @@ def _response(request: Request, name: str, kept: str) -> Response:
         raise ApiError(404, f"there is no file {name[:100]!r}")
     headers = {"cache-control": kept, "vary": "Accept-Encoding"}
     content = found.content
-    if "gzip" in request.headers.get("accept-encoding", ""):
+    if accepts_gzip(request):
         content = found.packed
         headers["content-encoding"] = "gzip"
     return Response(content, headers=headers, media_type=found.media_type)
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client takes an answer that is packed with gzip."""
+    for part in request.headers.get("accept-encoding", "").split(","):
+        name, _, quality = part.partition(";")
+        if name.strip().lower() == "gzip":
+            return quality.strip().rstrip("0").rstrip(".") != "q="
+    return False

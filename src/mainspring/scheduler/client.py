@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import os
 import random
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -766,8 +767,9 @@ class Client:
         begin = aware_time(start, "start") or await self.now()
         jobs = await self._call(statistics.all_jobs(self._running()))
         zone = timezone or self._timezone
-        # In a thread: thousands of jobs take seconds, and this loop may have other work.
-        found = await asyncio.to_thread(forecast_load, jobs, begin, days, zone)
+        # In a thread: thousands of jobs take seconds, and this loop may have other work. The thread
+        # sleeps again and again, so that the loop need not wait for the interpreter's lock.
+        found = await asyncio.to_thread(forecast_load, jobs, begin, days, zone, _rest)
         durations = await self._call(statistics.p95_durations(self._running(), found.jobs))
         return add_overruns(found, jobs, durations)
 
@@ -954,6 +956,11 @@ class Client:
         if self._own_loop is not None:
             self._own_loop.close()
             self._own_loop = None
+
+
+def _rest() -> None:
+    """Let the other threads of this process work. `sleep(0)` would take the lock back at once."""
+    time.sleep(0.0005)
 
 
 def _has_own_secret(given: Mapping[str, Any]) -> bool:

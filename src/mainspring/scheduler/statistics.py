@@ -36,6 +36,9 @@ __all__ = ["FailedRun", "JobHealth", "JobMetrics", "SchedulerHealth", "Spread", 
 
 LOOKUPS_AT_ONCE = 50
 
+JOBS_AT_ONCE = 200
+"""Jobs that are read at once: reading them holds the interpreter's lock, and others wait."""
+
 MOST_MEASURED = 1000
 """Jobs whose past runs a forecast looks at."""
 
@@ -417,7 +420,7 @@ async def all_jobs(engine: Engine) -> list[Job]:
     jobs: list[Job] = []
     cursor: str | None = None
     while True:
-        page = await engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
+        page = await engine.store.jobs(JobQuery(limit=JOBS_AT_ONCE, cursor=cursor))
         jobs += page.items
         if (cursor := page.cursor) is None:
             return jobs
