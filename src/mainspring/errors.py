@@ -19,8 +19,8 @@
     │   ├── CopyRefused                  a store that is in use, or holds something else
     │   ├── JobChanged                   an edit of a job that was edited meanwhile
     │   ├── RecordUnreadable             a job or run that this version cannot read
-    │   └── InvalidState                 the run is not in a state that allows this
-    ├── NotStarted                     the scheduler was used before start or after stop
+    │   └── InvalidState                 the state of a run, job or program does not allow this
+    ├── NotStarted                     a client or scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
     ├── RunCancelled                   a cancel stopped a handler in its own process
     ├── MemoryExceeded                 a handler in its own process exceeded its memory limit
@@ -318,11 +318,11 @@ class RecordUnreadable(Conflict):
 
 
 class InvalidState(Conflict):
-    """The run is not in a state that allows this."""
+    """The state of the run, the job or the program does not allow this."""
 
 
 class NotStarted(MainspringError):
-    """The scheduler was used before start or after stop."""
+    """The client or scheduler was used before start or after stop."""
 
 
 class RunTimeout(MainspringError, TimeoutError):
@@ -373,7 +373,7 @@ class StoreFileChanged(StoreUnavailable):
 
 
 class StoreMissing(StoreError):
-    """Nothing of Mainspring is in the store, and it was opened to be used, not to be made."""
+    """Nothing of Mainspring is in the store, and it was opened with `create=False`."""
 
 
 class StoreDamaged(StoreError):

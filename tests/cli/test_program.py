@@ -63,8 +63,8 @@ def test_version(run: Run) -> None:
         (("jobs", "list", "--store", "sqlite:///a", "--app", "b:c"), "--store or --app, not both"),
         (("jobs", "list", "--store", "redis://x"), "there is no store for redis://"),
         (("jobs", "list", "--store", "mainspring.db"), "named by a URL"),
-        (("jobs", "list", "--store", "memory://"), "no command can reach it"),
-        (("enqueue", "x", "--app", "app:forgetful"), "no command can reach it"),
+        (("jobs", "list", "--store", "memory://"), "this command cannot open it"),
+        (("enqueue", "x", "--app", "app:forgetful"), "this command cannot open it"),
     ],
 )
 def test_bad_usage(run: Run, words: tuple[str, ...], message: str) -> None:

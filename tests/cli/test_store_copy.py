@@ -72,7 +72,7 @@ def test_again(run: Run, stocked: dict[str, str]) -> None:
     run("store", "copy", HERE, THERE)
     answer = run("store", "copy", HERE, THERE)
     assert answer.code == 0
-    assert "a copy before had brought 2 runs; of these, 0 had gone on since" in answer.out
+    assert "already in TO: 2 runs, of which 0 had changed in FROM" in answer.out
 
 
 def test_a_dry_run_writes_nothing(run: Run, stocked: dict[str, str], folder: Path) -> None:

@@ -205,7 +205,7 @@ def test_a_file_that_another_program_has_locked_is_named_as_the_cause(
         assert client.get("/readyz").status_code == 200
         other.execute("BEGIN IMMEDIATE")
         ready = until(lambda: (got := client.get("/readyz")).status_code == 503 and got)
-        assert ready.json()["status"].startswith("the store is away: it fails at ")
+        assert ready.json()["status"].startswith("the store fails these calls: ")
         health = client.get("/api/observability/health").json()
         assert (health["success"], health["status"], health["store"]) == (False, "degraded", "away")
         until(lambda: "mainspring_store_up 0.0" in scraped(client))

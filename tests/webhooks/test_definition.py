@@ -67,7 +67,7 @@ def sent(webhook: Webhook, **facts: Any) -> Any:
         ("https://example.org:0/", "no port 0"),
         ("https://example.org/#part", "no fragment"),
         ("https://{{jobId}}.example.org/", "not in its host"),
-        ("https://example.org/{{now}}", "{{now}}, which is not a known name"),
+        ("https://example.org/{{now}}", "{{now}}, which is not a template name"),
         ("https://example.org/" + "x" * 2000, "at most 2,000 characters"),
         ("https://a..b/", "cannot be read"),
         ("https://[::1", "cannot be read"),
@@ -270,7 +270,7 @@ async def test_what_a_webhook_job_cannot_have() -> None:
     async with Scheduler("memory://", workers=0) as mainspring:
         for policy, why in [
             ({"payload": {"a": 1}}, "give it there, not as payload"),
-            ({"isolation": "process"}, "needs no isolation"),
+            ({"isolation": "process"}, "is for Python handlers"),
             ({"delivery": "effect_once"}, "takes no part in transactions"),
             ({"timeout": None}, "timeout is at most"),
             ({"timeout": "2h"}, "timeout is at most"),

@@ -269,7 +269,7 @@ async def test_a_trigger_may_bring_its_own_body() -> None:
         for body in ({"b": "{{attempt}}"}, "plain {{jobId}}", None):
             run = await mainspring.trigger("call", body)
             await mainspring.wait(run.id, timeout=10)
-        with pytest.raises(InvalidInput, match=r"\{\{nope\}\}, which is not a known name"):
+        with pytest.raises(InvalidInput, match=r"\{\{nope\}\}, which is not a template name"):
             await mainspring.trigger("call", {"x": "{{nope}}"})
     assert [sent.body for sent in end.requests] == [b'{"b":"1"}', b"plain call", b'{"a":1}']
     assert end.requests[1].headers["content-type"] == "text/plain; charset=utf-8"

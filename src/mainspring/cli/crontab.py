@@ -30,7 +30,7 @@ def read_crontab(
 ) -> Imported:
     """The jobs of a crontab. `system`: its lines name a user before the command, as those of
     /etc/crontab do. `timezone` is the zone of lines before a CRON_TZ."""
-    # As cron does: runs of one line may overlap, and what was missed is not made up for.
+    # As cron does: runs of one line may overlap, and missed slots do not run later.
     defaults = {"overlap": "allow", "misfire": "skip"}
     made = Imported(source, module, timezone=timezone, defaults=defaults)
     environment: dict[str, str] = {}

@@ -152,7 +152,8 @@ def _check_clock_steady(began: tuple[datetime, float], ended: tuple[datetime, fl
     drift = wall - (ended[1] - began[1])
     if ended[1] < began[1] or abs(drift) > 0.5:
         advice = "the system clock was set just now, or is being slewed hard: check NTP"
-        return Check("warn", "clock steady", f"it moved {drift:+.2f} s against itself", advice)
+        detail = f"the wall clock moved {drift:+.2f} s against the monotonic clock"
+        return Check("warn", "clock steady", detail, advice)
     return Check("ok", "clock steady", f"{drift * 1000:+.1f} ms against the monotonic clock")
 
 
@@ -173,7 +174,7 @@ async def _check_reads(found: Found, clock: SystemClock) -> Check:
 
 
 async def _check_writes(store: Store, clock: SystemClock) -> Check:
-    """Take part in an election of its own and resign, which leaves nothing behind."""
+    """Win a test election and resign: that tests writing and leaves no note."""
     holder = f"doctor:{os.getpid()}"
     sent = clock.monotonic()
     try:
@@ -303,8 +304,8 @@ def _check_workers(workers: list[LiveWorker]) -> Check:
 
 
 def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:
-    """Jobs that no running worker can run: their code was renamed, their worker is down, or no
-    worker takes their queue."""
+    """Check for jobs that no live worker can run: their code was renamed, their worker is down, or
+    no worker takes their queue."""
     for job in jobs[:3]:
         detail = f"{describe_missing_worker(job, workers)}; {_what_follows(job)}"
         if lacks_only_queue(job, workers):
@@ -352,10 +353,10 @@ async def _check_leases(store: Store, now: datetime) -> Check:
     oldest = min(run.lease_until for run in page.items if run.lease_until is not None)
     if now - oldest > LATE:
         return Check(
-            "fail", "leases", detail, "their workers died, and no other reclaims them: start one"
+            "fail", "leases", detail, "their workers died, and no other rescues them: start one"
         )
     return Check(
-        "warn", "leases", detail, "their workers died; another reclaims them within seconds"
+        "warn", "leases", detail, "their workers died; another rescues them within seconds"
     )
 
 

@@ -75,7 +75,7 @@ def _greet_person(
     console.print(f"[bold]Mainspring {__version__}[/] on {store}", markup=True)
     console.print(f"  {places} at once from {queues}; process {os.getpid()}", markup=False)
     if not scheduler.enabled:
-        console.print("  it fires no schedules: the code says enabled=False", markup=False)
+        console.print("  it fires no slots, because the code sets enabled=False", markup=False)
     if paused_since is not None:
         since = time_format.relative(paused_since, utcnow())
         console.print(

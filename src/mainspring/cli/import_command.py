@@ -113,8 +113,8 @@ def _wrong_zone(name: str) -> str | None:
 
 
 def _name(source: str, out: str | None) -> str:
-    """A name that another import on this or another machine hardly has: `apply` removes jobs by
-    it. The same import has the same name again."""
+    """A name that only this import on this machine has, because `apply` removes jobs by it. The
+    same import gets the same name again."""
     import socket
     from hashlib import sha256
 

@@ -413,13 +413,14 @@ def prune_orphans(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove the jobs of code that is gone: no live worker has their handler.
+    """Remove jobs whose code is gone: code defined them, and no live worker has their handler.
 
     Jobs that the API made stay. Pending runs of a removed job are cancelled.
     """
     if not (yes or dry_run) and (json or not sys.stdin.isatty()):
+        why = "--json was given" if json else "stdin is not a terminal"
         raise CommandError(
-            "this removes jobs and cannot ask here whether it may",
+            f"{why}, so the command cannot ask for confirmation before it removes jobs",
             code=BAD_INPUT,
             advice="--dry-run lists the jobs, --yes removes them",
         )
@@ -440,7 +441,9 @@ async def _prune_orphans(
     if output.as_json:
         output.document({"jobs": [job.id for job in found], "removed": not dry_run})
     elif not found:
-        output.note("no job of code is without its code: nothing to remove")
+        output.note(
+            "every job that code defines has its handler in a live worker: nothing to remove"
+        )
     elif dry_run:
         output.table(_orphan_columns(), found)
         output.note(f"{_count_jobs(found)} would be removed; --yes removes")

@@ -152,7 +152,8 @@ def _options(manifest: _Manifest, remark: Remarks) -> dict[str, Any]:
     if (zone := manifest.text("spec", "timeZone")) is not None:
         options["timezone"] = zone
     else:
-        remark("without timeZone the controller's zone holds there; UTC is assumed", "spec")
+        why = "without timeZone Kubernetes uses the controller's zone; UTC is assumed here"
+        remark(why, "spec")
     policy = manifest.text("spec", "concurrencyPolicy") or "Allow"
     if policy not in _OVERLAPS:
         path = ("spec", "concurrencyPolicy")
@@ -169,7 +170,7 @@ def _options(manifest: _Manifest, remark: Remarks) -> dict[str, Any]:
     options["retries"] = _RETRIES if retries is None else retries
     if (seconds := manifest.number(1, *_JOB, "activeDeadlineSeconds")) is not None:
         options["timeout"] = f"{seconds}s"
-        why = "it bounds each attempt here, and all retries together there"
+        why = "in Kubernetes it limits all retries together; here `timeout` limits each attempt"
         remark(why, *_JOB, "activeDeadlineSeconds")
     names = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit")
     limits = {n: limit for n in names if (limit := manifest.number(0, "spec", n)) is not None}

@@ -1,8 +1,8 @@
 """Pauses before a process at its memory limit is replaced, if that keeps happening after a start.
 
 A limit a little above what a process holds when it starts is reached again by each new process,
-within seconds. The number of such replacements in a row is passed on in an environment variable:
-the new process has the memory of nothing else.
+within seconds. The number of such replacements in a row is passed on in an environment variable,
+because nothing else of the old process survives.
 """
 
 from __future__ import annotations

@@ -154,9 +154,10 @@ def serve(
         memory_limit=memory_limit,
     )
     if demo and (store or app or file):
+        named = {"--store": store, "--app": app, "--file": file}
+        given = " and ".join(name for name, value in named.items() if value)
         raise CommandError(
-            "--demo has a store and jobs of its own: leave out --store, --app and --file",
-            code=BAD_INPUT,
+            f"--demo uses a temporary store and its own jobs: leave out {given}", code=BAD_INPUT
         )
     demo_folder = tempfile.TemporaryDirectory(prefix="mainspring-demo-") if demo else None
     if demo_folder is not None:

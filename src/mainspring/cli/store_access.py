@@ -141,7 +141,7 @@ def check_exists(found: Found) -> None:
 def check_shared(found: Found) -> None:
     if not found.store.info().shared:
         raise CommandError(
-            "a memory:// store exists only in its own process: no command can reach it",
+            "memory:// exists only in the process that made it, so this command cannot open it",
             code=BAD_INPUT,
             advice="name another store with --store, such as sqlite:///mainspring.db",
         )

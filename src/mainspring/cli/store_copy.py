@@ -66,8 +66,8 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
     output.fields([("jobs", str(copied.jobs)), *_shown(copied.runs)])
     if copied.existing:
         output.line(
-            f"a copy before had brought {plural(copied.existing, 'run')}; of these,"
-            f" {copied.corrected:,} had gone on since: made equal"
+            f"already in TO: {plural(copied.existing, 'run')}, of which {copied.corrected:,} had"
+            " changed in FROM since and were updated"
         )
     output.line("counted on both sides, and equal")
     if copied.secrets:

@@ -58,7 +58,7 @@ class Supervisor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():
-            log.warning("killing all processes; other workers reclaim what was running")
+            log.warning("killing all processes; other workers rescue what was running")
             self._code = 128 + number
             self._signal_all(signal.SIGKILL)
             return

@@ -126,8 +126,8 @@ def worker(
     """Fire schedules and work on runs until SIGTERM or Ctrl+C.
 
     After the first signal running work may end; a second signal ends the process at once, and
-    another worker reclaims what was running. With --json the start is printed as one JSON document,
-    and logs are JSON lines.
+    another worker rescues what was running when its lease lapses. With --json the start is printed
+    as one JSON document, and logs are JSON lines.
     """
     _check_source(scheduler, file, store)
     command = WorkerCommand(
@@ -185,7 +185,7 @@ def _prepared(command: WorkerCommand) -> Scheduler:
 
 
 def _scheduler(command: WorkerCommand) -> Scheduler:
-    """The app's scheduler, or one of its own for a file of jobs."""
+    """The app's scheduler, or a new one for a file of jobs."""
     from mainspring.cli.app_loader import load_scheduler
     from mainspring.cli.store_access import StoreChoice
     from mainspring.scheduler import Scheduler
@@ -210,7 +210,9 @@ def _check_source(app: str | None, file: str | None, store: str | None) -> None:
         )
     if app is not None and store is not None:
         raise CommandError(
-            f"{app} has a store of its own: --store is for --file without an app", code=BAD_INPUT
+            f"the scheduler {app} names its own store: use --store only with --file, without an"
+            " app",
+            code=BAD_INPUT,
         )
 
 

@@ -1,5 +1,5 @@
-"""The files of the pages. Their address has a hash of all files, so that a browser keeps them for
-ever and still loads the new ones after an upgrade."""
+"""The files of the pages. Their address has a hash of all files, so that browsers cache them
+without expiry and load the new files after an upgrade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Commands for curl that repeat what a run did. Secrets are masked in what is kept, and stay so."""
+"""Makes curl commands that repeat a run. Secrets are stored masked, so the commands contain the
+mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keeps forecasts for a few minutes: that of 10,000 jobs takes seconds, and a page must not."""
+"""Keeps forecasts for a few minutes: one of 10,000 jobs takes seconds, and a page must not wait
+that long."""
 
 from __future__ import annotations
 

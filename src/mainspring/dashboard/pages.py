@@ -1,4 +1,4 @@
-"""What all pages share: their templates, who looks at them, and pages that say what went wrong."""
+"""What all pages share: templates, the signed-in viewer, and error pages."""
 
 from __future__ import annotations
 

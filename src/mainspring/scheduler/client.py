@@ -1,6 +1,6 @@
 """`Client`: enqueues and controls runs, edits jobs, answers questions and keeps notes.
 
-A client works on a store that other processes work on. It runs no handlers and fires no schedules.
+A client works on a store that other processes work on. It runs no handlers and fires no slots.
 Every method exists once, as `async def`; `client.blocking` has the same methods for plain code.
 """
 
@@ -95,13 +95,13 @@ class Client:
             run = await client.enqueue("send_email", {"to": "ada@example.org"})
 
     `store` is a URL (`sqlite:///jobs.db`, `mongodb://…`) or a store object. `timezone` is the zone
-    of times that name none. A store that cannot be reached at the start is waited for, as long as
-    `wait_for_store` says. `poll` is how often `wait` looks at the store where no hint comes.
-    `defaults` are policy options, such as `{"retries": 3}`, of jobs made here that give none.
+    of times that name none. If the store cannot be reached, `start` waits for up to
+    `wait_for_store`. `poll` is how often `wait` looks at the store where no hint comes. `defaults`
+    are policy options, such as `{"retries": 3}`, of jobs made here that give none.
 
     A store that does not exist yet is made, so that a producer may start before the first worker.
     The log warns of it, with the absolute path of a file: the URL may be mistyped, and a client
-    alone never meant to begin a new store. (A scheduler names its store when it starts.)
+    usually expects an existing store. (A scheduler names its store when it starts.)
     """
 
     _name = "client"
@@ -620,7 +620,11 @@ class Client:
         """
         first, last = aware_time(start, "start"), aware_time(end, "end")
         if first is None or last is None:
-            raise InvalidInput("a backfill needs a start and an end", field="start")
+            missing = "start" if first is None else "end"
+            raise InvalidInput(
+                f"a backfill needs `start` and `end` (aware datetimes), and `{missing}` is missing",
+                field=missing,
+            )
         plan = BackfillPlan(start=first, end=last, limit=limit, priority=priority, dry_run=dry_run)
         return await self._call(
             self._running().operations.backfill(job_id_of(job_id), plan, progress)
@@ -707,7 +711,8 @@ class Client:
     # State of jobs, runs and workers
 
     async def stats(self) -> Stats:
-        """How many jobs and runs the store has, and what this process does."""
+        """How many jobs there are, how many runs are unfinished and how many have ever ended, by
+        state, and what this process does."""
         return await self._call(statistics.stats(self._running(), self._settings))
 
     async def counts(
@@ -724,8 +729,8 @@ class Client:
         return await self._call(statistics.health(self._running(), self._settings))
 
     async def job_health(self, id: JobRef) -> JobHealth:
-        """How a job is: healthy, failing too often, overdue, paused, or without a worker. Costs the
-        same however many runs the job had."""
+        """The health of a job: healthy, failing too often, overdue, paused, or without a worker.
+        Costs the same however many runs the job had."""
         return await self._call(statistics.job_health(self._running(), job_id_of(id)))
 
     async def jobs_health(self, jobs: Sequence[Job]) -> list[JobHealth]:

@@ -82,7 +82,7 @@ class BlockingQueue(Generic[P]):
 
 
 class DecoratedJob(Queue[P], Generic[P, Q, R]):
-    """A decorated function. Calling it calls the function, with nothing in between."""
+    """A decorated function. Calling it calls the plain function."""
 
     def __init__(self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor) -> None:
         super().__init__(handler, enqueue, wait_for, Options())

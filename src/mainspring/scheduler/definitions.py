@@ -478,5 +478,8 @@ def _check_webhook(job: Job, errors: InputErrors) -> None:
         )
         errors.add(InvalidInput(why, field="delivery"))
     if job.policy.isolation is not Isolation.AUTO:
-        why = f"a webhook needs no isolation: {job.policy.isolation} is for handlers"
+        why = (
+            f"isolation {job.policy.isolation.value!r} is for Python handlers, and job {job.id!r}"
+            " calls a webhook: leave it out"
+        )
         errors.add(InvalidInput(why, field="isolation"))

@@ -83,7 +83,7 @@ WELL = frozenset(
         Reason.WAITING,
     }
 )
-"""Answers that need nobody's attention."""
+"""Codes of answers that are no problem."""
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -493,7 +493,7 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
     if until is not None and until <= now:
         text = (
             f"its worker {run.worker} has not renewed its lease, which ended at {_moment(until)}:"
-            " another worker takes the run over within seconds"
+            " another worker rescues the run within seconds"
         )
         return _of_run(run, Reason.RUNNING, text, **facts)
     text = f"it is running: {run.worker} holds its lease until {_moment(until)}"

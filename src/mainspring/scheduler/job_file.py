@@ -87,7 +87,7 @@ class JobSet:
 
     @contextmanager
     def placing(self) -> Iterator[None]:
-        """Errors of the block that name a job of this set get its place, too."""
+        """Add the file and the line to errors of the block that name a job of this set."""
         try:
             yield
         except InvalidInput as error:
@@ -213,7 +213,10 @@ def _read(
     found: dict[str, Mapping[str, Any]] = {}
     with at("jobs"):
         if not isinstance(jobs, Mapping):
-            raise InvalidInput("jobs is a table of jobs: [jobs.nightly]")
+            raise InvalidInput(
+                "jobs is a table with one table for each job ([jobs.nightly]), not a"
+                f" {type(jobs).__name__}"
+            )
     for job_id, options in jobs.items() if isinstance(jobs, Mapping) else ():
         with at("jobs", str(job_id)):
             if not isinstance(options, Mapping):

@@ -31,7 +31,9 @@ def matching_runs(ids: Iterable[str] | None, given: RunFilter) -> tuple[RunQuery
     if unknown := matching.keys() - allowed:
         raise UnknownOption(unknown, allowed, "filter")
     if ids is not None and matching:
-        raise InvalidInput("give ids or filters, not both", field="ids")
+        raise InvalidInput(
+            f"give `ids` or filters ({', '.join(sorted(matching))}), not both", field="ids"
+        )
     limit = matching.pop("limit", MOST_AT_ONCE)
     if not isinstance(limit, int) or not 1 <= limit <= MOST_AT_ONCE:
         raise InvalidInput(

@@ -14,6 +14,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, Protocol
 
+from mainspring.core.durations import humanize
 from mainspring.engine.loop_thread import call_soon
 from mainspring.scheduler.start_message import show
 
@@ -47,7 +48,7 @@ async def run_until_signal(
     drain_timeout: timedelta = timedelta(seconds=30),
 ) -> bool:
     """Run until SIGTERM or SIGINT, then drain for at most `drain_timeout`. A second signal ends the
-    process at once, also while a handler blocks the loop: another worker reclaims what was running
+    process at once, also while a handler blocks the loop: another worker rescues what was running
     when its lease lapses.
 
     `started` is called once the scheduler runs. `watch` runs meanwhile; when it returns, the
@@ -97,7 +98,10 @@ async def run_until_signal(
                 if started is not None:
                     started()
                 await _first(asked, watch)
-                show("stopping: waiting for running work (signal again to end at once)")
+                show(
+                    f"stopping: waiting up to {humanize(drain_timeout)} for running work; send the"
+                    " signal again to end at once"
+                )
             finally:
                 await stop(timeout=drain_timeout)
     finally:

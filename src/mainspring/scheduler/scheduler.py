@@ -48,9 +48,9 @@ class Scheduler(Client):
     runs this process works on at once; with 0 it only enqueues. With `enabled=False` it fires no
     slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more runs
     once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers find
-    `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`,
-    of jobs that do not give them. `jobs` defines jobs as data: see `define_jobs`. A store that
-    cannot be reached at the start is waited for, as long as `wait_for_store` says.
+    `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`, of jobs
+    that do not give them. `jobs` defines jobs as data: see `define_jobs`. If the store cannot be
+    reached, `start` waits for up to `wait_for_store`.
     """
 
     _name = "scheduler"

@@ -37,7 +37,7 @@ def summary(
     enabled: bool = True,
 ) -> str:
     """What runs where: `Mainspring runs daily_report, send_email from sqlite:///jobs.db, …`.
-    `store` is a URL or a name. Without `enabled` it fires no schedules."""
+    `store` is a URL or a name. Without `enabled` it fires no slots."""
     named = ", ".join(jobs[:MOST_NAMED])
     if len(jobs) > MOST_NAMED:
         more = len(jobs) - MOST_NAMED
@@ -46,5 +46,5 @@ def summary(
     return (
         f"Mainspring runs {named or 'what is enqueued'} from {without_password(store)},"
         f" at most {workers} at once{taken}, in process {os.getpid()}."
-        + ("" if enabled else " It fires no schedules (enabled=False).")
+        + ("" if enabled else " It fires no slots (enabled=False).")
     )

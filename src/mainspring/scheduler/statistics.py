@@ -213,7 +213,7 @@ async def stats(engine: Engine, settings: Settings) -> Stats:
 
 async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     failing = engine.failing
-    store = "ok" if not failing else f"it fails at {', '.join(failing)}"
+    store = "ok" if not failing else f"the store fails these calls: {', '.join(failing)}"
     paused_since = None
     try:
         await engine.store.jobs(JobQuery(limit=1))
@@ -256,7 +256,7 @@ async def list_jobs(engine: Engine, query: JobQuery, *, last_runs: bool) -> Page
 
 async def with_slots_to_come(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
     """The jobs with a `next_run_at` that is still to come, while all firing is paused: a slot that
-    passes then never runs. Otherwise a slot that is past tells that nobody has fired it."""
+    passes then never runs. Otherwise a slot in the past shows that no node has fired it."""
     now = engine.time.now()
     passed = {job.id for job in jobs if job.next_run_at is not None and job.next_run_at < now}
     if not passed or await engine.operations.paused_since() is None:
@@ -428,7 +428,7 @@ async def all_jobs(engine: Engine) -> list[Job]:
 
 async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, float]:
     """By job: the duration in seconds that 95 % of its runs of the last week did not exceed. Only
-    of the jobs with the shortest gaps: the others hardly take longer than theirs."""
+    of the jobs with the shortest gaps: the others rarely take longer than their interval."""
     repeated = [load for load in loads if load.shortest_gap is not None]
     repeated.sort(key=lambda load: load.shortest_gap or 0.0)
     found: dict[str, float] = {}

@@ -16,7 +16,7 @@ from mainspring.stores.protocol import JobQuery, RunQuery
 __all__ = ["SEARCHED_RUNS", "read_workflow"]
 
 MOST_RUNS = 2000
-"""A picture of more runs helps nobody."""
+"""The most runs of a workflow that are read; a larger graph is not readable."""
 
 SEARCHED_RUNS = 10_000
 """How many of the newest runs are searched for those that were enqueued with `after`."""

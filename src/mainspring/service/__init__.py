@@ -8,7 +8,12 @@
     schemas/              the documents: each field declared once, for requests, answers and OpenAPI
     problems.py           errors as RFC 9457 documents
     openapi.py            the document at `/openapi.json`
-    api_keys.py, sessions.py, idempotency.py, metrics.py, settings.py
+    api_keys.py           API keys, as notes in the store
+    sessions.py           people who signed in with a key, by a cookie
+    idempotency.py        `Idempotency-Key`: a repeated request creates nothing new
+    audit.py              records which key changed what
+    metrics.py            the series of `/metrics`
+    settings.py           from the command line, environment variables and `.env`
     pages/                the page at `/docs`
 
 It needs the extra `server`.

@@ -149,7 +149,7 @@ class Keys:
     async def _read_any(self) -> bool:
         now = self._clock.monotonic()
         page = await self._notes.list_notes(KIND, limit=1)
-        if self._any is None or self._any[0] <= now:  # else a later read ended first
+        if self._any is None or self._any[0] <= now:  # else a newer read is stored
             self._any = (now, bool(page.items))
         return self._any[1]
 
@@ -204,7 +204,7 @@ class Keys:
             return None
         self._time.correct(await self._notes.now())
         known = self._known.get(key_id)
-        if known is None or known[0] <= now:  # else a later read ended first
+        if known is None or known[0] <= now:  # else a newer read is stored
             known = self._known[key_id] = (now, _read(note))
         return known[1]
 

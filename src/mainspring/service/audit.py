@@ -103,7 +103,7 @@ def _entry(
 
 
 def _note(entry: AuditEntry) -> Note:
-    """Its name puts a later entry before an earlier one."""
+    """The name sorts newer entries first."""
     name = f"{_LAST - to_us(entry.at):016x}-{secrets.token_hex(4)}"
     value = {field: getattr(entry, field) for field in entry.__struct_fields__}
     return Note(kind=KIND, name=name, value=value, expires_at=entry.at + RETENTION)

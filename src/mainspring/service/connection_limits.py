@@ -1,9 +1,9 @@
 """Limits the connections that wait for a request: how long each may wait, and how many there may
 be.
 
-uvicorn waits for ever: its keep-alive timeout ends with the first byte. A client that sends headers
-slowly would hold a connection, and many such clients would take every file descriptor, also those
-that the store and the webhooks need.
+uvicorn has no timeout for a request that has begun: its keep-alive timeout stops at the first byte.
+A client that sends headers slowly would hold a connection, and many such clients would take every
+file descriptor, also those that the store and the webhooks need.
 
     connected, or answered   waiting, and its time runs
     headers arrived          waiting, without a limit of time (the middleware limits the body's)

@@ -41,7 +41,11 @@ class IdempotentRequest:
         cls, client: Client, caller: str, key: str, body: bytes, job_id: str
     ) -> IdempotentRequest:
         if not 1 <= len(key) <= LONGEST_KEY or not key.isprintable():
-            raise ApiError(400, f"an Idempotency-Key is 1 to {LONGEST_KEY} printable characters")
+            raise ApiError(
+                400,
+                f"an Idempotency-Key is 1 to {LONGEST_KEY} printable characters, not {len(key)}"
+                + ("" if key.isprintable() else " with unprintable ones"),
+            )
         name = hashlib.sha256(f"{caller}\0{key}".encode(errors="replace")).hexdigest()
         body_hash = hashlib.sha256(body).hexdigest()
         now = await client.now()

@@ -230,7 +230,9 @@ class RequestChecks:
             navigates = headers.get("sec-fetch-mode") == "navigate"
             if not (navigates and headers.get("sec-fetch-dest") == "document"):
                 raise ApiError(
-                    403, "cross-site request refused: it comes from a page of another site"
+                    403,
+                    "cross-site request refused: Sec-Fetch-Site is 'cross-site'. Call the API from"
+                    " a program, or from a page of this service",
                 )
         origin, host = headers.get("origin"), headers.get("host", "")
         if origin is None or _host_and_port(origin) == _host_and_port(f"//{host}"):
@@ -274,7 +276,8 @@ class RequestChecks:
         if not key.allows(needed):
             raise ApiError(
                 403,
-                f"the key {key.name!r} has the scope {key.scope}, and this request needs {needed}",
+                f"the key {key.name!r} has the scope {key.scope}, and this request needs {needed}:"
+                f" use a key that has it (`mainspring keys create NAME --scope {needed}`)",
                 code="scope_too_small",
             )
         scope.setdefault("state", {})["key"] = key
@@ -325,7 +328,8 @@ class RequestChecks:
         self._log_wrong_key()
         raise ApiError(
             401,
-            "this API key is unknown, revoked or expired",
+            "this API key is unknown, revoked or expired: `mainspring keys list` shows the keys,"
+            " `mainspring keys create NAME` makes one",
             code="key_unknown",
             headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
         )

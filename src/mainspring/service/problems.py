@@ -260,7 +260,7 @@ def _allowed(request: Request) -> list[str]:
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _respond(request, ApiError(500, "the service failed; its log says why"))
+    return _respond(request, ApiError(500, "an unexpected error: see the service's log"))
 
 
 # -- errors of pydantic ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from mainspring.core.durations import humanize
 from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
 from mainspring.scheduler.client import Client
@@ -184,7 +185,10 @@ async def _run_until_signal(
                     return_when=asyncio.FIRST_COMPLETED,
                 )
             service.draining.set()
-            log.info("stopping: waiting for running runs (signal again to end at once)")
+            log.info(
+                "stopping: waiting up to %s for running work; send the signal again to end at once",
+                humanize(service.settings.drain),
+            )
             await scheduler.drain(timeout=service.settings.drain)
         finally:
             for end in ends:

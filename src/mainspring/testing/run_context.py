@@ -1,4 +1,4 @@
-"""A run context without a run: for calling a handler in a test of its own."""
+"""A run context without a run, to call a handler directly in a test."""
 
 from __future__ import annotations
 

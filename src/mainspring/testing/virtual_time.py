@@ -163,7 +163,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps in a selector."""
+        """The loop never blocks in a selector."""
 
     def _number(self) -> int:
         self._made += 1

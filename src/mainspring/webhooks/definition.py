@@ -297,8 +297,8 @@ def _with_headers(
 
 def _no_secret(name: str) -> InvalidInput:
     return InvalidInput(
-        f"{MASK} only stands for a secret that is there, and one does not move to another host:"
-        f" give {name} itself, or leave it out"
+        f"{MASK} stands for a stored secret, and there is none for {name} at this host: send the"
+        " value of the header, or leave the header out"
     )
 
 

@@ -80,7 +80,8 @@ class WebhookHandler(Handler):
         return self._webhooks.settings.calls_to_one_host(capacity)
 
     async def send(self, ctx: RunContext) -> dict[str, Any]:
-        """Call the endpoint once. Return its status, or raise what decides the next step."""
+        """Call the endpoint once. Return its status, or raise the error that decides whether the
+        run is retried."""
         assert ctx.job is not None
         # Signatures carry the store's time, because the clock of a worker may be wrong.
         job, began, now = ctx.job, self._clock.monotonic(), self._host.store_time()

@@ -6,6 +6,7 @@ is not in `NAMES` is refused when the job is defined.
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
 from collections.abc import Mapping
@@ -31,8 +32,10 @@ def check(value: Any, where: str) -> None:
         for name in map(str.strip, _MARK.findall(value)):
             if name not in NAMES:
                 known = ", ".join(f"{{{{{known}}}}}" for known in NAMES)
+                near = difflib.get_close_matches(name, NAMES, n=1)
+                advice = f" (did you mean {{{{{near[0]}}}}}?)" if near else ""
                 raise InvalidInput(
-                    f"{where} has {{{{{name}}}}}, which is not a known name; known are {known}"
+                    f"{where} has {{{{{name}}}}}, which is not a template name{advice}: use {known}"
                 )
     elif isinstance(value, dict):
         for item in value.values():

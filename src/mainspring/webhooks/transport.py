@@ -1,10 +1,10 @@
 """HTTP transport: sends one request over a connection and reads the response.
 
 aiohttp's connector opens, keeps and parses connections. Its `ClientSession` is not used: it sends a
-GET, PUT or DELETE again when a kept connection breaks, so an endpoint could be called twice, and
-it was a fifth of the cost of a call (docs/decisions/0010-outgoing-calls.md). `_socket` creates
-every socket and checks the very address that will be connected to, so a name that resolves to
-another address a moment later (DNS rebinding) gets nowhere. Proxies and netrc of the environment
+GET, PUT or DELETE again when a kept connection breaks, so an endpoint could be called twice, and it
+was a fifth of the cost of a call (docs/decisions/0010-outgoing-calls.md). `_socket` creates every
+socket and checks the very address that will be connected to, so DNS rebinding (a name that resolves
+to another address a moment later) does not bypass the check. Proxies and netrc of the environment
 are ignored. The transport reads at most 64 KiB of a response and never decompresses it.
 """
 

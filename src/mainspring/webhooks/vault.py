@@ -215,8 +215,8 @@ def _warn_if_wide(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name == "posix" and mode & 0o077:
         log.warning(
-            "%s holds the key of all secrets, and others than its owner may read it (%04o). Run:"
-            " chmod 600 %s",
+            "%s holds the key of all secrets, and users other than its owner may read it (%04o)."
+            " Run: chmod 600 %s",
             path,
             mode,
             shlex.quote(str(path)),

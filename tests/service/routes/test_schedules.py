@@ -114,7 +114,7 @@ async def test_a_preview_that_waits_too_long_is_told_to_come_again(
         answer = await api.post("/api/v1/schedules/preview", json=body)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
         told = answer.json()
-        assert (told["code"], "too many previews" in told["detail"]) == ("rate_limited", True)
+        assert (told["code"], "one preview or forecast" in told["detail"]) == ("rate_limited", True)
     finally:
         end.set()
     assert len((await first)["slots"]) == 1

@@ -1,4 +1,4 @@
-"""The page at `/jobs/{id}`: what a job is, how it does, when it runs, and why it did not."""
+"""The page at `/jobs/{id}`: the job's definition, health and next slots, and why it did not run."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ async def runs(
     first, last = read_moment(since or None, "since"), read_moment(until or None, "until")
     if within:
         first, last = await service.client.now() - WINDOWS[within], None
-    # A list from a moment on ends at the first page that is older. To ask the store for the moment
-    # would be exact to the last run, and make it look through all runs for a page that is not full.
+    # A list from a moment on ends at the first page that is older. A query with `since` would be
+    # exact, but the store would scan all runs to fill the last page.
     page = await find_runs(
         service,
         job=job.strip() or None,

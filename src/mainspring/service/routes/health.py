@@ -253,9 +253,12 @@ async def why_not_ready(service: Service) -> str | None:
     except MainspringError as error:
         return str(error)
     if found.failing:
-        return f"the store is away: it fails at {', '.join(found.failing)}"
+        return f"the store fails these calls: {', '.join(found.failing)}"
     if found.store != "ok":
         return "the store is away"
     if found.stuck_threads >= max(found.workers, 1):
-        return "degraded: all threads are stuck"
+        return (
+            "degraded: handlers that outlived their timeout use all threads; restart the process,"
+            ' and give these jobs isolation="process"'
+        )
     return None

@@ -88,7 +88,11 @@ async def find_runs(
         )
     except (InvalidInput, OverflowError):
         raise ApiError.of_fields(
-            FieldError.predicate("cursor", f"is the cursor of a page, not {cursor!r}")
+            FieldError.predicate(
+                "cursor",
+                f"is the `cursor` of an earlier answer, not {cursor!r}: leave it out for the first"
+                " page",
+            )
         ) from None
 
 

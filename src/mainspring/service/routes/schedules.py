@@ -105,7 +105,7 @@ async def one_at_a_time(service: Service) -> AsyncIterator[None]:
     except TimeoutError:
         raise ApiError(
             429,
-            "too many previews at once: try again in 1 s",
+            "the service computes one preview or forecast at a time and is busy: try again in 1 s",
             headers={"Retry-After": "1"},
         ) from None
     try:

@@ -114,9 +114,9 @@ class Body(BaseModel):
 
 
 class TolerantBody(Body):
-    """A body that is read although some of its fields have a wrong type. Those are kept apart in
-    `type_errors`, so that the rules of the others are checked too and the client gets every error
-    at once."""
+    """A body that is read although some of its fields have a wrong type. Those errors are collected
+    in `type_errors`, so that the rules of the others are checked too and the client gets every
+    error at once."""
 
     _type_errors: list[ErrorDetails] = PrivateAttr(default_factory=list)
     _as_sent: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -271,8 +271,8 @@ def may_be_left_out() -> Any:
 
 
 class Conditions(Body):
-    """Which jobs or runs are meant: those that fit every condition. A condition that was to be
-    filled in and is null must not mean everything."""
+    """Conditions that select jobs or runs; all must match. null is refused, because a template that
+    was not filled in would select everything."""
 
     @model_validator(mode="before")
     @classmethod

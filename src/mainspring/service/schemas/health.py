@@ -32,7 +32,8 @@ _Status = Annotated[Literal["healthy", "degraded", "stopping"], Field(examples=[
 _RunCounts = Annotated[
     dict[str, int],
     Field(
-        description="The stored runs, by state.",
+        description="Runs by state: how many are unfinished now, and how many have ever ended in"
+        " each final state.",
         examples=[{"pending": 2, "succeeded": 1450, "failed": 50}],
     ),
 ]

@@ -609,7 +609,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "metadata",
-        "Whatever you want to keep with the job.",
+        "Any JSON object; Mainspring stores it and does not read it.",
         {"team": "data"},
         sent=dict[str, Any] | None,
         answered=dict[str, Any],

@@ -42,7 +42,7 @@ class KeyBody(Body):
         _Scope, Field(description="`write` also reads. `admin` also makes and revokes keys.")
     ] = "read"
     expires_in: Annotated[
-        Duration | None, Field(description="How long the key is valid. Null: for ever.")
+        Duration | None, Field(description="How long the key is valid. Null: it does not expire.")
     ] = None
 
 

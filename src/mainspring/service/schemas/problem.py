@@ -34,7 +34,7 @@ CODES = {
     "body_too_large": "The body is too large.",
     "unsupported_media_type": "The body is not application/json.",
     "rate_limited": "Too many requests; try again after `Retry-After`.",
-    "internal_error": "The service failed; its log says why.",
+    "internal_error": "An unexpected error; the service's log says more.",
     "store_unavailable": "The store does not answer; try again after `Retry-After`.",
     "stopping": "The service is stopping or not started; try again after `Retry-After`.",
 }

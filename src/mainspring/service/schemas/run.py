@@ -267,7 +267,7 @@ BRIEF_RUN: tuple[FieldSpec[model.Run], ...] = (
     ),
     FieldSpec(
         "dedupe_key",
-        "While this run has not ended, no other run of this key is made.",
+        "While this run is unfinished, an enqueue with the same key returns this run.",
         answered=str | None,
         read=lambda run: run.dedupe_key,
     ),

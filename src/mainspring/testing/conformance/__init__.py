@@ -1,4 +1,5 @@
-"""The tests that every store must pass. Each sentence of the Store protocol has its own test.
+"""The tests that every store must pass. They check the contract in the docstrings of
+`stores/protocol.py`.
 
     class TestMine(StoreConformance):
         def make_store(self):
