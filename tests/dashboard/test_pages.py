@@ -66,7 +66,10 @@ async def test_a_page_that_needs_more_says_so(make: Make) -> None:
     _, text = await api.app.state.service.keys.create("ada", "read")
     answer = await api.get("/keys", headers={**HTML, "Authorization": f"Bearer {text}"})
     assert answer.status_code == 403
-    assert "The key &#39;ada&#39; has the scope read, and this request needs admin." in answer.text
+    assert (
+        "The key &#39;ada&#39; has the scope read, and this request needs admin: use a key"
+        in answer.text
+    )
 
 
 async def test_a_wrong_parameter_gives_a_page_that_says_which(api: Api) -> None:

@@ -583,7 +583,7 @@ class Worker:
 
     def _wake_if_short(self) -> None:
         """Claim again if the last claim was limited by capacity. If it was not, the store has no
-        more due runs; a limit has room once an end is committed, and that commit comes with a
+        more due runs; a limit has capacity once an end is committed, and that commit comes with a
         hint."""
         if self._short or self._draining or self._groups.wants_more:
             self._wake.set()

@@ -623,7 +623,7 @@ async def _rate_reached(engine: Engine, run: Run, job: Job) -> Explanation | Non
 
 async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
     """Whether the job's concurrency is used up, counted over all jobs that share its key. Runs
-    whose lease is over take no place under a limit."""
+    whose lease has lapsed use no capacity under a limit."""
     if (limit := job.policy.concurrency) is None:
         return None
     sharing = await _sharing_limit(engine, job)
