@@ -1,4 +1,4 @@
-# The front door. Needs python3, make and the package registries; everything else is set up here.
+# Commands for users and developers. Needs python3, make and the package registries; everything else is set up here.
 PYTHON ?= python3
 BIN := .venv/bin
 .DEFAULT_GOAL := help

@@ -721,12 +721,13 @@ def _bugs() -> Iterator[Planted]:
               make_store=KeyCheckedBefore, first_seed=5)  # fmt: skip
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
               make_store=RenewByIdAlone, stress=True, first_seed=3)  # fmt: skip
-    yield bug("renew beyond the limit", "a lapsed lease comes back though its place is taken",
+    yield bug("renew beyond the limit", "a lapsed lease comes back though its capacity is used",
               "limit", make_store=RenewBeyondLimit, stress=True, first_seed=41)  # fmt: skip
     yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
               "clock", make_store=LeasesByWallClock)  # fmt: skip
-    yield bug("rescue without guard", "an owner that renewed in between is robbed", "rescue",
-              patches=_without("rescued", "lease_until"), stress=True, first_seed=70)  # fmt: skip
+    yield bug("rescue without guard", "a run is rescued though its owner renewed it in between",
+              "rescue", patches=_without("rescued", "lease_until"), stress=True,
+              first_seed=70)  # fmt: skip
     yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",
               patches=_rescued_by_age)  # fmt: skip
     yield bug("rescue by own clock", "the worker's clock says which lease has lapsed", "rescue",
@@ -736,11 +737,11 @@ def _bugs() -> Iterator[Planted]:
     yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
               "cancel", patches=_without("rescued", "cancel_requested"), stress=True,
               first_seed=7)  # fmt: skip
-    yield bug("bystanders blamed", "every lapse is held against a run, begun or not", "begin",
+    yield bug("unbegun runs blamed", "every lapse is held against a run, begun or not", "begin",
               "poison", patches=_bystanders_blamed, first_seed=8)  # fmt: skip
-    yield bug("killers at large", "no lapse is held against a run that runs alone", "poison",
-              patches=_killers_at_large, first_seed=2)  # fmt: skip
-    yield bug("suspects in company", "a suspect begins beside others", "suspects",
+    yield bug("lapses of suspects do not count", "no lapse is held against a run that runs alone",
+              "poison", patches=_killers_at_large, first_seed=2)  # fmt: skip
+    yield bug("suspects beside others", "a suspect begins beside others", "suspects",
               patches=_suspects_in_company, first_seed=2)  # fmt: skip
     yield bug("suspects in a row", "suspects run one after the other and stop all else", "turns",
               patches=_suspects_in_a_row, first_seed=2)  # fmt: skip
@@ -761,7 +762,7 @@ def _bugs() -> Iterator[Planted]:
               patches=_also_sets("released", state=State.SUCCEEDED))  # fmt: skip
     yield bug("freed by the first", "a waiting run does not wait for all", "order",
               patches=_freed_by_the_first)  # fmt: skip
-    yield bug("loops end", "the first error of the store ends a loop for good", "alive", "engine",
+    yield bug("loops end", "the first error of the store ends a loop", "alive", "engine",
               "lost", "slots", patches=_loops_end)  # fmt: skip
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
     yield bug("backfilled twice", "a backfilled run has a random id, not its slot's", "backfill",
@@ -795,7 +796,8 @@ def _bugs() -> Iterator[Planted]:
               first_seed=1)  # fmt: skip
     yield bug("nodes overlooked", "one node that succeeded is enough", "nodes",
               patches=_nodes_overlooked, focus="everywhere", calm=False, first_seed=4)  # fmt: skip
-    yield bug("registered afresh", "a job that is registered with another interval starts anew",
+    yield bug("registering resets the schedule",
+              "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip
     yield bug("counted again", "a change that is sent again is counted again", "counters",
               make_store=CountsAgain, calm=False, first_seed=2)  # fmt: skip
@@ -827,7 +829,7 @@ def _bugs() -> Iterator[Planted]:
               calm=False)  # fmt: skip
     yield bug("half open to all", "after the reset time every run starts beside the trial",
               "breaker", patches=_half_open_to_all, focus="broken", calm=False)  # fmt: skip
-    yield bug("trial for ever", "a trial whose worker died is waited for", "lost",
+    yield bug("trial never over", "a trial whose worker died is waited for", "lost",
               patches=_trial_for_ever, focus="broken", first_seed=1)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
               "alone", patches=_holds_on, calm=False, first_seed=17)  # fmt: skip
