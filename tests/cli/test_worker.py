@@ -198,7 +198,7 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(
     busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
     until(Path(flag + ".began").exists)
     os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    worker.says("waiting for running work")
+    worker.says("for running work; send the signal again")
     Path(flag).touch()
     assert worker.ends() == 0
     assert run("runs", "show", busy, "--json").json["result"] == "lingered"

@@ -301,7 +301,9 @@ async def test_run_drains_on_a_signal(file: str, number: int) -> None:
     assert (child.returncode, out) == (0, b"ended\nstopped\n")
     start, stop = err.decode().splitlines()
     assert start.startswith("Mainspring runs work from sqlite:")
-    assert stop == "stopping: waiting for running work (signal again to end at once)"
+    assert stop == (
+        "stopping: waiting up to 30 seconds for running work; send the signal again to end at once"
+    )
     assert (await _only_run(file)).state is State.SUCCEEDED
 
 
