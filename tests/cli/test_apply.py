@@ -121,3 +121,20 @@ def test_defaults_of_a_file_are_named_so(run: Run, folder: Path) -> None:
     (folder / "m.toml").write_text('[defaults]\nretries = 3\n[jobs.u]\nhandler = "later"\n')
     assert run("apply", "m.toml").code == 0
     assert "defaults of the file or the scheduler" in run("jobs", "show", "u").out
+
+
+def test_longer_interval_keeps_its_next_slot_and_every_display_shows_it(
+    run: Run, folder: Path
+) -> None:
+    made = folder / "mainspring.toml"
+    text = 'name = "shop"\n[jobs.ping]\nschedule = "1h"\nwebhook = "https://example.org/"\n'
+    made.write_text(text)
+    assert run("apply").code == 0
+    kept = run("jobs", "show", "ping", "--json").json["next_run_at"]
+    made.write_text(text.replace("1h", "10h"))
+    assert run("apply").code == 0
+    shown = run("jobs", "show", "ping", "--json").json
+    assert shown["next_run_at"] == shown["upcoming"][0] == kept
+    assert len(set(shown["upcoming"])) == 5
+    explained = run("explain", "ping", kept, "--json").json
+    assert explained["code"] == "not_due"

@@ -292,3 +292,16 @@ def test_wrong_options_are_named(run: Run, stocked: Stocked) -> None:
     assert "--payload is not JSON" in run("jobs", "update", "mail", "--payload", "{").err
     owned = run("jobs", "update", "daily_report", "--set", "retries=2")
     assert "is defined in code" in owned.err
+
+
+def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(run: Run, stocked: Stocked) -> None:
+    made = run(
+        *("jobs", "add", "night", "--schedule", "30 2 * * *", "--timezone", "Europe/Berlin"),
+        *("--url", "https://example.org/"),
+    )
+    assert made.code == 0, made.err
+    shown = run("jobs", "show", "night").out
+    lines = shown.partition("next runs\n")[2].splitlines()
+    assert all("T02:30:00+0" in line and "Europe/Berlin" in line for line in lines[:4])
+    assert "does not exist in Europe/Berlin: runs at 03:00" in shown
+    assert "happens twice in Europe/Berlin" in shown

@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pytest
+
+from mainspring import Scheduler
 from mainspring.cli.app_loader import load_scheduler
+from mainspring.webhooks import WebhookSettings
 from tests.support.command_line import Run
 
 Stocked = dict[str, str]
@@ -109,3 +117,51 @@ def test_show_says_why_a_run_is_pending(folder: Path, run: Run) -> None:
     [line] = [x for x in run("runs", "show", waiting.id).out.splitlines() if x.startswith("why:")]
     assert line.endswith("no worker is running")
     assert run("runs", "show", waiting.id, "--json").json["why"] == "no worker is running"
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(422)
+        self.end_headers()
+        self.wfile.write(b"the field amount is missing")
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/pay"
+        server.shutdown()
+        thread.join()
+
+
+def test_show_of_a_failed_webhook_names_the_call_and_the_answer(
+    run: Run, folder: Path, refusing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = Scheduler("sqlite:///mainspring.db", webhooks=WebhookSettings(allow=["127.0.0.1"]))
+    with scheduler.blocking as blocking:
+        blocking.add_job("pay", webhook=f"{refusing}?token=s3cret", retries=0)
+        made = blocking.trigger("pay")
+        blocking.wait(made.id, timeout="60s")
+    shown = run("runs", "show", made.id).out
+    assert f"  POST {refusing}" in shown
+    assert "  answered 422: the field amount is missing\n" in shown
+    [line] = [one for one in caplog.messages if "no attempt follows" in one]
+    assert f"POST {refusing}" in line
+    assert "s3cret" not in line
+
+
+def test_list_shows_the_slots_of_a_backfill_and_how_many_a_gap_has(run: Run, folder: Path) -> None:
+    with Scheduler("sqlite:///mainspring.db", workers=0).blocking as blocking:
+        blocking.add_job("beat", handler="beat", schedule="0 * * * *")
+        end = datetime.now(UTC).replace(minute=30, second=0, microsecond=0) - timedelta(hours=1)
+        blocking.backfill("beat", end - timedelta(hours=2), end)
+    _, *rows = run("runs", "list").out.splitlines()
+    slots = [end - timedelta(minutes=30), end - timedelta(minutes=90)]
+    assert {row.partition("backfill of ")[2] for row in rows} == {
+        f"{slot:%Y-%m-%dT%H:%M:%SZ}" for slot in slots
+    }

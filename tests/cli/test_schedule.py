@@ -19,7 +19,7 @@ def test_preview(run: Run) -> None:
     answer = run("schedule", "0 9 * * 1-5", "--tz", "Asia/Kolkata", "-n", "2")
     assert answer.out.splitlines() == [
         "At 09:00, Monday through Friday, Asia/Kolkata",
-        "ASIA/KOLKATA               UTC",
+        "Asia/Kolkata               UTC",
         "2026-11-16T09:00:00+05:30  2026-11-16T03:30:00Z  in 3 days",
         "2026-11-17T09:00:00+05:30  2026-11-17T03:30:00Z  in 4 days",
     ]

@@ -158,8 +158,8 @@ def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:
         output.line(f"  {number:,} {state}")
     if found.first_slot is not None:
         output.note(
-            f"the schedule has no slot before {time_format.iso(found.first_slot)}: an interval"
-            " counts from when its job was first stored, or from its start"
+            f"the schedule, as it is now, has no slot before {time_format.iso(found.first_slot)}:"
+            " an interval counts from when its job was first stored, or from its start"
         )
     if found.may_have_run:
         output.note(

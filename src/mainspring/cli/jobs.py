@@ -142,6 +142,8 @@ def show(
 
 async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
     from mainspring.cli.json_output import job_document, run_document, statistics_document
+    from mainspring.cli.schedule import LOOK_AHEAD
+    from mainspring.core.clock import utcnow
     from mainspring.engine.live_workers import without_worker
 
     async with open_client(choice) as client:
@@ -154,7 +156,8 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
         workers = await client.list_workers()
     orphaned = without_worker([job], workers)
     fires = job.enabled and not (orphaned and workers)
-    upcoming = job.schedule.upcoming(UPCOMING) if job.schedule and fires else []
+    now = utcnow()
+    upcoming = job.upcoming(UPCOMING, now) if fires else []
     if output.as_json:
         output.document(
             {
@@ -175,10 +178,24 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
         output.line()
         output.line("next runs", style="bold")
         for moment in upcoming:
-            output.line(f"  {when(moment) if output.pretty else time_format.seconds(moment)}")
+            shown = when(moment) if output.pretty else time_format.seconds(moment)
+            output.line(f"  {shown}{_in_zone_of(job, moment)}")
+        for line in job.schedule.warnings(now, now + LOOK_AHEAD) if job.schedule else []:
+            output.line(f"warning: {line}", style="yellow")
     _recent(output, recent)
     if orphaned:
         _note_orphans(output, choice, orphaned, workers)
+
+
+def _in_zone_of(job: Job, moment: datetime) -> str:
+    """The moment in the zone of the job's schedule, where that is not UTC."""
+    from mainspring.core.schedules.zones import zone_named
+
+    zone = "UTC" if job.schedule is None else job.schedule.timezone
+    if zone == "UTC":
+        return ""
+    there = moment.astimezone(zone_named(zone))
+    return f"  {there.isoformat(timespec='seconds')} {zone}"
 
 
 def _recent(output: Output, recent: list[Run]) -> None:

@@ -112,7 +112,7 @@ class Output:
         self._console.print(grid)
 
     def _plain_table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
-        lines = [[column.title.upper() for column in columns]]
+        lines = [[_heading(column.title) for column in columns]]
         lines += [[_one_line(column.plain(row)) or "-" for column in columns] for row in rows]
         widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
         for line in lines:
@@ -148,6 +148,11 @@ def when(moment: datetime | None) -> str:
         return "-"
     now = utcnow()
     return f"{time_format.local(moment, now)} ({time_format.relative(moment, now)})"
+
+
+def _heading(title: str) -> str:
+    """A title in capitals, but the name of a time zone as it is."""
+    return title.upper() if title.islower() else title
 
 
 def _one_line(text: str) -> str:

@@ -21,11 +21,15 @@ from mainspring.cli.options import (
 )
 from mainspring.cli.output import STYLES, Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from mainspring.core.model import Attempt, Run
 
 __all__ = ["COLUMNS", "group", "tell_run"]
+
+BODY_SHOWN = 500
+"""Characters of an answer's body that are printed. `--json` has all that was kept."""
 
 group = typer.Typer(help="List and show runs; cancel and retry them.")
 
@@ -81,6 +85,11 @@ async def _list(
         )
         if job is not None and not page.items:
             await client.get_job(job)  # an unknown job is an error, not an empty list
+        if not output.as_json:
+            page.items[:] = [
+                await client.get_run(run.id) if _stands_for_slots(run) else run
+                for run in page.items
+            ]
     if output.as_json:
         output.document(page_document(page, run_document))
     elif not page.items:
@@ -221,11 +230,31 @@ def _tell_attempt(output: Output, attempt: Attempt) -> None:
         f" started {started} on {attempt.worker}",
         style=STYLES.get(attempt.outcome.value, ""),
     )
+    for line in _call(attempt.detail):
+        output.line(f"  {line}")
     for line in attempt.log:
         output.line(f"  {line.rstrip()}")
     trace = (attempt.traceback or attempt.error or "").rstrip()
     for line in trace.splitlines():
         output.line(f"  {line}", style="dim" if attempt.traceback else "red")
+
+
+def _call(detail: Any) -> list[str]:
+    """What a webhook's attempt kept of its call: the request, the status, and the beginning of the
+    answer. Secrets were masked before it was stored."""
+    if not isinstance(detail, dict):
+        return []
+    request, response = detail.get("request"), detail.get("response")
+    lines = []
+    if isinstance(request, dict) and "url" in request:
+        lines.append(f"{request.get('method', '')} {request['url']}".strip())
+    if isinstance(response, dict) and "status" in response:
+        lines.append(f"answered {response['status']}")
+        body = response.get("body")
+        if body and "encoding" not in response:  # else it is no text
+            text = body if isinstance(body, str) else _json(body)
+            lines[-1] += f": {text[:BODY_SHOWN]}" + ("…" if len(text) > BODY_SHOWN else "")
+    return lines
 
 
 def _json(value: Any) -> str:
@@ -238,8 +267,20 @@ def _took(run: Run) -> str:
     return "-" if run.duration is None else time_format.span(run.duration)
 
 
+def _stands_for_slots(run: Run) -> bool:
+    """Whether this is the one record of several slots that were not fired."""
+    return run.state == "skipped" and run.reason in ("misfire", "paused")
+
+
 def _why(run: Run) -> str:
-    return run.error or run.reason or ""
+    if run.error:
+        return run.error
+    words = [run.reason] if run.reason else []
+    if _stands_for_slots(run) and isinstance(run.result, dict):
+        words.append(plural(run.result.get("count", 1), "slot"))
+    if run.source == "backfill":
+        words.append(f"backfill of {time_format.seconds(run.scheduled_at)}")
+    return ", ".join(words)
 
 
 COLUMNS: list[Column[Any]] = [

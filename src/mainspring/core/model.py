@@ -276,6 +276,14 @@ class Job(Struct, frozen=True, kw_only=True):
         repeat slots that have fired."""
         return now if self.last_run_at is None else max(now, self.last_run_at)
 
+    def upcoming(self, count: int, now: datetime) -> list[datetime]:
+        """The next slots of an enabled job. The first is the one that is stored: it may be a slot
+        of the schedule that the job had before its interval was made longer."""
+        if self.schedule is None or self.next_run_at is None:
+            return []
+        first = self.next_run_at
+        return [first, *self.schedule.upcoming(count - 1, max(first, self.not_before(now)))]
+
     def definition(self) -> Job:
         """The job without the fields that firing changes: equal until somebody edits it."""
         return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mainspring.core.durations import humanize
 from mainspring.core.events import Event, Events
-from mainspring.core.model import Run
+from mainspring.core.model import Attempt, Run
 from mainspring.engine.tracebacks import without_engine_frames
 
 __all__ = ["log_runs"]
@@ -60,6 +60,15 @@ def _failed(event: Event) -> None:
     _log(logging.ERROR, event, run, f"attempt {run.attempt} failed, no attempt follows{reason}")
 
 
+def _called(attempt: Attempt | None) -> str:
+    """The request of a webhook's attempt. The query is left out: it may have a secret."""
+    detail = None if attempt is None else attempt.detail
+    request = detail.get("request") if isinstance(detail, dict) else None
+    if not isinstance(request, dict) or not isinstance(request.get("url"), str):
+        return ""
+    return _printable(f", from {request.get('method')} {request['url'].partition('?')[0]}")
+
+
 def _log(level: int, event: Event, run: Run, what: str) -> None:
     attempt = run.attempts[-1] if run.attempts else None
     trace = (attempt.traceback if attempt is not None else None) or ""
@@ -71,7 +80,7 @@ def _log(level: int, event: Event, run: Run, what: str) -> None:
         "job %s: %s: %s (run %s)%s",
         run.job_id,
         what,
-        _printable(run.error or "no reason is known"),
+        _printable(run.error or "no reason is known") + _called(attempt),
         run.id,
         shown,
         exc_info=exc_info,

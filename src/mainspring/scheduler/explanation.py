@@ -266,8 +266,10 @@ def _exact_slot(job: Job, at: datetime) -> datetime:
     an interval have microseconds. Any other time stays as it is."""
     if job.schedule is None or job.unreadable is not None or at.microsecond % 1000:
         return at
-    slot = job.schedule.next(_just_before(at))
-    return slot if slot is not None and slot - at < _MILLISECOND else at
+    for slot in (job.next_run_at, job.schedule.next(_just_before(at))):
+        if slot is not None and timedelta() <= slot - at < _MILLISECOND:
+            return slot
+    return at
 
 
 def _just_before(at: datetime) -> datetime:
@@ -279,7 +281,7 @@ def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     if job.schedule is None:
         return _of_job(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
     before, after = job.schedule.previous(at), job.schedule.next(at)
-    if job.schedule.next(_just_before(at)) == at:
+    if at in (job.next_run_at, job.schedule.next(_just_before(at))):
         return None
     near = [
         f"{_moment(slot, exact=True)} ({word})"
