@@ -453,4 +453,4 @@ def test_a_function_of_a_mapping_does_not_take_the_name_of_another() -> None:
     scheduler.job(id="total")(lambda: 1)
     with pytest.raises(InvalidInput, match=r"jobs\.total\.handler: 'total' is already the name of"):
         scheduler.define_jobs({"total": {"handler": lambda: 2}})
-    assert scheduler.decorated == ["total"]
+    assert scheduler.code_job_ids == ["total"]

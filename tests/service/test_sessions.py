@@ -8,7 +8,7 @@ import pytest
 
 from mainspring.service.api_keys import FRESH
 from mainspring.service.middleware import WRONG_KEYS_A_MINUTE
-from mainspring.service.sessions import LASTS
+from mainspring.service.sessions import SESSION_TTL
 from mainspring.testing import FakeClock
 from tests.support.service import Api, Make, sample_scheduler
 
@@ -100,7 +100,7 @@ async def test_a_session_ends_with_its_key_and_after_twelve_hours(make: Make) ->
     await service.keys.revoke(first.id)
     assert await service.sessions.key(texts[0]) is None
     assert await service.sessions.key(texts[1]) == second
-    clock.advance(LASTS + timedelta(seconds=FRESH + 1))
+    clock.advance(SESSION_TTL + timedelta(seconds=FRESH + 1))
     assert await service.sessions.key(texts[1]) is None
 
 

@@ -106,7 +106,7 @@ def test_a_record_without_a_required_field_is_unreadable() -> None:
 
 def test_a_brief_run_has_no_payload_result_and_attempts() -> None:
     assert RUN.not_brief == {"payload", "result", "attempts"}
-    brief = RUN.without_long_fields(FULL_RUN)
+    brief = RUN.brief_copy(FULL_RUN)
     assert brief == replace(FULL_RUN, payload=None, result=None, attempts=(), brief=True)
 
 
@@ -134,7 +134,7 @@ def test_a_short_definition_is_decoded_once() -> None:
 
 def test_a_long_definition_is_not_kept() -> None:
     """Each edit of a large body makes another: thousands of them would fill the memory."""
-    text = webhook_text("x" * codec.LONGEST_KEPT)
+    text = webhook_text("x" * codec.LONGEST_CACHED)
     first, second = read_webhook(text), read_webhook(text)
     assert first == second
     assert first is not second

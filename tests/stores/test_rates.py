@@ -13,8 +13,8 @@ from mainspring.core.policy import Policy
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite
 from mainspring.stores.rates import (
+    BUCKETS_PER_SPAN,
     NOTE_KIND,
-    PARTS,
     RateLimit,
     StartRates,
     next_start,
@@ -46,7 +46,7 @@ def test_no_span_has_more_starts_than_the_limit(steps: list[tuple[int, int]]) ->
                 starts.append(now)
         for write in rates.writes():
             note = kept(write, now)
-            assert len(note.value["starts"]) <= PARTS + 2
+            assert len(note.value["starts"]) <= BUCKETS_PER_SPAN + 2
     for at, first in enumerate(starts):
         assert sum(start < first + LIMIT.span for start in starts[at:]) <= LIMIT.most
 
@@ -62,7 +62,7 @@ def test_a_start_makes_room_one_span_later_or_a_part_of_it_after_that(
     [write] = first.writes()
     second = StartRates({"a": LIMIT}, [kept(write, now)], now + wait)
     assert second.left("a") == LIMIT.most - count
-    part = LIMIT.span // PARTS
+    part = LIMIT.span // BUCKETS_PER_SPAN
     third = StartRates({"a": LIMIT}, [kept(write, now)], now + LIMIT.span + part)
     assert third.left("a") == LIMIT.most
     if count == LIMIT.most:

@@ -97,7 +97,7 @@ async def test_the_scheduler_is_as_it_was_afterwards(app: SimpleNamespace) -> No
         assert app.scheduler._resources == {"mail": None, "region": "eu"}
     assert vars(app.scheduler) == before
     assert not app.scheduler.started
-    assert app.scheduler.decorated == ["archive", "notify", "report", "write_audit"]
+    assert app.scheduler.code_job_ids == ["archive", "notify", "report", "write_audit"]
 
 
 def test_a_plain_test_uses_the_blocking_form(app: SimpleNamespace) -> None:

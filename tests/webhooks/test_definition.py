@@ -22,7 +22,7 @@ from mainspring.webhooks import AttemptFacts, Vault, new_key, new_signing_secret
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.definition import define
 from mainspring.webhooks.request import HmacKey, RequestTemplate, webhook_id
-from mainspring.webhooks.templates import Template, check, tight
+from mainspring.webhooks.templates import Template, check, strip_spaces
 from mainspring.webhooks.vault import signing_bytes
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -353,10 +353,10 @@ def test_the_mac_is_that_of_the_standard_library(key: bytes, message: bytes) -> 
 def test_a_long_run_of_spaces_is_parsed_quickly(text: str) -> None:
     """It took hours, in which the whole process stood still."""
     check(text, "the body")
-    assert tight(text) == text
+    assert strip_spaces(text) == text
     assert Template.of(text).filled({}) == text
 
 
 def test_spaces_inside_of_a_mark_are_none_of_its_name() -> None:
     assert Template.of("a{{ \t jobId  }}b").filled({"jobId": "j"}) == "ajb"
-    assert tight("/{{ jobId }}") == "/{{jobId}}"
+    assert strip_spaces("/{{ jobId }}") == "/{{jobId}}"

@@ -32,14 +32,16 @@ def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = 
     output = Output(as_json=json)
     checks = finish(run_checks(StoreChoice.of(store, app)))
     if json:
-        output.document({"ok": _well(checks), "checks": [check.document() for check in checks]})
+        output.document(
+            {"ok": _all_passed(checks), "checks": [check.document() for check in checks]}
+        )
     else:
         _tell(output, checks)
-    if not _well(checks):
+    if not _all_passed(checks):
         raise typer.Exit(FAILED)
 
 
-def _well(checks: list[Check]) -> bool:
+def _all_passed(checks: list[Check]) -> bool:
     return all(check.status != "fail" for check in checks)
 
 

@@ -50,15 +50,15 @@ from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
 __all__ = ["Check", "run_checks"]
 
-LATE = timedelta(seconds=60)
+DUE_TOO_LONG = timedelta(seconds=60)
 """Due work that no worker takes for longer than this is reported."""
 
-SLOW = 0.1
-SKEW = timedelta(seconds=2)
+SLOW_SECONDS = 0.1
+MAX_SKEW = timedelta(seconds=2)
 READ_CLOSELY = timedelta(milliseconds=10)
 """A clock that is read as closely as this is taken for exact."""
-READS = 5
-MANY = 100
+READ_SAMPLES = 5
+PAGE_SIZE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +162,13 @@ def _check_clock_steady(began: tuple[datetime, float], ended: tuple[datetime, fl
 
 async def _check_reads(found: Found, clock: SystemClock) -> Check:
     taken = []
-    for _ in range(READS):
+    for _ in range(READ_SAMPLES):
         sent = clock.monotonic()
         await found.store.jobs(JobQuery(limit=1))
         taken.append(clock.monotonic() - sent)
     middle = statistics.median(taken)
     detail = f"{found.name} answers in {middle * 1000:.1f} ms"
-    if middle > SLOW:
+    if middle > SLOW_SECONDS:
         return Check("warn", "store", detail, "that is slow: claims and renewals wait for it")
     return Check("ok", "store", detail)
 
@@ -185,7 +185,7 @@ async def _check_writes(store: Store, clock: SystemClock) -> Check:
     except MainspringError as error:
         return Check("fail", "store writes", str(error), "workers need to write to it")
     detail = f"a commit takes {taken * 1000:.1f} ms"
-    if taken > 10 * SLOW:
+    if taken > 10 * SLOW_SECONDS:
         return Check("warn", "store writes", detail, "that is slow: every run commits twice")
     return Check("ok", "store writes", detail)
 
@@ -202,7 +202,7 @@ async def _check_store_clock(store: Store, clock: SystemClock) -> Check:
         skew = reading - after
     known = f" (it is read to {error.total_seconds():.2f} s)" if error > READ_CLOSELY else ""
     detail = f"the store's is {skew.total_seconds():+.2f} s from this machine's{known}"
-    if abs(skew) > SKEW:
+    if abs(skew) > MAX_SKEW:
         advice = (
             "runs are not affected (the store's clock decides), but times look wrong: check NTP"
         )
@@ -271,7 +271,7 @@ def _check_due_work(
 ) -> Iterator[Check]:
     gone = {job.handler for job in orphans}
     late: list[tuple[str, Due]] = [
-        (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > LATE
+        (handler, item) for handler, item in sorted(due.items()) if now - item.oldest > DUE_TOO_LONG
     ]
     for handler, item in late:
         since = span((now - item.oldest).total_seconds())
@@ -336,7 +336,7 @@ def _what_follows(job: Job) -> str:
 
 
 async def _check_schedules(store: Store, now: datetime, orphaned: set[str]) -> Check:
-    page = await store.jobs(JobQuery(due=now - LATE, limit=MANY + len(orphaned)))
+    page = await store.jobs(JobQuery(due=now - DUE_TOO_LONG, limit=PAGE_SIZE + len(orphaned)))
     overdue = [job for job in page.items if job.unreadable is None and job.id not in orphaned]
     if not overdue:
         return Check("ok", "schedules", "none is overdue")
@@ -346,12 +346,12 @@ async def _check_schedules(store: Store, now: datetime, orphaned: set[str]) -> C
 
 
 async def _check_leases(store: Store, now: datetime) -> Check:
-    page = await store.find(RunQuery(lapsed=True, brief=True, limit=MANY))
+    page = await store.find(RunQuery(lapsed=True, brief=True, limit=PAGE_SIZE))
     if not page.items:
         return Check("ok", "leases", "none has lapsed")
     detail = f"{_many(page.items)} lapsed: {page.items[0].id} of {page.items[0].job_id}"
     oldest = min(run.lease_until for run in page.items if run.lease_until is not None)
-    if now - oldest > LATE:
+    if now - oldest > DUE_TOO_LONG:
         return Check(
             "fail", "leases", detail, "their workers died, and no other rescues them: start one"
         )
@@ -421,5 +421,5 @@ def _more(items: list[Any]) -> str:
     return "…" if len(items) > 3 else ""
 
 
-def _many(items: list[Any], most: int = MANY) -> str:
+def _many(items: list[Any], most: int = PAGE_SIZE) -> str:
     return f"{len(items)}{'+' if len(items) >= most else ''}"

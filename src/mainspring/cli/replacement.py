@@ -18,7 +18,7 @@ __all__ = ["Replacements"]
 log = logging.getLogger("mainspring.worker")
 
 VARIABLE = "MAINSPRING_QUICK_REPLACEMENTS"
-STEADY = 60.0
+STABLE_AFTER = 60.0
 """A process that worked this many seconds before it reached its limit is replaced at once."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
@@ -38,7 +38,7 @@ class Replacements:
         """Seconds to wait before this process is replaced. They double with each process in a row
         that reached its limit within a minute; the log then says what to do."""
         lasted = self._clock.monotonic() - self._began
-        if lasted >= STEADY:
+        if lasted >= STABLE_AFTER:
             self._environment.pop(VARIABLE, None)
             log.warning("this process has reached its memory limit: it is replaced")
             return 0.0

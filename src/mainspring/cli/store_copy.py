@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["copy_stores"]
 
-TOLD_EVERY = 100_000
+PROGRESS_INTERVAL = 100_000
 
 
 async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool) -> None:
@@ -42,7 +42,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
     async with _opened(here.store):
         if dry_run:
             seen = await read_contents(here.store)
-            already = await _holding(there.store)
+            already = await _opened_for_reading(there.store)
             _tell(output, seen, source=here.name, target=there.name, already=already.total)
             return
         async with _opened(there.store):
@@ -138,7 +138,7 @@ def _place(url: str) -> object:
     return frozenset(hosts.split(",")), address.database, address.prefix
 
 
-async def _holding(store: Store) -> StoreContents:
+async def _opened_for_reading(store: Store) -> StoreContents:
     from mainspring.stores.copy import StoreContents, read_contents
 
     try:
@@ -162,23 +162,23 @@ def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
     if output.as_json:
         yield lambda done, total: None
     elif not sys.stderr.isatty():
-        yield _Lines(output).tell
+        yield _ProgressLines(output).tell
     else:
         with _bar() as tell:
             yield tell
 
 
-class _Lines:
+class _ProgressLines:
     """In a pipe or a log: a line now and then."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._next = TOLD_EVERY
+        self._next = PROGRESS_INTERVAL
 
     def tell(self, done: int, total: int) -> None:
         if done >= self._next:
             self._output.note(f"{done:,} of {plural(total, 'run')}")
-            self._next = done - done % TOLD_EVERY + TOLD_EVERY
+            self._next = done - done % PROGRESS_INTERVAL + PROGRESS_INTERVAL
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ log = logging.getLogger("mainspring.supervisor")
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
-STEADY = 60.0
+STABLE_AFTER = 60.0
 """A process that ran this many seconds is started again after the shortest pause."""
 
 
@@ -87,7 +87,7 @@ class Supervisor:
                 self._code = BAD_INPUT
                 self._stop(signal.SIGTERM)
                 return
-            if code == OK or self._clock.monotonic() - began > STEADY:
+            if code == OK or self._clock.monotonic() - began > STABLE_AFTER:
                 pause = FIRST_PAUSE
             log.warning(
                 "process %d of %d ended %s; another starts in %.1f s",

@@ -232,7 +232,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
         tune_garbage_collector()
         if command.place == 1 and not command.quiet:
             await _greeted(scheduler, command)
-        while not (spent := await _is_spent(scheduler, replacements)):
+        while not (spent := await _must_be_replaced(scheduler, replacements)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
@@ -258,7 +258,7 @@ async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
         log.warning("could not read the jobs: %s", error)
 
 
-async def _is_spent(scheduler: Scheduler, replacements: Replacements) -> bool:
+async def _must_be_replaced(scheduler: Scheduler, replacements: Replacements) -> bool:
     """Whether the process has to be replaced: it has reached its memory limit, or threads that
     outlived their attempt take half of the capacity or more. Returns after the pause that
     replacements in a row need."""

@@ -23,7 +23,7 @@ from uuid import UUID
 
 import msgspec
 
-__all__ = ["ArgumentTypes", "Misfit"]
+__all__ = ["ArgumentMismatch", "ArgumentTypes"]
 
 _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
 """The types beyond JSON that the codec keeps."""
@@ -35,7 +35,7 @@ _MOST_LISTED = 20
 """How many values of an enum an error message lists."""
 
 
-class Misfit(ValueError):
+class ArgumentMismatch(ValueError):
     """Arguments that do not fit their annotations. The message names each of them."""
 
 
@@ -79,7 +79,8 @@ class ArgumentTypes:
         return {**arguments, **written} if written else arguments
 
     def check(self, stored: Mapping[str, Any]) -> None:
-        """Raise `Misfit` if stored arguments do not fit. One that equals its default does."""
+        """Raise `ArgumentMismatch` if stored arguments do not fit. One that equals its default
+        fits."""
         wrong = []
         for name, value in stored.items():
             kind = self._types.get(name, Any)
@@ -88,7 +89,7 @@ class ArgumentTypes:
             if not self._is_default(name, value):
                 wrong += _faults(name, value, kind)
         if wrong:
-            raise Misfit("; ".join(wrong))
+            raise ArgumentMismatch("; ".join(wrong))
 
     def made(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as the function takes them. JSON's own types are passed unchanged: they
@@ -104,7 +105,7 @@ class ArgumentTypes:
                 except (msgspec.ValidationError, ValueError):
                     wrong += _faults(name, stored[name], kinds[name])
         if wrong:
-            raise Misfit("; ".join(wrong))
+            raise ArgumentMismatch("; ".join(wrong))
         return made
 
     def _is_default(self, name: str, value: Any) -> bool:

@@ -19,10 +19,10 @@ from mainspring.core.upstream import UpstreamResults
 from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
 
 __all__ = [
+    "CONTEXT_IN_TRANSACTION",
     "MAX_DETAIL_BYTES",
     "MAX_LOG_BYTES",
     "MAX_PROGRESS_MESSAGE",
-    "TRANSACTING",
     "HandlerTransaction",
     "ProcessResources",
     "RunContext",
@@ -105,7 +105,7 @@ class RunContext:
         self.latest_progress: Progress | None = None
         self._detail: Any = None
         self._log: logging.Logger | None = None
-        self._lines: _Lines | None = None
+        self._lines: _LogBuffer | None = None
         self._result: Any = None
         self._transact = transact
 
@@ -151,7 +151,7 @@ class RunContext:
             level = min(logging.INFO, program.getEffectiveLevel())
             # A logger of its own, outside logging's registry, which would keep it for ever.
             self._log = logging.Logger(f"mainspring.run.{self.job_id}", level)
-            self._lines = _Lines(program)
+            self._lines = _LogBuffer(program)
             self._log.addHandler(self._lines)
         return self._log
 
@@ -191,7 +191,7 @@ class ProcessResources(Mapping[str, Any]):
         self._withheld = withheld
 
     @staticmethod
-    def sendable(resources: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    def encode(resources: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
         """The resources as JSON texts, and of the others why they have none."""
         texts: dict[str, str] = {}
         withheld: dict[str, str] = {}
@@ -218,7 +218,9 @@ class ProcessResources(Mapping[str, Any]):
         return len(self._values)
 
 
-TRANSACTING: ContextVar[RunContext | None] = ContextVar("mainspring_transacting", default=None)
+CONTEXT_IN_TRANSACTION: ContextVar[RunContext | None] = ContextVar(
+    "mainspring_transacting", default=None
+)
 """The context of the handler that entered a transaction here, or in what began this."""
 
 Transact = Callable[[RunContext], HandlerTransaction]
@@ -256,7 +258,7 @@ def _number(given: float) -> float:
     )
 
 
-class _Lines(logging.Handler):
+class _LogBuffer(logging.Handler):
     """Keeps the newest lines of an attempt, up to `MAX_LOG_BYTES`, and passes them on."""
 
     def __init__(self, program: logging.Logger) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from mainspring.core.arguments import ArgumentTypes, Misfit
+from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
 from mainspring.core.context import RunContext
 from mainspring.core.job_options import EnqueueOptions, option_names
 from mainspring.core.model import Job
@@ -134,7 +134,7 @@ class Handler:
     def call(self, context: RunContext, payload: Any) -> Any:
         try:
             arguments = self._types.made(self.stored_arguments(payload))
-        except Misfit as error:
+        except ArgumentMismatch as error:
             raise ArgumentsRefused(str(self._refusal(str(error)))) from None
         given = (context,) if self.takes_context else ()
         return self.function(*given, **arguments)
@@ -150,7 +150,7 @@ class Handler:
     def _check_types(self, stored: Mapping[str, Any]) -> None:
         try:
             self._types.check(stored)
-        except Misfit as error:
+        except ArgumentMismatch as error:
             raise self._refusal(str(error)) from None
 
     def _check_names(self, given: Mapping[str, Any]) -> None:

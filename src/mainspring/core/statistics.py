@@ -26,11 +26,11 @@ __all__ = [
     "MINUTE",
     "PERIODS_KEPT",
     "WHOLE_STORE",
+    "CounterDelta",
     "Distribution",
     "Ending",
     "LastRun",
     "Period",
-    "Tally",
     "Totals",
     "ending_of",
     "period_start",
@@ -209,14 +209,14 @@ def period_start(moment: datetime, length: timedelta) -> datetime:
     return moment - (moment - EPOCH) % length
 
 
-class Tally(Struct, frozen=True):
+class CounterDelta(Struct, frozen=True):
     """Some ends, added up: what a store adds to what it has."""
 
     totals: Mapping[str, Totals]
     periods: Mapping[tuple[str, datetime], Period]
 
 
-def tally(endings: Iterable[Ending], now: datetime) -> Tally:
+def tally(endings: Iterable[Ending], now: datetime) -> CounterDelta:
     """Add up ends that are stored in this order, at this moment.
 
     Every run that ends passes here, so an end is looked at once: the hours of a job and the minutes
@@ -241,7 +241,7 @@ def tally(endings: Iterable[Ending], now: datetime) -> Tally:
                 if key[1] >= oldest:  # a copied run may have ended long ago
                     more = replace(counted, start=key[1])
                     periods[key] = periods[key].plus(more) if key in periods else more
-    return Tally(totals, periods)
+    return CounterDelta(totals, periods)
 
 
 def _by_minute(endings: Iterable[Ending]) -> dict[datetime, list[Ending]]:

@@ -42,8 +42,8 @@ __all__ = [
     "cancelled",
     "cancelling",
     "deleted",
+    "ended_on_all_nodes",
     "failed",
-    "gathered",
     "is_suspect",
     "never_began",
     "node_gone",
@@ -349,7 +349,7 @@ def spread(run: Run, made: tuple[str, ...]) -> Change:
     return Change(run.id, _mine(run), {**waiting, "after": after, "after_any": True})
 
 
-def gathered(run: Run, now: datetime, states: Mapping[str, State]) -> Change:
+def ended_on_all_nodes(run: Run, now: datetime, states: Mapping[str, State]) -> Change:
     """End a run whose node runs have ended, in these states: it failed if one of them did."""
     by_state: dict[str, list[str]] = {}
     for run_id, state in states.items():
@@ -413,7 +413,7 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
     if made := node_ids(run):
         ended = {run_id: upstream.get(run_id) or State.SUCCEEDED for run_id in made}
         over = all(state in FINISHED for state in states)
-        return gathered(run, now, ended) if over else None
+        return ended_on_all_nodes(run, now, ended) if over else None
     if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
         return skipped(run, now, UPSTREAM_FAILED)
     if not all(s in FINISHED for s in states):
@@ -460,10 +460,10 @@ def _known(run: Run, put: dict[str, Any]) -> dict[str, Any]:
     field stay unchanged."""
     if run.unreadable is None:
         return put
-    return {name: value for name, value in put.items() if name not in _FROM_THE_RECORD}
+    return {name: value for name, value in put.items() if name not in _UNREADABLE_DEPENDENT}
 
 
-_FROM_THE_RECORD = frozenset({"attempts", "progress", "started_at", "run_at", "lapses"})
+_UNREADABLE_DEPENDENT = frozenset({"attempts", "progress", "started_at", "run_at", "lapses"})
 
 
 def _was_due(run: Run, now: datetime) -> datetime:

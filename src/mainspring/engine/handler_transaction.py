@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from mainspring.core.context import TRANSACTING
+from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.engine.attempt import LocalAttempt
 from mainspring.engine.context import EngineContext
 from mainspring.engine.outcome import completed
@@ -95,7 +95,7 @@ class RunTransaction:
             raise
         self._began = self._engine.clock.monotonic()
         self._attempt.context.in_transaction = True
-        TRANSACTING.set(self._attempt.context)
+        CONTEXT_IN_TRANSACTION.set(self._attempt.context)
         return session
 
     async def _end(self, error: BaseException | None, *, expired: bool) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from mainspring.core.model import Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["Outage", "Uptime", "read_uptime", "record_alive"]
+__all__ = ["Downtime", "Uptime", "read_uptime", "record_alive"]
 
 KIND, NAME = "mainspring.uptime", "workers"
 
@@ -26,7 +26,7 @@ SHORTEST_OUTAGE = timedelta(seconds=60)
 MOST_OUTAGES = 100
 
 
-class Outage(Struct, frozen=True):
+class Downtime(Struct, frozen=True):
     """No worker was alive between these two moments, by the store's time."""
 
     start: datetime
@@ -35,9 +35,9 @@ class Outage(Struct, frozen=True):
 
 class Uptime(Struct, frozen=True):
     alive_at: datetime
-    outages: tuple[Outage, ...] = ()
+    outages: tuple[Downtime, ...] = ()
 
-    def outage_at(self, moment: datetime) -> Outage | None:
+    def outage_at(self, moment: datetime) -> Downtime | None:
         return next((one for one in self.outages if one.start <= moment <= one.end), None)
 
 
@@ -54,7 +54,7 @@ async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -
     elif not stopping and timedelta() <= now - uptime.alive_at < FRESH:
         return
     elif now - uptime.alive_at > SHORTEST_OUTAGE:
-        outages = (*uptime.outages, Outage(uptime.alive_at, now))
+        outages = (*uptime.outages, Downtime(uptime.alive_at, now))
         uptime = Uptime(now, outages[-MOST_OUTAGES:])
     else:
         uptime = Uptime(now, uptime.outages)
@@ -72,7 +72,7 @@ async def _read(store: Store) -> tuple[Uptime | None, int]:
         return None, 0
     [note] = page.items
     try:
-        outages = tuple(Outage(start, end) for start, end in note.value["outages"])
+        outages = tuple(Downtime(start, end) for start, end in note.value["outages"])
         return Uptime(note.value["alive_at"], outages), note.version
     except (ValueError, TypeError, KeyError):  # written by another version
         return None, note.version

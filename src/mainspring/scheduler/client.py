@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from mainspring.core.clock import Clock, SystemClock
-from mainspring.core.context import TRANSACTING
+from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.core.durations import duration
 from mainspring.core.enqueue_options import Options
 from mainspring.core.events import Events, Listener
@@ -354,7 +354,7 @@ class Client:
             return jobs.states_name
 
         operations = self._running().operations
-        with jobs.placing():
+        with jobs.add_error_places():
             pairs = await self._call(
                 operations.replace_all(drafts, adapt, belongs, dry_run=dry_run)
             )
@@ -840,7 +840,7 @@ class Client:
         )
 
     def _refuse_in_transaction(self) -> None:
-        context = TRANSACTING.get()
+        context = CONTEXT_IN_TRANSACTION.get()
         if context is not None and context.in_transaction:
             raise InvalidState(
                 f"run {context.run_id} is in its transaction, and what is enqueued would be no part"

@@ -56,7 +56,7 @@ WEBHOOK_TIMEOUT = timedelta(seconds=30)
 WEBHOOK_DEFAULTS = {"timeout": WEBHOOK_TIMEOUT, "breaker": Breaker()}
 """The policy options of a webhook that differ from those of other jobs."""
 
-LONGEST_USUAL = timedelta(hours=4)
+LONGEST_UNSUSPICIOUS = timedelta(hours=4)
 """A longer timeout or delay that is given as a bare number was perhaps meant in milliseconds: it is
 warned of."""
 
@@ -284,12 +284,12 @@ def is_stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
         schedule = schedule.bind(draft.id, anchor)
     made = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
     same = made.definition() == replace(job, webhook=None).definition()
-    return same and webhooks.alike(draft, job)
+    return same and webhooks.sends_same_requests(draft, job)
 
 
 def _warn_of_bare_numbers(given: Mapping[str, Any]) -> None:
     for name in ("timeout", "start_deadline", "retry_delay", "jitter"):
-        warn_of_bare_number(given.get(name), name, LONGEST_USUAL)
+        warn_of_bare_number(given.get(name), name, LONGEST_UNSUSPICIOUS)
 
 
 def _find_handler(registry: Registry, asked: Any, *, handlers_elsewhere: bool) -> Handler | str:

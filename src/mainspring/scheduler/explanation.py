@@ -27,7 +27,7 @@ from mainspring.stores.rates import next_start
 
 __all__ = ["Explanation", "Reason", "explain", "explain_run"]
 
-DEEPEST = 10
+MAX_UPSTREAM_DEPTH = 10
 """Upstream runs that are followed to find what a run waits for in the end."""
 
 MOST_NAMED = 5
@@ -74,7 +74,7 @@ class Reason(StrEnum):
     NO_RECORD = "no_record"
 
 
-WELL = frozenset(
+NO_PROBLEM = frozenset(
     {
         Reason.SUCCEEDED,
         Reason.RUNNING,
@@ -103,7 +103,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     @property
     def is_well(self) -> bool:
         """Whether nothing is wrong: it ran, it runs, or its time has not come."""
-        return self.code in WELL
+        return self.code in NO_PROBLEM
 
     @property
     def problem(self) -> str | None:
@@ -130,7 +130,7 @@ async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation
 
 
 async def explain_run(engine: Engine, run_id: str) -> Explanation:
-    return await _explain_run(engine, await engine.operations.run(run_id), DEEPEST)
+    return await _explain_run(engine, await engine.operations.run(run_id), MAX_UPSTREAM_DEPTH)
 
 
 # Jobs
@@ -146,7 +146,7 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     live = (await engine.store.find(RunQuery(job=job.id, states=LIVE, limit=1000))).items
     due = [run for run in live if run.state is State.PENDING and run.run_at <= now]
     if due:
-        return await _explain_run(engine, min(due, key=lambda run: run.run_at), DEEPEST)
+        return await _explain_run(engine, min(due, key=lambda run: run.run_at), MAX_UPSTREAM_DEPTH)
     since = await engine.operations.paused_since()
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
@@ -158,7 +158,7 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if live:
         order = [State.RUNNING, State.WAITING, State.PENDING]
         first = min(live, key=lambda run: (order.index(run.state), run.run_at))
-        return await _explain_run(engine, first, DEEPEST)
+        return await _explain_run(engine, first, MAX_UPSTREAM_DEPTH)
     return await _explain_idle_job(engine, job, now)
 
 
@@ -239,7 +239,7 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     found = {run.id: run for run in page.items}
     run = found.get(f"{own}@backfill") or found.get(own)
     if run is not None and not (run.reason == "misfire" and run.id == own):
-        return replace(await _explain_run(engine, run, DEEPEST), at=at)
+        return replace(await _explain_run(engine, run, MAX_UPSTREAM_DEPTH), at=at)
     if job.unreadable is not None:
         return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
     if run is None and (unnamed := _not_a_slot(job, at)) is not None:
@@ -435,7 +435,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if node is None and not any(worker.takes(run.handler, run.queue) for worker in workers):
         code, why = _lacking(run.handler, run.queue, workers)
         return _of_run(run, code, why, workers=_ids(workers))
-    if job is not None and (held := await _held_back(engine, run, job, now)) is not None:
+    if job is not None and (held := await _find_blocker(engine, run, job, now)) is not None:
         return held
     due = f"it is due for {_span(now - run.run_at)}"
     if node is not None:
@@ -568,7 +568,7 @@ async def _job_of(engine: Engine, run: Run) -> Job | None:
     return page.items[0] if page.items else None
 
 
-async def _held_back(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
+async def _find_blocker(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
     """What keeps a due run from starting though a worker could take it."""
     return (
         await _breaker_open(engine, run, job, now)

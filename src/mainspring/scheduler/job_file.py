@@ -86,7 +86,7 @@ class JobSet:
         return _placed(error, self.path, self.lines, tuple(path))
 
     @contextmanager
-    def placing(self) -> Iterator[None]:
+    def add_error_places(self) -> Iterator[None]:
         """Add the file and the line to errors of the block that name a job of this set."""
         try:
             yield

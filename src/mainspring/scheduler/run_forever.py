@@ -20,13 +20,13 @@ from mainspring.scheduler.start_message import show
 
 __all__ = ["run_until_signal"]
 
-NEARLY_STARTED = 1.0
+START_GRACE = 1.0
 """Seconds that a start may take after a signal before it is cancelled."""
 
-LATEST_END = 60.0
+FORCED_END = 60.0
 """Seconds after the drain timeout until the process is ended, whatever it waits for."""
 
-BLOCKED_END = 3.0
+BLOCKED_LOOP_END = 3.0
 """Seconds after the drain until the process is ended if a handler blocks the program's loop."""
 
 log = logging.getLogger("mainspring")
@@ -66,7 +66,7 @@ async def run_until_signal(
             os._exit(128 + number)
         loop.call_soon_threadsafe(asked.set)
         seconds = drain_timeout.total_seconds()
-        end_after(seconds + LATEST_END, "could not stop in time")
+        end_after(seconds + FORCED_END, "could not stop in time")
         # The program's loop may be blocked, so this tells the engine to stop firing and claiming.
         drained = drain_soon(seconds)
         if drained is not None:
@@ -80,7 +80,7 @@ async def run_until_signal(
         return timer
 
     def end_if_blocked(drained: object) -> None:
-        timer = end_after(BLOCKED_END, "a handler blocks the event loop and does not stop")
+        timer = end_after(BLOCKED_LOOP_END, "a handler blocks the event loop and does not stop")
         call_soon(loop, timer.cancel)
 
     def end_anyway(why: str) -> None:
@@ -122,7 +122,7 @@ async def _start_unless(
     stopping = asyncio.ensure_future(asked.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    await asyncio.wait({starting}, timeout=NEARLY_STARTED)
+    await asyncio.wait({starting}, timeout=START_GRACE)
     if starting.done():
         starting.result()
         return True

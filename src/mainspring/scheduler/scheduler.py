@@ -232,10 +232,10 @@ class Scheduler(Client):
     @property
     def code_jobs(self) -> list[Job]:
         """The jobs that this program's code defines, as the start would store them."""
-        return [self._jobs_in_code[id] for id in self.decorated]
+        return [self._jobs_in_code[id] for id in self.code_job_ids]
 
     @property
-    def decorated(self) -> list[str]:
+    def code_job_ids(self) -> list[str]:
         """The ids of the jobs that this program's code defines."""
         return sorted(self._jobs_in_code)
 
@@ -311,16 +311,18 @@ class Scheduler(Client):
         refuse_while_loading()
         if self.workers:
             self.webhooks.check_keys()
-        with ExitStack() as placing:
+        with ExitStack() as error_places:
             for job_set in self._job_sets:
-                placing.enter_context(job_set.placing())
+                error_places.enter_context(job_set.add_error_places())
             await super()._start(program_loop, [*jobs, *self._jobs_in_code.values()])
 
     def _show_start(self, more: str = "") -> None:
         """Show one line that says what runs where. A program that only enqueues shows none."""
         if self.workers:
             store = type(self.store).__name__ if self.url is None else self.url
-            line = summary(self.decorated, store, self.workers, self.queues, enabled=self.enabled)
+            line = summary(
+                self.code_job_ids, store, self.workers, self.queues, enabled=self.enabled
+            )
             show(line + more)
 
     def _store_if_started(self, draft: Job) -> None:

@@ -42,13 +42,13 @@ JOBS_AT_ONCE = 200
 MOST_MEASURED = 1000
 """Jobs whose past runs a forecast looks at."""
 
-MEASURED = timedelta(days=7)
+DURATION_WINDOW = timedelta(days=7)
 """Over how long a forecast measures the durations of a job's runs."""
 
 HEALTHY, WARNING = 0.95, 0.8
 """The least success rates of a healthy job and of one with a warning."""
 
-RATED = timedelta(hours=24)
+RATE_WINDOW = timedelta(hours=24)
 """The success rate that decides a job's health is over so much time. If no run ended in it, the
 rate is over all runs since the job was made."""
 
@@ -314,7 +314,7 @@ async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
     if not jobs:
         return []
     now = engine.time.now()
-    since = period_start(now - RATED, HOUR)
+    since = period_start(now - RATE_WINDOW, HOUR)
     counts = await engine.store.counts(since, frozenset(job.id for job in jobs))
     breakers = await breaker_statuses(engine.store, jobs)
     workers = await engine.live_workers.current()
@@ -433,7 +433,7 @@ async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, f
     repeated.sort(key=lambda load: load.shortest_gap or 0.0)
     found: dict[str, float] = {}
     ids = [load.job_id for load in repeated[:MOST_MEASURED]]
-    since = engine.time.now() - MEASURED
+    since = engine.time.now() - DURATION_WINDOW
     for at in range(0, len(ids), LOOKUPS_AT_ONCE):
         counts = await engine.store.counts(since, frozenset(ids[at : at + LOOKUPS_AT_ONCE]))
         for job_id in counts.periods:

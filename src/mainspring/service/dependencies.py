@@ -48,7 +48,7 @@ DRY_RUN = "dryRun"
 """A parameter that every route accepts as false; the middleware refuses it where it is true."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_WATCHED = ("/api/observability/health", "/api/v1/health")
+_ANY_PARAMETER_PATHS = ("/api/observability/health", "/api/v1/health")
 """Paths that accept any parameter: a monitor may add its own."""
 
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -150,7 +150,11 @@ async def check_query(request: Request) -> None:
     route = request.scope["route"]
     if request.method not in SAFE_METHODS and "if-match" in request.headers:
         _check_condition(route)
-    if not request.query_params or not route.path.startswith("/api/") or route.path in _WATCHED:
+    if (
+        not request.query_params
+        or not route.path.startswith("/api/")
+        or route.path in _ANY_PARAMETER_PATHS
+    ):
         return
     given = Counter(name for name, _ in request.query_params.multi_items())
     if faults := _query_faults(_parameters(route), given):

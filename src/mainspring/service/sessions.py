@@ -18,11 +18,11 @@ from mainspring.core.model import Note
 from mainspring.errors import Conflict
 from mainspring.service.api_keys import FRESH, Key, Keys, Notes
 
-__all__ = ["LASTS", "Sessions", "cookie_name", "session_cookie"]
+__all__ = ["SESSION_TTL", "Sessions", "cookie_name", "session_cookie"]
 
 COOKIE = "mainspring_session"
 KIND = "session"
-LASTS = timedelta(hours=12)
+SESSION_TTL = timedelta(hours=12)
 MOST_CACHED = 1000
 
 
@@ -38,7 +38,7 @@ class Sessions:
     async def create(self, key: Key) -> tuple[str, datetime]:
         """Begin a session. Returns the cookie's text and when the session ends."""
         text = secrets.token_urlsafe(32)
-        ends = await self._notes.now() + LASTS
+        ends = await self._notes.now() + SESSION_TTL
         note = Note(kind=KIND, name=_hash(text), value={"key": key.id}, expires_at=ends)
         if await self._notes.put_note(note) is None:
             raise Conflict("a session with the same random text exists; try again")

@@ -117,28 +117,28 @@ def json_text(value: Any) -> str:
         return _SURROGATE.sub(lambda found: rf"\\u{ord(found[0]):04x}", text)
 
 
-LONGEST_KEPT = 4096
+LONGEST_CACHED = 4096
 """Characters of the longest text whose value is kept. The body of a webhook may have 256 KiB, and
 each edit makes another text: 4,096 of them would take two gigabytes."""
 
 
-def _kept(read: Callable[[str], T]) -> Callable[[str], T]:
+def _cached(read: Callable[[str], T]) -> Callable[[str], T]:
     """Keeps the values of the last 4,096 short texts: many runs and lists read the same jobs."""
     kept = lru_cache(maxsize=4096)(read)
 
     @wraps(read)
     def reading(text: str) -> T:
-        return (kept if len(text) <= LONGEST_KEPT else read)(text)
+        return (kept if len(text) <= LONGEST_CACHED else read)(text)
 
     return reading
 
 
-@_kept
+@_cached
 def read_schedule(text: str) -> Schedule:
     return schedules.from_dict(json.loads(text))
 
 
-@_kept
+@_cached
 def read_policy(text: str) -> Policy:
     return Policy.from_dict(json.loads(text))
 
@@ -146,7 +146,7 @@ def read_policy(text: str) -> Policy:
 _webhook = msgspec.json.Decoder(Webhook)
 
 
-@_kept
+@_cached
 def read_webhook(text: str) -> Webhook:
     return _webhook.decode(text)
 
@@ -311,7 +311,7 @@ class Table(Generic[T]):
     def not_brief(self) -> frozenset[str]:
         return frozenset(field.name for field in self.fields.values() if not field.brief)
 
-    def without_long_fields(self, value: T) -> T:
+    def brief_copy(self, value: T) -> T:
         """The value as lists give it."""
         kept = {name: self.fields[name].default for name in self.not_brief}
         return replace(value, **kept, brief=True)  # type: ignore[type-var]

@@ -161,14 +161,14 @@ def dedupe_holder(runs: Iterable[Run], key: str | None, now: datetime) -> Run | 
     if key is None:
         return None
     of_key = (run for run in runs if run.dedupe_key == key)
-    return next((run for run in of_key if run.state in LIVE or _holds_on(run, now)), None)
+    return next((run for run in of_key if run.state in LIVE or _keeps_dedupe_key(run, now)), None)
 
 
 def may_be_deleted(run: Run, now: datetime) -> bool:
-    return run.finished and not _holds_on(run, now)
+    return run.finished and not _keeps_dedupe_key(run, now)
 
 
-def _holds_on(run: Run, now: datetime) -> bool:
+def _keeps_dedupe_key(run: Run, now: datetime) -> bool:
     """Whether a finished run still keeps its dedupe key."""
     return run.dedupe_until is not None and run.dedupe_until > now
 

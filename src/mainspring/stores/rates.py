@@ -25,7 +25,7 @@ __all__ = ["NOTE_KIND", "RateLimit", "StartRates", "next_start", "rate_limit"]
 
 NOTE_KIND = "rate"
 
-PARTS = 20
+BUCKETS_PER_SPAN = 20
 """Into how many parts a span is divided."""
 
 _US = timedelta(microseconds=1)
@@ -89,7 +89,7 @@ class _Starts(NamedTuple):
         stays."""
         limits = list(limits)
         span = max(self.span if self.parts else 0, *(limit.span for limit in limits))
-        length = -(-span // PARTS)
+        length = -(-span // BUCKETS_PER_SPAN)
         # A part that ends later than that was counted by a clock that has been set back since.
         parts = [(min(end, now + length), n) for end, n in self.parts if end + span > now]
         if parts and parts[-1][0] > now:

@@ -738,7 +738,7 @@ def _process_resources(resources: Mapping[str, Any]) -> ProcessResources:
     """The resources as a process of its own would have them: those that are JSON."""
     if isinstance(resources, ProcessResources):
         return resources
-    texts, withheld = ProcessResources.sendable(resources)
+    texts, withheld = ProcessResources.encode(resources)
     return ProcessResources({name: decode(text) for name, text in texts.items()}, withheld)
 
 

@@ -126,7 +126,7 @@ def check_body(body: Any, what: str = "the body") -> Any:
     codec.encode(
         body, what=what.removeprefix("the ")
     )  # refuses NaN, keys that are not text, and large values
-    _refuse_odd(body, what)
+    _refuse_non_json(body, what)
     templates.check(body, what)
     try:
         return msgspec.json.decode(msgspec.json.encode(body))
@@ -210,7 +210,7 @@ def _url(given: Any, allow: AllowList) -> str:
     if not isinstance(given, str) or not given:
         shown = repr(given) if given in ("", None) else type(given).__name__
         raise InvalidInput(f"a url is text such as https://example.org/hook, not {shown}")
-    given = templates.tight(given)
+    given = templates.strip_spaces(given)
     if len(given) > MAX_URL:
         raise InvalidInput(f"a url has at most {MAX_URL:,} characters, not {len(given):,}")
     if _UNSAFE.search(given):
@@ -226,15 +226,15 @@ def _url(given: Any, allow: AllowList) -> str:
         host = _canonical((parts.hostname or "").encode("idna").decode())
     except (ValueError, UnicodeError) as error:
         words = f": {error}" if "@" not in given else ""
-        raise InvalidInput(f"the url{_told(given, ' ')} cannot be read{words}") from None
+        raise InvalidInput(f"the url{_quoted_url(given, ' ')} cannot be read{words}") from None
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidInput(
-            f"a url begins with https:// or http:// and a host{_told(given, ', not ')}"
+            f"a url begins with https:// or http:// and a host{_quoted_url(given, ', not ')}"
         )
     if "{{" in parts.netloc:
         raise InvalidInput("a template may be in the path or the query of a url, not in its host")
     if port == 0 or parts.fragment:
-        raise InvalidInput(f"a url has no fragment (#…) and no port 0{_told(given, ': ')}")
+        raise InvalidInput(f"a url has no fragment (#…) and no port 0{_quoted_url(given, ': ')}")
     templates.check(given, "the url")
     why = allow.refusal_of_host(host)
     if why is not None:
@@ -249,7 +249,7 @@ def _url(given: Any, allow: AllowList) -> str:
     return made
 
 
-def _told(url: str, before: str) -> str:
+def _quoted_url(url: str, before: str) -> str:
     """The URL for a message, unless it has an @: the text before it may be a password."""
     return "" if "@" in url else f"{before}{url!r}"
 
@@ -332,14 +332,14 @@ def _codes(given: Any) -> tuple[tuple[int, int], ...] | None:
     return tuple(sorted(ranges))
 
 
-def _refuse_odd(value: Any, what: str) -> None:
+def _refuse_non_json(value: Any, what: str) -> None:
     """Refuse values that JSON does not have: an endpoint cannot read our tags for dates and the
     like."""
     if isinstance(value, dict):
         for item in value.values():
-            _refuse_odd(item, what)
+            _refuse_non_json(item, what)
     elif isinstance(value, list | tuple):
         for item in value:
-            _refuse_odd(item, what)
+            _refuse_non_json(item, what)
     elif not isinstance(value, str | int | float | bool | None):
         raise InvalidInput(f"{what} holds a {type(value).__name__}: write it as text or a number")

@@ -26,9 +26,9 @@ MAX_FORMS = 300
 
 _MASK = MASK.encode()
 _SCHEMES = frozenset({"basic", "bearer", "token", "apikey"})
-_BETWEEN = re.compile(r"[;,\s]+")
-_GO = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
-_NET = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
+_SEPARATORS = re.compile(r"[;,\s]+")
+_GO_JSON_ESCAPES = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
+_DOTNET_JSON_ESCAPES = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
 
 
 class SecretRedactor:
@@ -72,7 +72,7 @@ def _parts(secret: str) -> Iterator[Iterable[str]]:
         pair = _decoded(credentials)
         yield _forms(pair)
         yield _forms(pair.partition(":")[2])
-    for word in _BETWEEN.split(secret):  # a=b; c="d": cookies, and the fields of Digest
+    for word in _SEPARATORS.split(secret):  # a=b; c="d": cookies, and the fields of Digest
         value = word.partition("=")[2].strip('"')
         yield _forms(value)
         yield _forms(unquote(value))
@@ -96,8 +96,8 @@ def _forms(part: str) -> Iterator[str]:
             escaped = json.dumps(text, ensure_ascii=plain)[1:-1]
             yield escaped
             yield escaped.replace("/", "\\/")  # PHP
-            yield escaped.translate(_GO)
-        yield text.translate(_NET)
+            yield escaped.translate(_GO_JSON_ESCAPES)
+        yield text.translate(_DOTNET_JSON_ESCAPES)
         yield quote_plus(text)
         for safe in ("", "/", "!'()*"):  # in a query, in a path, by encodeURIComponent
             yield quote(text, safe=safe)

@@ -111,7 +111,7 @@ class Webhooks:
 
     @cached_property
     def vault(self) -> Vault:
-        self._need()
+        self._require_extra()
         file, former_file = _files(self._store)
         vault = Vault.of(
             [*self.settings.secret_keys, *_keys_of(self._store)],
@@ -145,10 +145,10 @@ class Webhooks:
             await self._client.close()
 
     def define(self, job_id: str, given: definition.Given) -> Webhook:
-        return definition.define(job_id, given, self._need().vault, self.allow)
+        return definition.define(job_id, given, self._require_extra().vault, self.allow)
 
     def changed(self, job: Job, given: definition.Given) -> Webhook:
-        return definition.changed(job.id, _of(job), given, self._need().vault, self.allow)
+        return definition.changed(job.id, _of(job), given, self._require_extra().vault, self.allow)
 
     def rotated(
         self, job: Job, now: datetime, *, old_valid_for: Span = "24h", secret: str | None = None
@@ -164,7 +164,7 @@ class Webhooks:
         signing = definition.sign_with(job.id, fresh, self.vault)
         return replace(webhook, signing=(signing, *former)), fresh
 
-    def alike(self, one: Job, other: Job) -> bool:
+    def sends_same_requests(self, one: Job, other: Job) -> bool:
         """Whether both send the same requests with the same secret headers. Signing secrets are not
         compared: every job has its own."""
         if one.webhook is None or other.webhook is None:
@@ -176,7 +176,7 @@ class Webhooks:
         """The draft's webhook in place of the stored one. Equal secrets keep their stored text,
         because encrypting one again gives another text."""
         new, old = _of(draft), _of(stored)
-        if self.alike(draft, stored):
+        if self.sends_same_requests(draft, stored):
             new = replace(old, signing=new.signing)
         if own_secret and not self._same_signing(draft, stored):
             return new
@@ -251,7 +251,7 @@ class Webhooks:
         )
         return self.opened(job).prepared(facts)
 
-    def _need(self) -> Webhooks:
+    def _require_extra(self) -> Webhooks:
         if not self.available:
             raise InvalidInput(
                 f"webhooks need {' and '.join(_NEEDED)}: pip install 'mainspring[server]'",

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["NAMES", "Template", "check", "tight"]
+__all__ = ["NAMES", "Template", "check", "strip_spaces"]
 
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
@@ -45,7 +45,7 @@ def check(value: Any, where: str) -> None:
             check(item, where)
 
 
-def tight(text: str) -> str:
+def strip_spaces(text: str) -> str:
     """The text without spaces inside `{{ }}`, for URLs, which cannot contain spaces."""
     return _MARK.sub(lambda found: f"{{{{{found[1].strip()}}}}}", text)
 

@@ -434,7 +434,7 @@ def _overlap_unseen() -> Patches:
     return [patch.object(memory, "overlapped", overlapped)]
 
 
-def _holds_on() -> Patches:
+def _keeps_dedupe_key() -> Patches:
     async def asleep(self: Leases) -> None:
         await asyncio.Event().wait()
 
@@ -594,7 +594,9 @@ def _fixed_spans() -> Patches:
 
     def within(self: Any, span: int, now: int) -> int:
         begin = now - now % span
-        return sum(count for end, count in self.parts if end - -(-span // rates.PARTS) >= begin)
+        return sum(
+            count for end, count in self.parts if end - -(-span // rates.BUCKETS_PER_SPAN) >= begin
+        )
 
     return [patch.object(rates._Starts, "within", within)]
 
@@ -691,12 +693,12 @@ def _killed_on_a_node() -> Patches:
 
 
 def _nodes_overlooked() -> Patches:
-    def gathered(run: Run, now: datetime, states: Any) -> Change:
+    def ended_on_all_nodes(run: Run, now: datetime, states: Any) -> Change:
         best = State.SUCCEEDED if State.SUCCEEDED in states.values() else State.FAILED
         return right(run, now, {"any": best})
 
-    right = transitions.gathered
-    return [patch.object(transitions, "gathered", gathered)]
+    right = transitions.ended_on_all_nodes
+    return [patch.object(transitions, "ended_on_all_nodes", ended_on_all_nodes)]
 
 
 def _bugs() -> Iterator[Planted]:
@@ -832,7 +834,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("trial never over", "a trial whose worker died is waited for", "lost",
               patches=_trial_for_ever, focus="broken", first_seed=1)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
-              "alone", patches=_holds_on, calm=False, first_seed=17)  # fmt: skip
+              "alone", patches=_keeps_dedupe_key, calm=False, first_seed=17)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
               "overrun", patches=_starts_late, stress=True, focus="plain",
               calm=False, first_seed=182)  # fmt: skip

@@ -15,7 +15,7 @@ from mainspring.errors import InvalidSchedule
 
 __all__ = ["Cron"]
 
-_DAWN = datetime(2, 1, 1, tzinfo=UTC)
+_EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class Cron(WallClockSchedule):
     kind: ClassVar[str] = "cron"
 
     expression: str
-    _walls: CronWallTimes = field(init=False, repr=False, compare=False)
+    _wall_times: CronWallTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         zone_named(self.timezone)
-        object.__setattr__(self, "_walls", wall_times_of(self.expression, self.key))
+        object.__setattr__(self, "_wall_times", wall_times_of(self.expression, self.key))
         self._check()
-        if self.next(_DAWN) is None:
+        if self.next(_EARLIEST) is None:
             raise InvalidSchedule(f"{self.expression!r} can never fire: {self._why_never()}")
 
     def describe(self) -> str:
@@ -43,27 +43,29 @@ class Cron(WallClockSchedule):
 
     @property
     def follows_clock(self) -> bool:
-        return self._walls.fields.follows_clock
+        return self._wall_times.fields.follows_clock
 
     def _wall_later(self, wall: datetime) -> datetime | None:
-        return self._walls.later(wall)
+        return self._wall_times.later(wall)
 
     def _wall_earlier(self, wall: datetime) -> datetime | None:
-        return self._walls.earlier(wall)
+        return self._wall_times.earlier(wall)
 
     def _count(self, after: datetime, until: datetime) -> int | None:
         if until - after > dst.TEN_YEARS:
             return None
         zone = zone_named(self.timezone)
-        return dst.count_instants(after, until, zone, self._walls.count, repeats=self.follows_clock)
+        return dst.count_instants(
+            after, until, zone, self._wall_times.count, repeats=self.follows_clock
+        )
 
     def _own_dict(self) -> dict[str, Any]:
         return {"expression": self.expression}
 
     def _why_never(self) -> str:
         bounded = self.start is not None or self.end is not None
-        if bounded and self._walls.later(datetime.min) is not None:
+        if bounded and self._wall_times.later(datetime.min) is not None:
             return f"no time of it lies {self._bounds_text()}"
-        if self._walls.fields.years is not None:
+        if self._wall_times.fields.years is not None:
             return "no day of its years matches its day and month fields"
         return "no month of it has such a day"

@@ -121,26 +121,26 @@ def previous_instant(
 
 
 def count_instants(
-    after: datetime, until: datetime, zone: tzinfo, walls: Counts, *, repeats: bool
+    after: datetime, until: datetime, zone: tzinfo, wall_times: Counts, *, repeats: bool
 ) -> int:
     """How many instants in `(after, until]` the wall times of a sequence name in `zone`.
 
-    `walls(a, b)` counts the wall times in `(a, b]`. The span is at most ten years long.
+    `wall_times(a, b)` counts the wall times in `(a, b]`. The span is at most ten years long.
     """
     here = wall_of(after, zone)
     if here.fold and not repeats and (overlap := _overlap_at(here, zone)) is not None:
         here = max(here.replace(fold=0), overlap.before - TICK)
     here, total = here.replace(fold=0), 0
     for jump in jumps(after, until, zone):
-        total += walls(here, jump.before - TICK)
+        total += wall_times(here, jump.before - TICK)
         if jump.before < jump.after:
             here = jump.after - TICK
             # All of a gap happens at its end, together with what happens then anyway.
-            if walls(jump.before - TICK, here) and not walls(here, jump.after):
+            if wall_times(jump.before - TICK, here) and not wall_times(here, jump.after):
                 total += 1
         else:
             here = (jump.after if repeats else jump.before) - TICK
-    return total + walls(here, wall_of(until, zone).replace(fold=0))
+    return total + wall_times(here, wall_of(until, zone).replace(fold=0))
 
 
 def instant_of(wall: datetime, zone: tzinfo) -> datetime:

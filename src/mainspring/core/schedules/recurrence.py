@@ -38,7 +38,7 @@ class Recurrence(WallClockSchedule):
     rdates: tuple[datetime, ...] = ()
     source: str | None = field(default=None, compare=False, repr=False)
     """The text it was read from, where no zone was given: its UTC times are read once more."""
-    _walls: RuleWallTimes = field(init=False, repr=False, compare=False)
+    _wall_times: RuleWallTimes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         zone_named(self.timezone)
@@ -49,8 +49,8 @@ class Recurrence(WallClockSchedule):
                 f"dtstart {dtstart} must be wall time (naive), in whole seconds, from 1900 on",
                 part="dtstart",
             )
-        walls = rule_wall_times(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
-        object.__setattr__(self, "_walls", walls)
+        wall_times = rule_wall_times(self.rule, dtstart, self.timezone, self.exdates, self.rdates)
+        object.__setattr__(self, "_wall_times", wall_times)
         if self.next(_EARLIEST.replace(tzinfo=UTC)) is None:
             raise InvalidSchedule(
                 f"{self.rule!r} can never fire: no time of it was found"
@@ -75,7 +75,7 @@ class Recurrence(WallClockSchedule):
 
     def describe(self) -> str:
         more = f", and {len(self.rdates)} more times" if self.rdates else ""
-        return f"{rule_in_words(self._walls.rule, self.dtstart)}{more}, {self.timezone}"
+        return f"{rule_in_words(self._wall_times.rule, self.dtstart)}{more}, {self.timezone}"
 
     @property
     def text(self) -> str:
@@ -83,25 +83,25 @@ class Recurrence(WallClockSchedule):
         lines = [f"RRULE:{self.rule}"]
         if self.dtstart is not None:
             lines.insert(0, f"DTSTART:{_stamp(self.dtstart)}")
-        for name, walls in (("EXDATE", self.exdates), ("RDATE", self.rdates)):
-            if walls:
-                lines.append(f"{name}:{','.join(map(_stamp, walls))}")
+        for name, wall_times in (("EXDATE", self.exdates), ("RDATE", self.rdates)):
+            if wall_times:
+                lines.append(f"{name}:{','.join(map(_stamp, wall_times))}")
         return "\n".join(lines)
 
     @property
     def most_times(self) -> int | None:
         """How many times it fires in all; None if that is not limited."""
-        return self._walls.rule.count
+        return self._wall_times.rule.count
 
     @property
     def follows_clock(self) -> bool:
-        return self._walls.rule.freq >= Freq.HOURLY
+        return self._wall_times.rule.freq >= Freq.HOURLY
 
     def _wall_later(self, wall: datetime) -> datetime | None:
-        return self._walls.later(wall)
+        return self._wall_times.later(wall)
 
     def _wall_earlier(self, wall: datetime) -> datetime | None:
-        return self._walls.earlier(wall)
+        return self._wall_times.earlier(wall)
 
     def _own_dict(self) -> dict[str, Any]:
         return {

@@ -60,7 +60,7 @@ def rule_wall_times(
     return RuleWallTimes(rule, dtstart, until, frozenset(exdates), extra)
 
 
-class _OutOfSteps(Exception):
+class _SearchLimitReached(Exception):
     """A search took more steps than it may."""
 
 
@@ -75,7 +75,7 @@ class _Steps:
     def take(self, count: int = 1) -> None:
         self.left -= count
         if self.left < 0:
-            raise _OutOfSteps
+            raise _SearchLimitReached
 
 
 class RuleWallTimes:
@@ -95,18 +95,20 @@ class RuleWallTimes:
         self._exdates = exdates
         self._extra = extra
         self._most_steps = MOST_STEPS_MADE
-        self._walls = _RuleMasks(rule, dtstart)
+        self._wall_times = _RuleMasks(rule, dtstart)
         self._periods = _Periods(rule, dtstart)
         self._last = until
         # One period of BYSETPOS costs as much as several steps without.
         self._step_cost = 4 + len(rule.positions) // 8 if rule.positions else 1
         # A position that no period has is never reached.
-        self._never = bool(rule.positions) and min(map(abs, rule.positions)) > self._walls.most(
-            rule.freq
-        )
+        self._never = bool(rule.positions) and min(
+            map(abs, rule.positions)
+        ) > self._wall_times.most(rule.freq)
         if rule.count is not None and not self._never:
-            self._last = self._leapt() if self._can_leap else self._stepped()
-        if not self._can_leap and not self._never:
+            self._last = (
+                self._nth_by_arithmetic() if self._has_arithmetic_nth else self._nth_by_search()
+            )
+        if not self._has_arithmetic_nth and not self._never:
             self._probe()
         self._most_steps = MOST_STEPS
 
@@ -117,7 +119,7 @@ class RuleWallTimes:
             found = self._later(wall, steps)
             while found is not None and found in self._exdates:
                 found = self._later(found, steps)
-        except _OutOfSteps:
+        except _SearchLimitReached:
             raise self._too_rare() from None
         at = bisect_right(self._extra, wall)
         if at < len(self._extra) and (found is None or self._extra[at] < found):
@@ -131,7 +133,7 @@ class RuleWallTimes:
             found = self._earlier(wall, steps)
             while found is not None and found in self._exdates:
                 found = self._earlier(found, steps)
-        except _OutOfSteps:
+        except _SearchLimitReached:
             raise self._too_rare() from None
         at = bisect_left(self._extra, wall)
         if at > 0 and (found is None or self._extra[at - 1] > found):
@@ -158,7 +160,7 @@ class RuleWallTimes:
         )
 
     @property
-    def _can_leap(self) -> bool:
+    def _has_arithmetic_nth(self) -> bool:
         """Whether the last of many times is found without going through them one by one."""
         return not self.rule.positions and (self.rule.interval == 1 or self._plain)
 
@@ -174,17 +176,17 @@ class RuleWallTimes:
             week_start=rule.week_start,
         )
 
-    def _leapt(self) -> datetime | None:
+    def _nth_by_arithmetic(self) -> datetime | None:
         """The COUNTth time by arithmetic; None if that is past the year 9999."""
         count = self.rule.count or 1
         if not self._plain:
-            return self._walls.nth(self._dtstart, count)
+            return self._wall_times.nth(self._dtstart, count)
         try:
             return self._dtstart + _UNITS[self.rule.freq] * self.rule.interval * (count - 1)
         except OverflowError:
             return None
 
-    def _stepped(self) -> datetime:
+    def _nth_by_search(self) -> datetime:
         """The COUNTth time, one by one."""
         wall = self._dtstart - timedelta.resolution
         steps = _Steps(MOST_STEPS_COUNTED)
@@ -197,7 +199,7 @@ class RuleWallTimes:
                 if found is None:
                     break
                 wall = found
-        except _OutOfSteps:
+        except _SearchLimitReached:
             if wall < self._dtstart:  # not even the first time was found
                 raise self._too_rare() from None
             raise InvalidSchedule(
@@ -210,7 +212,7 @@ class RuleWallTimes:
     def _later(self, wall: datetime, steps: _Steps) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
         while not self._never:
-            found = self._walls.later(wall)
+            found = self._wall_times.later(wall)
             if found is None or (self._last is not None and found > self._last):
                 return None
             steps.take(self._step_cost + (found.year - wall.year) // 8)
@@ -234,7 +236,7 @@ class RuleWallTimes:
         if self._last is not None and wall > self._last:
             wall = self._last.replace(microsecond=1)  # times are whole seconds
         while not self._never:
-            found = self._walls.earlier(wall)
+            found = self._wall_times.earlier(wall)
             if found is None or found < self._dtstart:
                 return None
             steps.take(self._step_cost + (wall.year - found.year) // 8)
@@ -269,8 +271,8 @@ class RuleWallTimes:
         if start is None or end is None:
             return None
         return _PeriodTimes(
-            self._walls.months_between(start, end),
-            self._walls.times_between(start, end),
+            self._wall_times.months_between(start, end),
+            self._wall_times.times_between(start, end),
             self.rule.positions,
         )
 

@@ -28,7 +28,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from mainspring.core.arguments import ArgumentTypes, Misfit
+from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
 from mainspring.core.codec import decode, encode
 from mainspring.core.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.core.durations import duration
@@ -297,7 +297,7 @@ def _call(
 ) -> Any:
     try:
         arguments = ArgumentTypes(handler).made(decode(request["arguments"]))
-    except Misfit as error:
+    except ArgumentMismatch as error:
         name = getattr(handler, "__name__", request["target"]["qualname"])
         raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
     result = handler(**arguments) if context is None else handler(context, **arguments)

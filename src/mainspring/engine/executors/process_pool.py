@@ -139,7 +139,7 @@ class ProcessPool:
         group, waits until it is gone, and raises CancelledError.
         """
         refuse_while_loading()
-        resources, withheld = ProcessResources.sendable(context.resources if takes_context else {})
+        resources, withheld = ProcessResources.encode(context.resources if takes_context else {})
         request = framed(
             {
                 "target": asdict(target),

@@ -9,7 +9,7 @@ from mainspring.service.dependencies import ServiceDep, by_session, key_of
 from mainspring.service.problems import ApiError
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
-from mainspring.service.sessions import LASTS, cookie_name, session_cookie
+from mainspring.service.sessions import SESSION_TTL, cookie_name, session_cookie
 
 __all__ = ["router"]
 
@@ -62,7 +62,7 @@ def _set_cookie(request: Request, answer: Response, text: str) -> None:
     answer.set_cookie(
         cookie_name(request.headers),
         text,
-        max_age=int(LASTS.total_seconds()) if text else 0,
+        max_age=int(SESSION_TTL.total_seconds()) if text else 0,
         path=request.scope.get("root_path", "") or "/",
         secure=request.url.scheme == "https" or origin.startswith("https:"),
         httponly=True,

@@ -52,7 +52,7 @@ def storable_change(change: Change) -> Change:
     return replace(change, set={**change.set, "result": round_trip(change.set["result"])})
 
 
-brief = RUN.without_long_fields
+brief = RUN.brief_copy
 
 
 def copy_for_caller(run: Run) -> Run:
