@@ -21,6 +21,8 @@ async def test_the_fleet_has_a_week_of_history_and_a_backlog() -> None:
         assert counts.total(State.SUCCEEDED) > 500
         assert counts.total(State.FAILED) > 0
         assert counts.total(State.PENDING) > 100
+        failed = [run.created_at for run in (await scheduler.list_runs(state="failed")).items]
+        assert failed == sorted(failed, reverse=True)  # as a reader expects of recent failures
         healths = await scheduler.jobs_health(jobs.items)
         assert Counter(one.status for one in healths)["healthy"] > 5
 

@@ -171,7 +171,8 @@ async def _fill(scheduler: Scheduler, said: Callable[[str], None], jobs: int) ->
     now = await scheduler.now()
     definitions = make_jobs(scheduler, now, jobs, chance)
     await scheduler.store.put_jobs([JobWrite.put(job) for job in definitions])
-    history = list(make_history(definitions, now, chance))
+    # Stores list runs in the order in which they were added.
+    history = sorted(make_history(definitions, now, chance), key=lambda run: run.created_at)
     filled = f"{plural(jobs, 'job')} and {plural(len(history), 'run')}"
     said(f"filling the demo with {filled} of the last week …")
     for at in range(0, len(history), CHUNK):

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query, Request, Response
 from mainspring.core.model import Job, Origin, State
 from mainspring.core.policy import AfterFailure, Backoff, BackoffKind, MisfireKind, Overlap, Policy
 from mainspring.core.policy_defaults import origins_of
-from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
 from mainspring.dashboard.formats import number, percent, plural, size, span
 from mainspring.dashboard.pages import PageRoute, render, service_of
@@ -53,7 +52,7 @@ async def job(
         client.now(),
     )
     explanation, wrong_time = await _explain(client, found, at.strip())
-    slots, warnings = await asyncio.to_thread(_upcoming, found.schedule, now)
+    slots, warnings = await asyncio.to_thread(_upcoming, found, now)
     return render(
         request,
         "job.html",
@@ -80,12 +79,13 @@ async def job(
     )
 
 
-def _upcoming(schedule: Schedule | None, now: datetime) -> tuple[list[datetime], list[str]]:
+def _upcoming(job: Job, now: datetime) -> tuple[list[datetime], list[str]]:
     """The next slots, and what changes of the clock do to the schedule within a year."""
-    if schedule is None:
+    if job.schedule is None:
         return [], []
     try:
-        return schedule.upcoming(SLOTS_SHOWN, now), schedule.warnings(now, now + WARNED_AHEAD)
+        slots = job.upcoming(SLOTS_SHOWN, now) or job.schedule.upcoming(SLOTS_SHOWN, now)
+        return slots, job.schedule.warnings(now, now + WARNED_AHEAD)
     except (InvalidInput, OverflowError):  # the end of the calendar
         return [], []
 
