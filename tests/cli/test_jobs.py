@@ -7,6 +7,7 @@ import pytest
 
 from mainspring import Breaker, Scheduler
 from mainspring.cli.app_loader import load_scheduler
+from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
 
 Stocked = dict[str, str]
@@ -170,12 +171,14 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
         [line] = [line for line in listed.out.splitlines() if "no worker" in line]
         assert line.startswith("daily_report")
         assert "mainspring jobs remove daily_report --force --store sqlite:///" in listed.err
+        assert "renamed: @scheduler.job(id='daily_report', …)" in listed.err
         items = run("jobs", "list", "--json").json["items"]
         assert [job["id"] for job in items if not job["has_worker"]] == ["daily_report"]
         checks = run("doctor", "--json").json["checks"]
         [orphan] = [check for check in checks if check["name"] == "handlers"]
         assert orphan["status"] == "warn"
         assert "'daily_report'" in orphan["detail"]
+        assert "@scheduler.job(id='daily_report', …) on the new function" in orphan["advice"]
         assert "no longer fired when that lasts for a minute" in orphan["detail"]
         shown = run("jobs", "show", "daily_report")
         assert "no running worker has the handler 'daily_report'" in shown.err
@@ -194,9 +197,17 @@ def test_orphans_are_listed_and_removed(run: Run, stocked: Stocked) -> None:
     refused = run("jobs", "prune-orphans", "--yes")
     assert refused.code == 1
     assert "no worker is alive" in refused.err
+    with Scheduler("sqlite:///mainspring.db", workers=0).blocking as blocking:
+        blocking.trigger("daily_report")
+        pending = len(blocking.list_runs(state=["pending", "waiting"]).items)
+    assert pending > 0
     listed = run("jobs", "prune-orphans", "--dry-run", "--force")
     assert next(row.split()[0] for row in listed.out.splitlines()[1:]) == "daily_report"
     assert "would be removed" in listed.err
+    assert f"{plural(pending, 'pending run')} cancelled" in listed.err
+    assert "@scheduler.job(id='daily_report', …) on the new one keeps its job" in listed.err
+    counted = run("jobs", "prune-orphans", "--dry-run", "--force", "--json").json
+    assert (counted["removed"], counted["pending_runs"]) == (False, pending)
     unasked = run("jobs", "prune-orphans", "--force", "--json")
     assert unasked.code == 2
     assert "--yes removes them" in unasked.err

@@ -76,6 +76,7 @@ async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
         await asyncio.sleep(1)
         [warning] = shared.warnings
         assert "the handler 'old_name' of job old_name" in warning
+        assert "@scheduler.job(id='old_name', …) on the new function keeps the job" in warning
         assert "mainspring jobs remove old_name --force" in warning
         assert (await after.job_health("old_name")).status == "orphaned"
         assert (await after.job_health("new_name")).status == "unknown"

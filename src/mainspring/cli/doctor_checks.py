@@ -38,6 +38,7 @@ from mainspring.engine.live_workers import (
     describe_missing_worker,
     find_orphans,
     find_workers,
+    keeping_code,
     lacks_only_queue,
     no_worker_fires,
     prune_command,
@@ -312,8 +313,9 @@ def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None)
             advice = f"start a worker that takes queue {job.policy.queue!r}"
         elif find_orphans([job], workers):
             advice = (
-                "its function was renamed or removed, or its program is down: start it, or remove"
-                f" the job: {removal_command(job, url)}"
+                "if its program is down, start it; if its function was renamed,"
+                f" {keeping_code(job)} on the new function keeps the job with its history; if its"
+                f" code is gone, remove the job: {removal_command(job, url)}"
             )
         else:
             advice = f"start a worker that has it, or remove the job: {removal_command(job, url)}"

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mainspring.core.model import Job, Run
     from mainspring.core.statistics import LastRun
     from mainspring.engine.live_workers import LiveWorker
+    from mainspring.scheduler import Client
     from mainspring.scheduler.statistics import JobHealth, JobMetrics, Spread
 
 __all__ = ["group"]
@@ -111,6 +112,7 @@ def _note_orphans(
     from mainspring.engine.live_workers import (
         describe_missing_worker,
         find_orphans,
+        keeping_code,
         lacks_only_queue,
         prune_command,
         removal_command,
@@ -123,6 +125,11 @@ def _note_orphans(
         why = describe_missing_worker(job, workers)
         if lacks_only_queue(job, workers):
             output.note(f"{why}: start one that does")
+        elif find_orphans([job], workers):
+            output.note(
+                f"{why}; if its function was renamed: {keeping_code(job)} on the new one keeps the"
+                f" job; if its code is gone: {removal_command(job, choice.url)}"
+            )
         else:
             output.note(f"{why}; if its code is gone: {removal_command(job, choice.url)}")
     if len(orphaned) > MOST_ORPHANS:
@@ -450,22 +457,40 @@ async def _prune_orphans(
 ) -> None:
     async with open_client(choice) as client:
         found = await client.prune_orphans(dry_run=dry_run or not yes, force=force)
+        pending = 0 if yes or not found else await _count_unstarted(client, found)
         asked = bool(found) and not (dry_run or yes)
         if asked:
             output.table(_orphan_columns(), found)
-            typer.confirm(f"Remove {_count_jobs(found)}?", abort=True)
+            runs = plural(pending, "pending run")
+            typer.confirm(f"Remove {_count_jobs(found)}, and cancel {runs}?", abort=True)
             found = await client.prune_orphans(force=force)
     if output.as_json:
-        output.document({"jobs": [job.id for job in found], "removed": not dry_run})
+        document = {"jobs": [job.id for job in found], "removed": not dry_run}
+        output.document({**document, "pending_runs": pending} if dry_run else document)
     elif not found:
         output.note(
             "every job that code defines has its handler in a live worker: nothing to remove"
         )
     elif dry_run:
         output.table(_orphan_columns(), found)
-        output.note(f"{_count_jobs(found)} would be removed; --yes removes")
+        from mainspring.engine.live_workers import keeping_code
+
+        runs = plural(pending, "pending run")
+        output.note(
+            f"{_count_jobs(found)} would be removed, and {runs} cancelled; --yes does both. If a"
+            f" function was only renamed, {keeping_code(found[0])} on the new one keeps its job"
+        )
     else:
         output.line(f"removed {_count_jobs(found)}: {', '.join(job.id for job in found)}")
+
+
+async def _count_unstarted(client: Client, jobs: list[Job]) -> int:
+    """How many runs the removal of these jobs would cancel."""
+    from mainspring.core.model import State
+
+    counts = (await client.counts()).runs
+    by_state = [counts.get(job.id, {}) for job in jobs]
+    return sum(one.get(State.PENDING, 0) + one.get(State.WAITING, 0) for one in by_state)
 
 
 def _count_jobs(jobs: list[Job]) -> str:

@@ -43,6 +43,7 @@ __all__ = [
     "find_leader",
     "find_orphans",
     "find_workers",
+    "keeping_code",
     "lacks_only_queue",
     "no_worker_fires",
     "prune_command",
@@ -169,6 +170,12 @@ def describe_missing_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
     if lacks_only_queue(job, workers):
         return f"no running worker takes queue {job.policy.queue!r} of job {job.id}"
     return f"no running worker has the handler {job.handler!r} of job {job.id}"
+
+
+def keeping_code(job: Job) -> str:
+    """The code that gives a job to the new function when its old one was renamed. Its schedule and
+    other options stand in the same decorator."""
+    return f"@scheduler.job(id={job.id!r}, …)"
 
 
 def removal_command(job: Job, store_url: str | None) -> str:
@@ -456,9 +463,17 @@ class LiveWorkers:
         why = describe_missing_worker(job, workers)
         if lacks_only_queue(job, workers):
             log.warning("%s: start one that does", why)
+        elif job.owner is Owner.CODE:
+            log.warning(
+                "%s. If its function was renamed, %s on the new function keeps the job with its"
+                " history. If its code is gone, remove the job: %s",
+                why,
+                keeping_code(job),
+                removal_command(job, self._store_url),
+            )
         else:
             log.warning(
-                "%s. If its function was renamed or removed, remove the job: %s",
+                "%s. Start a worker that has it, or remove the job: %s",
                 why,
                 removal_command(job, self._store_url),
             )
