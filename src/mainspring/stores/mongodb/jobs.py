@@ -60,7 +60,7 @@ async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
     job without one."""
     made = [None if write.job is None else job_document(write.job) for write in writes]
     if len(writes) > 1:
-        done, restamped = await in_transaction(db, lambda db: _put_together(db, writes, made))
+        done, restamped = await in_transaction(db, lambda db: _put_in_transaction(db, writes, made))
         # Outside the transaction: a job may have any number of live runs.
         for job_id, limited in restamped.items():
             await stamp_lanes(db, job_id, limited=limited)
@@ -73,7 +73,7 @@ async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
     ]
 
 
-async def _put_together(
+async def _put_in_transaction(
     db: Database, writes: Sequence[JobWrite], made: Sequence[Document | None]
 ) -> tuple[list[bool], dict[str, bool]]:
     """Which writes were done, and the jobs that were given a limit (True) or lost it (False)."""

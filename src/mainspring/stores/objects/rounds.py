@@ -54,7 +54,7 @@ TAIL_BYTES = 128 * 1024
 TAIL_ENTRIES = 256
 """A head with more deltas than this gets a new snapshot. Each write sends the deltas again."""
 
-PATIENCE = 1.5
+SNAPSHOT_TAKEOVER_FACTOR = 1.5
 """The client whose write fills the head makes the snapshot. If the head grows to this multiple of
 that size, the client counts as gone and any client makes the snapshot. Doubled after each
 failure."""
@@ -166,7 +166,7 @@ class Rounds:
         """Parts that were written for those tries."""
         self._snapshot: _Snapshot | None = None
         self._snapshotting: asyncio.Task[None] | None = None
-        self._patience = PATIENCE
+        self._takeover_fullness = SNAPSHOT_TAKEOVER_FACTOR
         self._garbage: list[str] = []
         """Parts that no head will ever name again."""
         self._loading: set[asyncio.Task[None]] = set()
@@ -496,7 +496,7 @@ class Rounds:
                 self._garbage += self._snapshot.parts
             self._snapshot = None
         if head.snapshot_seq > self.head.snapshot_seq:
-            self._patience = PATIENCE
+            self._takeover_fullness = SNAPSHOT_TAKEOVER_FACTOR
         last = head.commits.get(self.client)
         if last is not None and last.nonce in tries:
             for operation, answer in tries[last.nonce]:
@@ -538,7 +538,7 @@ class Rounds:
         if self._snapshot is not None and snapshot is self._snapshot:
             if head.snapshot != snapshot.parts:  # it may have been collected
                 self._garbage += snapshot.parts
-            self._snapshot, self._patience = None, PATIENCE
+            self._snapshot, self._takeover_fullness = None, SNAPSHOT_TAKEOVER_FACTOR
         self._tried_parts, tried = [], self._tried_parts
         self._garbage += [name for name in tried if name not in head.parts()]
         self._garbage += sorted(before.parts() - head.parts())
@@ -585,7 +585,7 @@ class Rounds:
         if self._snapshotting is not None or self._snapshot is not None:
             return
         full = self._fullness(self.head)
-        if full >= 1 and (self._fullness(before) < 1 or full >= self._patience):
+        if full >= 1 and (self._fullness(before) < 1 or full >= self._takeover_fullness):
             tables = {name: dict(records) for name, records in self.state.tables().items()}
             made = self._write_snapshot(tables, self.state.size, self.head)
             self._snapshotting = asyncio.get_running_loop().create_task(made)
@@ -604,7 +604,7 @@ class Rounds:
             self._snapshot = _Snapshot(parts, head.seq, head.collections)
             await self.submit(Operation(lambda work: None, writes=True))
         except StoreError as error:
-            self._patience = 2 * max(self._patience, self._fullness(self.head))
+            self._takeover_fullness = 2 * max(self._takeover_fullness, self._fullness(self.head))
             log.warning("a snapshot of %s was not written: %s", self._bucket.location, error)
         finally:
             self._snapshotting = None
