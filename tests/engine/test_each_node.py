@@ -19,6 +19,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
 from tests.support.scheduler_fixtures import Make
+from tests.support.scheduler_kill import kill
 
 MINUTE = 60
 SLOT_MINUTES = 10
@@ -82,13 +83,6 @@ async def slot_runs(scheduler: Scheduler, slot: datetime) -> tuple[Run, list[Run
     here = [run for run in runs if run.scheduled_at == slot]
     [root] = [run for run in here if run.source is not Source.NODE]
     return root, [run for run in here if run.source is Source.NODE]
-
-
-def kill(scheduler: Scheduler) -> None:
-    """As kill -9: none of its tasks takes another step."""
-    assert scheduler._engine is not None
-    for task in scheduler._engine._tasks:
-        task.cancel()
 
 
 @virtual

@@ -17,6 +17,7 @@ from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.scheduler_kill import kill
 
 MINUTE = 60
 
@@ -148,9 +149,7 @@ async def test_a_killed_worker_counts_as_alive_for_a_minute(shared: SharedStore)
     dead = shared.program("report")
     await dead.start()
     await asyncio.sleep(1)
-    assert dead._engine is not None
-    for task in dead._engine._tasks:
-        task.cancel()
+    kill(dead)
     async with shared.program("other") as other:
         await asyncio.sleep(30)
         assert (await other.job_health("report")).status == "unknown"

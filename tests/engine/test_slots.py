@@ -17,6 +17,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
 from tests.support.engine import SwitchableFaults
+from tests.support.scheduler_kill import kill
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -63,9 +64,7 @@ async def killed(scheduler: Scheduler) -> AsyncIterator[Scheduler]:
     try:
         yield scheduler
     finally:
-        assert scheduler._engine is not None
-        for task in [*scheduler._engine._tasks]:
-            task.cancel()
+        kill(scheduler)
         scheduler._engine = scheduler._engine_loop = None
 
 

@@ -23,6 +23,7 @@ from mainspring.testing.store_calls import claim_runs
 from tests.support.engine import EventRecorder, ended
 from tests.support.pages import DOCS
 from tests.support.scheduler_fixtures import Make
+from tests.support.scheduler_kill import kill
 
 
 async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
@@ -815,13 +816,6 @@ async def _until_code(scheduler: Scheduler, name: str, code: str) -> None:
     async with asyncio.timeout(5 * MINUTE):
         while (await scheduler.explain(name)).code != code:
             await asyncio.sleep(1)
-
-
-def kill(scheduler: Scheduler) -> None:
-    """As kill -9: none of its tasks takes another step."""
-    assert scheduler._engine is not None
-    for task in scheduler._engine._tasks:
-        task.cancel()
 
 
 async def test_records_that_cannot_be_read(tmp_path: Path) -> None:
