@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 
 from mainspring.core.forecast import Forecast
 from mainspring.dashboard import forecast_cache
-from mainspring.dashboard.views.load import _level, _short
+from mainspring.dashboard.views.load import _level, _short, describe_mean
 from mainspring.errors import StoreUnavailable
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api, until
@@ -121,6 +121,14 @@ async def test_a_forecast_that_fails_is_told_and_tried_again(
 )
 def test_numbers_in_the_heat_map_are_short(count: float, text: str) -> None:
     assert _short(count) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "text"),
+    [(0.0, "0 runs"), (1.0, "1 run"), (1.04, "1 run"), (2.5, "2.5 runs"), (1234.0, "1,234 runs")],
+)
+def test_a_mean_number_of_runs_has_its_noun(mean: float, text: str) -> None:
+    assert describe_mean(mean) == text
 
 
 def test_every_hour_with_a_run_has_a_shade() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.core.forecast import Forecast
+from mainspring.core.plurals import plural
 from mainspring.core.schedules.zones import zone_named
 from mainspring.dashboard.forecast_cache import ForecastCache
 from mainspring.dashboard.pages import PageRoute, render, service_of
@@ -64,8 +65,8 @@ async def load(
         forecast=forecast,
         heat=None if forecast is None else _heat(forecast),
         busiest=None if forecast is None else _busiest(forecast),
-        least=0 if forecast is None else min(map(min, forecast.heat)),
-        most=0 if forecast is None else max(map(max, forecast.heat)),
+        least=None if forecast is None else describe_mean(min(map(min, forecast.heat))),
+        most=None if forecast is None else describe_mean(max(map(max, forecast.heat))),
         named=NAMED,
         collisions_shown=COLLISIONS_SHOWN,
     )
@@ -81,7 +82,7 @@ def _heat(forecast: Forecast) -> list[dict[str, Any]]:
                 {
                     "text": _short(count),
                     "level": _level(count, least, most),
-                    "title": f"{day} {hour:02}:00 to {hour + 1:02}:00: {count:,.1f} runs",
+                    "title": f"{day} {hour:02}:00 to {hour + 1:02}:00: {describe_mean(count)}",
                 }
                 for hour, count in enumerate(row)
             ],
@@ -97,6 +98,12 @@ def _level(count: float, least: float, most: float) -> int:
         return 0
     share = (count - least) / (most - least) if most > least else 0.5
     return max(1, math.ceil(math.sqrt(share) * LEVELS))
+
+
+def describe_mean(mean: float) -> str:
+    """A mean number of runs, to a tenth: 1 run, 2.5 runs."""
+    rounded = round(mean, 1)
+    return plural(int(rounded) if rounded.is_integer() else rounded, "run")
 
 
 def _short(count: float) -> str:
