@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
+from mainspring.dashboard.views.keys import describe_change
 from tests.support.dashboard import Dashboard, served
-from tests.support.service import Api
+from tests.support.service import ROUTES, Api
 
 HTML = {"accept": "text/html"}
 PROBE = "<img src=x onerror=alert(1)>"
@@ -92,3 +93,31 @@ async def test_a_button_of_a_page_whose_session_ended_keeps_the_page(page: Page)
         await page.get_by_role("dialog").get_by_role("button", name="Pause all firing").click()
         await expect(page.locator("#messages")).to_contain_text("You are signed out.")
         await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+async def test_the_audit_log_says_what_each_change_was(api: Api) -> None:
+    await api.ok("POST", "/api/v1/jobs", json={"id": "mail", "schedule": None, "handler": "greet"})
+    await api.post("/api/v1/jobs/greet/pause")
+    await api.post("/api/v1/pause")
+    await api.app.state.service.audit.flush()
+    rows = (await api.get("/audit", headers=HTML)).text.partition("<tbody>")[2].split("</tr>")
+    assert "Paused all firing" in rows[0]
+    assert "Paused the job greet" in rows[1]
+    assert "POST /api/v1/jobs/greet/pause" in rows[1]
+    assert "Created a job" in rows[2]
+    assert all("no key" in row for row in rows[:3])
+
+
+def test_every_change_has_words() -> None:
+    """Each route that changes something, of both addresses of the API."""
+    changes = [
+        (method, route.path.format(id="x", key="x"))
+        for route in ROUTES
+        for method in getattr(route, "methods", ())
+        if method not in ("GET", "HEAD") and "preview" not in route.path
+    ]
+    assert changes
+    assert [one for one in changes if describe_change(*one) is None] == []
+    assert describe_change("POST", "/below/api/v1/session") == "Signed in"
+    assert describe_change("POST", "/api/jobs/a%20b/trigger") == "Ran the job a b now"
+    assert describe_change("POST", "/api/v1/jobs/bulk") == "Changed many jobs"

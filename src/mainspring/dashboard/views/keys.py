@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
+from urllib.parse import unquote
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -16,6 +18,32 @@ __all__ = ["router"]
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 ENTRIES_SHOWN = 100
+
+CHANGES = {
+    "POST session": "Signed in",
+    "DELETE session": "Signed out",
+    "POST jobs": "Created a job",
+    "PUT jobs/(.+)": "Changed the job {}",
+    "PATCH jobs/(.+)": "Changed the job {}",
+    "DELETE jobs/(.+)": "Deleted the job {}",
+    "POST jobs/bulk": "Changed many jobs",
+    "POST jobs/prune-orphans": "Deleted jobs that no code defines any more",
+    "POST jobs/(.+)/trigger": "Ran the job {} now",
+    "POST jobs/(.+)/backfill": "Queued past slots of the job {}",
+    "POST jobs/(.+)/pause": "Paused the job {}",
+    "POST jobs/(.+)/resume": "Resumed the job {}",
+    "POST jobs/(.+)/breaker/reset": "Reset the circuit breaker of the job {}",
+    "POST chains": "Queued a chain of runs",
+    "POST runs/bulk": "Changed many runs",
+    "POST runs/(.+)/cancel": "Cancelled the run {}",
+    "POST runs/(.+)/retry": "Retried the run {}",
+    "DELETE runs/(.+)": "Deleted the run {}",
+    "POST pause": "Paused all firing",
+    "POST resume": "Resumed firing",
+    "POST keys": "Created an API key",
+    "DELETE keys/(.+)": "Revoked the API key {}",
+}
+"""What a request that changes something did: its method and its path below `/api/v1` or `/api`."""
 
 
 @router.get("/keys")
@@ -48,8 +76,17 @@ async def audit(
         "audit.html",
         page="audit",
         title="Audit log",
-        entries=page.items,
+        entries=[(one, describe_change(one.method, one.path)) for one in page.items],
         older=page.cursor,
         is_newest=cursor is None,
         kept_days=RETENTION.days,
     )
+
+
+def describe_change(method: str, path: str) -> str | None:
+    """What a request did, in words. None for an address that has none here."""
+    asked = f"{method} " + re.sub(r"^.*?/api/(v1/)?", "", path)
+    for pattern, words in CHANGES.items():
+        if found := re.fullmatch(pattern, asked):
+            return words.format(*map(unquote, found.groups()))
+    return None
