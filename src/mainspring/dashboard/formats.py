@@ -138,6 +138,15 @@ def wall(moment: datetime, now: datetime, zone: str) -> str:
     return there.strftime(f"%a %d %b{year} %H:%M{seconds}")
 
 
+def wall_tag(moment: datetime, now: datetime, zone: str) -> Markup:
+    """A `<time>` that shows the moment as `wall` does, in UTC; a script shows it in the browser's
+    zone."""
+    iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup(
+        '<time datetime="{}" data-zone="{}" data-clock="wall" title="{}">{}</time>'
+    ).format(iso, zone, absolute(moment), wall(moment, now, "UTC"))
+
+
 def absolute(moment: datetime | None) -> str:
     """2026-11-17 09:00:05 UTC."""
     return "—" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -253,4 +262,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "time": time_tag,
     "took": took,
     "wall": wall,
+    "wall_here": wall_tag,
 }

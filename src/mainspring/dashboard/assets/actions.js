@@ -4,7 +4,7 @@
 //   data-body     JSON to send
 //   data-done     what to say when it is done
 //   data-then     the page to go to when it is done; without it this page is updated
-import { call, root } from "./api.js";
+import { call, linkToRun, root } from "./api.js";
 import { hold, refresh } from "./live.js";
 import { ask, say } from "./messages.js";
 
@@ -22,8 +22,8 @@ async function act(button) {
   if (then !== undefined) hold(true);
   button.setAttribute("aria-busy", "true");
   try {
-    await call(action, path, body === undefined ? undefined : JSON.parse(body));
-    if (done) say(done);
+    const answer = await call(action, path, body === undefined ? undefined : JSON.parse(body));
+    if (done) say(done, "done", path.endsWith("/trigger") ? linkToRun(answer) : null);
     if (then !== undefined) location.assign(`${root}/${then}`);
     else refresh();
   } catch (problem) {

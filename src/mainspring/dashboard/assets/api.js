@@ -41,3 +41,7 @@ export async function call(method, path, body, more = {}) {
   if (!answer.ok) throw new Problem(document || {}, answer.status);
   return document;
 }
+
+// The link to a run that a call of the API made; null if it made none.
+export const linkToRun = (answer) =>
+  answer?.jobId && answer.id ? { address: `${root}/runs/${encodeURIComponent(answer.id)}`, words: "See the run" } : null;

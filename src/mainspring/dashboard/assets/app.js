@@ -13,6 +13,10 @@ startLive();
 startSelection();
 startShortcuts();
 
+// On a small screen the tabs scroll: the tab of this page is in view.
+const tab = document.querySelector(".side [aria-current]");
+if (tab) tab.closest("ul").scrollLeft = tab.offsetLeft - tab.closest("ul").clientWidth / 3;
+
 if (document.querySelector("[data-chart]")) {
   const { startCharts } = await import("./charts.js");
   startCharts();

@@ -104,8 +104,8 @@ const SHAPES = {
   }),
 };
 
-const LEGEND_HEIGHT = 44; // two lines, where the chart is narrow
-const heightOf = (one) => one.clientHeight - LEGEND_HEIGHT;
+// The legend has two lines where the chart is narrow.
+const heightOf = (one) => one.clientHeight - (one.clientWidth < 420 ? 44 : 24);
 
 const two = (number) => String(number).padStart(2, "0");
 

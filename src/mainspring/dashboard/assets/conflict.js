@@ -64,7 +64,7 @@ function show(changes) {
     const name = document.createElement("th");
     name.scope = "row";
     name.textContent = label;
-    row.append(name, ...[before, now, mine ?? "—"].map(cell));
+    row.append(name, cell("It was", before), cell("They wrote", now), cell("You wrote", mine ?? "—"));
     return row;
   });
   const isBoth = changes.some(({ mine }) => mine !== null);
@@ -78,8 +78,9 @@ function show(changes) {
   part.scrollIntoView({ block: "start" });
 }
 
-function cell(text) {
+function cell(label, text) {
   const made = document.createElement("td");
+  made.dataset.label = label;
   const inner = document.createElement("pre");
   inner.textContent = text;
   made.append(inner);

@@ -4,7 +4,7 @@
 // says how its text is read: json, body, number, list (a, "b, c"), lines (Name: value), codes.
 // <p data-error="name"> shows what is wrong with a field, <p data-error=""> what is wrong otherwise.
 // A button with `data-query` calls with that query (a dry run) and shows the answer.
-import { call } from "./api.js";
+import { call, linkToRun } from "./api.js";
 import { refresh } from "./live.js";
 import { say } from "./messages.js";
 
@@ -37,7 +37,7 @@ async function submit(form, query) {
       form.closest("dialog")?.close();
       form.reset();
       hideAnswer(form);
-      say(done);
+      say(done, "done", linkToRun(answer));
       refresh();
     }
   } catch (problem) {

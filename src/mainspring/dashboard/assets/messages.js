@@ -1,11 +1,18 @@
 // Short messages at the edge of the page, and questions before something is deleted.
 const SHOWN_MS = 6000;
 
-export function say(text, kind = "done") {
+// `link`: an address and its words, after the text.
+export function say(text, kind = "done", link = null) {
   const message = document.createElement("div");
   message.className = `message message-${kind}`;
   const words = document.createElement("span");
   words.textContent = text;
+  if (link !== null) {
+    const leads = document.createElement("a");
+    leads.href = link.address;
+    leads.textContent = link.words;
+    words.append(" ", leads);
+  }
   const close = document.createElement("button");
   close.type = "button";
   close.className = "quiet";

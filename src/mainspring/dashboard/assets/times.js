@@ -5,6 +5,9 @@ const UNITS = [
   [60, "min", 1],
   [1, "s", 1],
 ];
+const DAYS = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+const two = (number) => String(number).padStart(2, "0");
 const here = Intl.DateTimeFormat().resolvedOptions().timeZone;
 
 export function startTimes() {
@@ -17,7 +20,7 @@ function update() {
   const now = Date.now();
   for (const one of document.querySelectorAll("time[datetime]")) {
     const moment = new Date(one.dateTime);
-    const text = "clock" in one.dataset ? inZone(moment, here) : relative((moment - now) / 1000);
+    const text = "clock" in one.dataset ? (one.dataset.clock === "wall" ? wall(moment, now) : inZone(moment, here)) : relative((moment - now) / 1000);
     if (one.textContent !== text) one.textContent = text;
     if (!one.dataset.titled) {
       one.dataset.titled = "yes";
@@ -51,6 +54,14 @@ export function inZone(moment, zone) {
   }).formatToParts(moment);
   const part = Object.fromEntries(parts.map(({ type, value }) => [type, value]));
   return `${part.year}-${part.month}-${part.day} ${part.hour}:${part.minute}:${part.second}`;
+}
+
+// As `wall` of formats.py writes it: Tue 17 Nov 09:00.
+function wall(moment, now) {
+  const year = moment.getFullYear() === new Date(now).getFullYear() ? "" : ` ${moment.getFullYear()}`;
+  const [day, month] = [DAYS[moment.getDay()], MONTHS[moment.getMonth()]];
+  const seconds = moment.getSeconds() ? `:${two(moment.getSeconds())}` : "";
+  return `${day} ${two(moment.getDate())} ${month}${year} ${two(moment.getHours())}:${two(moment.getMinutes())}${seconds}`;
 }
 
 // The moment in UTC, in the job's zone and in the browser's.
