@@ -86,6 +86,7 @@ def test_doctests_print_what_the_page_shows(page: Path) -> None:
     assert results.failed == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("page", [page for page in PAGES if is_pytest(page)], ids=name_of)
 def test_pages_of_tests_pass_under_pytest(page: Path, tmp_path: Path) -> None:
     python = [one.text for one in blocks(page) if one.language == "python"]

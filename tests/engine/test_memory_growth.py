@@ -32,6 +32,7 @@ WATCHED = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "timeout", "thread", "failing", "listening"])
 async def test_memory_does_not_grow_with_runs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Kept from pytest's own capture, which holds every record until the test's end.

@@ -227,7 +227,7 @@ async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(
 # -- wake-ups -------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["replica_set_url", "sharded_url"])
+@pytest.fixture(params=["replica_set_url", pytest.param("sharded_url", marks=pytest.mark.thorough)])
 def any_url(request: pytest.FixtureRequest, database_name: str) -> str:
     return with_database(request.getfixturevalue(request.param), database_name)
 

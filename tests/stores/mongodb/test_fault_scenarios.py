@@ -100,6 +100,7 @@ async def test_no_write_uses_the_clock_of_a_router(
     assert _commands_with("$currentDate", sent) == {"update"}
 
 
+@pytest.mark.thorough
 async def test_a_store_that_trusts_a_routers_clock_would_be_noticed(
     sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ from tests.support.servers.server import Document
 PAGE = DOCS / "how-to" / "write-effects-once.md"
 
 
-@pytest.fixture(params=["replica set", "sharded"])
+@pytest.fixture(params=["replica set", pytest.param("sharded", marks=pytest.mark.thorough)])
 def url(request: pytest.FixtureRequest, database_name: str) -> str:
     """A database with a collection of the user's, spread over the shards where there are some."""
     fixture = request.param.replace(" ", "_") + "_url"

@@ -32,7 +32,7 @@ LESS_THAN_THE_SERVERS_LIMIT = 30
 """Seconds. The server itself rolls back an open transaction after 60 and more."""
 
 
-@pytest.fixture(params=["replica set", "sharded"])
+@pytest.fixture(params=["replica set", pytest.param("sharded", marks=pytest.mark.thorough)])
 def url(request: pytest.FixtureRequest, database_name: str) -> str:
     """A database, spread over the shards where there are some."""
     url: str = request.getfixturevalue(request.param.replace(" ", "_") + "_url")

@@ -24,6 +24,8 @@ from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.servers.mongodb import ShardedCluster, with_database
 
+pytestmark = pytest.mark.thorough
+
 RUNS = 2000
 T = TypeVar("T")
 
