@@ -193,14 +193,19 @@ class UnknownOption(InvalidInput):
         self.args = (f"{self}. {advice[:1].upper()}{advice[1:]}",)
 
 
-def _advice(name: str, allowed: list[str]) -> str:
-    """The option that was probably meant."""
-    name = name.lower()
+def suggest_name(name: str, allowed: Iterable[str]) -> str | None:
+    """The option or field that was probably meant: what other schedulers call so, else one with a
+    similar name."""
+    name, allowed = name.lower(), list(allowed)
     found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
-    near = next(
+    return next(
         (ours for ours in found if ours in allowed),
         next(iter(difflib.get_close_matches(name, allowed, n=1)), None),
     )
+
+
+def _advice(name: str, allowed: list[str]) -> str:
+    near = suggest_name(name, allowed)
     return "" if near is None else f" (did you mean {near!r}?)"
 
 
@@ -216,6 +221,8 @@ _OTHER_NAMES = {
     "timeout": ("time_limit", "deadline", "max_duration"),
     "enabled": ("active", "paused", "disabled"),
     "id": ("name",),
+    "endpoint": ("url", "uri", "webhook", "address", "target", "callback"),
+    "retryAttempts": ("retries", "retry", "max_retries", "maxretries", "attempts", "tries"),
 }
 """What other schedulers call it."""
 

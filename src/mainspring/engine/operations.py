@@ -29,6 +29,7 @@ from mainspring.core.model import (
 from mainspring.core.node_runs import node_ids, node_of
 from mainspring.core.policy import AfterFailure, Delivery
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
+from mainspring.core.schedules.base import iso
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
 from mainspring.engine.absences import followers_to_run
@@ -66,7 +67,7 @@ from mainspring.errors import (
 )
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
-__all__ = ["Adapt", "Operations", "Replacement", "refuse_owned"]
+__all__ = ["Adapt", "Operations", "Replacement", "refuse_owned", "schedule_over"]
 
 log = logging.getLogger("mainspring")
 
@@ -973,9 +974,16 @@ def _upcoming(job: Job, enabled: bool, now: datetime) -> datetime | None:
 
 def _refuse_over(job: Job, now: datetime) -> None:
     if job.schedule is not None and job.schedule.next(now) is None:
-        error = InvalidSchedule(f"the schedule of job {job.id!r} is over: it would never fire")
+        error = schedule_over(job.id, job.schedule, now)
         error.job_id = job.id
         raise error
+
+
+def schedule_over(job_id: str, schedule: Schedule, now: datetime) -> InvalidSchedule:
+    """The error of a schedule that has no slot after `now`."""
+    last = schedule.previous(now)
+    passed = "" if last is None else f". Its last slot, {iso(last)}, has passed: give a later time"
+    return InvalidSchedule(f"the schedule of job {job_id!r} is over: it would never fire{passed}")
 
 
 def _switched(job: Job, edited: Job) -> bool:

@@ -27,11 +27,10 @@ from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
-from mainspring.engine.operations import refuse_owned
+from mainspring.engine.operations import refuse_owned, schedule_over
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
-    InvalidSchedule,
     JobExists,
     UnknownOption,
 )
@@ -267,8 +266,7 @@ def edit_job(
     if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
-            why = f"the schedule of job {job.id!r} is over: it would never fire"
-            errors.add(InvalidSchedule(why))
+            errors.add(schedule_over(job.id, after.schedule, now))
         after = replace(after, next_run_at=upcoming)
     has_schedule = rescheduling.get("schedule", after.schedule) is not None
     _check(after, handler, errors, has_schedule=has_schedule)

@@ -477,7 +477,7 @@ def _check_open_path_method(scope: Scope) -> None:
     """Refuse anything but reads of open paths: no body is read of a client without a key."""
     path = _path(scope)
     if _is_open(path) and scope["method"] not in ("GET", "HEAD"):
-        why = f"{path} does not take {scope['method'][:100]}"
+        why = f"{path} does not take {scope['method'][:100]}; it takes GET, HEAD"
         raise ApiError(405, why, headers={"Allow": "GET, HEAD"})
 
 

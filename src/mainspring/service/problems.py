@@ -33,6 +33,7 @@ from mainspring.errors import (
     RecordUnreadable,
     RunNotFound,
     StoreError,
+    suggest_name,
 )
 from mainspring.service.schemas.fields import NAMED_FIELD
 from mainspring.service.schemas.json_format import WrongFormat, encode_json
@@ -236,13 +237,13 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {
         404: f"there is nothing at {request.url.path}; /docs shows what there is",
-        405: f"{request.url.path} does not take {request.method}",
         400: "the body could not be read as JSON: it is not UTF-8, or it nests too deep",
     }
     message = words.get(error.status_code, str(error.detail))
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        headers["Allow"] = ", ".join(_allowed(request))
+        headers["Allow"] = allowed = ", ".join(_allowed(request))
+        message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
     return _respond(request, ApiError(error.status_code, message, headers=headers))
 
 
@@ -367,8 +368,10 @@ def _message(field: str, error: Any) -> FieldError:
     if kind == "missing":
         return FieldError.remark(field, "this is required")
     if kind == "extra_forbidden":
+        near = suggest_name(field, context.get("fields", ()))
+        advice = "" if near is None else f" (did you mean {near!r}?)"
         return FieldError.remark(
-            field, "there is no such field; the API's reference at /docs names the fields"
+            field, f"there is no such field{advice}; the API's reference at /docs names the fields"
         )
     if kind == "value_error":
         why = context["error"]

@@ -106,6 +106,29 @@ def test_a_misspelt_zone_gets_suggestions() -> None:
         cron("@daily", 5)  # type: ignore[arg-type]
 
 
+def test_only_names_nearly_as_similar_as_the_nearest_are_suggested() -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        cron("@daily", "Asia/Calcuta")
+    assert str(refused.value).endswith("did you mean Asia/Calcutta?")
+
+
+@pytest.mark.parametrize("zone", ["IST", "PST", "+05:30", "UTC+1", "-0800"])
+def test_abbreviations_and_offsets_are_refused_with_an_example_of_a_name(zone: str) -> None:
+    with pytest.raises(InvalidSchedule, match="use a name such as Asia/Kolkata"):
+        cron("@daily", zone)
+
+
+@pytest.mark.parametrize("text", ["9am daily", "9am", "9:00", "every day at 9", "9 o'clock"])
+def test_plain_words_are_refused_with_all_forms_of_a_schedule(text: str) -> None:
+    with pytest.raises(InvalidSchedule, match=r"write a cron expression .* or a rule"):
+        parse(text)
+
+
+def test_a_misspelt_interval_is_refused_with_examples_of_intervals() -> None:
+    with pytest.raises(InvalidSchedule, match='such as "30s"'):
+        parse("90 minuts")
+
+
 # ── moments ──
 
 

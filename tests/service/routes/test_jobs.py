@@ -141,7 +141,7 @@ async def test_a_job_that_moves_to_another_host_leaves_its_secrets_behind(api: A
     whole = {**await job(api, read), **moved}
     told = await refused(api, "PUT", f"/api/jobs/{read}", 422, json=whole)
     assert told["errors"][0]["field"] == "headers"
-    assert "give Authorization itself, or leave it out" in told["error"]
+    assert "there is none for Authorization at this host" in told["error"]
 
 
 @pytest.mark.parametrize("job_id", [".", ".."])
@@ -191,6 +191,32 @@ async def test_each_wrong_field_has_a_message_of_its_own(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("scheduel", "schedule"),
+        ("methd", "method"),
+        ("cron", "schedule"),
+        ("url", "endpoint"),
+        ("retries", "retryAttempts"),
+    ],
+)
+async def test_an_unknown_field_is_refused_with_the_one_that_was_meant(
+    api: Api, field: str, meant: str
+) -> None:
+    sent = {**WEBHOOK, field: "x"}
+    document = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    [message] = [one["message"] for one in document["errors"] if one["field"] == field]
+    assert f"there is no such field (did you mean {meant!r}?)" in message
+
+
+@pytest.mark.parametrize("priority", [-1, 10])
+async def test_a_wrong_priority_is_refused_with_both_bounds(api: Api, priority: int) -> None:
+    sent = {**WEBHOOK, "priority": priority}
+    document = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    assert document["detail"] == f"priority is a whole number from 0 to 9, not {priority}"
+
+
+@pytest.mark.parametrize(
     ("body", "fields"),
     [
         ({"schedule": "0 * * * *"}, "endpoint"),
@@ -232,7 +258,8 @@ async def test_intervals_dates_and_no_schedule_at_all(api: Api) -> None:
     past = await refused(
         api, "POST", "/api/jobs", 422, json={**base, "runAt": "1999-05-01T10:00:00Z"}
     )
-    assert "over" in past["error"]
+    assert "is over" in past["error"]
+    assert "1999-05-01T10:00:00+00:00, has passed: give a later time" in past["error"]
     manual = await api.ok("POST", "/api/jobs", json={**base, "schedule": None})
     assert manual["data"]["nextRunAt"] is None
     changed = await api.ok(
@@ -599,11 +626,11 @@ async def test_isolation_and_memory_limit_of_a_handler(api: Api) -> None:
     back = await api.ok("PATCH", "/api/v1/jobs/a", json={"isolation": None, "memoryLimit": None})
     assert (back["isolation"], back["memoryLimit"]) == ("auto", None)
     for fields, words in (
-        ({"memoryLimit": "1GB"}, {"memoryLimit": 'memoryLimit needs isolation="process"'}),
+        ({"memoryLimit": "1GB"}, {"memoryLimit": 'needs isolation="process"'}),
         ({"isolation": "x"}, {"isolation": "is one of 'auto', 'thread' or 'process', not 'x'"}),
-        ({"memoryLimit": "lots"}, {"memoryLimit": "memoryLimit is bytes or text like"}),
-        ({"rate": "0/m"}, {"rate": "or null"}),
-        ({"rate": "1/m", "rateKey": ""}, {"rateKey": "rateKey is 1 to 200 printable"}),
+        ({"memoryLimit": "lots"}, {"memoryLimit": "is bytes or text like"}),
+        ({"rate": "0/m"}, {"rate": "or no rate"}),
+        ({"rate": "1/m", "rateKey": ""}, {"rateKey": "is 1 to 200 printable"}),
         (
             {"handler": None, "endpoint": "https://example.org", "isolation": "process"},
             {"isolation": "is for a job that runs a handler, and this job calls an endpoint"},

@@ -202,6 +202,7 @@ async def test_the_rest_in_its_own_form(api: Api) -> None:
 async def test_a_wrong_method_is_told_all_that_there_are(api: Api, path: str, allowed: str) -> None:
     answer = await api.request("LINK", path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["detail"] == f"{path} does not take LINK; it takes {allowed}"
 
 
 async def test_head_is_get_without_a_body(api: Api) -> None:

@@ -226,6 +226,11 @@ _FORMS = (
 )
 
 
+# Numbers, each with a unit or none: 90 minuts, 1h30x. Not 9am, 9:00 or 9 daily.
+# Possessive, so that no text takes long.
+_MEANT_AS_INTERVAL = re.compile(r"(?:[-+]?[\d.,]++\s*+(?!am\b|pm\b)[^\W\d]*+\s*+)++", re.IGNORECASE)
+
+
 def _parse_text(text: str) -> Schedule:
     if _RULE.match(text):
         return rrule(text)
@@ -241,7 +246,7 @@ def _parse_text(text: str) -> Schedule:
     except InvalidInput as error:
         if _looks_like_cron(stripped):
             return cron(stripped)
-        if stripped[:1].isdigit() or stripped.startswith(("-", "+", ".")):
+        if _MEANT_AS_INTERVAL.fullmatch(stripped):
             raise InvalidSchedule(f"{_shown(text)} is no schedule: {error}") from None
         raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
     return every(span)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from datetime import UTC, tzinfo
 from functools import lru_cache
 from importlib.resources import files
@@ -16,6 +17,10 @@ __all__ = ["check_zone", "zone_named"]
 # ZoneInfo opens files: names of any other form (paths, NULs, directories) are refused before.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}")
 _LONGEST = 64
+_NO_NAME = re.compile(r"[A-Z]{2,5}|(UTC|GMT)?[+-]\d{1,2}(:?\d\d)?")
+"""Abbreviations and offsets, such as IST and +05:30."""
+_MUCH_LESS = 0.1
+"""Asia/Calcuta is 0.96 similar to Asia/Calcutta, and 0.73 to Asia/Qatar."""
 
 
 @lru_cache(maxsize=1024)
@@ -51,11 +56,22 @@ def _advice(name: str) -> str:
     known = _known()
     wanted = name[:_LONGEST].strip().replace(" ", "_").casefold()
     near = [fold for fold in known if wanted and fold.split("/")[-1] == wanted]
-    near += difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
-    names = dict.fromkeys(known[fold] for fold in near[:3])
+    if not near and _NO_NAME.fullmatch(name.strip()):
+        return (
+            "abbreviations and offsets do not say when clocks change: use a name such as"
+            " Asia/Kolkata or Europe/Berlin, or UTC"
+        )
+    names = [known[fold] for fold in (near or _similar(wanted, known))[:3]]
     if not names:
         return "give an IANA name such as Europe/Berlin, or UTC"
     return f"did you mean {' or '.join(names)}?"
+
+
+def _similar(wanted: str, known: Iterable[str]) -> list[str]:
+    """The most similar names, and no others that are much less similar."""
+    found = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
+    ratios = [difflib.SequenceMatcher(None, one, wanted).ratio() for one in found]
+    return [one for one, ratio in zip(found, ratios, strict=True) if ratio > ratios[0] - _MUCH_LESS]
 
 
 @lru_cache(maxsize=1)

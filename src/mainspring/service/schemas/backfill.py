@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from mainspring.core.model import State
-from mainspring.core.policy import MAX_PRIORITY
 from mainspring.engine import backfill
-from mainspring.service.schemas.fields import Body, DateTime, Document, Time
+from mainspring.service.schemas.fields import Body, DateTime, Document, Priority, Time
 from mainspring.service.schemas.json_format import to_iso
 
 __all__ = ["Backfill", "BackfillAnswer", "BackfillBody", "backfill_document"]
@@ -36,9 +35,7 @@ class BackfillBody(Body):
             description="At most so many runs, earliest slot first. `nextSlot`: where to go on.",
         ),
     ] = backfill.MOST_WITHOUT_LIMIT
-    priority: Annotated[
-        int, Field(ge=0, le=MAX_PRIORITY, description="The priority of the runs.")
-    ] = 0
+    priority: Annotated[Priority, Field(description="The priority of the runs.")] = 0
 
 
 class Backfill(Document):

@@ -29,9 +29,9 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mainspring.core.model import check_job_id
-from mainspring.core.policy import MAX_NAME
+from mainspring.core.policy import MAX_NAME, MAX_PRIORITY
 from mainspring.errors import InvalidInput
-from mainspring.service.schemas.json_format import read_datetime, read_duration
+from mainspring.service.schemas.json_format import WrongFormat, read_datetime, read_duration
 
 __all__ = [
     "LEFT_OUT",
@@ -46,6 +46,7 @@ __all__ = [
     "JobId",
     "Milliseconds",
     "OneLine",
+    "Priority",
     "Time",
     "TolerantBody",
     "answers",
@@ -70,6 +71,12 @@ def _job_id(text: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _priority(given: int) -> int:
+    if not 0 <= given <= MAX_PRIORITY:
+        raise WrongFormat(f"is a whole number from 0 to {MAX_PRIORITY}, not {given}")
+    return given
+
+
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 Milliseconds = Annotated[float, Field(description="Milliseconds.")]
 Cursor = Annotated[
@@ -81,6 +88,12 @@ Duration = Annotated[
 DateTime = Annotated[str, StringConstraints(max_length=64), AfterValidator(read_datetime)]
 OneLine = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
 JobId = Annotated[str, AfterValidator(_job_id)]
+Priority = Annotated[
+    int,
+    AfterValidator(_priority),
+    Field(json_schema_extra={"minimum": 0, "maximum": MAX_PRIORITY}),
+]
+"""Not `ge` and `le`: their errors name one of the two bounds."""
 
 
 class Body(BaseModel):
@@ -113,6 +126,10 @@ class Body(BaseModel):
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
+def _aliases(body: type[Body]) -> list[str]:
+    return [field.alias or name for name, field in body.model_fields.items()]
+
+
 class TolerantBody(Body):
     """A body that is read although some of its fields have a wrong type. Those errors are collected
     in `type_errors`, so that the rules of the others are checked too and the client gets every
@@ -138,6 +155,9 @@ class TolerantBody(Body):
             body = read(value)
         except ValidationError as error:
             errors = error.errors()
+            for one in errors:
+                if one["type"] == "extra_forbidden" and len(one["loc"]) == 1:
+                    one["ctx"] = {"fields": _aliases(cls)}  # for a message that suggests one
             wrong = {one["loc"][0] for one in errors if one["loc"]}
             if not isinstance(value, dict) or not wrong:
                 raise

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from mainspring.core import model
-from mainspring.core.policy import MAX_PRIORITY, Breaker, Delivery, Misfire, Policy
+from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
 from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
@@ -33,6 +33,7 @@ from mainspring.service.schemas.fields import (
     JobId,
     Milliseconds,
     OneLine,
+    Priority,
     Time,
     TolerantBody,
     answers,
@@ -454,7 +455,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "priority",
         "0 to 9. Runs of a higher priority start first.",
         5,
-        sent=Annotated[int, Field(ge=0, le=MAX_PRIORITY)] | None,
+        sent=Priority | None,
         answered=int,
         read=lambda job: job.policy.priority,
         option="priority",
