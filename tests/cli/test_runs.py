@@ -155,7 +155,7 @@ def test_show_of_a_failed_webhook_names_the_call_and_the_answer(
     assert "s3cret" not in line
 
 
-def test_list_shows_the_slots_of_a_backfill_and_how_many_a_gap_has(run: Run, folder: Path) -> None:
+def test_list_shows_the_slots_of_a_backfill(run: Run, folder: Path) -> None:
     with Scheduler("sqlite:///mainspring.db", workers=0).blocking as blocking:
         blocking.add_job("beat", handler="beat", schedule="0 * * * *")
         end = datetime.now(UTC).replace(minute=30, second=0, microsecond=0) - timedelta(hours=1)

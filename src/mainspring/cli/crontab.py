@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,28 @@ def _add(
     if system:
         why = f"the command runs as the worker's user, not as {parts[count]!r}"
         made.remarks.append(Remark(number, parts[count], why))
+    elif _is_user(first := command.split()[0]):
+        why = f"{first!r} is a user here and no program: if the line names a user, add --system"
+        made.remarks.append(Remark(number, first, why))
     shell_command, stdin = _split_stdin(command)
     words = [word for word in shell_command.split() if not word.startswith("-")]
     base = Path(words[0]).stem if words else "job"
     name = free_name(base, made.jobs, "job")
     options["description"] = " ".join(comments) or shell_command
     made.add(name, options, _function(name, number, shell_command, stdin, environment))
+
+
+def _is_user(word: str) -> bool:
+    """Whether a word is a user of this machine, and no program that a shell would find."""
+    try:
+        import pwd  # Windows has none
+    except ImportError:
+        return False
+    try:
+        pwd.getpwnam(word)
+    except KeyError:
+        return False
+    return shutil.which(word) is None
 
 
 def _split_stdin(command: str) -> tuple[str, str | None]:
