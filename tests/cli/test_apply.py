@@ -60,6 +60,12 @@ def test_file_without_a_name_says_which_jobs_it_kept(run: Run, file: Path) -> No
     assert run("apply", "--json").json["kept"] == ["nightly", "ping"]
 
 
+def test_file_given_as_an_option_is_refused_with_the_way_to_give_it(run: Run, file: Path) -> None:
+    refused = run("apply", "--file", "mainspring.toml")
+    assert refused.code == 2
+    assert "give the file without --file: `mainspring apply FILE`" in refused.err
+
+
 def test_handler_module_that_exits_is_an_error(run: Run, file: Path) -> None:
     file.with_name("reports.py").write_text("import sys\nsys.exit(0)\n")
     refused = run("apply")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,7 +13,7 @@ import pytest
 from mainspring import Scheduler
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.webhooks import WebhookSettings
-from tests.support.command_line import Run
+from tests.support.command_line import Run, until
 
 Stocked = dict[str, str]
 
@@ -165,3 +167,28 @@ def test_list_shows_the_slots_of_a_backfill(run: Run, folder: Path) -> None:
     assert {row.partition("backfill of ")[2] for row in rows} == {
         f"{slot:%Y-%m-%dT%H:%M:%SZ}" for slot in slots
     }
+
+
+class TenMinutesSlow:
+    def now(self) -> datetime:
+        return datetime.now(UTC) - timedelta(minutes=10)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def test_list_shows_how_many_slots_a_missed_gap_has(run: Run, folder: Path) -> None:
+    slow = Scheduler("sqlite:///mainspring.db", workers=0, enabled=False, clock=TenMinutesSlow())
+    slow.job("1m", id="beat", misfire="skip")(_nothing)
+    with slow.blocking:
+        pass
+    late = Scheduler("sqlite:///mainspring.db")
+    late.job("1m", id="beat", misfire="skip")(_nothing)
+    with late.blocking as blocking:
+        until(lambda: blocking.list_runs(job="beat", state="skipped").items != [])
+    found = re.search(r"misfire, (\d+) slots", run("runs", "list", "--job", "beat").out)
+    assert found is not None
+    assert int(found[1]) >= 8
+
+
+def _nothing() -> None: ...

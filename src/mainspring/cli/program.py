@@ -65,8 +65,16 @@ def _usage(error: Any) -> errors.CommandError:
     return errors.CommandError(
         message[:1].lower() + message[1:],
         code=errors.BAD_INPUT,
-        advice=f"`{command} --help` shows how it is used",
+        advice=_file_advice(error, command) or f"`{command} --help` shows how it is used",
     )
+
+
+def _file_advice(error: Any, command: str) -> str | None:
+    """`worker`, `serve` and `simulate` take --file; `apply` takes the file itself."""
+    if getattr(error, "option_name", None) != "--file" or error.ctx is None:
+        return None
+    takes_file = any(param.metavar == "FILE" for param in error.ctx.command.params)
+    return f"give the file without --file: `{command} FILE`" if takes_file else None
 
 
 def _out_of_range(error: Any) -> str | None:
