@@ -50,7 +50,7 @@ async def test_runs_by_id_and_only_those_that_fit() -> None:
         await scheduler.cancel(two.id)
         done = await scheduler.cancel_runs([one.id, two.id, "nowhere"])
         assert (done.matched, done.done) == (1, 1)
-        with pytest.raises(InvalidInput, match="ids or filters"):
+        with pytest.raises(InvalidInput, match="`ids` or filters"):
             await scheduler.cancel_runs([one.id], job="work")
         with pytest.raises(InvalidInput, match="unknown filter"):
             await scheduler.retry_runs(jobs="work")  # type: ignore[call-arg]

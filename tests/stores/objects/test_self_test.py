@@ -60,7 +60,7 @@ async def test_the_next_open_costs_one_read(stub: S3Stub) -> None:
         (Conditions.ONLY_CREATE, "object that does not exist"),
         (
             Conditions.RACY,
-            r"of 2 writers that created the same object at the same time 2 were told",
+            r"of 2 writers that created the same object at the same time, the storage answered 2",
         ),
     ],
 )
