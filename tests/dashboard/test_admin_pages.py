@@ -100,12 +100,13 @@ async def test_the_audit_log_says_what_each_change_was(api: Api) -> None:
     await api.post("/api/v1/jobs/greet/pause")
     await api.post("/api/v1/pause")
     await api.app.state.service.audit.flush()
-    rows = (await api.get("/audit", headers=HTML)).text.partition("<tbody>")[2].split("</tr>")
-    assert "Paused all firing" in rows[0]
-    assert "Paused the job greet" in rows[1]
-    assert "POST /api/v1/jobs/greet/pause" in rows[1]
-    assert "Created a job" in rows[2]
-    assert all("no key" in row for row in rows[:3])
+    rows = (await api.get("/audit", headers=HTML)).text.partition("<tbody>")[2].split("</tr>")[:3]
+    # The clock of a store may give two entries the same microsecond, so their order is not asked.
+    [paused] = [row for row in rows if "Paused the job greet" in row]
+    assert "POST /api/v1/jobs/greet/pause" in paused
+    assert sum("Paused all firing" in row for row in rows) == 1
+    assert sum("Created a job" in row for row in rows) == 1
+    assert all("no key" in row for row in rows)
 
 
 def test_every_change_has_words() -> None:
