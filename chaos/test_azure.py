@@ -13,12 +13,8 @@ from mainspring import Scheduler
 from mainspring.core.model import Note, replace
 from mainspring.errors import StoreError
 from mainspring.stores import open_store
-from mainspring.stores.objects import self_test
-from mainspring.stores.objects.store import ObjectStore
-from mainspring.stores.objects.url import Address
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
-from tests.conformance.test_objects import OnBucket
-from tests.support.objects.given_time_bucket import GivenTimeBucket
+from tests.conformance.test_objects import OnServer
 from tests.support.servers.azurite import Azurite, environment
 from tests.support.servers.runs import current_run, leave_current_run
 
@@ -41,18 +37,10 @@ def url(azurite: Azurite, monkeypatch: pytest.MonkeyPatch) -> str:
     return azurite.url(f"test-{uuid4().hex[:16]}")
 
 
-class TestAzurite(OnBucket):
-    reads_clock = True
-
+class TestAzurite(OnServer):
     @pytest.fixture(autouse=True)
-    def _server(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        async def trust(*arguments: object, **options: object) -> None: ...
-
-        monkeypatch.setattr(self_test, "prove", trust)  # it would be half of all requests
+    def _server(self, url: str) -> None:
         self.url = url
-
-    def make_store(self) -> Store:
-        return ObjectStore(GivenTimeBucket(Address.of(self.url), self.clock))
 
 
 async def test_a_scheduler_on_azure_passes_the_self_test_and_runs_jobs(url: str) -> None:

@@ -110,15 +110,23 @@ class TestDirectory(OnBucket):
         return ObjectStore(DirectoryBucket(self.place / "bucket", self.clock))
 
 
-class TestSeaweedFs(OnBucket):
+class OnServer(OnBucket):
+    """On the server at `url`."""
+
     reads_clock = True
+    url: str
 
     @pytest.fixture(autouse=True)
-    def _server(self, object_storage_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _trust_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def trust(*arguments: object, **options: object) -> None: ...
 
         monkeypatch.setattr(self_test, "prove", trust)  # it would be half of all requests
-        self.url = object_storage_url
 
     def make_store(self) -> Store:
         return ObjectStore(GivenTimeBucket(Address.of(self.url), self.clock))
+
+
+class TestSeaweedFs(OnServer):
+    @pytest.fixture(autouse=True)
+    def _server(self, object_storage_url: str) -> None:
+        self.url = object_storage_url

@@ -151,21 +151,27 @@ async def test_a_disabled_scheduler_fires_nothing(instance: Instance) -> None:
         assert len(fired) == 1
 
 
-async def test_max_concurrent_jobs_is_workers(instance: Instance) -> None:
-    now = most = 0
+class Overlap:
+    """Counts how many runs of its handler are in progress at once."""
 
-    async def count(ctx: RunContext) -> None:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+
+    async def handler(self, ctx: RunContext) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
         await asyncio.sleep(0.01)
-        now -= 1
+        self._now -= 1
 
-    async with instance(workers=3, jobs={"count": {"handler": count}}) as scheduler:
+
+async def test_max_concurrent_jobs_is_workers(instance: Instance) -> None:
+    overlap = Overlap()
+    async with instance(workers=3, jobs={"count": {"handler": overlap.handler}}) as scheduler:
         runs = await scheduler.enqueue_many("count", [None] * 20)
         for run in runs:
             await scheduler.wait(run.id, timeout="1m")
-    assert 1 <= most <= 3
+    assert 1 <= overlap.most <= 3
 
 
 async def test_history_is_cleaned_up_on_its_interval(instance: Instance) -> None:
@@ -700,17 +706,9 @@ async def test_a_failure_is_never_silent(
 
 
 async def test_runs_that_must_not_meet_have_a_limit(instance: Instance) -> None:
-    now = most = 0
-
-    async def alone(ctx: RunContext) -> None:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0.01)
-        now -= 1
-
-    jobs = {"alone": {"handler": alone, "concurrency": 1}}
+    overlap = Overlap()
+    jobs = {"alone": {"handler": overlap.handler, "concurrency": 1}}
     async with instance(jobs=jobs) as one, instance(jobs=jobs):
         for run in await one.enqueue_many("alone", [None] * 10):
             await one.wait(run.id, timeout="1m")
-    assert most == 1
+    assert overlap.most == 1

@@ -25,8 +25,10 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import NoReturn, Self
+
+from tests.support.startable import Startable
 
 __all__ = ["PreloadedCommand"]
 
@@ -52,13 +54,13 @@ os._exit(code)
 """
 
 
-class PreloadedCommand:
+class PreloadedCommand(Startable):
     def __init__(self, folder: Path) -> None:
         self.binaries = folder / "bin"
         self._address = str(folder / "socket")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
         self.binaries.mkdir()
         program = self.binaries / "mainspring"
         program.write_text(PROGRAM.format(python=sys.executable, address=self._address))
@@ -75,14 +77,9 @@ class PreloadedCommand:
         assert process.stdout.readline() == b"ready\n"
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        assert self._process is not None
-        self._process.communicate()
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
 
 
 # In the process that forks

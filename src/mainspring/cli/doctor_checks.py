@@ -56,8 +56,8 @@ DUE_TOO_LONG = timedelta(seconds=60)
 
 SLOW_SECONDS = 0.1
 MAX_SKEW = timedelta(seconds=2)
-READ_CLOSELY = timedelta(milliseconds=10)
-"""A clock that is read as closely as this is taken for exact."""
+NEGLIGIBLE_CLOCK_ERROR = timedelta(milliseconds=10)
+"""`doctor` does not mention an error of the clock that is no larger than this."""
 READ_SAMPLES = 5
 PAGE_SIZE = 100
 
@@ -201,7 +201,7 @@ async def _check_store_clock(store: Store, clock: SystemClock) -> Check:
         skew = reading + error - before
     elif reading > after:
         skew = reading - after
-    known = f" (it is read to {error.total_seconds():.2f} s)" if error > READ_CLOSELY else ""
+    known = f" (it is read to {error.total_seconds():.2f} s)" if error > NEGLIGIBLE_CLOCK_ERROR else ""
     detail = f"the store's is {skew.total_seconds():+.2f} s from this machine's{known}"
     if abs(skew) > MAX_SKEW:
         advice = (

@@ -15,13 +15,13 @@ import subprocess
 import time
 from email.utils import formatdate
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from tests.support.servers.cache import ServerUnavailable, cache, locked
 from tests.support.servers.processes import Process, end, spawn
 from tests.support.servers.runs import current_run
 from tests.support.servers.server import TIMEOUT, ServerFailed, free_port
+from tests.support.startable import Startable
 
 __all__ = ["CONTAINER", "Azurite", "environment"]
 
@@ -57,7 +57,7 @@ def program() -> Path:
     return home / "node_modules/azurite/dist/src/blob/main.js"
 
 
-class Azurite:
+class Azurite(Startable):
     """The blob service alone, with its objects in memory."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Azurite:
         """The URL of a store."""
         return f"az://{CONTAINER}/{prefix}?account={ACCOUNT}&endpoint={self.endpoint}"
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
         log = self.place / "log"
         command = [
             "node",
@@ -92,17 +92,11 @@ class Azurite:
                 return self
             except (OSError, http.client.HTTPException) as error:
                 if time.monotonic() > deadline or not self._process.alive():
-                    self.__exit__(None, None, None)
                     said = log.read_text(errors="replace")[-2000:]
                     raise ServerFailed(f"Azurite did not start ({error})\n{said}") from None
             time.sleep(0.05)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         if self._process is not None:
             end([self._process])
             self._process = None

@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -33,6 +32,7 @@ from tests.support.servers.server import (
     login,
     wait_for,
 )
+from tests.support.startable import Startable
 
 
 class Mongod(Server):
@@ -87,7 +87,7 @@ class Mongos(Server):
         return login(self._key, ROOT, "admin")
 
 
-class Topology:
+class Topology(Startable):
     """Servers that are started and ended together."""
 
     kind: str
@@ -110,28 +110,10 @@ class Topology:
         """Where clients connect. With `auth` they also need a user: see `add_user`."""
         raise NotImplementedError
 
-    def start(self) -> Self:
-        raise NotImplementedError
-
     def stop(self) -> None:
         """End every process, drop all data. Logs stay until a few sessions later."""
         for server in self.servers:
             server.discard()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     @contextmanager
     def client(self) -> Iterator[Client]:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
 from tests.support.servers.server import TIMEOUT
+from tests.support.startable import Startable
 
 __all__ = ["Conditions", "Fault", "S3Stub"]
 
@@ -43,7 +43,7 @@ class Fault(msgspec.Struct, frozen=True):
     done: bool = False
 
 
-class S3Stub:
+class S3Stub(Startable):
     """One bucket, whatever its name is. Use it as a context."""
 
     def __init__(self, conditions: Conditions = Conditions.OBEYED) -> None:
@@ -58,7 +58,7 @@ class S3Stub:
         self.guard = threading.Lock()
         self.meeting = threading.Barrier(2)
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
         handler = type("Handler", (_Handler,), {"server_stub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -66,12 +66,7 @@ class S3Stub:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -15,7 +15,6 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -26,6 +25,7 @@ from tests.support.servers.cache import ServerUnavailable, cache
 from tests.support.servers.processes import Process, end, spawn
 from tests.support.servers.runs import current_run
 from tests.support.servers.server import TIMEOUT, ServerFailed, free_port
+from tests.support.startable import Startable
 
 __all__ = [
     "BUCKET",
@@ -102,7 +102,7 @@ def version(program: Path) -> str:
     return asked.stdout
 
 
-class SeaweedFs:
+class SeaweedFs(Startable):
     """One process with all that an S3 server needs, on ports and a folder of its own."""
 
     def __init__(self) -> None:
@@ -120,21 +120,6 @@ class SeaweedFs:
     def url(self) -> str:
         """The endpoint."""
         return f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> Self:
         """Start it, also again on the data of a server that was killed."""
