@@ -201,7 +201,8 @@ async def _check_store_clock(store: Store, clock: SystemClock) -> Check:
         skew = reading + error - before
     elif reading > after:
         skew = reading - after
-    known = f" (it is read to {error.total_seconds():.2f} s)" if error > NEGLIGIBLE_CLOCK_ERROR else ""
+    is_exact = error <= NEGLIGIBLE_CLOCK_ERROR
+    known = "" if is_exact else f" (it is read to {error.total_seconds():.2f} s)"
     detail = f"the store's is {skew.total_seconds():+.2f} s from this machine's{known}"
     if abs(skew) > MAX_SKEW:
         advice = (
