@@ -184,6 +184,15 @@ def test_an_hour_that_the_forecast_sees_at_both_ends_counts_once() -> None:
     assert {mean for row in found.heat for mean in row} == {6.0}
 
 
+@pytest.mark.parametrize("days", [7, 30])
+def test_a_daily_job_is_one_run_at_whatever_minute_the_forecast_starts(days: int) -> None:
+    jobs = [job("daily", "0 9 * * *")]
+    for minutes in range(0, 24 * 60, 7):
+        start = datetime(2026, 11, 17, 0, 1, 30, tzinfo=UTC) + timedelta(minutes=minutes)
+        found = forecast_load(jobs, start, days, "Asia/Kolkata")
+        assert [row[14] for row in found.heat] == [1.0] * 7, start
+
+
 def test_it_rests_between_short_pieces_of_work() -> None:
     """In a thread it would otherwise slow down all others for seconds."""
     searches = 0

@@ -312,6 +312,17 @@ def _loads(groups: list[_Group]) -> tuple[JobLoad, ...]:
 # Load
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What a forecast sees of one hour of the week: so many runs in so many hours."""
+
+    runs: int = 0
+    hours: float = 0.0
+
+    def mean(self) -> float:
+        return self.runs / max(self.hours, LEAST_SEEN)
+
+
 def _heat(
     groups: list[_Group], start: datetime, end: datetime, zone: tzinfo
 ) -> tuple[tuple[tuple[float, ...], ...], int]:
@@ -328,16 +339,23 @@ def _heat(
             continue
         counts = _hourly_counts(group.schedule, bounds, bounds_us)
         by_hour = [so_far + weight * more for so_far, more in zip(by_hour, counts, strict=True)]
-    totals = [[0] * 24 for _ in range(7)]
-    seen = [[0.0] * 24 for _ in range(7)]
-    for number, (first, last) in enumerate(hours):
+    # The first and the last hour are seen in part, unless the forecast starts on the hour. They
+    # count only for an hour of the week that is never seen whole: part of an hour with a run in it
+    # would make a daily job "1.1 runs".
+    whole = [[_Seen() for _ in range(24)] for _ in range(7)]
+    part = [[_Seen() for _ in range(24)] for _ in range(7)]
+    for runs, (first, last) in zip(by_hour, hours, strict=True):
         local = first.astimezone(zone)
-        totals[local.weekday()][local.hour] += by_hour[number]
-        # The first hour and the last one are seen in part, unless the forecast starts on the hour.
-        seen[local.weekday()][local.hour] += (min(last, end) - max(first, start)) / _HOUR
+        span = (min(last, end) - max(first, start)) / _HOUR
+        seen = (whole if span == 1 else part)[local.weekday()][local.hour]
+        seen.runs += runs
+        seen.hours += span
     means = tuple(
-        tuple(round(total / max(count, LEAST_SEEN), 2) for total, count in zip(*row, strict=True))
-        for row in zip(totals, seen, strict=True)
+        tuple(
+            round(full.mean() if full.hours else rest.mean(), 2)
+            for full, rest in zip(*row, strict=True)
+        )
+        for row in zip(whole, part, strict=True)
     )
     return means, sum(by_hour)
 
