@@ -24,6 +24,7 @@ from mainspring.dashboard.views import (
 )
 from mainspring.scheduler.client import Client
 from mainspring.service import app as service_app
+from mainspring.service.router import add_routes
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
 __all__ = ["create_app", "mounted"]
@@ -54,9 +55,7 @@ def create_app(
     """The API of a client or a scheduler, with the dashboard at `/`. See `service.app.create_app`
     for `loopback` and `open`."""
     app = service_app.create_app(client, settings, loopback=loopback, open=open)
-    for view in VIEWS:
-        app.include_router(view.router)
-    app.include_router(assets.router)
+    add_routes(app, *(view.router for view in VIEWS), assets.router)
     app.state.service.error_page = pages.error_page
     app.state.forecasts = ForecastCache(app.state.service)
     return app

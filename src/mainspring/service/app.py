@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from mainspring import __version__
 from mainspring.scheduler.client import Client
 from mainspring.service import openapi
-from mainspring.service.dependencies import Service, check_query
+from mainspring.service.dependencies import Service
 from mainspring.service.middleware import RequestChecks
 from mainspring.service.problems import install_error_handlers
+from mainspring.service.router import add_routes
 from mainspring.service.routes import (
     docs,
     events,
@@ -63,8 +64,6 @@ def create_app(
         openapi_url="/openapi.json",
         redirect_slashes=False,  # behind a TLS proxy it would redirect to plain HTTP
         lifespan=_lifespan,
-        generate_unique_id_function=openapi.operation_id,
-        responses={"default": {"description": "A problem."}},  # openapi.py lists them by status
     )
     app.state.service = service
     install_error_handlers(app)
@@ -83,8 +82,7 @@ def create_app(
         sessions,
         docs,
     )
-    for part in parts:
-        app.include_router(part.router, dependencies=[Depends(check_query)])
+    add_routes(app, *(part.router for part in parts))
     app.state.routes = [route for part in parts for route in part.router.routes]
     app.add_middleware(
         RequestChecks,

@@ -6,11 +6,13 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from fastapi import APIRouter, Response
+from fastapi import Response
+
+from mainspring.service.router import api_router
 
 __all__ = ["router"]
 
-router = APIRouter(include_in_schema=False)
+router = api_router(include_in_schema=False)
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,12 +20,13 @@ from mainspring.errors import MainspringError
 from mainspring.service.api_keys import FRESH
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, caller
 from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.router import api_router
 from mainspring.service.schemas.event import event_document
 from mainspring.service.schemas.json_format import encode_json
 
 __all__ = ["EventNames", "OfJob", "open_stream", "router"]
 
-router = APIRouter(prefix="/api", tags=[COMPATIBILITY])
+router = api_router(prefix="/api", tags=[COMPATIBILITY])
 
 HEARTBEAT_SECONDS = 15.0
 KEY_CHECK_SECONDS = 1.0

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from mainspring.service.dependencies import COMPATIBILITY, JobPath, RunPath, Service, ServiceDep
+from mainspring.service.router import api_router
 from mainspring.service.routes.runs import read_moment
 from mainspring.service.schemas.explanation import ExplanationAnswer, explanation_document
 from mainspring.service.schemas.json_format import json_response
 
 __all__ = ["SlotTime", "explain_job", "explain_run", "router"]
 
-router = APIRouter(prefix="/api", tags=[COMPATIBILITY])
+router = api_router(prefix="/api", tags=[COMPATIBILITY])
 
 SlotTime = Annotated[
     str | None,

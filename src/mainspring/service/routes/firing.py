@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
+from mainspring.service.router import api_router
 from mainspring.service.schemas.health import FiringAnswer
 from mainspring.service.schemas.json_format import json_response, to_iso
 
 __all__ = ["pause_firing", "resume_firing", "router"]
 
-router = APIRouter(prefix="/api", tags=[COMPATIBILITY])
+router = api_router(prefix="/api", tags=[COMPATIBILITY])
 
 
 @router.post(

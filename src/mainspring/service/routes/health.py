@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE, Distribution, Period, period_start
 from mainspring.errors import MainspringError
 from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
+from mainspring.service.router import api_router
 from mainspring.service.schemas.execution import Executions, execution_documents
 from mainspring.service.schemas.health import PageHealth, Probe, Stats
 from mainspring.service.schemas.json_format import json_response, to_iso, to_milliseconds
@@ -28,7 +29,7 @@ __all__ = [
     "why_not_ready",
 ]
 
-router = APIRouter()
+router = api_router()
 
 ENGINE_SECONDS = 5.0
 """How long the engine may take to answer before the service counts as not ready."""

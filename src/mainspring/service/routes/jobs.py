@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import Header, Query, Request, Response
 from msgspec import Struct
 from pydantic import ValidationError
 
@@ -41,6 +41,7 @@ from mainspring.service.problems import (
     from_library_error,
     from_validation_error,
 )
+from mainspring.service.router import api_router
 from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
 from mainspring.service.schemas.execution import Executions, execution_documents
 from mainspring.service.schemas.fields import TolerantBody
@@ -108,7 +109,7 @@ __all__ = [
     "update_job",
 ]
 
-router = APIRouter(prefix="/api/jobs", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/jobs", tags=[COMPATIBILITY])
 
 BULK_CHUNK = 50
 """How many jobs of a bulk request are worked on at once; those of a chunk share their commits."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from mainspring.errors import NotFound
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
+from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.key import KeyAnswer, KeyBody, KeyList, key_document
 from mainspring.service.schemas.problem import Done
 
 __all__ = ["create_key", "list_all_keys", "revoke_key", "router"]
 
-router = APIRouter(prefix="/api/keys", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/keys", tags=[COMPATIBILITY])
 
 
 @router.post("", status_code=201, response_model=KeyAnswer, summary="Make an API key")

@@ -7,7 +7,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from mainspring.core.model import Page, Run, State
 from mainspring.core.schedules.base import moment
@@ -15,6 +15,7 @@ from mainspring.engine.bulk_operations import Matched
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.router import api_router
 from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
 from mainspring.service.schemas.json_format import WrongFormat, json_response, read_datetime
 from mainspring.service.schemas.problem import Done
@@ -37,7 +38,7 @@ __all__ = [
     "router",
 ]
 
-router = APIRouter(prefix="/api/runs", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/runs", tags=[COMPATIBILITY])
 
 Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 date-time.")]
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from mainspring.core import schedules
 from mainspring.core.forecast import MOST_DAYS
@@ -20,6 +20,7 @@ from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
+from mainspring.service.router import api_router
 from mainspring.service.schemas.forecast import Forecast, PageForecast, forecast_document
 from mainspring.service.schemas.job import schedule_text
 from mainspring.service.schemas.job_options import merge_faults
@@ -35,7 +36,7 @@ __all__ = [
     "router",
 ]
 
-router = APIRouter(prefix="/api/schedules", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/schedules", tags=[COMPATIBILITY])
 
 ForecastDays = Annotated[int, Query(ge=1, le=MOST_DAYS, description="How many days.")]
 ForecastStart = Annotated[

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from mainspring.service.api_keys import Key
 from mainspring.service.dependencies import ServiceDep, by_session, key_of
 from mainspring.service.problems import ApiError
+from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
 from mainspring.service.sessions import SESSION_TTL, cookie_name, session_cookie
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/session", tags=["keys"])
+router = api_router(prefix="/api/v1/session", tags=["keys"])
 
 
 @router.post("", status_code=201, response_model=Session, summary="Sign in with an API key")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from mainspring.core.model import Job, State
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, problem_document
+from mainspring.service.router import api_router
 from mainspring.service.routes import (
     events,
     explanations,
@@ -66,7 +67,7 @@ from mainspring.stores.protocol import JobOrder
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1")
+router = api_router(prefix="/api/v1")
 
 Limit = Annotated[int, Query(ge=1, le=500, description="At most so many on a page.")]
 Cursor = Annotated[

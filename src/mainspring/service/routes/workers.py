@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
+from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.worker import WorkersAnswer, worker_document
 
 __all__ = ["list_workers", "router"]
 
-router = APIRouter(prefix="/api/workers", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/workers", tags=[COMPATIBILITY])
 
 
 @router.get("", response_model=WorkersAnswer, summary="List the workers that are alive")

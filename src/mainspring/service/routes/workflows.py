@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from mainspring.core.model import Run
 from mainspring.errors import JobNotFound
 from mainspring.service.dependencies import COMPATIBILITY, JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.router import api_router
 from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
 from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.run import run_document
@@ -25,7 +26,7 @@ from mainspring.service.schemas.workflow import (
 
 __all__ = ["enqueue_chain", "read_job_workflow", "read_run_workflow", "router"]
 
-router = APIRouter(prefix="/api", tags=[COMPATIBILITY])
+router = api_router(prefix="/api", tags=[COMPATIBILITY])
 
 
 @router.get("/jobs/{id}/workflow", response_model=WorkflowAnswer, summary="The workflow of a job")
