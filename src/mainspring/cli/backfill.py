@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
 from mainspring.cli import time_format
 from mainspring.cli.errors import FAILED, CommandError
@@ -117,7 +118,7 @@ async def _backfill(
                     advice="the same command goes on: slots that have a run are left alone",
                 ) from None
     if output.as_json:
-        output.document(_document(found, dry_run=dry_run))
+        output.document({"job_id": job_id, "dry_run": dry_run, **structs.asdict(found)})
     else:
         _tell(output, found, dry_run=dry_run)
 
@@ -131,19 +132,6 @@ async def _range(
     zone = job.schedule.timezone if job.schedule is not None else "UTC"
     first = moment(start, zone, "--from")
     return first, await client.now() if end is None else moment(end, zone, "--to")
-
-
-def _document(found: Backfill, *, dry_run: bool) -> dict[str, object]:
-    return {
-        "job_id": found.job_id,
-        "dry_run": dry_run,
-        "slots": found.slots,
-        "added": list(found.added),
-        "existing": {run_id: state.value for run_id, state in found.existing.items()},
-        "may_have_run": found.may_have_run,
-        "next_slot": time_format.iso(found.next_slot),
-        "first_slot": time_format.iso(found.first_slot),
-    }
 
 
 def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:

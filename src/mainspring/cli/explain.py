@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime, time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli import completion, time_format
+from mainspring.cli import completion
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, open_client
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client
-    from mainspring.scheduler.explanation import Explanation
 
 __all__ = ["register"]
 
@@ -61,7 +60,7 @@ async def _explain(choice: StoreChoice, output: Output, name: str, at: str | Non
         moment = None if at is None else await _moment(client, name, at)
         found = await client.explain(name, moment)
     if output.as_json:
-        output.document(_document(found))
+        output.document(found)
         return
     output.line(f"{found.run_id or found.job_id}: {found.sentence}")
 
@@ -77,22 +76,3 @@ async def _moment(client: Client, job_id: str, text: str) -> datetime:
         return moment(datetime.combine(today, time.fromisoformat(text)), zone, "TIME")
     except ValueError:
         return moment(text, zone, "TIME")
-
-
-def _document(found: Explanation) -> dict[str, Any]:
-    return {
-        "code": found.code.value,
-        "sentence": found.sentence,
-        "job_id": found.job_id,
-        "run_id": found.run_id,
-        "at": time_format.iso(found.at),
-        "facts": _plain(dict(found.facts)),
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return time_format.iso(value)
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -148,7 +148,7 @@ def show(
 
 
 async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
-    from mainspring.cli.json_output import job_document, run_document, statistics_document
+    from mainspring.cli.json_output import job_document, run_document
     from mainspring.cli.schedule import LOOK_AHEAD
     from mainspring.core.clock import utcnow
     from mainspring.engine.live_workers import without_worker
@@ -172,8 +172,8 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
                 "has_worker": not orphaned,
                 "why": None if why.is_well else why.sentence,
                 "upcoming": [time_format.iso(moment) for moment in upcoming],
-                "health": statistics_document(health),
-                "metrics": statistics_document(metrics),
+                "health": health,
+                "metrics": metrics,
                 "recent": [run_document(run) for run in recent],
             }
         )

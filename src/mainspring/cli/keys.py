@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
-from mainspring.cli.time_format import iso, seconds
+from mainspring.cli.time_format import seconds
 
 if TYPE_CHECKING:
     from mainspring.service.api_keys import Key, Keys
@@ -57,7 +57,7 @@ def create(
     key, text = finish(work())
     output = Output(as_json=json)
     if json:
-        output.document({**_document(key, key.created_at), "key": text})
+        output.document({**key.to_dict(key.created_at), "key": text})
         return
     output.line(text)
     output.note(f"{key.scope} key {key.id} ({key.name}). Keep it safe: it is not shown again.")
@@ -74,7 +74,7 @@ def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption
     found, now = finish(work())
     output = Output(as_json=json)
     if json:
-        output.document({"items": [_document(key, now) for key in found]})
+        output.document({"items": [key.to_dict(now) for key in found]})
         return
     if not found:
         output.note("no keys yet: mainspring keys create NAME --scope admin")
@@ -107,7 +107,7 @@ def revoke(
     found, now = finish(work())
     output = Output(as_json=json)
     if json:
-        output.document(_document(found, now))
+        output.document(found.to_dict(now))
     else:
         output.line(f"key {found.id} ({found.name}) is revoked")
 
@@ -128,14 +128,3 @@ async def _keys(choice: StoreChoice, *, create: bool = True) -> AsyncIterator[Ke
         await open_existing(found.store)
     async with Client(found.store, inline=True) as client:
         yield Keys(client)
-
-
-def _document(key: Key, now: datetime) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "name": key.name,
-        "scope": key.scope,
-        "state": key.state(now),
-        "created_at": iso(key.created_at),
-        "expires_at": iso(key.expires_at),
-    }

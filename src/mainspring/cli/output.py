@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mainspring.cli import time_format
 from mainspring.core.clock import utcnow
+from mainspring.core.documents import to_document
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,8 @@ class Output:
         self.as_json = as_json
         self.pretty = not as_json and sys.stdout.isatty()
 
-    def document(self, document: Any) -> None:
+    def document(self, value: Any) -> None:
+        document = to_document(value, time=time_format.iso)
         text = json.dumps(document, ensure_ascii=False, indent=2)
         if _printable(text) != text:
             text = json.dumps(document, indent=2)  # escaped: the same JSON in ASCII

@@ -29,29 +29,11 @@ async def _list(choice: StoreChoice, output: Output) -> None:
     async with open_client(choice) as client:
         workers = await client.list_workers()
     if output.as_json:
-        output.document({"items": [_document(worker) for worker in workers]})
+        output.document({"items": [worker.to_dict() for worker in workers]})
     elif not workers:
         output.note("no worker is running: start one with `mainspring worker app:scheduler`")
     else:
         output.table(COLUMNS, workers)
-
-
-def _document(worker: LiveWorker) -> dict[str, Any]:
-    return {
-        "id": worker.id,
-        "node": worker.node or None,
-        "pid": worker.pid,
-        "version": worker.version or None,
-        "is_leader": worker.is_leader,
-        "fires": worker.fires,
-        "queues": None if worker.queues is None else sorted(worker.queues),
-        "handlers": sorted(worker.handlers),
-        "capacity": worker.capacity,
-        "running": worker.running,
-        "memory": worker.memory,
-        "started_at": time_format.iso(worker.started_at),
-        "seen_at": time_format.iso(worker.seen_at),
-    }
 
 
 def _queues(worker: LiveWorker) -> str:

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import cache
 from importlib import metadata
+from typing import Any
 
-from msgspec import Struct, convert
+from msgspec import Struct, convert, structs
 
 from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
 from mainspring.core.policy import Overlap
@@ -89,22 +90,35 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     """
 
     id: str
-    handlers: frozenset[str]
-    queues: frozenset[str] | None = None
     node: str = ""
     pid: int | None = None
     version: str = ""
+    is_leader: bool = False
+    fires: bool = True
+    queues: frozenset[str] | None = None
+    handlers: frozenset[str]
     capacity: int | None = None
     running: int | None = None
     memory: int | None = None
     started_at: datetime | None = None
     seen_at: datetime | None = None
-    is_leader: bool = False
     takes_node_runs: bool = False
-    fires: bool = True
 
     def takes(self, handler: str, queue: str) -> bool:
         return handler in self.handlers and (self.queues is None or queue in self.queues)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the lists of the CLI and of the HTTP API show. None: the worker did not announce
+        it."""
+        document = {
+            **structs.asdict(self),
+            "node": self.node or None,
+            "version": self.version or None,
+            "queues": None if self.queues is None else sorted(self.queues),
+            "handlers": sorted(self.handlers),
+        }
+        del document["takes_node_runs"]
+        return document
 
 
 async def find_leader(store: Store) -> str | None:

@@ -72,6 +72,17 @@ class Key(Struct, frozen=True, kw_only=True):
             return "revoked"
         return "active" if self.usable(now) else "expired"
 
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        """What may be shown of the key."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "scope": self.scope,
+            "state": self.state(now),
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+        }
+
     def allows(self, scope: Scope) -> bool:
         return SCOPES.get(self.scope, -1) >= SCOPES[scope]
 

@@ -11,6 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from mainspring import RunContext
+from mainspring.core.model import State
+from mainspring.engine.backfill import Backfill
+from mainspring.service.schemas.backfill import backfill_document
 from mainspring.service.schemas.health import PageHealth, Probe, SchedulerHealth
 from mainspring.service.schemas.job import BulkResult, ChangedJob, JobDocument, JobPage
 from mainspring.service.schemas.run import Attempt, Run
@@ -70,3 +73,9 @@ def test_what_is_not_described_is_noticed(model: type[BaseModel], extra: dict[st
     with pytest.raises(ValueError, match="nothing"):
         model.model_validate(extra)
     assert model.model_json_schema()["additionalProperties"] is False
+
+
+def test_ids_of_runs_are_not_written_in_camel_case() -> None:
+    existing = {"a_job@20260105T090000Z": State.PENDING}
+    document = backfill_document(Backfill(job_id="a_job", slots=1, existing=existing))
+    assert (document["jobId"], document["existing"]) == ("a_job", existing)

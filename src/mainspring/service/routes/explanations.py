@@ -9,8 +9,8 @@ from fastapi import Query, Response
 from mainspring.service.dependencies import COMPATIBILITY, JobPath, RunPath, Service, ServiceDep
 from mainspring.service.router import api_router
 from mainspring.service.routes.runs import read_moment
-from mainspring.service.schemas.explanation import ExplanationAnswer, explanation_document
-from mainspring.service.schemas.json_format import json_response
+from mainspring.service.schemas.explanation import ExplanationAnswer
+from mainspring.service.schemas.json_format import camel_case, json_response
 
 __all__ = ["SlotTime", "explain_job", "explain_run", "router"]
 
@@ -38,9 +38,9 @@ async def of_run(id: RunPath, service: ServiceDep) -> Response:
 
 async def explain_job(service: Service, id: str, at: str | None) -> dict[str, Any]:
     await service.client.get_job(id)
-    return explanation_document(await service.client.explain(id, read_moment(at, "at")))
+    return camel_case(await service.client.explain(id, read_moment(at, "at")))
 
 
 async def explain_run(service: Service, id: str) -> dict[str, Any]:
     await service.client.get_run(id)
-    return explanation_document(await service.client.explain(id))
+    return camel_case(await service.client.explain(id))

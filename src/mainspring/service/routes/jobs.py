@@ -64,7 +64,6 @@ from mainspring.service.schemas.job import (
 from mainspring.service.schemas.job_health import (
     JobHealthAnswer,
     JobMetricsAnswer,
-    health_document,
     metrics_document,
 )
 from mainspring.service.schemas.job_options import (
@@ -75,7 +74,7 @@ from mainspring.service.schemas.job_options import (
     merge_faults,
     new_job_id,
 )
-from mainspring.service.schemas.json_format import json_response, to_iso
+from mainspring.service.schemas.json_format import camel_case, json_response, to_iso
 from mainspring.service.schemas.problem import Done
 from mainspring.service.schemas.run import RunAnswer, run_document
 from mainspring.webhooks.definition import check_payload
@@ -459,7 +458,7 @@ async def trigger_job(
 
 
 async def read_health(service: Service, job_id: str) -> dict[str, Any]:
-    return health_document(await service.client.job_health(job_id))
+    return camel_case(await service.client.job_health(job_id))
 
 
 async def read_metrics(service: Service, job_id: str, window: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from fastapi import Response
 from mainspring.errors import NotFound
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.router import api_router
-from mainspring.service.schemas.json_format import json_response
-from mainspring.service.schemas.key import KeyAnswer, KeyBody, KeyList, key_document
+from mainspring.service.schemas.json_format import camel_case, json_response
+from mainspring.service.schemas.key import KeyAnswer, KeyBody, KeyList
 from mainspring.service.schemas.problem import Done
 
 __all__ = ["create_key", "list_all_keys", "revoke_key", "router"]
@@ -26,7 +26,7 @@ async def create(body: KeyBody, service: ServiceDep) -> Response:
 
 async def create_key(service: Service, body: KeyBody) -> dict[str, Any]:
     key, text = await service.keys.create(body.name, body.scope, body.sent.get("expires_in"))
-    return {**key_document(key, await service.client.now()), "key": text}
+    return {**camel_case(key.to_dict(await service.client.now())), "key": text}
 
 
 @router.get("", response_model=KeyList, summary="List API keys")
@@ -36,7 +36,7 @@ async def list_keys(service: ServiceDep) -> Response:
 
 async def list_all_keys(service: Service) -> list[dict[str, Any]]:
     now = await service.client.now()
-    return [key_document(key, now) for key in await service.keys.list()]
+    return [camel_case(key.to_dict(now)) for key in await service.keys.list()]
 
 
 @router.delete("/{id}", response_model=Done, summary="Revoke an API key")

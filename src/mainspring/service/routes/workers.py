@@ -8,8 +8,8 @@ from fastapi import Response
 
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.router import api_router
-from mainspring.service.schemas.json_format import json_response
-from mainspring.service.schemas.worker import WorkersAnswer, worker_document
+from mainspring.service.schemas.json_format import camel_case, json_response
+from mainspring.service.schemas.worker import WorkersAnswer
 
 __all__ = ["list_workers", "router"]
 
@@ -22,4 +22,4 @@ async def list_all(service: ServiceDep) -> Response:
 
 
 async def list_workers(service: Service) -> list[dict[str, Any]]:
-    return [worker_document(worker) for worker in await service.client.list_workers()]
+    return [camel_case(worker.to_dict()) for worker in await service.client.list_workers()]

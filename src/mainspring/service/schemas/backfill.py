@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from mainspring.core.model import State
 from mainspring.engine import backfill
 from mainspring.service.schemas.fields import Body, DateTime, Document, Priority, Time
-from mainspring.service.schemas.json_format import to_iso
+from mainspring.service.schemas.json_format import camel_case
 
 __all__ = ["Backfill", "BackfillAnswer", "BackfillBody", "backfill_document"]
 
@@ -72,12 +72,4 @@ class BackfillAnswer(Document):
 
 
 def backfill_document(found: backfill.Backfill) -> dict[str, Any]:
-    return {
-        "jobId": found.job_id,
-        "slots": found.slots,
-        "added": list(found.added),
-        "existing": {run_id: str(state) for run_id, state in found.existing.items()},
-        "mayHaveRun": found.may_have_run,
-        "nextSlot": to_iso(found.next_slot),
-        "firstSlot": to_iso(found.first_slot),
-    }
+    return {**camel_case(found), "existing": found.existing}  # ids of runs, not names of fields

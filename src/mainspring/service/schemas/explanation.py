@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic.alias_generators import to_camel
 
-from mainspring.scheduler import explanation
 from mainspring.scheduler.explanation import Reason
 from mainspring.service.schemas.fields import Document, Time
-from mainspring.service.schemas.json_format import to_iso
 
-__all__ = ["Explanation", "ExplanationAnswer", "explanation_document"]
+__all__ = ["Explanation", "ExplanationAnswer"]
 
 
 class Explanation(Document):
@@ -32,22 +28,3 @@ class Explanation(Document):
 class ExplanationAnswer(Document):
     success: bool
     data: Explanation
-
-
-def explanation_document(found: explanation.Explanation) -> dict[str, Any]:
-    return {
-        "code": str(found.code),
-        "sentence": found.sentence,
-        "jobId": found.job_id,
-        "runId": found.run_id,
-        "at": to_iso(found.at),
-        "facts": _plain(found.facts),
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return to_iso(value)
-    if isinstance(value, dict):
-        return {to_camel(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value

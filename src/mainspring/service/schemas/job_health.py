@@ -7,17 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mainspring.core.model import Source, State
-from mainspring.core.statistics import LastRun
 from mainspring.scheduler import statistics
 from mainspring.service.schemas.fields import Document, Milliseconds, Time
-from mainspring.service.schemas.json_format import to_iso
+from mainspring.service.schemas.json_format import camel_case
 
 __all__ = [
     "JobHealth",
     "JobHealthAnswer",
     "JobMetrics",
     "JobMetricsAnswer",
-    "health_document",
     "metrics_document",
 ]
 
@@ -122,60 +120,13 @@ class JobMetricsAnswer(Document):
     data: JobMetrics
 
 
-def health_document(found: statistics.JobHealth) -> dict[str, Any]:
-    return {
-        "jobId": found.job_id,
-        "status": found.status,
-        "enabled": found.enabled,
-        "successRate": found.success_rate,
-        "ratedSince": to_iso(found.rated_since),
-        "consecutiveFailures": found.consecutive_failures,
-        "lastRun": None if found.last_run is None else _ended_run(found.last_run),
-        "lastRunAt": to_iso(found.last_run_at),
-        "nextRunAt": to_iso(found.next_run_at),
-        "breaker": found.breaker,
-        "breakerUntil": to_iso(found.breaker_until),
-    }
-
-
-def _ended_run(run: LastRun) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "state": str(run.state),
-        "source": str(run.source),
-        "startedAt": to_iso(run.started_at),
-        "finishedAt": to_iso(run.finished_at),
-        "error": run.error,
-    }
-
-
 def metrics_document(found: statistics.JobMetrics) -> dict[str, Any]:
-    return {
-        "jobId": found.job_id,
-        "since": to_iso(found.since),
-        "total": found.total,
-        "succeeded": found.succeeded,
-        "failed": found.failed,
-        "cancelled": found.cancelled,
-        "skipped": found.skipped,
-        "successRate": found.success_rate,
-        "failureRate": found.failure_rate,
-        "duration": _spread(found.duration),
-        "lateness": _spread(found.lateness),
-        "consecutiveFailures": found.consecutive_failures,
-        "ended": dict(found.ended),
-        "recentFailures": [
-            {
-                "id": run.id,
-                "finishedAt": to_iso(run.finished_at),
-                "attempts": run.attempts,
-                "error": run.error,
-            }
-            for run in found.recent_failures
-        ],
-    }
+    spans = {"duration": _spread(found.duration), "lateness": _spread(found.lateness)}
+    return {**camel_case(found), **spans}
 
 
 def _spread(spread: statistics.Spread) -> dict[str, float | None]:
-    values = {"average": spread.average, "p50": spread.p50, "p95": spread.p95, "max": spread.max}
-    return {name: None if value is None else value * 1000 for name, value in values.items()}
+    """In milliseconds; the library has seconds."""
+    return {
+        name: None if value is None else value * 1000 for name, value in camel_case(spread).items()
+    }

@@ -9,13 +9,16 @@ from typing import Any
 import msgspec
 from fastapi import Response
 from pydantic import BaseModel
+from pydantic.alias_generators import to_camel
 
 from mainspring.core import codec
+from mainspring.core.documents import to_document
 from mainspring.core.durations import duration
 from mainspring.errors import InvalidInput
 
 __all__ = [
     "WrongFormat",
+    "camel_case",
     "encode_json",
     "json_response",
     "read_datetime",
@@ -39,6 +42,12 @@ def to_iso(moment: datetime | None) -> str | None:
         return None
     text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
+
+
+def camel_case(value: Any) -> dict[str, Any]:
+    """The fields of a value of the library as the API writes them."""
+    document: dict[str, Any] = to_document(value, time=to_iso, name=to_camel)
+    return document
 
 
 def to_milliseconds(span: Any) -> int | float | None:

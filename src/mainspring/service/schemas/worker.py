@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from mainspring.engine.live_workers import LiveWorker
 from mainspring.service.schemas.fields import Cursor, Document, Time
-from mainspring.service.schemas.json_format import to_iso
 
-__all__ = ["Worker", "WorkerList", "WorkersAnswer", "worker_document"]
+__all__ = ["Worker", "WorkerList", "WorkersAnswer"]
 
 
 class Worker(Document):
@@ -39,21 +37,3 @@ class WorkerList(Document):
 class WorkersAnswer(Document):
     success: bool
     data: list[Worker]
-
-
-def worker_document(worker: LiveWorker) -> dict[str, Any]:
-    return {
-        "id": worker.id,
-        "node": worker.node or None,
-        "pid": worker.pid,
-        "version": worker.version or None,
-        "isLeader": worker.is_leader,
-        "fires": worker.fires,
-        "queues": None if worker.queues is None else sorted(worker.queues),
-        "handlers": sorted(worker.handlers),
-        "capacity": worker.capacity,
-        "running": worker.running,
-        "memory": worker.memory,
-        "startedAt": to_iso(worker.started_at),
-        "seenAt": to_iso(worker.seen_at),
-    }
