@@ -44,13 +44,14 @@ from mainspring.service.problems import (
 from mainspring.service.router import api_router
 from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
 from mainspring.service.schemas.execution import Executions, execution_documents
-from mainspring.service.schemas.fields import TolerantBody
+from mainspring.service.schemas.fields import TolerantBody, query_of
 from mainspring.service.schemas.job import (
     Bulk,
     ChangedAnswer,
     Created,
     JobAnswer,
     JobBody,
+    JobMatchBody,
     JobPage,
     JobsBulkBody,
     JobUpdateBody,
@@ -84,12 +85,16 @@ __all__ = [
     "BulkItem",
     "CreatedJob",
     "DryRun",
+    "Enabled",
     "Force",
     "IdempotencyKey",
     "IfMatch",
     "NoIdempotencyKey",
     "OnlyCount",
     "OnlyList",
+    "Queue",
+    "Search",
+    "Tag",
     "Window",
     "backfill_job",
     "bulk_jobs",
@@ -125,6 +130,10 @@ Window = Annotated[
         examples=["24h"],
     ),
 ]
+Tag = Annotated[str | None, query_of(JobMatchBody, "tag", max_length=200)]
+Queue = Annotated[str | None, query_of(JobMatchBody, "queue", max_length=200)]
+Enabled = Annotated[bool | None, query_of(JobMatchBody, "enabled")]
+Search = Annotated[str | None, query_of(JobMatchBody, "search", max_length=200)]
 DryRun = Annotated[
     bool, Query(alias="dryRun", description="Only show the request, filled in and signed.")
 ]
@@ -178,12 +187,9 @@ async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     limit: PageLimit = 20,
-    tag: Annotated[str | None, Query(max_length=200)] = None,
-    enabled: bool | None = None,
-    search: Annotated[
-        str | None,
-        Query(max_length=200, description="Jobs with this text in the id or the description."),
-    ] = None,
+    tag: Tag = None,
+    enabled: Enabled = None,
+    search: Search = None,
 ) -> Response:
     found = await service.client.list_jobs(
         tag=tag,
@@ -656,14 +662,7 @@ async def _chosen_ids(service: Service, body: JobsBulkBody) -> AsyncIterator[str
     assert body.match is not None
     cursor: str | None = None
     while True:
-        page = await service.client.list_jobs(
-            tag=body.match.tag,
-            queue=body.match.queue,
-            enabled=body.match.enabled,
-            search=body.match.search,
-            limit=500,
-            cursor=cursor,
-        )
+        page = await service.client.list_jobs(**body.match.sent, limit=500, cursor=cursor)
         for job in page.items:
             yield job.id
         if (cursor := page.cursor) is None:

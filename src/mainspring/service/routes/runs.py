@@ -17,9 +17,11 @@ from mainspring.service.dependencies import COMPATIBILITY, RunPath, Service, Ser
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
 from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
+from mainspring.service.schemas.fields import query_of
 from mainspring.service.schemas.json_format import WrongFormat, json_response, read_datetime
 from mainspring.service.schemas.problem import Done
 from mainspring.service.schemas.run import (
+    MatchBody,
     RunAnswer,
     RunPage,
     RunsBulk,
@@ -28,7 +30,10 @@ from mainspring.service.schemas.run import (
 )
 
 __all__ = [
+    "Failing",
     "Moment",
+    "OfJob",
+    "States",
     "bulk_runs",
     "cancel_run",
     "find_runs",
@@ -40,6 +45,9 @@ __all__ = [
 
 router = api_router(prefix="/api/runs", tags=[COMPATIBILITY])
 
+OfJob = Annotated[str | None, query_of(MatchBody, "job", max_length=200)]
+States = Annotated[list[State] | None, Query(description="Runs in one of these states.")]
+Failing = Annotated[bool, query_of(MatchBody, "failing")]
 Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 date-time.")]
 
 _OFFSET = re.compile(r"([T ]\d\d[^ ]*) (\d\d(?::?\d\d)?)$", re.ASCII)
@@ -48,11 +56,9 @@ _OFFSET = re.compile(r"([T ]\d\d[^ ]*) (\d\d(?::?\d\d)?)$", re.ASCII)
 @router.get("", response_model=RunPage, summary="List runs, newest first")
 async def list_runs(
     service: ServiceDep,
-    job: Annotated[str | None, Query(max_length=200)] = None,
-    state: Annotated[list[State] | None, Query(description="One or several.")] = None,
-    failing: Annotated[
-        bool, Query(description="Only runs with a failed attempt, in any state.")
-    ] = False,
+    job: OfJob = None,
+    state: States = None,
+    failing: Failing = False,
     since: Moment = None,
     until: Moment = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,

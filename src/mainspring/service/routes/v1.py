@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 
-from mainspring.core.model import Job, State
+from mainspring.core.model import Job
 from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, problem_document
@@ -30,12 +30,16 @@ from mainspring.service.routes import (
 )
 from mainspring.service.routes.jobs import (
     DryRun,
+    Enabled,
     Force,
     IdempotencyKey,
     IfMatch,
     NoIdempotencyKey,
     OnlyCount,
     OnlyList,
+    Queue,
+    Search,
+    Tag,
     Window,
 )
 from mainspring.service.schemas import job as job_schema
@@ -119,15 +123,10 @@ _ORDERS: dict[str, JobOrder] = {
 @router.get("/jobs", response_model=JobList, tags=["jobs"], summary="List jobs")
 async def list_jobs(
     service: ServiceDep,
-    tag: Annotated[str | None, Query(max_length=200, description="Jobs with this tag.")] = None,
-    queue: Annotated[
-        str | None, Query(max_length=200, description="Jobs whose runs go to this queue.")
-    ] = None,
-    enabled: Annotated[bool | None, Query(description="Enabled jobs, or paused ones.")] = None,
-    search: Annotated[
-        str | None,
-        Query(max_length=200, description="Jobs with this text in the id or the description."),
-    ] = None,
+    tag: Tag = None,
+    queue: Queue = None,
+    enabled: Enabled = None,
+    search: Search = None,
     order: Annotated[
         Literal["id", "nextRunAt", "lastRunAt", "updatedAt"],
         Query(
@@ -369,11 +368,9 @@ async def explain_job(
 @router.get("/runs", response_model=RunList, tags=["runs"], summary="List runs, newest first")
 async def list_runs(
     service: ServiceDep,
-    job: Annotated[str | None, Query(max_length=200, description="Runs of this job.")] = None,
-    state: Annotated[list[State] | None, Query(description="Runs in one of these states.")] = None,
-    failing: Annotated[
-        bool, Query(description="Only runs with a failed attempt, in any state.")
-    ] = False,
+    job: runs.OfJob = None,
+    state: runs.States = None,
+    failing: runs.Failing = False,
     since: runs.Moment = None,
     until: runs.Moment = None,
     limit: Limit = 50,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Generic, Self, TypeVar
 
+from fastapi import Query
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -54,6 +55,9 @@ __all__ = [
     "field_fault",
     "may_be_left_out",
     "options_of",
+    "pick",
+    "query_of",
+    "repeats",
     "takes",
 ]
 
@@ -253,6 +257,12 @@ def answers(*specs: FieldSpec[Any]) -> Callable[[type[M]], type[M]]:
     )
 
 
+def repeats(model: type[BaseModel], *names: str) -> Callable[[type[M]], type[M]]:
+    """Give a model fields of another one, with their types and descriptions."""
+    fields = model.model_fields
+    return _with_fields({name: (fields[name].annotation, fields[name]) for name in names})
+
+
 def _with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[M]], type[M]]:
     def decorate(model: type[M]) -> type[M]:
         made: type[M] = create_model(  # type: ignore[call-overload]
@@ -265,6 +275,12 @@ def _with_fields(fields: Mapping[str, tuple[Any, Any]]) -> Callable[[type[M]], t
         return made
 
     return decorate
+
+
+def pick(specs: Iterable[FieldSpec[S]], *names: str, **changes: Any) -> list[FieldSpec[Any]]:
+    """These fields, for another document. `changes`: what is different there."""
+    by_name = {spec.name: spec for spec in specs}
+    return [replace(by_name[name], **changes) for name in names]
 
 
 def options_of(specs: Iterable[FieldSpec[Any]], sent: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,6 +317,11 @@ class Conditions(Body):
             if item is None:
                 raise field_fault(f"match.{name}", "is null: leave it out where it does not matter")
         return value
+
+
+def query_of(conditions: type[Conditions], name: str, **limits: Any) -> Any:
+    """The query parameter that selects by a condition of `match`, with its description."""
+    return Query(description=conditions.model_fields[name].description, **limits)
 
 
 def field_fault(field: str, message: str, *, predicate: bool = True) -> PydanticCustomError:

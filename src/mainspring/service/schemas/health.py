@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mainspring.service.schemas.fields import Cursor, Document, Milliseconds, Time
+from mainspring.service.schemas.fields import Cursor, Document, Milliseconds, Time, repeats
 
 __all__ = [
     "ExecutionCounts",
@@ -133,13 +133,9 @@ class OpenBreakerList(Document):
     next_cursor: Cursor
 
 
+@repeats(Health, "paused_since")
 class Firing(Document):
     """Whether slots fire."""
-
-    paused_since: Annotated[
-        Time | None,
-        Field(description="Since when all firing is paused, on every node. Null: it is not."),
-    ]
 
 
 class Probe(Document):
@@ -155,25 +151,20 @@ class SchedulerState(Document):
     max_concurrent_jobs: int
 
 
+@repeats(
+    Health,
+    *("poll_interval", "is_leader", "stuck_threads", "enabled", "paused_since", "memory"),
+    *("cpu_seconds", "memory_limit_reached"),
+)
 class SchedulerHealth(SchedulerState):
-    poll_interval: Milliseconds
-    is_leader: bool
-    stuck_threads: int
-    enabled: bool
-    paused_since: Time | None
-    memory: int | None
-    cpu_seconds: float
-    memory_limit_reached: bool
+    pass
 
 
+@repeats(Health, "status", "store", "jobs_without_worker", "orphaned_jobs")
 class PageHealth(Document):
     success: bool
-    status: _Status
     timestamp: Time
-    store: Literal["ok", "away"]
     scheduler: SchedulerHealth
-    jobs_without_worker: list[str]
-    orphaned_jobs: list[str]
 
 
 class FiringAnswer(Document):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -41,6 +42,7 @@ from mainspring.service.schemas.fields import (
     field_fault,
     may_be_left_out,
     options_of,
+    pick,
     takes,
 )
 from mainspring.service.schemas.json_format import (
@@ -71,6 +73,7 @@ __all__ = [
     "JobBody",
     "JobDocument",
     "JobList",
+    "JobMatchBody",
     "JobPage",
     "JobUpdateBody",
     "JobsBulkBody",
@@ -932,13 +935,32 @@ def etag(job: model.Job) -> str:
 # -- answers of the compatibility page ------------------------------------------------------------
 
 
+CREATED: tuple[FieldSpec[Any], ...] = (
+    replace(PAGE_ID, name="job_id", other_alias=None),
+    *pick(JOB, "schedule"),
+    *pick(
+        WEBHOOK,
+        "endpoint",
+        optional=False,
+        read=lambda job: None if job.webhook is None else job.webhook.url,
+    ),
+    *pick(JOB, "next_run_at"),
+    *pick(
+        JOB,
+        "handler",
+        description="If the job calls no endpoint.",
+        example=None,
+        answered=str | None,
+        optional=True,
+        read=None,
+    ),
+    SIGNING_SECRET,
+)
+
+
+@answers(*CREATED)
 class CreatedData(Document):
-    job_id: str
-    schedule: str | None
-    endpoint: str | None
-    next_run_at: Time | None
-    handler: Annotated[str, Field(description="If the job calls no endpoint.")] | None = None
-    signing_secret: Annotated[str, Field(description="Shown only here.")] | None = None
+    """A new job."""
 
 
 class Created(Document):
@@ -979,18 +1001,13 @@ class JobPage(Document):
     total: int
 
 
+@answers(*(replace(one, answered=one.answered | None, optional=True) for one in CREATED))
 class BulkResult(Document):
     """The result for one job: what creating it alone would answer, or the run that a trigger made,
     or why it was not done."""
 
     success: bool
     index: Annotated[int, Field(description="The place in `jobs`.")] | None = None
-    job_id: str | None = None
-    schedule: str | None = None
-    endpoint: str | None = None
-    next_run_at: Time | None = None
-    handler: str | None = None
-    signing_secret: str | None = None
     run_id: str | None = None
     error: str | None = None
     status: int | None = None
@@ -1018,12 +1035,7 @@ class PrunedOrphansAnswer(Document):
 
 def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
     """What the compatibility page answers when a job was created."""
-    document: dict[str, Any] = {
-        "jobId": job.id,
-        "schedule": schedule_text(job.schedule),
-        "endpoint": job.webhook.url if job.webhook else None,
-        "nextRunAt": to_iso(job.next_run_at),
-    }
+    document = document_of(CREATED, job)
     if job.webhook is None:
         document["handler"] = job.handler
     if signing_secret is not None:
