@@ -38,8 +38,9 @@ __all__ = [
 
 SHARED: dict[str, Callable[[], Topology]] = {
     "standalone": Standalone,
-    # No test kills it, so it needs no quick elections, and acknowledges without waiting for a disk.
-    "replica-set": lambda: ReplicaSet(election_timeout=10, durable=False),
+    # One member, which costs a third of three: no test of those that share it kills one. Tests of
+    # elections start three of their own. It acknowledges without waiting for a disk.
+    "replica-set": lambda: ReplicaSet(1, election_timeout=10, durable=False),
     "sharded": ShardedCluster,
 }
 
@@ -58,7 +59,7 @@ def standalone_url(servers_run: Run) -> str:
 
 @pytest.fixture(scope="session")
 def replica_set_url(servers_run: Run) -> str:
-    """A replica set of three."""
+    """A replica set of one: transactions and change streams."""
     return shared_url(servers_run, "replica-set")
 
 
