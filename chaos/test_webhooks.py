@@ -14,7 +14,7 @@ import pytest
 from mainspring import State
 from mainspring.core.model import Outcome
 from tests.support.webhook_endpoint import endpoint, response, scheduler
-from tests.webhooks.test_worker_crash import worker
+from tests.support.webhook_worker import worker
 
 RUNS = 1_000
 WORKERS = 3

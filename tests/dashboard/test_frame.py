@@ -135,3 +135,31 @@ async def test_the_first_paint_of_the_overview_loads_less_than_200_kb(page: Page
         other = "performance.getEntries().filter(e => e.name.startsWith('http')).map(e => e.name)"
         assert all(name.startswith(made.url) for name in await page.evaluate(other))
         await page.goto("about:blank")
+
+
+async def test_a_session_that_ended_is_noticed(page: Page) -> None:
+    async with served(loopback=False) as made:
+        keys = made.app.state.service.keys
+        key, text = await keys.create("ada", "write")
+        await page.goto(f"{made.url}/workers")
+        await page.get_by_label("API key").fill(text)
+        await page.get_by_role("button", name="Sign in").click()
+        await expect(page.get_by_role("heading", name="Workers")).to_be_visible()
+        await keys.revoke(key.id)
+        await expect(page.get_by_label("API key")).to_be_visible()  # by the next update
+        assert page.url.endswith("/sign-in?next=workers")
+
+
+async def test_a_button_of_a_page_whose_session_ended_keeps_the_page(page: Page) -> None:
+    async with served(loopback=False) as made:
+        keys = made.app.state.service.keys
+        key, text = await keys.create("ada", "write")
+        await page.goto(f"{made.url}/")
+        await page.get_by_label("API key").fill(text)
+        await page.get_by_role("button", name="Sign in").click()
+        await page.get_by_role("button", name="Live").click()
+        await keys.revoke(key.id)
+        await page.get_by_role("button", name="Pause all firing").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Pause all firing").click()
+        await expect(page.locator("#messages")).to_contain_text("You are signed out.")
+        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()

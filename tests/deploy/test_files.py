@@ -22,12 +22,8 @@ from mainspring.engine.worker import DRAIN_GRACE
 from mainspring.service.server import FINISH_SECONDS
 from mainspring.service.settings import ServiceSettings
 from mainspring.stores.mongodb.url import MongoUrl
-from mainspring.webhooks.settings import ALLOW_VARIABLE, CAP_VARIABLE, PER_HOST_VARIABLE
-from mainspring.webhooks.vault import VARIABLE as SECRET_KEY
+from tests.support.deploy_files import DEPLOY, DOCKERFILE, KNOWN, ROOT, docker_steps
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 UNIT = (DEPLOY / "mainspring.service").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = {
@@ -41,23 +37,11 @@ FIRST_KEY_POD = KUBERNETES["first-key.yaml"]["spec"]["template"]["spec"]
 SERVICES = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if one["image"].startswith("mainspring:")}
 
-KNOWN = {
-    *(name.upper() for name in ServiceSettings.model_fields),
-    *("MAINSPRING_STORE", "MONGODB_URI", "MAINSPRING_APP"),
-    *(SECRET_KEY, ALLOW_VARIABLE, PER_HOST_VARIABLE, CAP_VARIABLE),
-}
-"""The variables that the service reads."""
 
 SETTLED = {"PATH", "PYTHONDONTWRITEBYTECODE"}
 """Those of the container that are Python's and the shell's."""
 
 CLOSING = timedelta(seconds=FINISH_SECONDS + 2 * DRAIN_GRACE)
-
-
-def docker_steps(word: str) -> list[str]:
-    """What stands behind a word of the container file, lines joined."""
-    joined = DOCKERFILE.replace("\\\n", " ")
-    return [line[len(word) + 1 :] for line in joined.splitlines() if line.startswith(f"{word} ")]
 
 
 def settings_of(text: str) -> dict[str, str]:

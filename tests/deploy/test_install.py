@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deploy.test_files import DOCKERFILE, ROOT, docker_steps
+from tests.support.deploy_files import DOCKERFILE, ROOT, docker_steps
 
 LONG = 60.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.test_files import ROOT
+from tests.support.deploy_files import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mainspring.cli.program import app as program
-from tests.deploy.test_files import KNOWN
+from tests.support.deploy_files import KNOWN
 from tests.support.pages import DOCS, ROOT, blocks, page_files
 
 SOURCES = [

@@ -22,8 +22,9 @@ from mainspring.scheduler.job_file import FILE_KEYS, JOB_KEYS
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 from mainspring.webhooks.definition import FIELDS as WEBHOOK_FIELDS
-from tests.deploy.test_files import KNOWN
+from tests.support.deploy_files import KNOWN
 from tests.support.pages import DOCS, ROOT
+from tests.support.public_names import public_names
 from tools import reference
 
 PAGES = DOCS / "reference"
@@ -113,19 +114,6 @@ def test_every_attribute_of_the_context_is_described() -> None:
 def test_every_option_of_webhook_settings_is_described() -> None:
     names = {field.name for field in dataclasses.fields(WebhookSettings)}
     assert missing(names, inspect.getdoc(WebhookSettings) or "") == set()
-
-
-def public_names() -> set[str]:
-    """What programs import, by the path that the reference names it under."""
-    names = {
-        f"{module.__name__}.{name}"
-        for module in (mainspring, mainspring.schedules, mainspring.testing, mainspring.webhooks)
-        for name in module.__all__
-    }
-    # Makers of schedules are described where they belong; errors on a page of their own.
-    elsewhere = {f"mainspring.{name}" for name in ("at", "cron", "every", "rrule")}
-    elsewhere |= {f"mainspring.{name}" for name in ("GiveUp", "MainspringError", "Retry")}
-    return names - elsewhere | {"mainspring.errors"}
 
 
 def test_every_public_name_has_its_entry() -> None:

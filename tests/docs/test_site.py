@@ -13,9 +13,9 @@ import pytest
 
 import mainspring.errors
 from mainspring import Client, Scheduler
-from tests.docs.test_reference import public_names
 from tests.support.browser.page import opened
 from tests.support.pages import DOCS, ROOT
+from tests.support.public_names import public_names
 
 pytestmark = pytest.mark.thorough
 

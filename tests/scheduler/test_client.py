@@ -1,18 +1,37 @@
-"""A client enqueues and controls runs in a store that other processes work on."""
+"""A client enqueues and controls runs, and makes, changes and removes jobs, one or many at once."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from mainspring import Client, Event, Scheduler, State
-from mainspring.core.model import Note
-from mainspring.errors import InvalidInput, JobNotFound, NotStarted
+from mainspring import Client, Event, Job, Run, RunContext, Scheduler, State, at, cron
+from mainspring.core.handlers import Registry
+from mainspring.core.model import Note, Page, replace
+from mainspring.errors import (
+    HandlerNotFound,
+    InvalidInput,
+    InvalidSchedule,
+    InvalidState,
+    JobExists,
+    JobNotFound,
+    JobOwnedByCode,
+    NotStarted,
+)
+from mainspring.scheduler.definitions import edit_job
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
 from mainspring.testing import TestScheduler
+from mainspring.testing.store_calls import put_job
+from mainspring.webhooks.service import Webhooks
+from tests.support.engine import EventRecorder, ended, opened, states
+from tests.support.scheduler_fixtures import Make
 
 
 def make_scheduler(url: str) -> Scheduler:
@@ -82,13 +101,6 @@ async def test_a_client_keeps_notes(tmp_path: Path) -> None:
         note = await client.note("app", "seen")
         assert note is not None
         assert note.value == {"id": 7}
-
-
-def test_plain_code_uses_a_client_by_blocking(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    with make_scheduler(url).blocking, Client(url, poll="50ms").blocking as client:
-        run = client.enqueue("double", {"n": 4})
-        assert client.wait(run.id, "10s").result == 8
 
 
 async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
@@ -172,3 +184,456 @@ async def test_on_is_a_decorator_too() -> None:
     assert heard == ["double"]
     with pytest.raises(InvalidInput, match=r"there is no event 'run.fialed'"):
         scheduler.on("run.fialed")(listen)
+
+
+# -- jobs as stored definitions -------------------------------------------------------------
+
+
+async def test_add_update_remove(make: Make) -> None:
+    scheduler = make()
+    recorder = EventRecorder(scheduler, "job.*")
+
+    @scheduler.job()
+    async def greet(ctx: RunContext, name: str, loud: bool = False) -> str:
+        return name.upper() if loud else name
+
+    async with scheduler:
+        job = await scheduler.add_job(
+            "greet-ada",
+            handler=greet,
+            schedule="0 9 * * *",
+            payload={"name": "Ada"},
+            retries=2,
+            description="each morning",
+            tags=["people"],
+            metadata={"team": 1},
+        )
+        assert (job.id, job.handler, job.enabled) == ("greet-ada", "greet", True)
+        assert job == await scheduler.get_job("greet-ada")
+        assert job.next_run_at is not None
+        assert job.next_run_at > job.created_at
+        assert job.policy.retries == 2
+        run = await scheduler.trigger("greet-ada")
+        assert (await ended(scheduler, run)).result == "Ada"
+        run = await scheduler.enqueue("greet-ada", {"name": "Bob", "loud": True})
+        assert (await ended(scheduler, run)).result == "BOB"
+
+        changed = await scheduler.update_job("greet-ada", schedule="1h", payload={"name": "Eve"})
+        assert (changed.policy, changed.tags) == (job.policy, ("people",))
+        assert changed.version > job.version
+        assert changed.next_run_at is not None
+        assert changed.next_run_at - changed.updated_at == timedelta(hours=1)
+        kept = await scheduler.update_job("greet-ada", retries=5)
+        assert (kept.schedule, kept.next_run_at) == (changed.schedule, changed.next_run_at)
+        off = await scheduler.update_job("greet-ada", enabled=False)
+        assert (off.enabled, off.next_run_at) == (False, None)
+
+        page = await scheduler.list_jobs(tag="people")
+        assert [one.id for one in page.items] == ["greet-ada"]
+
+        pending = await scheduler.enqueue("greet-ada", delay="1h")
+        await scheduler.remove_job("greet-ada")
+        done = await ended(scheduler, pending)
+        assert (done.state, done.reason) == (State.CANCELLED, "job removed")
+        for call in (scheduler.get_job, scheduler.trigger, scheduler.remove_job):
+            with pytest.raises(JobNotFound, match="no job 'greet-ada'"):
+                await call("greet-ada")
+    assert [event.name for event in recorder.events] == [
+        *("job.created", "job.created"),
+        *("job.updated",) * 3,
+        "job.removed",
+    ]
+
+
+async def test_a_running_run_outlives_its_job(make: Make) -> None:
+    scheduler = make()
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job()
+    async def slow() -> str:
+        began.set()
+        await go.wait()
+        return "done"
+
+    async with scheduler:
+        await scheduler.add_job("temp", handler="slow")
+        run = await scheduler.trigger("temp")
+        await began.wait()
+        await scheduler.remove_job("temp")
+        go.set()
+        assert (await ended(scheduler, run)).result == "done"
+
+
+async def test_a_job_that_takes_the_id_of_another_has_none_of_its_runs(make: Make) -> None:
+    scheduler = make()
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @scheduler.job()
+    async def work(text: str) -> str:
+        if text == "new":
+            return text
+        began.set()
+        await go.wait()
+        raise ValueError(text)
+
+    async with scheduler:
+        await scheduler.add_job("temp", handler="work", retries=9, retry_delay="1ms")
+        run = await scheduler.trigger("temp", {"text": "old"})
+        await began.wait()
+        await scheduler.remove_job("temp")
+        await scheduler.add_job("temp", handler="work", payload={"text": "new"})
+        go.set()
+        done = await ended(scheduler, run)
+        assert (done.state, done.reason) == (State.CANCELLED, "job removed")
+        assert [one.error for one in done.attempts if one.error] == ["ValueError: old"]
+        with pytest.raises(InvalidState, match="its job 'temp' was removed"):
+            await scheduler.retry(run.id)  # nor does an operator bring it back
+        assert (await ended(scheduler, await scheduler.trigger("temp"))).result == "new"
+
+
+@pytest.mark.parametrize("moment", ["put_jobs", "find"])
+async def test_a_removal_spares_the_runs_of_a_job_that_takes_the_id_meanwhile(
+    make: Make, place: str | Store, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    store = opened(place)
+    scheduler = make(store, workers=0)
+    made: list[Run] = []
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async def make_anew() -> None:
+        monkeypatch.undo()
+        await scheduler.add_job("temp", handler="work")
+        made.extend([await scheduler.enqueue("temp", delay="1h") for _ in range(2)])
+
+    async def put_jobs(writes: Sequence[JobWrite]) -> list[bool]:
+        done = await put(writes)
+        if writes[0].job is None:
+            await make_anew()
+        return done
+
+    async def find_runs(query: RunQuery) -> Page[Run]:
+        await make_anew()
+        return await find(query)
+
+    put, find = store.put_jobs, store.find
+    async with scheduler:
+        await scheduler.add_job("temp", handler="work")
+        old = [await scheduler.enqueue("temp", delay="1h") for _ in range(2)]
+        monkeypatch.setattr(store, moment, put_jobs if moment == "put_jobs" else find_runs)
+        await scheduler.remove_job("temp")
+        assert len(made) == 2
+        for run in old:
+            done = await scheduler.get_run(run.id)
+            assert (done.state, done.reason) == (State.CANCELLED, "job removed")
+        assert states([await scheduler.get_run(run.id) for run in made]) == [State.PENDING] * 2
+
+
+async def test_a_job_made_anew_elsewhere_is_not_held_for_gone(file: str) -> None:
+    """A worker that ended a retry for want of its job meets the new one's first run."""
+    worker, other = Scheduler(file, workers=1), Scheduler(file, workers=0)
+    began, go = asyncio.Event(), asyncio.Event()
+
+    async def work(fail: bool = False) -> str:
+        began.set()
+        await go.wait()
+        if fail:
+            raise ValueError
+        return "done"
+
+    for one in (worker, other):
+        one.job(id="work")(work)
+    async with worker, other:
+        # A worker knows jobs as they were a second ago: so long it goes on with the old one.
+        await other.add_job("temp", handler="work", retries=99, retry_delay="50ms")
+        run = await other.trigger("temp", {"fail": True})
+        await began.wait()
+        await other.remove_job("temp")
+        go.set()
+        assert (await ended(worker, run)).reason == "job removed"
+        await other.add_job("temp", handler="work")
+        assert (await ended(worker, await other.trigger("temp"))).result == "done"
+
+
+async def test_a_clock_that_was_set_back_makes_no_run_older_than_its_job(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> str:
+        return "done"
+
+    async with scheduler:
+        job = await scheduler.add_job("ahead", handler="work", schedule="100ms")
+        assert job.schedule is not None
+        ahead = replace(job, created_at=job.created_at + timedelta(hours=1))
+        recorder = EventRecorder(scheduler, "run.succeeded")
+        assert await put_job(scheduler.store, ahead)
+        assert (await ended(scheduler, await scheduler.trigger("ahead"))).result == "done"
+        await recorder.until("run.succeeded", 2)  # and a slot
+
+
+async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job("1h")
+    async def mine() -> None: ...
+
+    async with scheduler:
+        before = await scheduler.get_job("mine")
+        for call in (
+            scheduler.update_job("mine", retries=3),
+            scheduler.update_job("mine", enabled=False, retries=3),
+            scheduler.remove_job("mine"),
+        ):
+            with pytest.raises(JobOwnedByCode, match="defined in code: change it there"):
+                await call
+        assert await scheduler.get_job("mine") == before
+        paused = await scheduler.update_job("mine", enabled=False)
+        assert (paused.enabled, paused.next_run_at) == (False, None)
+        assert (await scheduler.update_job("mine", enabled=True)).next_run_at is not None
+        assert (await scheduler.pause_job("mine")).enabled is False
+        assert (await scheduler.resume_job("mine")).enabled is True
+        await ended(scheduler, await scheduler.trigger("mine"))
+        await scheduler.remove_job("mine", force=True)
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("mine")
+
+
+async def test_ids_are_taken_once(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    with pytest.raises(JobExists, match=r"'work' is already the name of .* another name with id="):
+
+        @scheduler.job(id="work")
+        async def other() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("extra", handler=work)
+        with pytest.raises(JobExists, match="there is a job 'extra' already"):
+            await scheduler.add_job("extra", handler=work)
+        with pytest.raises(JobExists):
+            await scheduler.add_job("work", handler=work)
+        for taken in ("extra", "work"):
+            with pytest.raises(JobExists, match=f"there is a job '{taken}' already"):
+                await scheduler.add_job(taken, handler=work, dry_run=True)
+        shown = await scheduler.add_job("free", handler=work, schedule="@daily", dry_run=True)
+        assert shown.next_run_at is not None
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("free")
+    again = make()
+
+    @again.job()
+    async def extra() -> None: ...
+
+    with pytest.raises(JobExists, match="exists with handler 'work'; it cannot become 'extra'"):
+        await again.start()
+    async with scheduler:  # nothing was lost
+        assert (await scheduler.get_job("extra")).handler == "work"
+
+
+async def test_bad_jobs_are_refused_and_leave_nothing(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work(n: int = 0) -> None: ...
+
+    past = at(datetime(2001, 1, 1, tzinfo=UTC))
+    async with scheduler:
+        with pytest.raises(HandlerNotFound, match=r"no handler 'nope'.*registered: .*work"):
+            await scheduler.add_job("x", handler="nope")
+        with pytest.raises(InvalidSchedule, match="is over: it would never fire"):
+            await scheduler.add_job("x", handler=work, schedule=past)
+        with pytest.raises(InvalidInput, match="a job id is 1 to 200"):
+            await scheduler.add_job("no spaces", handler=work)
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job("x")
+
+        job = await scheduler.add_job("x", handler=work, schedule=cron("0 9 * * *"))
+        with pytest.raises(InvalidSchedule, match="is over: it would never fire"):
+            await scheduler.update_job("x", schedule=past)
+        for wrong in (
+            {"timezone": "Mars/Olympus"},
+            {"schedule": "99 * * * *"},
+            {"retries": -1},
+            {"bogus": 1},
+            {"enabled": "yes"},
+            {"payload": {"m": 1}},
+            {"metadata": [1]},
+            {"jitter": "-1s"},
+            {"after": "work"},
+        ):
+            with pytest.raises(InvalidInput):
+                await scheduler.update_job("x", **wrong)
+        with pytest.raises(HandlerNotFound):
+            await scheduler.update_job("x", handler="nope")
+        assert await scheduler.get_job("x") == job
+
+
+async def test_the_same_function_under_two_ids(make: Make) -> None:
+    scheduler = make()
+    loop = asyncio.get_running_loop()
+
+    @scheduler.job(id="one")
+    @scheduler.job(id="two")
+    async def work() -> bool:
+        return asyncio.get_running_loop() is loop
+
+    async with scheduler:
+        for name in ("one", "two"):
+            assert (await ended(scheduler, await scheduler.enqueue(name))).result is True
+
+
+def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
+    now = datetime(2030, 1, 1, 12, 0, 7, tzinfo=UTC)
+    due = now - timedelta(seconds=7)
+    job = Job(
+        id="job",
+        handler="work",
+        created_at=due,
+        updated_at=due,
+        schedule=cron("*/5 * * * * *").bind("job", due),
+        next_run_at=due,
+    )
+    same = edit_job(
+        job, {"schedule": "*/5 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
+    )
+    assert same.next_run_at == due
+    other = edit_job(
+        job, {"schedule": "*/6 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
+    )
+    assert other.next_run_at == now + timedelta(seconds=5)
+
+
+@pytest.mark.parametrize("odd", ["\0", "\udce9"])
+async def test_what_is_looked_up_by_its_text_can_be_looked_up(make: Make, odd: str) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("mine", handler="work", tags=["a"])
+        for call in (
+            scheduler.add_job("other", handler="work", tags=["a", f"a{odd}b"]),
+            scheduler.update_job("mine", tags=f"a{odd}b"),
+            scheduler.update_job("mine", queue=f"a{odd}b"),
+            scheduler.add_job(f"a{odd}b", handler="work"),
+            scheduler.enqueue("work", dedupe_key=f"a{odd}b"),
+            scheduler.enqueue_many("work", [None, None], dedupe_key=["a", f"a{odd}b"]),
+            scheduler.put_note(Note(kind="k", name=f"a{odd}b", value=1)),
+            scheduler.put_note(Note(kind=f"a{odd}b", name="n", value=1)),
+        ):
+            with pytest.raises(InvalidInput, match=r"a\\(x00|udce9)b"):
+                await call
+        with pytest.raises(JobNotFound):
+            await scheduler.get_job(f"mine{odd}x")
+
+
+async def test_a_handler_without_a_job_serves_jobs_that_are_made_as_data(make: Make) -> None:
+    scheduler = make()
+
+    async def shout(ctx: RunContext, name: str) -> str:
+        return name.upper()
+
+    scheduler.add_handler("texts.shout", shout)
+    with pytest.raises(InvalidInput, match="the name of a handler"):
+        scheduler.add_handler("not a name", shout)
+    async with scheduler:
+        assert (await scheduler.list_jobs()).items == []
+        await scheduler.add_job("loud", handler="texts.shout", payload={"name": "ada"})
+        run = await scheduler.trigger("loud")
+        assert (await scheduler.wait(run.id)).result == "ADA"
+
+
+async def test_jobs_are_listed_in_another_order_by_offset(make: Make) -> None:
+    scheduler = make()
+    scheduler.add_handler("nothing", lambda: None)
+    async with scheduler:
+        for name, minute in (("a", 30), ("b", 10), ("c", 20)):
+            await scheduler.add_job(
+                name,
+                handler="nothing",
+                schedule=f"{minute} 0 1 1 *",
+                queue="q" if name < "c" else "r",
+            )
+        page = await scheduler.list_jobs(order="next_run_at", limit=2, with_total=True)
+        assert ([job.id for job in page.items], page.cursor, page.total) == (["b", "c"], None, 3)
+        page = await scheduler.list_jobs(order="next_run_at", limit=2, offset=2)
+        assert [job.id for job in page.items] == ["a"]
+        page = await scheduler.list_jobs(queue="q", descending=True)
+        assert [job.id for job in page.items] == ["b", "a"]
+        with pytest.raises(InvalidInput, match="order is one of id, next_run_at") as wrong:
+            await scheduler.list_jobs(order="colour")  # type: ignore[arg-type]
+        assert wrong.value.field == "order"
+        for given in ({"order": "updated_at"}, {"descending": True}):
+            with pytest.raises(InvalidInput, match="by offset") as wrong:
+                await scheduler.list_jobs(cursor="a", **given)
+            assert wrong.value.field == "cursor"
+
+
+# -- many jobs at once ----------------------------------------------------------------------
+
+
+class Watched(MemoryStore):
+    """Counts the calls that write jobs; somebody else may come between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.edited_between: str | None = None
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        if self.edited_between is not None:
+            name, self.edited_between = self.edited_between, None
+            [job] = (await self.jobs(JobQuery(ids=frozenset({name})))).items
+            await super().put_jobs([JobWrite.put(replace(job, description="edited"))])
+        self.batches.append(len(writes))
+        return await super().put_jobs(writes)
+
+
+async def test_a_thousand_jobs_are_one_commit() -> None:
+    """Pausing 5,000 jobs one by one took 18 s on an idle machine, minutes on a busy one."""
+    store = Watched()
+    async with Scheduler(store, workers=0) as scheduler:
+        names = [f"j{n:04}" for n in range(2300)]
+        for name in names:
+            await scheduler.add_job(name, handler="work", schedule="1h")
+        store.batches.clear()
+        assert set((await scheduler.pause_jobs(names)).values()) == {None}
+        assert store.batches == [1000, 1000, 300]
+        page = await scheduler.list_jobs(enabled=False, limit=1, with_total=True)
+        assert page.total == 2300
+        assert page.items[0].next_run_at is None
+        assert set((await scheduler.resume_jobs(names[:3])).values()) == {None}
+        assert (await scheduler.get_job("j0000")).next_run_at is not None
+        run = await scheduler.enqueue("j0000", delay="1h")
+        assert set((await scheduler.remove_jobs(names)).values()) == {None}
+        assert (await scheduler.list_jobs()).items == []
+        assert (await scheduler.get_run(run.id)).state is State.CANCELLED
+
+
+async def test_what_cannot_be_done_is_told_by_job_and_the_rest_is_done() -> None:
+    store = Watched()
+    scheduler = Scheduler(store, workers=0)
+
+    @scheduler.job("1h")
+    async def by_code() -> None: ...
+
+    async with scheduler:
+        await scheduler.add_job("mine", handler="work", schedule="1h")
+        done = await scheduler.pause_jobs(["mine", "nowhere", "by_code", "mine"])
+        assert list(done) == ["mine", "nowhere", "by_code"]
+        assert isinstance(done["nowhere"], JobNotFound)
+        assert done["mine"] is done["by_code"] is None
+        store.edited_between = "mine"
+        assert await scheduler.resume_jobs(["mine"]) == {"mine": None}
+        mine = await scheduler.get_job("mine")
+        assert (mine.enabled, mine.description) == (True, "edited")
+        gone = await scheduler.remove_jobs(["by_code", "mine"])
+        assert isinstance(gone["by_code"], JobOwnedByCode)
+        assert gone["mine"] is None
+        assert await scheduler.remove_jobs(["by_code"], force=True) == {"by_code": None}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from mainspring import Scheduler
-from mainspring.scheduler.scheduler import BlockingScheduler
 
 ENQUEUE = """
 from mainspring import Run, RunContext, Scheduler
@@ -163,13 +159,3 @@ def test_wrong_calls_are_found_by_pyright(tmp_path: Path) -> None:
     told = json.loads(done.stdout)["generalDiagnostics"]
     found = {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"}
     assert found == marked(OPTIONS), done.stdout
-
-
-def test_blocking_has_every_public_async_method() -> None:
-    wanted = {
-        name
-        for name, member in inspect.getmembers(Scheduler)
-        if inspect.iscoroutinefunction(member) and not name.startswith("_")
-    }
-    assert wanted - set(dir(BlockingScheduler)) == set()
-    assert inspect.signature(Scheduler("memory://").blocking.add_job).parameters.keys() >= {"id"}

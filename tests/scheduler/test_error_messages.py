@@ -18,7 +18,6 @@ from mainspring.errors import (
     InvalidPayload,
     InvalidSchedule,
     JobNotFound,
-    NotStarted,
     UnknownOption,
 )
 
@@ -115,21 +114,6 @@ def test_too_few_cron_fields_get_the_message_of_a_cron_expression(text: str) -> 
 def test_words_get_the_message_of_all_forms(text: str) -> None:
     with pytest.raises(InvalidSchedule, match=r"interval|write a cron"):
         parse(text)
-
-
-async def test_blocking_in_a_loop_names_what_was_called() -> None:
-    scheduler = Scheduler("memory://")
-
-    @scheduler.job
-    def send(to: str) -> None: ...
-
-    async with scheduler:
-        with pytest.raises(
-            NotStarted, match=r"scheduler\.blocking\.stats\(\) would block .* await"
-        ):
-            scheduler.blocking.stats()
-        with pytest.raises(NotStarted, match=r"send\.blocking\.enqueue\(\) would block"):
-            send.blocking.enqueue(to="a")
 
 
 def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,8 +1,9 @@
-"""Starting, stopping, starting again; plain code; signals; draining."""
+"""Starting, stopping, starting again; signals; draining; what a start reports."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -13,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
+from mainspring import Misfire, RunContext, Scheduler, State, at
 from mainspring.core.model import Outcome
-from mainspring.errors import InvalidState, NotStarted
+from mainspring.errors import InvalidInput, InvalidState, NotStarted
+from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from mainspring.testing.store_calls import get_runs
+from tests.support import isolated_jobs
 from tests.support.engine import EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 
@@ -39,58 +42,6 @@ async def test_async_handlers_run_on_the_callers_loop(make: Make) -> None:
         await ended(scheduler, await here.enqueue())
         await ended(scheduler, await there.enqueue())
     assert seen == [(True, True), False]
-
-
-def test_plain_code_with_blocking(file: str) -> None:
-    scheduler = Scheduler(file)
-    done: list[int] = []
-
-    @scheduler.job()
-    def parent(n: int) -> int:
-        """A sync handler may use the blocking proxy itself."""
-        child_run = child.blocking.enqueue(n=n + 1)
-        return int(scheduler.blocking.wait(child_run.id, 10).result)
-
-    @scheduler.job()
-    async def child(n: int) -> int:
-        done.append(n)
-        return n
-
-    with scheduler.blocking as blocking:
-        run = parent.blocking.enqueue(n=1)
-        assert blocking.wait(run.id, 10).result == 2
-        assert blocking.get_run(run.id).state is State.SUCCEEDED
-        many = child.blocking.options(priority=9).enqueue_many([{"n": n} for n in range(3)])
-        assert [blocking.wait(r.id, 10).result for r in many] == [0, 1, 2]
-        later = child.blocking.options(delay="1h").enqueue(n=9)
-        assert blocking.cancel(later.id) is True
-
-        found: list[Any] = []
-        other = threading.Thread(target=lambda: found.append(child.blocking.enqueue(n=5)))
-        other.start()
-        other.join(10)
-        assert blocking.wait(found[0].id, 10).result == 5
-        with pytest.raises(AttributeError, match="no attribute 'job'"):
-            blocking.job  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(NotStarted, match="not started"):
-        child.blocking.enqueue(n=1)
-
-
-async def test_blocking_is_refused_inside_a_loop(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    with pytest.raises(NotStarted, match="would block the event loop"):
-        scheduler.blocking.start()
-    async with scheduler:
-        with pytest.raises(NotStarted, match=r"await work\.enqueue"):
-            work.blocking.enqueue()
-        with pytest.raises(NotStarted, match=r"await scheduler\.enqueue"):
-            scheduler.blocking.enqueue("work")
-        run = await asyncio.to_thread(work.blocking.enqueue)
-        await ended(scheduler, run)
 
 
 async def test_use_before_start_and_after_stop_says_what_to_do(make: Make) -> None:
@@ -373,3 +324,86 @@ async def test_a_signal_is_heeded_while_a_handler_blocks_the_loop(file: str) -> 
         assert (run.state, run.lapses) == (State.PENDING, 0)
     assert "the handler of job blocking does not stop" in err.decode()
     assert "a handler blocks the event loop and does not stop" in err.decode()
+
+
+# -- what a start reports -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["redis://localhost", "bogus", None, 1, "false"])
+def test_leader_election_is_true_or_false(given: Any) -> None:
+    with pytest.raises(InvalidInput, match="leader_election is True or False"):
+        Scheduler("memory://", leader_election=given)
+
+
+@pytest.mark.parametrize("given", ["redis://localhost", 1, "false"])
+def test_configure_takes_leader_election_as_true_or_false_too(given: Any) -> None:
+    scheduler = Scheduler("memory://")
+    with pytest.raises(InvalidInput, match="leader_election is True or False"):
+        scheduler.configure(leader_election=given)
+
+
+async def test_a_process_is_given_the_resources_that_are_json() -> None:
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    resources = {"region": "eu", "since": moment, "limits": {"a": [1, 2]}, "pool": object()}
+    scheduler = Scheduler("memory://", resources=resources)
+    read = scheduler.job(isolation="process")(isolated_jobs.read_resources)
+    async with scheduler:
+        runs = await read.enqueue_many([{"name": name} for name in (*resources, "none")])
+        done = {run.payload["name"]: await ended(scheduler, run) for run in runs}
+    names = ["limits", "region", "since"]
+    for name in names:
+        assert done[name].result == [names, resources[name]]
+    assert done["none"].result == [names, None]
+    assert done["pool"].state is State.FAILED
+    for words in ("the resource 'pool' cannot be handed to a process", "object", "in the handler"):
+        assert words in (done["pool"].error or "")
+
+
+async def started_with(store: MemoryStore, when: datetime, **policy: Any) -> Scheduler:
+    scheduler = Scheduler(store)
+    scheduler.job(at(when), id="once", **policy)(lambda: "ran")
+    return scheduler
+
+
+async def test_a_moment_in_the_past_is_told_and_recorded_as_missed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    when = datetime(2001, 1, 1, tzinfo=UTC)
+    scheduler = await started_with(store, when)
+    recorder = EventRecorder(scheduler, "schedule.missed")
+    with caplog.at_level(logging.WARNING, "mainspring"):
+        async with scheduler:
+            event = await recorder.until("schedule.missed")
+            [run] = (await scheduler.list_runs(job="once")).items
+    assert (run.state, run.reason, run.scheduled_at) == (State.SKIPPED, "misfire", when)
+    assert event.data == {"first": when, "last": when, "count": 1}
+    assert "job once will not run: its schedule was over (2001-01-01" in caplog.text
+
+    caplog.clear()
+    async with await started_with(store, when) as scheduler:  # told once, not at every start
+        assert len((await scheduler.list_runs(job="once")).items) == 1
+    assert "will not run" not in caplog.text
+
+    later = when + timedelta(days=1)  # another moment, over as well
+    async with await started_with(store, later) as scheduler:
+        runs = (await scheduler.list_runs(job="once")).items
+        assert {run.scheduled_at for run in runs} == {when, later}
+        assert {run.state for run in runs} == {State.SKIPPED}
+    assert "will not run" in caplog.text
+
+
+async def test_a_moment_that_passed_while_the_program_started_still_runs() -> None:
+    when = datetime.now(UTC) - timedelta(seconds=5)
+    scheduler = await started_with(MemoryStore(), when, misfire=Misfire("skip", grace="1h"))
+    recorder = EventRecorder(scheduler, "run.succeeded")
+    async with scheduler:
+        run = (await recorder.until("run.succeeded")).run
+        assert run is not None
+        assert (run.job_id, run.scheduled_at) == ("once", when)
+
+
+async def test_a_paused_job_has_missed_nothing() -> None:
+    when = datetime(2001, 1, 1, tzinfo=UTC)
+    async with await started_with(MemoryStore(), when, enabled=False) as scheduler:
+        assert (await scheduler.list_runs(job="once")).items == []

@@ -1,7 +1,9 @@
-"""The API below a path of somebody else's application."""
+"""The API as an application: below a path of somebody else's, and without the extra `server`."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+import mainspring.service
 from mainspring import Scheduler
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
@@ -165,3 +168,29 @@ async def test_a_preview_is_in_the_schedulers_zone_too() -> None:
         assert await first(runAt="2030-01-01T09:00:00") == "2030-01-01T08:00:00.000Z"
         # After midnight in Berlin, which is 23:00 the day before.
         assert await first(schedule="30 0 * * *") == "2029-12-31T23:30:00.000Z"
+
+
+# -- without the extra ----------------------------------------------------------------------
+
+
+def test_serve_without_the_extra_names_the_extra(monkeypatch: Any) -> None:
+    monkeypatch.setattr(mainspring.service, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"pip install 'mainspring\[server\]'"):
+        Scheduler("memory://").asgi()
+
+
+def test_the_core_imports_nothing_of_the_server_extra() -> None:
+    script = (
+        "import sys, mainspring\n"
+        "from mainspring import Scheduler\n"
+        "import mainspring.cli.program\n"
+        "Scheduler('memory://')\n"
+        "heavy = {'fastapi', 'uvicorn', 'pydantic', 'starlette', 'aiohttp'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_unknown_auth_value_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="'keys' or None"):
+        Scheduler("memory://").asgi(auth="none")

@@ -9,8 +9,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,7 +18,8 @@ import pytest
 
 from mainspring.service import connection_limits
 from mainspring.service.settings import ServiceSettings
-from tests.support.service import LONG, Serve, ServiceProcess
+from tests.support.raw_connection import connected, read_to
+from tests.support.service import LONG, Serve
 
 LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -27,14 +28,6 @@ SLOW_BODY = (
     b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     b"Content-Length: 1000\r\n\r\n{"
 )
-
-
-@contextmanager
-def connected(served: ServiceProcess) -> Iterator[socket.socket]:
-    parts = urlsplit(served.url)
-    assert parts.hostname is not None
-    with socket.create_connection((parts.hostname, parts.port or 80), timeout=LONG) as made:
-        yield made
 
 
 def ends(one: socket.socket) -> bool:
@@ -60,15 +53,6 @@ def trickle(one: socket.socket, until: float) -> bool:
             return True
         time.sleep(0.02)
     return False
-
-
-def read_to(one: socket.socket, mark: bytes, times: int = 1) -> None:
-    """Read until the mark has come so many times."""
-    text = b""
-    while text.count(mark) < times:
-        more = one.recv(65536)
-        assert more, f"it was closed after {text!r}"
-        text += more
 
 
 def silent(one: socket.socket) -> None: ...

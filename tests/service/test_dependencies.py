@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mainspring.stores.protocol import RunQuery
-from tests.service.routes.test_jobs import created, refused
 from tests.support.service import WEBHOOK, Api
+from tests.support.service_calls import created, refused
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from mainspring.webhooks import WebhookSettings
 from mainspring.webhooks.vault import new_key
-from tests.service.routes.test_jobs import refused
 from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler
+from tests.support.service_calls import refused
 
 ROUND: dict[str, Any] = {
     "id": "mine",

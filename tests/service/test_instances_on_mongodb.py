@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.service.clients.test_compatibility_page import Endpoint, until
-from tests.service.clients.test_compatibility_page import endpoint as endpoint
+from tests.support.recording_endpoint import Endpoint
+from tests.support.recording_endpoint import endpoint as endpoint
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import with_database
 from tests.support.service import WEBHOOK, Serve, ServiceProcess
+from tests.support.service_calls import until
 
 
 def test_the_pages_six_variables_from_the_file(

@@ -20,9 +20,9 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery
 from mainspring.testing import FakeClock, FaultyStore
 from mainspring.testing.store_calls import put_job
-from tests.service.routes.test_runs import finished
 from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler, until
+from tests.support.service_calls import finished
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _SAMPLE = re.compile(r'([a-z_]+)(\{([a-z]+="(?:[^"\\\n]|\\.)*",?)*\})? (\S+)')

@@ -31,11 +31,8 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-SKIPPED = {
-    "/api/events",
-    "/api/v1/events",
-}  # it does not end; test_stream.py and test_serve.py have it
-
+SKIPPED = {"/api/events", "/api/v1/events"}
+"""Streams do not end: `tests/service/routes/test_events.py` tests them."""
 
 SCHEDULER = sample_scheduler(workers=0)
 APP = create_app(SCHEDULER, ServiceSettings.read(), open=True)

@@ -10,8 +10,8 @@ import pytest
 from mainspring.service.schemas.job import BackoffBody, BreakerBody, JobBody, MisfireBody
 from mainspring.webhooks.definition import MAX_URL
 from mainspring.webhooks.headers import MAX_HEADERS
-from tests.service.routes.test_jobs import created, refused
 from tests.support.service import WEBHOOK, Api
+from tests.support.service_calls import created, refused
 
 
 @pytest.mark.parametrize(

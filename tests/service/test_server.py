@@ -18,6 +18,7 @@ import pytest
 from mainspring import Scheduler
 from tests.support.command_line import Run
 from tests.support.service import LONG, WEBHOOK, Serve, ServiceProcess
+from tests.support.service_calls import until
 
 APP = """
 import asyncio
@@ -52,14 +53,6 @@ kept = []
 def leak() -> None:
     kept.append(bytearray(b"x" * 500_000_000))
 """
-
-
-def until(condition: Any) -> Any:
-    ends = time.monotonic() + LONG
-    while not (found := condition()):
-        assert time.monotonic() < ends, "it did not come true in time"
-        time.sleep(0.02)
-    return found
 
 
 @pytest.fixture

@@ -16,14 +16,13 @@ from mainspring.core.clock import CarriedClock
 from mainspring.service.api_keys import FRESH, KIND, Keys
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
-from tests.service.test_middleware import code, key
-from tests.service.test_server import until
 from tests.support.engine import SwitchableFaults
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.runs import Run
 from tests.support.service import Api, Make, Serve, sample_scheduler
 from tests.support.service import until as come_true
+from tests.support.service_calls import code, key, until
 
 
 class Away:

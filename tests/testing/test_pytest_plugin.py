@@ -95,3 +95,18 @@ def test_the_plugin_imports_none_of_the_engine() -> None:
     code = f"import sys, {PLUGIN}; print([m for m in sys.modules if m.startswith('mainspring')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert sorted(eval(done.stdout)) == ["mainspring", "mainspring.testing", PLUGIN]
+
+
+def test_the_kit_needs_no_pytest() -> None:
+    program = """
+import sys
+sys.modules["pytest"] = None
+import mainspring.testing
+mainspring.testing.FakeClock()
+try:
+    mainspring.testing.StoreConformance
+except ImportError:
+    print("only the suite")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "only the suite", done.stderr

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +14,7 @@ from mainspring import State
 from mainspring.core.model import Outcome
 from mainspring.webhooks import new_signing_secret
 from tests.support.webhook_endpoint import endpoint, scheduler
-
-WORKER = """
-import sys
-from mainspring import Scheduler
-from mainspring.webhooks import WebhookSettings
-
-webhooks = WebhookSettings(allow=["127.0.0.1"])
-Scheduler(sys.argv[1], lease="8s", poll="50ms", webhooks=webhooks).run()
-"""
-
-
-@asynccontextmanager
-async def worker(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER, url)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+from tests.support.webhook_worker import worker
 
 
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])

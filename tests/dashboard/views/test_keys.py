@@ -1,24 +1,15 @@
-"""Workers, keys and the audit log, in a real browser."""
+"""The pages of keys and of the audit log, in a real browser."""
 
 from __future__ import annotations
 
 from playwright.async_api import Page, expect
 
 from mainspring.dashboard.views.keys import describe_change
-from tests.support.dashboard import Dashboard, served
+from tests.support.dashboard import served
 from tests.support.service import ROUTES, Api
 
 HTML = {"accept": "text/html"}
 PROBE = "<img src=x onerror=alert(1)>"
-
-
-async def test_workers_show_what_they_are_doing(dashboard: Dashboard, page: Page) -> None:
-    await dashboard.scheduler.enqueue("forever")
-    await page.goto(f"{dashboard.url}/workers")
-    worker = page.locator("section.card").first
-    await expect(worker.get_by_role("link", name="forever")).to_be_visible()
-    await expect(worker).to_contain_text("runs at once")
-    await expect(worker).to_contain_text("forever, greet, report")
 
 
 async def test_a_key_is_made_shown_once_and_revoked(page: Page) -> None:
@@ -65,34 +56,6 @@ async def test_the_first_key_is_an_admin_key_and_the_browser_goes_on_with_it(pag
         assert new.scope == "admin"
         await page.goto(f"{made.url}/jobs")
         await expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
-
-
-async def test_a_session_that_ended_is_noticed(page: Page) -> None:
-    async with served(loopback=False) as made:
-        keys = made.app.state.service.keys
-        key, text = await keys.create("ada", "write")
-        await page.goto(f"{made.url}/workers")
-        await page.get_by_label("API key").fill(text)
-        await page.get_by_role("button", name="Sign in").click()
-        await expect(page.get_by_role("heading", name="Workers")).to_be_visible()
-        await keys.revoke(key.id)
-        await expect(page.get_by_label("API key")).to_be_visible()  # by the next update
-        assert page.url.endswith("/sign-in?next=workers")
-
-
-async def test_a_button_of_a_page_whose_session_ended_keeps_the_page(page: Page) -> None:
-    async with served(loopback=False) as made:
-        keys = made.app.state.service.keys
-        key, text = await keys.create("ada", "write")
-        await page.goto(f"{made.url}/")
-        await page.get_by_label("API key").fill(text)
-        await page.get_by_role("button", name="Sign in").click()
-        await page.get_by_role("button", name="Live").click()
-        await keys.revoke(key.id)
-        await page.get_by_role("button", name="Pause all firing").click()
-        await page.get_by_role("dialog").get_by_role("button", name="Pause all firing").click()
-        await expect(page.locator("#messages")).to_contain_text("You are signed out.")
-        await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
 async def test_the_audit_log_says_what_each_change_was(api: Api) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -15,7 +12,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from tests.support.recording_endpoint import Endpoint
+from tests.support.recording_endpoint import endpoint as endpoint
 from tests.support.service import Serve, ServiceProcess
+from tests.support.service_calls import until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -59,51 +59,9 @@ class PageClient:
         return self.call("GET", f"/api/observability/{what}")
 
 
-class Endpoint:
-    """What a job calls: remembers requests, answers what it is told to."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, dict[str, str], bytes]] = []
-        self.status = 200
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                size = int(self.headers.get("Content-Length", 0))
-                body = self.rfile.read(size)
-                outer.requests.append((self.path, dict(self.headers), body))
-                self.send_response(outer.status)
-                text = b'{"status":"ok"}'
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/webhook"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    made = Endpoint()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-
-
 @pytest.fixture
 def served(serve: Serve) -> ServiceProcess:
     return serve("--allow-private", "127.0.0.1")
-
-
-def until(condition: Any) -> Any:
-    ends = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < ends, "it did not come true in time"
-        time.sleep(0.05)
-    return found
 
 
 def moment(text: str) -> datetime:

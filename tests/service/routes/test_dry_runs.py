@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mainspring.webhooks import WebhookSettings
-from tests.service.routes.test_jobs import created, job, refused
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
+from tests.support.service_calls import created, job, refused
 
 PLAIN = {**WEBHOOK, "headers": {}}
 

@@ -12,8 +12,8 @@ import pytest
 from mainspring.core.model import replace
 from mainspring.stores.protocol import JobQuery, JobWrite
 from mainspring.testing.store_calls import put_job
-from tests.service.routes.test_jobs import created, job, refused
 from tests.support.service import Api, Make, sample_scheduler
+from tests.support.service_calls import created, job, refused
 
 
 async def test_an_etag_guards_an_edit(api: Api) -> None:

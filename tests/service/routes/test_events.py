@@ -1,65 +1,34 @@
-"""Event streams and clients that do not keep up: the sockets' buffers would hide them from a test
-with a real one, so these speak ASGI."""
+"""Event streams and clients that do not keep up.
+
+The buffers of a real socket would hide them, so most of these tests speak ASGI."""
 
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from mainspring.service.api_keys import FRESH, Keys
+from mainspring.service.dependencies import Service
 from mainspring.service.routes import events
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.support.engine import SwitchableFaults
-from tests.support.service import Api, Make, sample_scheduler
+from tests.support.event_client import EventClient
+from tests.support.raw_connection import connected, read_to
+from tests.support.service import LONG, Api, Make, Serve, ServiceProcess, sample_scheduler
 
 
-class Client:
-    """A client of `/api/events` that takes messages, or does not."""
-
-    def __init__(self, api: Api, query: str = "", key: str | None = None) -> None:
-        self.messages: list[Any] = []
-        self.taking = asyncio.Event()
-        self.taking.set()
-        self.gone = asyncio.Event()
-        self._asked = False
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/api/events",
-            "raw_path": b"/api/events",
-            "query_string": query.encode(),
-            "headers": [
-                (b"host", b"127.0.0.1"),
-                *([] if key is None else [(b"x-api-key", key.encode())]),
-            ],
-            "http_version": "1.1",
-            "scheme": "http",
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 3000),
-        }
-        self.task = asyncio.ensure_future(api.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> Any:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": b"", "more_body": False}
-        await self.gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        await self.taking.wait()
-        self.messages.append(message)
-
-    async def begun(self) -> None:
-        while len(self.messages) < 2:
-            await asyncio.sleep(0)
-
-
-def told(client: Client) -> int:
+def told(client: EventClient) -> int:
     """How many bytes of events it took."""
     return sum(len(one["body"]) for one in client.messages[2:])
 
@@ -75,7 +44,7 @@ async def enqueue(api: Api, count: int) -> None:
 
 
 async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Api) -> None:
-    slow, quick = Client(api), Client(api)
+    slow, quick = EventClient(api), EventClient(api)
     await slow.begun()
     await quick.begun()
     slow.taking.clear()
@@ -98,7 +67,7 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
 
 async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> None:
     """What waits is bounded in bytes: a few hundred jobs of 250 KB would else be kept for one."""
-    slow, quick = Client(api), Client(api)
+    slow, quick = EventClient(api), EventClient(api)
     await slow.begun()
     await quick.begun()
     slow.taking.clear()
@@ -121,7 +90,7 @@ async def test_one_event_may_be_larger_than_the_queue(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_QUEUE_BYTES", 10)
-    client = Client(api, "event=job.*")
+    client = EventClient(api, "event=job.*")
     await client.begun()
     for name in ("one", "two"):
         await api.scheduler.add_job(name, handler="greet")
@@ -135,7 +104,7 @@ async def test_one_event_may_be_larger_than_the_queue(
 
 
 async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:
-    clients = [Client(api, "event=job.*"), Client(api, "job=one")]
+    clients = [EventClient(api, "event=job.*"), EventClient(api, "job=one")]
     for client in clients:
         await client.begun()
     await api.scheduler.add_job("one", handler="greet")
@@ -149,7 +118,7 @@ async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:
 
 
 async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None:
-    client = Client(api, "event=run.*&event=run.enqueued&event=run.*&event=job.created")
+    client = EventClient(api, "event=run.*&event=run.enqueued&event=run.*&event=job.created")
     await client.begun()
     await enqueue(api, 1)
     await api.scheduler.add_job("new", handler="greet")
@@ -162,7 +131,7 @@ async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None
 
 
 async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
-    client = Client(api)
+    client = EventClient(api)
     await client.begun()
     assert api.app.state.service.streams.total() == 1
     client.gone.set()
@@ -173,7 +142,7 @@ async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
 
 async def test_an_idle_stream_sends_heartbeats(api: Api, monkeypatch: Any) -> None:
     monkeypatch.setattr(events, "HEARTBEAT_SECONDS", 0.01)
-    client = Client(api)
+    client = EventClient(api)
     while not any(b"still here" in m.get("body", b"") for m in client.messages):
         await asyncio.sleep(0.005)
     api.app.state.service.draining.set()
@@ -183,7 +152,7 @@ async def test_an_idle_stream_sends_heartbeats(api: Api, monkeypatch: Any) -> No
 
 async def test_streams_are_limited_in_number(api: Api) -> None:
     api.app.state.service.max_streams = 1
-    client = Client(api)
+    client = EventClient(api)
     await client.begun()
     refused = await api.get("/api/events")
     assert refused.status_code == 503
@@ -197,7 +166,7 @@ async def test_one_key_cannot_take_all_streams(make: Make) -> None:
     service = api.app.state.service
     service.max_streams = 4  # one for each key
     (_, greedy), (_, other) = [await service.keys.create(name, "read") for name in ("a", "b")]
-    clients = [Client(api, key=text) for text in (greedy, other)]
+    clients = [EventClient(api, key=text) for text in (greedy, other)]
     for client in clients:
         await client.begun()
     refused = await api.get("/api/events", headers={"Authorization": f"Bearer {greedy}"})
@@ -220,7 +189,7 @@ async def test_the_stream_of_a_revoked_key_ends(
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.01)
     good, bad = [await service.keys.create(name, "read") for name in ("good", "bad")]
     _, short = await service.keys.create("short", "read", timedelta(milliseconds=300))
-    kept, revoked, expired = [Client(api, key=text) for text in (good[1], bad[1], short)]
+    kept, revoked, expired = [EventClient(api, key=text) for text in (good[1], bad[1], short)]
     for client in (kept, revoked, expired):
         await client.begun()
     await expired.task
@@ -242,7 +211,7 @@ async def test_streams_without_a_key_end_when_the_first_key_is_made(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.01)
-    client = Client(api)
+    client = EventClient(api)
     await client.begun()
     await api.app.state.service.keys.create("first", "read")
     await client.task
@@ -258,7 +227,7 @@ async def test_streams_stay_open_while_the_store_is_away(
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
     monkeypatch.setattr(events, "FRESH", 0.0)
     made, text = await api.app.state.service.keys.create("mine", "read")
-    client = Client(api, key=text)
+    client = EventClient(api, key=text)
     await client.begun()
     faults.failing = {"notes"}
     while faults.met.get("notes", 0) < 3:
@@ -275,9 +244,112 @@ async def test_an_open_mounted_app_checks_no_key_of_a_stream(
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
     api: Api = await make(workers=0, loopback=False, open=True)
     await api.app.state.service.keys.create("another's", "read")
-    client = Client(api)
+    client = EventClient(api)
     await client.begun()
     await asyncio.sleep(0.05)
     assert not client.task.done()
     client.gone.set()
     await client.task
+
+
+# -- clients that stop reading, on real sockets ---------------------------------------------
+
+
+LIMITS = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
+
+
+@pytest.fixture
+def unread() -> Iterator[Callable[..., socket.socket]]:
+    """`unread(served)`: a client of the event stream that reads its beginning, and no more."""
+    with ExitStack() as stack:
+
+        def begin(served: ServiceProcess, key: str = "") -> socket.socket:
+            one = stack.enter_context(socket.socket())
+            one.settimeout(LONG)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            parts = urlsplit(served.url)
+            one.connect((parts.hostname, parts.port))
+            head = f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n{key and 'X-Api-Key: '}{key}"
+            one.sendall(head.rstrip().encode() + b"\r\n\r\n")
+            read_to(one, b"retry: 2000")
+            return one
+
+        yield begin
+
+
+def cut_off(one: socket.socket, seconds: float = LONG) -> bool:
+    """Whether it is, without reading: who reads would let the server be done with it."""
+    poll = select.poll()
+    poll.register(one, select.POLLERR | select.POLLHUP)
+    return bool(poll.poll(seconds * 1000))
+
+
+def add_large(client: httpx.Client) -> None:
+    large = {"id": "large", "schedule": None, "endpoint": "https://example.com/"}
+    assert client.post("/api/jobs", json=large).status_code == 201
+
+
+def change(client: httpx.Client, times: int) -> None:
+    for n in range(times):
+        changed = client.put("/api/jobs/large", json={"body": "x" * 250_000 + str(n)})
+        assert changed.status_code == 200, changed.text
+
+
+def test_a_client_that_stops_reading_loses_its_connection(
+    serve: Serve, unread: Callable[..., socket.socket]
+) -> None:
+    served = serve(MAX_CONNECTIONS="10")
+    with served.client() as client:
+        add_large(client)
+        slow = [unread(served) for _ in range(5)]
+        refused = client.get("/api/events")
+        assert refused.status_code == 503
+        assert (
+            refused.json()["error"]
+            == "5 event streams are open, and no more are allowed; try later"
+        )
+        for _ in range(50):  # megabytes are in the buffers of the sockets before any has to wait
+            change(client, 1)
+            if all(cut_off(one, 0) for one in slow):
+                break
+        assert all(cut_off(one) for one in slow)
+        unread(served)  # there is room again
+    for _ in range(10):
+        assert httpx.get(f"{served.url}/livez", timeout=LONG).status_code == 200
+    served.signal()
+    assert served.ends() == 0
+    assert "without completing" not in "".join(served.err)
+
+
+def test_a_revoked_client_that_stops_reading_loses_its_connection(
+    serve: Serve, unread: Callable[..., socket.socket]
+) -> None:
+    served = serve()
+    with served.client() as client:
+        made = client.post("/api/keys", json={"name": "ops", "scope": "admin"}).json()["data"]
+        client.headers["X-Api-Key"] = made["key"]
+        bad = client.post("/api/keys", json={"name": "bad", "scope": "read"}).json()["data"]
+        add_large(client)
+        slow = unread(served, bad["key"])
+        change(client, 20)  # more than the sockets' buffers hold, less than is too slow
+        assert not cut_off(slow, 0)
+        assert client.delete(f"/api/keys/{bad['id']}").status_code == 200
+        assert cut_off(slow)
+
+
+def test_streams_leave_half_of_the_connections_to_the_rest(serve: Serve) -> None:
+    served = serve(MAX_CONNECTIONS="20")
+    told = []
+    with ExitStack() as stack:
+        for _ in range(30):
+            one = stack.enter_context(connected(served))
+            one.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            told.append(one.recv(12))
+        with served.client() as client:
+            assert client.get("/livez").status_code == 200
+    assert told == 10 * [b"HTTP/1.1 200"] + 20 * [b"HTTP/1.1 503"]
+
+
+def test_the_limits_are_those_that_are_written_down() -> None:
+    written = LIMITS.read_text()
+    assert f"{Service.max_streams} for each instance, and at most half of" in written

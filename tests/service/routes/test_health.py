@@ -1,11 +1,17 @@
-"""How runs ended over time, and the circuit breakers that are open."""
+"""Probes, statistics, history and health over HTTP, and the circuit breakers that are open."""
 
 from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
 
 import pytest
 
 from mainspring import Breaker, Scheduler
-from tests.support.service import Api, Make, sample_scheduler
+from mainspring.service.routes import health
+from tests.support.service import Api, Make, sample_scheduler, until
+from tests.support.service_calls import finished
 
 
 @pytest.mark.parametrize(("window", "points"), [("1h", 60), ("24h", 96), ("7d", 84)])
@@ -43,3 +49,93 @@ async def test_open_breakers_are_listed(make: Make) -> None:
     assert found["until"] is not None
     assert await scheduler.reset_breaker("broken")
     assert (await api.ok("GET", "/api/v1/breakers"))["items"] == []
+
+
+async def test_statistics_and_health(working: Api) -> None:
+    api = working
+    await finished(api, name="Ada")
+    await finished(api, name="nobody")
+    stats = (await api.ok("GET", "/api/observability/stats"))["data"]
+    assert stats["executions"] == {"total": 2, "successful": 1, "failed": 1, "last24Hours": 2}
+    assert stats["jobs"] == {"total": 3, "enabled": 3}
+    failures = (await api.ok("GET", "/api/observability/failures"))["data"]
+    assert [one["jobId"] for one in failures] == ["greet"]
+    assert "there is nobody" in failures[0]["errorMessage"]
+
+
+async def test_a_failed_attempt_is_told_while_its_run_goes_on(working: Api) -> None:
+    api = working
+    tries = []
+
+    @api.scheduler.job(retries=1, retry_delay="10ms")
+    async def shaky() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ValueError("the first time")
+
+    run = (await api.ok("POST", "/api/jobs/shaky/trigger"))["data"]["id"]
+    await api.scheduler.wait(run, 10)
+    [failure] = (await api.ok("GET", "/api/observability/failures"))["data"]
+    assert (failure["attempt"], failure["status"]) == (1, "failure")
+    executions = (await api.ok("GET", "/api/jobs/shaky/executions"))["data"]
+    assert [one["attempt"] for one in executions] == [2, 1]
+    assert [one["status"] for one in executions] == ["success", "failure"]
+    assert [one["_id"] for one in executions] == [f"{run}:2", f"{run}:1"]
+
+
+async def test_probes(make: Make) -> None:
+    from mainspring.stores.memory import MemoryStore
+    from mainspring.testing import FaultyStore
+    from tests.support.engine import SwitchableFaults
+    from tests.support.service import sample_scheduler
+
+    faults = SwitchableFaults()
+    store: Any = FaultyStore(MemoryStore(), faults)
+    api: Api = await make(sample_scheduler(store, workers=1))
+    assert (await api.get("/readyz")).status_code == 200
+    faults.failing.add("jobs")
+    away = await api.get("/readyz")
+    assert (away.status_code, away.json()) == (503, {"status": "the store is away"})
+    health = (await api.get("/api/observability/health")).json()
+    assert (health["success"], health["status"]) == (False, "degraded")
+    listed = await api.get("/api/jobs")
+    assert listed.status_code == 503
+    assert "retry-after" in listed.headers
+    faults.failing.clear()
+
+    async def ready() -> bool:
+        return (await api.get("/readyz")).status_code == 200
+
+    await until(ready)
+    api.app.state.service.draining.set()
+    assert (await api.get("/readyz")).status_code == 503
+    faults.failing.add("*")
+    assert (await api.get("/livez")).status_code == 200
+
+
+async def test_an_engine_that_does_not_answer_is_not_ready(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "ENGINE_SECONDS", 0.2)
+    api: Api = await make(workers=1)
+    go = threading.Event()
+
+    async def block() -> None:
+        go.wait(10)
+
+    blocked = asyncio.create_task(api.scheduler._call(block()))
+    await asyncio.sleep(0)
+    answer = await api.get("/readyz")
+    assert (answer.status_code, "did not answer" in answer.json()["status"]) == (503, True)
+    assert (await api.get("/livez")).status_code == 200
+    go.set()
+    await blocked
+    assert (await api.get("/readyz")).status_code == 200
+
+
+async def test_a_stopped_scheduler_is_told(make: Make) -> None:
+    api: Api = await make(workers=0)
+    await api.scheduler.stop()
+    assert (await api.get("/api/jobs")).status_code == 503
+    assert (await api.get("/readyz")).status_code == 503
+    await asyncio.sleep(0)

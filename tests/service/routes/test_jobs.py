@@ -15,27 +15,7 @@ from mainspring.stores.protocol import JobWrite
 from mainspring.testing import FaultyStore
 from tests.support.engine import SwitchableFaults
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
-
-
-async def created(api: Api, **fields: Any) -> str:
-    answer = await api.ok("POST", "/api/jobs", json={**WEBHOOK, **fields})
-    return str(answer["data"]["jobId"])
-
-
-async def job(api: Api, job_id: str) -> Any:
-    return (await api.ok("GET", f"/api/jobs/{job_id}"))["data"]
-
-
-async def refused(api: Api, method: str, path: str, status: int, **options: Any) -> Any:
-    answer = await api.request(method, path, **options)
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    document = answer.json()
-    assert document["success"] is False
-    assert document["status"] == status
-    assert document["error"] == document["detail"]
-    assert document["title"]
-    return document
+from tests.support.service_calls import created, job, refused
 
 
 async def test_every_field_is_kept_and_given_back(api: Api) -> None:

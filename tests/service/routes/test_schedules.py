@@ -11,8 +11,8 @@ import pytest
 
 from mainspring.core.schedules import Recurrence
 from mainspring.service.routes import schedules
-from tests.service.routes.test_jobs import refused
 from tests.support.service import LONG, WEBHOOK, Api
+from tests.support.service_calls import refused
 
 FREEZING = "FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0;COUNT=1000"
 
@@ -166,3 +166,33 @@ async def test_a_preview_for_a_job_names_the_slots_that_the_job_will_have(api: A
         slots[name] = seen["slots"][0]["utc"]
     assert slots["mine"] == made["nextRunAt"]
     assert len(set(slots.values())) == 3
+
+
+async def test_preview_lists_the_next_slots(api: Api) -> None:
+    body = {"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "after": "2027-03-27T00:00:00Z"}
+    data = (await api.ok("POST", "/api/schedules/preview", json={**body, "count": 2}))["data"]
+    assert [slot["local"] for slot in data["slots"]] == [
+        "2027-03-27T02:30:00.000+01:00",
+        "2027-03-28T03:00:00.000+02:00",
+    ]
+    assert data["slots"][0]["utc"] == "2027-03-27T01:30:00.000Z"
+    assert "does not exist" in data["warnings"][0]
+    assert "02:30" in data["description"]
+    every = await api.ok("POST", "/api/schedules/preview", json={"every": 1500, "count": 3})
+    assert len(every["data"]["slots"]) == 3
+    for wrong in (
+        {},
+        {"schedule": "x"},
+        {"schedule": "@daily", "every": 5},
+        {"every": "9999999d"},
+        {"runAt": "0001-01-01T00:00:00+14:00"},
+        {"schedule": "@daily", "count": 1001},
+    ):
+        await refused(api, "POST", "/api/schedules/preview", 422, json=wrong)
+
+
+@pytest.mark.parametrize("after", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
+async def test_previews_at_the_ends_of_the_calendar(api: Api, after: str) -> None:
+    body = {"schedule": "@yearly", "after": after}
+    answer = await api.post("/api/schedules/preview", json=body)
+    assert answer.status_code == 200, answer.text

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mainspring import Scheduler
-from tests.service.routes.test_jobs import refused
 from tests.support.service import Make, sample_scheduler
+from tests.support.service_calls import refused
 
 
 def with_workflow() -> Scheduler:

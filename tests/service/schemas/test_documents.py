@@ -17,9 +17,8 @@ from mainspring.service.schemas.backfill import backfill_document
 from mainspring.service.schemas.health import PageHealth, Probe, SchedulerHealth
 from mainspring.service.schemas.job import BulkResult, ChangedJob, JobDocument, JobPage
 from mainspring.service.schemas.run import Attempt, Run
-from tests.service.routes.test_jobs import created
-from tests.service.routes.test_runs import finished
 from tests.support.service import WEBHOOK, Api
+from tests.support.service_calls import created, finished
 
 
 def names(model: type[BaseModel]) -> set[str]:

@@ -11,9 +11,8 @@ from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
 from mainspring.service.schemas.execution import execution_documents
 from mainspring.stores.protocol import RunQuery
-from tests.service.routes.test_jobs import created
-from tests.service.routes.test_runs import finished
 from tests.support.service import Api, Make, sample_scheduler, until
+from tests.support.service_calls import created, finished
 from tests.support.webhook_endpoint import endpoint, response
 
 BODIES = [

@@ -11,8 +11,8 @@ from mainspring.core import schedules
 from mainspring.core.model import replace
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.testing.store_calls import put_job
-from tests.service.routes.test_jobs import created, job, refused
 from tests.support.service import WEBHOOK, Api
+from tests.support.service_calls import created, job, refused
 
 
 @pytest.mark.parametrize(

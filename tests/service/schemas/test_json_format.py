@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext
-from tests.service.routes.test_events import Client
+from tests.support.event_client import EventClient
 from tests.support.service import Api, Make, sample_scheduler
 
 ODD = "caf\udce9.txt"
@@ -51,7 +51,7 @@ async def test_a_run_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) ->
 
 
 async def test_an_event_that_holds_a_lone_surrogate_ends_no_stream(odd: Api) -> None:
-    client = Client(odd, "event=run.succeeded")
+    client = EventClient(odd, "event=run.succeeded")
     await client.begun()
     for handler in ("listing", "greet"):
         run = await odd.scheduler.enqueue(handler)

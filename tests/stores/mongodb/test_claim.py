@@ -1,17 +1,23 @@
-"""A claim on MongoDB takes several reads, and time passes between them."""
+"""A claim on MongoDB takes several reads and writes, and other clients come in between."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from mainspring.core.model import Run
+from mainspring.core.model import Job, Run, replace
+from mainspring.core.policy import Policy
 from mainspring.stores.mongodb import MongoStore, claim
+from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.concurrency import FreeCapacity
 from mainspring.stores.protocol import Claimed
 from mainspring.testing import FakeClock
-from tests.support.mongodb.store import CLAIM
+from mainspring.testing.store_calls import claim_runs, put_job
+from tests.support.mongodb.store import CLAIM, opened, some_runs
 from tests.support.servers.mongodb import with_database
 
 
@@ -36,3 +42,107 @@ async def test_a_run_that_falls_due_while_a_claim_searches_is_next_due(
     assert await store.claim(CLAIM) == Claimed([], soon)
     assert [run.id for run in (await store.claim(CLAIM)).runs] == ["soon"]
     await store.close()
+
+
+async def test_a_cancelled_claim_gives_its_runs_back(
+    replica_set_url: str, database_name: str
+) -> None:
+    async with opened(with_database(replica_set_url, database_name)) as store:
+        await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
+        for delay in (0, 0.001, 0.003, 0.006, 0.01, 0.02):
+            claiming = asyncio.create_task(claim_runs(store, CLAIM))
+            await asyncio.sleep(delay)
+            claiming.cancel()
+            await asyncio.gather(claiming, return_exceptions=True)
+        await store.close()
+        await store.open()
+        held = await claim_runs(store, CLAIM)
+        done = claiming.result() if not claiming.cancelled() else []
+        assert len(held) + len(done) == 50
+        assert {run.attempt for run in held} <= {1}
+
+
+@pytest.mark.parametrize("locks", [True, False])
+async def test_a_limit_that_is_only_counted_would_be_passed(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    """Two clients count at the same moment; if neither wrote the limit's document, both would
+    claim."""
+    both, count, counted = asyncio.Event(), FreeCapacity.count, 0
+
+    async def at_once(self: FreeCapacity, db: Database) -> None:
+        nonlocal counted
+        await count(self, db)
+        if db.session is not None:
+            counted += 1
+            if counted == 2:
+                both.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await both.wait()
+
+    async def nothing(*_: Any) -> None: ...
+
+    url = with_database(replica_set_url, database_name)
+    async with opened(url) as one, opened(url) as two:
+        now = await one.now()
+        policy = Policy(concurrency=1)
+        job = Job(id="job", handler="work", created_at=now, updated_at=now, policy=policy)
+        assert await put_job(one, job)
+        await one.add(await some_runs(one, "a", queue="x"))
+        await one.add(await some_runs(one, "b", queue="y"))
+        monkeypatch.setattr(FreeCapacity, "count", at_once)
+        if not locks:
+            monkeypatch.setattr(FreeCapacity, "lock", nothing)
+        taken = await asyncio.gather(
+            claim_runs(one, replace(CLAIM, queues=frozenset({"x"}))),
+            claim_runs(two, replace(CLAIM, queues=frozenset({"y"}))),
+        )
+    assert sum(map(len, taken)) == (1 if locks else 2)
+
+
+async def test_a_claim_that_others_cut_short_is_soon_made_again(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells of what was there before: a worker would sleep beside it until its poll."""
+    url = with_database(replica_set_url, database_name)
+    async with opened(url) as one, opened(url) as two:
+        await one.add(await some_runs(one, *(f"r{n}" for n in range(10))))
+        while await one.wait(0.2):
+            pass
+        whole = claim._send
+
+        async def later(*given: Any) -> Any:
+            monkeypatch.setattr(claim, "_send", whole)
+            assert len(await claim_runs(two, replace(CLAIM, worker="two", limit=3))) == 3
+            return await whole(*given)
+
+        monkeypatch.setattr(claim, "_send", later)
+        assert len(await claim_runs(one, replace(CLAIM, limit=5))) == 2
+        assert await one.wait(5)
+        assert len(await claim_runs(one, CLAIM)) == 5
+        assert not await one.wait(0.2)
+
+
+async def test_runs_of_a_claim_under_way_are_not_claimed_again(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even its own worker's, whose next claim looks for those that went astray."""
+    sent, go = asyncio.Event(), asyncio.Event()
+    send = claim._send
+
+    async def held_up(*given: Any) -> int:
+        matched = await send(*given)
+        if not sent.is_set():
+            sent.set()
+            await go.wait()
+        return matched
+
+    async with opened(with_database(replica_set_url, database_name)) as store:
+        await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
+        monkeypatch.setattr(claim, "_send", held_up)
+        first = asyncio.create_task(claim_runs(store, CLAIM))
+        await sent.wait()
+        assert await claim_runs(store, CLAIM) == []
+        go.set()
+        assert len(await first) == 50

@@ -6,9 +6,11 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from typing import Any
 
 from pymongo import DeleteMany, MongoClient
 
+from mainspring.core.model import Run
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
@@ -67,3 +69,8 @@ def shared_database(url: str) -> Iterator[SharedDatabase]:
             yield database
         finally:
             database.drop()
+
+
+async def some_runs(store: MongoStore, *ids: str, **fields: Any) -> list[Run]:
+    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    return [Run(id=i, job_id="job", handler="work", **times, **fields) for i in ids]

@@ -1,4 +1,4 @@
-"""FakeClock, the virtual event loop and the faulty store of `mainspring.testing`."""
+"""The virtual event loop: time passes at once, a seed replays exactly, a deadlock is named."""
 
 from __future__ import annotations
 
@@ -7,52 +7,17 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
-from mainspring.core.model import Note, replace
-from mainspring.errors import StoreUnavailable
-from mainspring.stores.memory import MemoryStore
 from mainspring.testing import (
     Deadlock,
-    FakeClock,
-    FaultyStore,
-    RandomFaults,
-    ScriptedFaults,
     SimulationLimit,
     VirtualClock,
     VirtualLoop,
     run_virtual,
 )
-from mainspring.testing.store_calls import put_note
-
-NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
-
-
-class TestFakeClock:
-    def test_fake_clock_stands_still_until_it_is_moved(self) -> None:
-        clock = FakeClock(NOON)
-        assert clock.now() == clock.now() == NOON
-        assert clock.advance(90) == NOON + timedelta(seconds=90)
-        clock.advance(timedelta(minutes=1))
-        assert clock.now() == NOON + timedelta(seconds=150)
-        assert clock.monotonic() == 150
-
-    def test_monotonic_time_never_steps_back_with_the_wall(self) -> None:
-        clock = FakeClock(NOON)
-        clock.advance(10)
-        clock.set(NOON - timedelta(hours=1))
-        assert clock.now() == NOON - timedelta(hours=1)
-        assert clock.monotonic() == 10
-        clock.set(NOON)
-        assert clock.monotonic() == 3610
-
-    def test_refuses_to_go_back_and_naive_times(self) -> None:
-        with pytest.raises(ValueError, match="forwards only"):
-            FakeClock().advance(-1)
-        with pytest.raises(ValueError, match="time zone"):
-            FakeClock().set(datetime(2031, 1, 1))
 
 
 class TestVirtualTime:
@@ -217,74 +182,3 @@ print(trace)
         assert loop.time() == 5
         loop.finish()
         loop.close()
-
-
-class TestFaultyStore:
-    def test_an_error_before_does_nothing_and_one_after_did_it(self) -> None:
-        async def main() -> None:
-            plan = ScriptedFaults({"put_notes": ["before", "after", None]})
-            store = FaultyStore(MemoryStore(VirtualClock()), plan)
-            note = Note(kind="k", name="n", value=1)
-            with pytest.raises(StoreUnavailable):
-                await put_note(store, note)
-            with pytest.raises(StoreUnavailable):
-                await put_note(store, replace(note, value=2))
-            assert await put_note(store, note) is None  # the second is there
-            assert store.injected == {("put_notes", "before"): 1, ("put_notes", "after"): 1}
-            assert store.calls["put_notes"] == 3
-
-        run_virtual(main)
-
-    def test_delays_and_outages(self) -> None:
-        async def main() -> None:
-            loop = asyncio.get_running_loop()
-            store = FaultyStore(
-                MemoryStore(VirtualClock()), RandomFaults(3, delay=2, outages=[(100, 200)])
-            )
-            await store.now()
-            assert 0 < loop.time() < 2
-            outcomes = []
-            while loop.time() < 300:
-                try:
-                    await store.counts()
-                    outcomes.append((loop.time(), True))
-                except StoreUnavailable:
-                    outcomes.append((loop.time(), False))
-                await asyncio.sleep(5)
-            assert all(fine != (100 <= at < 200) for at, fine in outcomes)
-            assert store.injected["counts", "outage"] > 10
-
-        run_virtual(main)
-
-    def test_rates_by_seed_and_methods(self) -> None:
-        async def outcomes(seed: int) -> list[bool]:
-            plan = RandomFaults(seed, before=0.2, after=0.1, methods={"now"})
-            store = FaultyStore(MemoryStore(VirtualClock()), plan)
-            fine = []
-            for _ in range(300):
-                await store.counts()
-                try:
-                    await store.now()
-                    fine.append(True)
-                except StoreUnavailable:
-                    fine.append(False)
-            assert 30 < store.injected["now", "before"] < 90
-            assert 10 < store.injected["now", "after"] < 60
-            return fine
-
-        assert run_virtual(outcomes(1)) == run_virtual(outcomes(1)) != run_virtual(outcomes(2))
-
-
-def test_the_kit_needs_no_pytest() -> None:
-    program = """
-import sys
-sys.modules["pytest"] = None
-import mainspring.testing
-mainspring.testing.FakeClock()
-try:
-    mainspring.testing.StoreConformance
-except ImportError:
-    print("only the suite")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "only the suite", done.stderr

@@ -1,0 +1,100 @@
+"""API keys: how they are made, checked, revoked, and what is kept of them."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mainspring.service import api_keys
+from mainspring.service.api_keys import Keys
+from mainspring.testing import FakeClock
+from tests.support.service import Api, Make, sample_scheduler
+from tests.support.service_calls import code, key
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["Bearer ms_000000000000_x", "Bearer x", "Bearer", "Basic dTpw", "Bearer ms__", "Bearer ☃"],
+)
+async def test_wrong_keys_open_nothing(make: Make, wrong: str) -> None:
+    api: Api = await make(workers=0)
+    await key(api)
+    headers = [(b"Authorization", wrong.encode())]
+    assert (await api.get("/api/jobs", headers=headers)).status_code == 401
+
+
+async def test_a_key_with_another_secret_opens_nothing(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    header = (await key(api))["Authorization"]
+    assert await code(api, headers={"Authorization": header[:-1] + "~"}) == 401
+    assert await code(api, headers={"Authorization": header}) == 200
+
+
+async def test_a_key_expires_by_the_stores_clock() -> None:
+    clock = FakeClock()
+    async with sample_scheduler(clock=clock, workers=0) as scheduler:
+        keys = Keys(scheduler, clock)
+        _, text = await keys.create("short", "read", timedelta(minutes=1))
+        assert await keys.check(text) is not None
+        clock.advance(61)
+        assert await keys.check(text) is None
+        assert await keys.any_usable() is False
+        assert await keys.exist() is True  # so that nothing is open again
+
+
+async def test_a_revoked_key_is_noticed_by_other_instances_within_seconds() -> None:
+    clock = FakeClock()
+    async with sample_scheduler(clock=clock, workers=0) as scheduler:
+        here, there = Keys(scheduler, clock), Keys(scheduler, clock)
+        made, text = await here.create("mine", "read")
+        assert await there.check(text) is not None
+        await here.revoke(made.id)
+        assert await here.check(text) is None
+        clock.advance(6)
+        assert await there.check(text) is None
+
+
+async def test_only_a_hash_is_kept() -> None:
+    async with sample_scheduler(workers=0) as scheduler:
+        _, text = await Keys(scheduler).create("mine", "read")
+        [note] = (await scheduler.list_notes("api-key")).items
+        assert text.split("_", 2)[2] not in str(note)
+
+
+async def test_made_up_keys_are_not_remembered(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    used = await key(api)
+    assert await code(api, headers=used) == 200
+    for n in range(20):
+        await code(api, headers={"Authorization": f"Bearer ms_{n:012}_guess"})
+    assert list(api.app.state.service.keys._known) == [used["Authorization"].split("_")[1]]
+
+
+async def test_the_constant_time_comparison_decides_and_nothing_else(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comparison that ends at the first difference would tell how much of a guess was right."""
+    api: Api = await make(workers=0)
+    good = (await key(api))["Authorization"]
+    right = good.removeprefix("Bearer ms_")
+    unknown = f"Bearer ms_{'0' * 12}_{'x' * 43}"
+    asked: list[tuple[Any, Any]] = []
+    verdict = False
+
+    def compare(one: Any, other: Any) -> bool:
+        asked.append((one, other))
+        return verdict
+
+    monkeypatch.setattr(api_keys, "hmac", SimpleNamespace(compare_digest=compare))
+    assert await code(api, headers={"Authorization": good}) == 401
+    hashed = hashlib.sha256(right.partition("_")[2].encode()).hexdigest()
+    assert asked == [(hashed, hashed)]
+    assert await code(api, headers={"Authorization": unknown}) == 401
+    assert len(asked) == 2  # of an id that is not there too: the time tells nothing of that
+    verdict = True
+    assert await code(api, headers={"Authorization": good[:-1]}) == 200
+    assert await code(api, headers={"Authorization": unknown}) == 401

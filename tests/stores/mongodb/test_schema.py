@@ -1,0 +1,60 @@
+"""What `open` makes and checks: versions of servers, replica sets, indexes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pymongo import MongoClient
+
+from mainspring.errors import StoreError
+from mainspring.stores.mongodb import MongoStore, schema
+from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import Document
+
+
+async def test_an_older_server_is_named(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OLDEST", (99, 0))
+    with pytest.raises(StoreError, match=r"the MongoDB server is 8\.\d+\.\d+; .* or later"):
+        await MongoStore(with_database(replica_set_url, database_name)).open()
+
+
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        (["colour"], {"name": "due"}),
+        ([("state", 1), ("lease", 1), ("leased_at", 1)], {"name": "leases"}),
+        ([("state", 1), ("created_at", -1), ("_id", -1)], {"name": "mine"}),
+    ],
+    ids=["the name for other keys", "the name with other options", "the keys by another name"],
+)
+async def test_an_index_in_the_way_is_named(
+    replica_set_url: str, database_name: str, keys: list[Any], options: dict[str, Any]
+) -> None:
+    with MongoClient[Document](replica_set_url) as client:
+        client[database_name]["mainspring_runs"].create_index(keys, **options)
+    with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
+        await MongoStore(with_database(replica_set_url, database_name)).open()
+
+
+async def test_opening_again_changes_nothing(replica_set_url: str, database_name: str) -> None:
+    url = with_database(replica_set_url, database_name)
+    stores = [MongoStore(url) for _ in range(4)]
+    await asyncio.gather(*(store.open() for store in stores))
+    names = sorted(await stores[0]._db.runs.index_information())
+    runs = [index.name for index in schema.INDEXES if index.collection == "runs"]
+    assert names == sorted(["_id_", *runs])
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(
+    standalone_url: str, database_name: str
+) -> None:
+    store = MongoStore(with_database(standalone_url, database_name))
+    with pytest.raises(StoreError, match=r"--replSet rs0.*rs\.initiate\(\)"):
+        await store.open()
+    with MongoClient[Document](standalone_url) as client:
+        assert client[database_name].list_collection_names() == []

@@ -1,0 +1,101 @@
+"""URLs of MongoDB: what they name, what is refused, and that no password is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from mainspring.errors import InvalidInput
+from mainspring.stores import open_store
+from mainspring.stores.mongodb import MongoStore
+from mainspring.stores.mongodb.url import MongoUrl
+from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.testing.store_calls import claim_runs
+from tests.support.mongodb.query_plans import SentCommands
+from tests.support.mongodb.store import CLAIM, opened, some_runs
+from tests.support.servers.mongodb import with_database
+
+
+def test_a_url_names_database_and_prefix() -> None:
+    plain = MongoUrl.of("mongodb://h")
+    assert (plain.database, plain.prefix) == ("mainspring", "mainspring_")
+    full = MongoUrl.of("mongodb://u:p@h1,h2/app%2Dx?tls=true&mainspringPrefix=jobs_&w=1")
+    assert full == ("mongodb://u:p@h1,h2/app%2Dx?tls=true&w=1", "app-x", "jobs_")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://",
+        "mongodb:///db",
+        "mongodb://h/a.b",
+        "mongodb://h/$x",
+        "mongodb://h/x?mainspringPrefix=",
+        "mongodb://h/x?mainspringPrefix=$cmd",
+        "mongodb://h/x?mainspringPrefix=a%00b",
+    ],
+)
+def test_a_url_that_names_nothing_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mongodb://me:hush@h:port/db",
+        "mongodb://me:hush/hush@h",
+        "mongodb://me:hush/hush@h/db",
+        "mongodb://me:hush?hush@h/db",
+        "mongodb://me:hush@hush@h/db",
+        "mongodb://me:hush:hush@h/db",
+        "mongodb://me:hush%@h/db",
+        "mongodb://h/db?tls=true&tlsCAFile=/nowhere&tlsCertificateKeyFilePassword=hush",
+        "mongodb://h/$?authMechanismProperties=AWS_SESSION_TOKEN:hush",
+    ],
+)
+async def test_a_password_is_never_told(url: str) -> None:
+    """Least of all with the URLs that are refused because a password was not escaped."""
+    with pytest.raises(InvalidInput) as told:
+        await MongoStore(url).open()
+    assert "hush" not in str(told.value)
+    if "hush/hush@h/db" in url:
+        assert "write / ? # @ : % as %2F" in str(told.value)
+
+
+def test_a_store_shows_itself_without_its_secrets() -> None:
+    options = "tls=true&tlsCertificateKeyFilePassword=hush&appName=x"
+    shown = repr(MongoStore(f"mongodb://me:hush@h/db?{options}"))
+    assert "hush" not in shown
+    assert "mongodb://me:…@h/db?tls=true&tlsCertificateKeyFilePassword=…&appName=x" in shown
+    with pytest.raises(InvalidInput) as told:
+        open_store("me:hush@h")
+    assert "hush" not in str(told.value)
+
+
+@pytest.mark.parametrize("option", ["tlsCertificateKeyFile", "tlsCAFile"])
+async def test_a_certificate_that_is_not_there_is_named(option: str) -> None:
+    with pytest.raises(InvalidInput, match=r"cannot be used: .*/nowhere/key\.pem"):
+        await MongoStore(f"mongodb://h/db?tls=true&{option}=/nowhere/key.pem").open()
+
+
+async def test_reads_come_from_the_primary_whatever_the_url_says(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL that is shared with other programs may well ask for a secondary."""
+    sent = SentCommands.record(monkeypatch)
+    url = with_database(replica_set_url, database_name)
+    async with opened(f"{url}&readPreference=secondary&readConcernLevel=available") as store:
+        await store.add(await some_runs(store, "a", dedupe_key="k"))
+        await claim_runs(store, CLAIM)
+        await store.counts()
+        await store.find(RunQuery())
+        await store.jobs(JobQuery())
+        await store.wait(0.05)
+        told = await store._db.client.admin.command("hello")
+    assert set(sent.places) == {told["primary"]}
+    reads = [one for one in sent.commands if {"find", "aggregate", "distinct"} & one.keys()]
+    outside = [one for one in reads if "autocommit" not in one]
+    assert {one["readConcern"]["level"] for one in outside} <= {"local", "majority", "snapshot"}
+    begun = [one for one in sent.commands if "startTransaction" in one]
+    assert {one["readConcern"]["level"] for one in begun} == {"snapshot"}
+    assert {one.get("$readPreference", {"mode": "primary"})["mode"] for one in reads} == {"primary"}
