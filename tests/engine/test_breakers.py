@@ -20,6 +20,7 @@ from mainspring.stores.protocol import NoteWrite, RunQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
 from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, states, until
 from tests.support.scheduler_fixtures import Make
+from tests.support.scheduler_kill import kill
 
 
 async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
@@ -229,8 +230,7 @@ async def test_a_trial_whose_worker_died_is_followed_by_another(make: Make) -> N
     await recorder.until("breaker.opened")
     run = await dying.enqueue("call", {"wait": True})
     await recorder.until("run.started", 2)
-    assert dying._engine is not None
-    dying._engine.worker.leases._held.clear()  # it renews no more: as if it were dead
+    kill(dying)
     hangs = False
     second = make(workers=1, lease="1s")
     second.job(id="call", breaker=Breaker(failures=1, reset="100ms"))(call)

@@ -281,7 +281,8 @@ def decorated(zone: str, **given: Any) -> Schedule | None:
     @scheduler.job(**given)
     def handler() -> None: ...
 
-    return scheduler._jobs_in_code["handler"].schedule
+    [job] = scheduler.code_jobs
+    return job.schedule
 
 
 def added(zone: str, **given: Any) -> Schedule | None:

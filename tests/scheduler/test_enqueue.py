@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring import Run, RunContext, Scheduler, State
+from mainspring import RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
@@ -33,16 +33,12 @@ async def test_priority_then_age_decides(make: Make, limit: int | None) -> None:
         runs = []
         for n in range(2):
             for priority in (3, 9, 0, 5, 1, 7, 2, 8, 4, 6):
-                queue = note.options(priority=priority)
-                runs.append(await _enqueue(producer, "note", queue._options.priority, n))
+                payload = {"priority": priority, "n": n}
+                runs.append(await producer.enqueue("note", payload, priority=priority))
     async with worker:
         for run in runs:
             await ended(worker, run)
     assert order == [(priority, n) for priority in range(9, -1, -1) for n in range(2)]
-
-
-async def _enqueue(scheduler: Scheduler, job: str, priority: int | None, n: int) -> Run:
-    return await scheduler.enqueue(job, {"priority": priority, "n": n}, priority=priority)
 
 
 class Gauge:

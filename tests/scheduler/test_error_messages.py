@@ -10,7 +10,6 @@ import pytest
 
 from mainspring import Scheduler, every
 from mainspring.core.codec import encode
-from mainspring.core.model import Job
 from mainspring.core.schedules import parse
 from mainspring.errors import (
     InvalidArguments,
@@ -128,8 +127,8 @@ def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixt
         caplog.clear()
         scheduler.job(86_400, timeout=3_600, id="b")(lambda: None)
         scheduler.job("60d", timeout="16h", jitter=timedelta(days=1), id="c")(lambda: None)
-        stored = scheduler._jobs_in_code["a"]
-        assert isinstance(stored, Job)
+        stored = scheduler.code_jobs[0]
+        assert stored.id == "a"
         type(stored.policy).from_dict(stored.policy.to_dict())
         assert caplog.text == ""
 

@@ -185,7 +185,8 @@ async def test_a_hard_stop_gives_back_at_once(make: Make, second_client: Store) 
     async with scheduler:
         runs = [await slow.enqueue(), await once.enqueue(), await slow.enqueue()]
         await began.wait()
-        await until(lambda: scheduler._engine and scheduler._engine.worker.running == 2)
+        while (await scheduler.health()).running_here < 2:
+            await asyncio.sleep(0.01)
         await scheduler.stop(graceful=False)
     found = await get_runs(second_client, [run.id for run in runs])
     first, second, third = [found[run.id] for run in runs]

@@ -91,9 +91,8 @@ async def test_signing_out_ends_the_session(make: Make) -> None:
 async def test_a_session_ends_with_its_key_and_after_twelve_hours(make: Make) -> None:
     clock = FakeClock()
     scheduler = sample_scheduler(clock=clock, workers=0)
-    api: Api = await make(scheduler, loopback=False)
+    api: Api = await make(scheduler, loopback=False, service_clock=clock)
     service = api.app.state.service
-    service.keys._clock = service.sessions._clock = clock
     first, _ = await service.keys.create("ada", "read")
     second, _ = await service.keys.create("bob", "read")
     texts = [(await service.sessions.create(key))[0] for key in (first, second)]

@@ -12,8 +12,10 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from mainspring.core.clock import CarriedClock
+from mainspring import Client
+from mainspring.core.model import Note
 from mainspring.service.api_keys import FRESH, KIND, Keys
+from mainspring.service.metrics import STORE_CACHE_SECONDS
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.support.engine import SwitchableFaults
@@ -28,23 +30,20 @@ from tests.support.service_calls import code, key, until
 class Away:
     """A service whose store can go away, and the clock by which it remembers keys."""
 
-    def __init__(self, api: Api, faults: SwitchableFaults) -> None:
-        self.api, self._weather = api, faults
-        self.clock = FakeClock()
+    def __init__(self, api: Api, clock: FakeClock, faults: SwitchableFaults) -> None:
+        self.api, self.clock, self._faults = api, clock, faults
         self.keys: Keys = api.app.state.service.keys
-        self.keys._clock = self.clock
-        self.keys._time = CarriedClock(self.clock)
 
     def go(self, seconds: float = FRESH + 1) -> None:
-        self._weather.failing = {"*"}
+        self._faults.failing = {"*"}
         self.clock.advance(seconds)
 
     def come(self) -> None:
-        self._weather.failing = set()
+        self._faults.failing = set()
 
     async def up(self, **options: Any) -> str | int:
         """What `/metrics` says of the store, or why it says nothing."""
-        self.api.app.state.service.metrics._read_at = None
+        self.clock.advance(STORE_CACHE_SECONDS)
         answer = await self.api.get("/metrics", **options)
         if answer.status_code != 200:
             return answer.status_code
@@ -58,7 +57,23 @@ async def away(make: Make, request: pytest.FixtureRequest) -> Away:
     faults = SwitchableFaults()
     store: Any = FaultyStore(MemoryStore(), faults)
     loopback = getattr(request, "param", False)
-    return Away(await make(sample_scheduler(store, workers=0), loopback=loopback), faults)
+    clock = FakeClock()
+    scheduler = sample_scheduler(store, workers=0)
+    return Away(await make(scheduler, loopback=loopback, service_clock=clock), clock, faults)
+
+
+class HeldNotes:
+    """The notes of a client. The answer to a read comes when a test lets it."""
+
+    def __init__(self, notes: Client) -> None:
+        self._notes = notes
+        self.answer: asyncio.Future[Any] | None = None
+
+    async def note(self, kind: str, name: str) -> Note | None:
+        return await (self._notes.note(kind, name) if self.answer is None else self.answer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._notes, name)
 
 
 async def test_a_key_known_before_the_outage_can_read_metrics(away: Away) -> None:
@@ -144,29 +159,22 @@ async def test_without_a_key_after_one_was_made_here(away: Away) -> None:
 
 async def test_what_was_read_before_does_not_overtake_what_is_known_since(away: Away) -> None:
     """A key is looked at, and revoked before the answer is here: it opens nothing from then on."""
-    made, text = await away.keys.create("mine", "read")
-    assert await away.up(headers={"X-Api-Key": text}) == "mainspring_store_up 1.0"
+    notes = HeldNotes(away.api.scheduler)
+    keys = Keys(cast(Any, notes), away.clock)
+    made, text = await keys.create("mine", "read")
+    assert await keys.check(text) == made
     away.clock.advance(FRESH + 1)
-    before = await away.api.scheduler.note(KIND, made.id)
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    notes = away.keys._notes
-
-    class Slow:
-        note = staticmethod(lambda kind, name: answer)
-        now = staticmethod(notes.now)
-
-    away.keys._notes = cast(Any, Slow)
-    looking = asyncio.ensure_future(away.keys.check(text))
+    before = await notes.note(KIND, made.id)
+    answer = notes.answer = asyncio.get_running_loop().create_future()
+    looking = asyncio.ensure_future(keys.check(text))
     await asyncio.sleep(0)
-    away.keys._notes = notes
+    notes.answer = None
     away.clock.advance(0.001)
-    await away.keys.revoke(made.id)
-    away.keys._notes = cast(Any, Slow)
+    await keys.revoke(made.id)
     answer.set_result(before)
     assert await looking is None
-    away.keys._notes = notes
     away.go()
-    assert await away.up(headers={"X-Api-Key": text}) in (401, 503)
+    assert await keys.check(text, away=True) is None
 
 
 def scraped(client: httpx.Client) -> str:

@@ -21,6 +21,7 @@ import pytest
 from starlette.routing import Match
 
 from mainspring import RunContext, Scheduler
+from mainspring.core.clock import Clock
 from mainspring.dashboard.app import create_app
 from mainspring.service import server
 from mainspring.service.routes import (
@@ -121,13 +122,14 @@ async def make() -> AsyncIterator[Make]:
             settings: dict[str, Any] | None = None,
             loopback: bool = True,
             open: bool = False,
+            service_clock: Clock | None = None,
             **options: Any,
         ) -> Api:
             scheduler = scheduler or sample_scheduler(**options)
             if not scheduler.started:
                 await stack.enter_async_context(scheduler)
             read = ServiceSettings.read(**(settings or {}))
-            app = create_app(scheduler, read, loopback=loopback, open=open)
+            app = create_app(scheduler, read, loopback=loopback, open=open, clock=service_clock)
             transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
             client = Api(transport=transport, base_url="http://127.0.0.1:3000")
             client.app, client.scheduler = app, scheduler

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from mainspring.core.clock import Clock
 from mainspring.dashboard import assets, pages
 from mainspring.dashboard.forecast_cache import ForecastCache
 from mainspring.dashboard.views import (
@@ -51,10 +52,11 @@ def create_app(
     *,
     loopback: bool = False,
     open: bool = False,
+    clock: Clock | None = None,
 ) -> FastAPI:
     """The API of a client or a scheduler, with the dashboard at `/`. See `service.app.create_app`
-    for `loopback` and `open`."""
-    app = service_app.create_app(client, settings, loopback=loopback, open=open)
+    for the options."""
+    app = service_app.create_app(client, settings, loopback=loopback, open=open, clock=clock)
     add_routes(app, *(view.router for view in VIEWS), assets.router)
     app.state.service.error_page = pages.error_page
     app.state.forecasts = ForecastCache(app.state.service)

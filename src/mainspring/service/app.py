@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from mainspring import __version__
+from mainspring.core.clock import Clock, SystemClock
 from mainspring.scheduler.client import Client
 from mainspring.service import openapi
 from mainspring.service.dependencies import Service
@@ -46,15 +47,17 @@ def create_app(
     *,
     loopback: bool = False,
     open: bool = False,
+    clock: Clock | None = None,
 ) -> FastAPI:
     """The API of a client or a scheduler, which it starts and stops if that is not started yet.
 
     `loopback`: only this machine can connect, so requests to its own names need no key until there
     is one.
     `open`: no key is needed, because the program that mounts the API guards it.
+    `clock`: the time by which keys, sessions, rates and caches expire; the system's by default.
     """
     settings = settings or ServiceSettings.read()
-    service = Service(client, settings, loopback=loopback, open=open)
+    service = Service(client, settings, loopback=loopback, open=open, clock=clock or SystemClock())
     app = FastAPI(
         title="Mainspring",
         version=__version__,

@@ -183,19 +183,20 @@ async def test_one_key_cannot_take_all_streams(make: Make) -> None:
 async def test_the_stream_of_a_revoked_key_ends(
     make: Make, monkeypatch: pytest.MonkeyPatch, loopback: bool
 ) -> None:
-    api: Api = await make(workers=0, loopback=loopback)
+    clock = FakeClock()
+    api: Api = await make(workers=0, loopback=loopback, service_clock=clock)
     service = api.app.state.service
-    clock = service.keys._clock = FakeClock()
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.01)
     good, bad = [await service.keys.create(name, "read") for name in ("good", "bad")]
     _, short = await service.keys.create("short", "read", timedelta(milliseconds=300))
     kept, revoked, expired = [EventClient(api, key=text) for text in (good[1], bad[1], short)]
     for client in (kept, revoked, expired):
         await client.begun()
+    clock.advance(0.3)
     await expired.task
     assert not revoked.task.done()
     await Keys(api.scheduler).revoke(bad[0].id)  # by another instance
-    clock.advance(FRESH - events.KEY_CHECK_SECONDS + 0.001)
+    clock.advance(FRESH - events.KEY_CHECK_SECONDS - 0.299)
     await revoked.task
     assert revoked.messages[-1]["more_body"] is False
     await enqueue(api, 1)

@@ -288,7 +288,7 @@ async def test_a_live_scheduler_is_refused(on_disk: Make) -> None:
     source, target = on_disk("a"), on_disk("b")
     async with opened(source, target):
         for name, store in (("source", source), ("target", target)):
-            async with Scheduler(SqliteStore(store._path)) as scheduler:  # type: ignore[attr-defined]
+            async with Scheduler(f"sqlite:///{store.info().file}") as scheduler:
                 while not scheduler.is_leader:
                     await asyncio.sleep(0.01)
                 with pytest.raises(CopyRefused, match=f"a scheduler is working on the {name}"):
