@@ -45,7 +45,7 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
         return MongoStore(url)  # its servers have their own clocks
     if scheme in ("s3", "gs", "az", "file"):
         from mainspring.stores.objects import ObjectStore
-        from mainspring.stores.objects.buckets import make_bucket
+        from mainspring.stores.objects.bucket_factory import make_bucket
 
         return ObjectStore(make_bucket(url, clock))
     lower = scheme.lower()

@@ -23,7 +23,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.policy import Delivery, Overlap
 from mainspring.errors import StoreError
-from mainspring.stores.objects import ObjectStore, compaction, head, rounds
+from mainspring.stores.objects import ObjectStore, compaction, group_commit, head
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.protocol import Claim, Firing, JobQuery, JobWrite, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
@@ -169,7 +169,7 @@ def small_limits() -> Iterator[None]:
             (compaction, "MOST_PERIODS", 1),
             (compaction, "SMALL_SEGMENTS", 2),
             (head, "KEPT_FOR_OTHERS", 0),
-            (rounds, "LARGE_DELTA", 900),
+            (group_commit, "LARGE_DELTA", 900),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield

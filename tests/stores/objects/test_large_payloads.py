@@ -14,9 +14,9 @@ from unittest.mock import patch
 from mainspring.core import transitions
 from mainspring.core.model import Run
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.objects import ObjectStore, layout, parts
+from mainspring.stores.objects import ObjectStore, layout, part_cache
+from mainspring.stores.objects.group_commit import TAIL_ENTRIES
 from mainspring.stores.objects.layout import PART_BYTES
-from mainspring.stores.objects.rounds import TAIL_ENTRIES
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
@@ -198,7 +198,7 @@ async def test_large_deltas_are_read_at_the_same_time() -> None:
     await store.close()
     link = Link(objects, lambda kind, key: BucketFault(delay=0.001))
     await opened(link)
-    assert link.most_at_once == parts.AT_ONCE
+    assert link.most_at_once == part_cache.AT_ONCE
 
 
 async def test_large_bodies_are_encoded_and_decoded_in_threads() -> None:
@@ -215,8 +215,8 @@ async def test_large_bodies_are_encoded_and_decoded_in_threads() -> None:
 
     objects = Objects(CLOCK)
     with (
-        patch.object(parts, "encode_tables", encoding),
-        patch.object(parts, "decode_body", decoding),
+        patch.object(part_cache, "encode_tables", encoding),
+        patch.object(part_cache, "decode_body", decoding),
     ):
         store = await opened(MemoryBucket(objects))
         await store.add([large_run(number) for number in range(3)])

@@ -28,10 +28,10 @@ from mainspring.stores.codec import (
 )
 from mainspring.stores.counters import TOTALS
 from mainspring.stores.objects import ObjectStore
+from mainspring.stores.objects.group_commit import Operation, Rounds
 from mainspring.stores.objects.head import Head, decode_head
 from mainspring.stores.objects.layout import HEAD, decode_body
 from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.rounds import Operation, Rounds
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.protocol import Store

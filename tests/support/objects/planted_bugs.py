@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 from mainspring.core.model import replace
 from mainspring.stores.objects import operations
+from mainspring.stores.objects.group_commit import Rounds
 from mainspring.stores.objects.head import Head
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.operations import NewChange, Workspace
-from mainspring.stores.objects.rounds import Rounds
 from tests.support.objects.memory_bucket import Objects
 from tests.support.objects.simulated_cluster import simulate_on_objects
 from tests.support.simulation.scenario import Report

@@ -25,10 +25,10 @@ import msgspec
 
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.stores.codec import json_text
-from mainspring.stores.objects import ObjectStore, compaction, head, period_counts, rounds
+from mainspring.stores.objects import ObjectStore, compaction, group_commit, head, period_counts
+from mainspring.stores.objects.group_commit import Rounds
 from mainspring.stores.objects.head import Entry, decode_head, encode_head
 from mainspring.stores.objects.layout import HEAD
-from mainspring.stores.objects.rounds import Rounds
 from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing import VirtualClock
@@ -172,7 +172,7 @@ class ObjectSimulation(Simulation):
         """Whether the storage has a clock of its own; otherwise it is this machine's."""
         self._settings["prune_every"] = own.choice(("1s", "4s", "15s"))
         self._most_clients = own.choice((2, 3, 256)) if self.is_small else 256
-        self._large_delta = own.choice((0, rounds.LARGE_DELTA))
+        self._large_delta = own.choice((0, group_commit.LARGE_DELTA))
         """0: every delta is written as a part."""
         self._clients = random.Random(own.getrandbits(64))
         self._error = own.choice((0.05, 0.5, 1.0))
@@ -199,11 +199,11 @@ class ObjectSimulation(Simulation):
         changes = [
             (head, "MOST_CLIENTS", self._most_clients),
             (head.Entry, "size", ENTRY_BYTES),
-            (rounds, "new_client", lambda: f"{next(numbers):012x}"),
+            (group_commit, "new_client", lambda: f"{next(numbers):012x}"),
             (secrets, "token_hex", lambda size: f"{next(numbers):0{2 * size}x}"),
         ]
         if self.is_small:
-            changes += [*SMALL, (rounds, "LARGE_DELTA", self._large_delta)]
+            changes += [*SMALL, (group_commit, "LARGE_DELTA", self._large_delta)]
         with contextlib.ExitStack() as stack:
             for owner, name, value in changes:
                 stack.enter_context(patch.object(owner, name, value))

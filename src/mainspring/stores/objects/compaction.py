@@ -20,6 +20,7 @@ from mainspring.stores import evaluation
 from mainspring.stores.codec import Record, run_from_record, to_us
 from mainspring.stores.objects import operations, period_counts
 from mainspring.stores.objects.bucket import Bucket
+from mainspring.stores.objects.group_commit import Operation, Rounds
 from mainspring.stores.objects.history import (
     SEGMENT_BYTES,
     SEGMENT_RUNS,
@@ -33,7 +34,6 @@ from mainspring.stores.objects.history import (
 )
 from mainspring.stores.objects.layout import PART_KINDS, is_part_name
 from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.rounds import Operation, Rounds
 from mainspring.stores.objects.self_test import FOLDER, is_test_object
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import TTL_NOTE_KEPT

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from mainspring.core.model import LIVE, State
 from mainspring.stores.codec import Record, to_us
-from mainspring.stores.objects.parts import AT_ONCE, Parts, PartsNeeded
+from mainspring.stores.objects.part_cache import AT_ONCE, Parts, PartsNeeded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 

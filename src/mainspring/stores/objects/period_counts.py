@@ -19,7 +19,7 @@ from mainspring.stores import counters, evaluation
 from mainspring.stores.codec import Record, from_us, to_us
 from mainspring.stores.counters import TOTALS, Counted, Key
 from mainspring.stores.objects.history import gone_of
-from mainspring.stores.objects.parts import Parts, PartsNeeded
+from mainspring.stores.objects.part_cache import Parts, PartsNeeded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import Counts
 

@@ -17,6 +17,7 @@ from mainspring.core.model import Page, Run, replace
 from mainspring.stores import evaluation
 from mainspring.stores.codec import run_from_record
 from mainspring.stores.cursors import cursor_number
+from mainspring.stores.objects.group_commit import Operation, Rounds, missing_part
 from mainspring.stores.objects.history import (
     catalogue_name,
     is_live_only,
@@ -25,8 +26,7 @@ from mainspring.stores.objects.history import (
     view_of,
 )
 from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.parts import PartGone, PartsNeeded
-from mainspring.stores.objects.rounds import Operation, Rounds, missing_part
+from mainspring.stores.objects.part_cache import PartGone, PartsNeeded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 

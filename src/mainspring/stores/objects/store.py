@@ -18,6 +18,7 @@ from mainspring.stores.notifier import Waiters
 from mainspring.stores.objects import operations, period_counts
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.compaction import MOST_FINISHED, Compaction
+from mainspring.stores.objects.group_commit import TAIL_BYTES, Operation, Rounds
 from mainspring.stores.objects.operations import (
     NewChange,
     NewJob,
@@ -26,7 +27,6 @@ from mainspring.stores.objects.operations import (
     Workspace,
 )
 from mainspring.stores.objects.retries import RETRY_FOR
-from mainspring.stores.objects.rounds import TAIL_BYTES, Operation, Rounds
 from mainspring.stores.objects.run_search import find_runs
 from mainspring.stores.protocol import (
     Added,

@@ -25,12 +25,12 @@ from mainspring.errors import (
     StoreUnavailable,
 )
 from mainspring.stores.codec import json_text
-from mainspring.stores.objects import ObjectStore, head, operations, rounds
+from mainspring.stores.objects import ObjectStore, group_commit, head, operations
 from mainspring.stores.objects.bucket import Listed
 from mainspring.stores.objects.compaction import Compaction
+from mainspring.stores.objects.group_commit import MOST_BYTES, Operation, Rounds
 from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
 from mainspring.stores.objects.retries import RETRY_FOR
-from mainspring.stores.objects.rounds import MOST_BYTES, Operation, Rounds
 from mainspring.stores.protocol import Claim, Held, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
@@ -841,7 +841,7 @@ RACES = {
 
 @pytest.mark.parametrize("bug", RACES)
 def test_a_planted_bug_is_found_by_a_race(bug: str) -> None:
-    with RACES[bug](), patch.object(rounds, "log"):
+    with RACES[bug](), patch.object(group_commit, "log"):
         assert any(race(seed).problems for seed in range(40))
 
 

@@ -33,7 +33,7 @@ from mainspring.stores.objects.head import Entry, Head, decode_head, encode_head
 from mainspring.stores.objects.history import History
 from mainspring.stores.objects.layout import HEAD, is_part_name
 from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.parts import PartGone, Parts, PartsNeeded, new_client
+from mainspring.stores.objects.part_cache import PartGone, Parts, PartsNeeded, new_client
 from mainspring.stores.objects.retries import (
     LONGEST_PAUSE,
     RETRY_FOR,
