@@ -47,8 +47,8 @@ class OnBucket(StoreConformance):
 
     async def record(self, store: Store, table: str, key: str) -> dict[str, Any]:
         assert isinstance(store, ObjectStore)
-        await store._open_rounds().refresh()
-        record = store._open_rounds().state.get(table, key)
+        await store._opened_group_commit().refresh()
+        record = store._opened_group_commit().state.get(table, key)
         assert record is not None
         return record
 
@@ -120,7 +120,9 @@ class OnServer(OnBucket):
     def _trust_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def trust(*arguments: object, **options: object) -> None: ...
 
-        monkeypatch.setattr(self_test, "prove", trust)  # it would be half of all requests
+        monkeypatch.setattr(
+            self_test, "check_conditions", trust
+        )  # it would be half of all requests
 
     def make_store(self) -> Store:
         return ObjectStore(GivenTimeBucket(Address.of(self.url), self.clock))

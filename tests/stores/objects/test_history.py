@@ -176,7 +176,7 @@ async def store() -> ObjectStore:
         await store.add([finished(number) for number in range(start, start + 5)])
         assert store._compaction is not None
         await store._compaction.move_finished()
-    assert store._open_rounds().state.finished_count < 5
+    assert store._opened_group_commit().state.finished_count < 5
     return store
 
 
@@ -199,7 +199,7 @@ async def test_a_run_of_a_segment_is_revived_and_ends_in_another_segment(
     assert store._compaction is not None
     await store._compaction.move_finished()
     assert len(await all_ids(store)) == 40
-    assert store._open_rounds().state.get("runs", "run0") is None
+    assert store._opened_group_commit().state.get("runs", "run0") is None
     [again] = (await store.find(RunQuery(ids=frozenset({"run0"})))).items
     assert again.state is State.CANCELLED
 
@@ -215,8 +215,10 @@ async def test_segments_are_merged_without_those_that_are_gone(store: ObjectStor
         pass
     assert await all_ids(store) == before
     segments = [k for k in store.bucket.objects.stored if k.startswith("history/")]  # type: ignore[attr-defined]
-    rounds = store._open_rounds()
-    assert sorted(s.name for s in rounds.history.segments(rounds.state)) == sorted(segments)
+    group_commit = store._opened_group_commit()
+    assert sorted(s.name for s in group_commit.history.segments(group_commit.state)) == sorted(
+        segments
+    )
 
 
 async def test_old_runs_are_deleted_with_their_segments(store: ObjectStore) -> None:

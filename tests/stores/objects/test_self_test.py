@@ -141,7 +141,7 @@ async def test_storage_that_stays_busy_is_no_verdict() -> None:
 
     bucket.put = busy  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable, match="busy"):
-        await self_test.prove(bucket, "here", retry_for=0)
+        await self_test.check_conditions(bucket, "here", retry_for=0)
 
 
 async def test_storage_that_cannot_be_reached_is_an_error_at_once() -> None:
@@ -160,8 +160,8 @@ async def test_an_account_that_may_only_read_opens_a_store_that_was_tested_long_
 
     clock = FakeClock()
     objects = Objects(clock)
-    await self_test.prove(MemoryBucket(objects), "here")
+    await self_test.check_conditions(MemoryBucket(objects), "here")
     clock.advance(2 * 86_400)
-    await self_test.prove(ReadOnly(objects), "here")
+    await self_test.check_conditions(ReadOnly(objects), "here")
     with pytest.raises(StoreError, match="does not allow"):
-        await self_test.prove(ReadOnly(objects), "elsewhere")
+        await self_test.check_conditions(ReadOnly(objects), "elsewhere")

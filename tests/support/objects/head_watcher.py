@@ -28,7 +28,7 @@ from mainspring.stores.codec import (
 )
 from mainspring.stores.counters import TOTALS
 from mainspring.stores.objects import ObjectStore
-from mainspring.stores.objects.group_commit import Operation, Rounds
+from mainspring.stores.objects.group_commit import GroupCommit, Operation
 from mainspring.stores.objects.head import Head, decode_head
 from mainspring.stores.objects.layout import HEAD, decode_body
 from mainspring.stores.objects.operations import Workspace
@@ -162,9 +162,9 @@ class HeadWatcher:
         """The store of one client, whose calls are noted."""
         return cast(Store, _ObservedStore(self, store, author))
 
-    def attach(self, rounds: Rounds, author: str) -> None:
+    def attach(self, group_commit: GroupCommit, author: str) -> None:
         """Note what the operations of a client do."""
-        submit, follow_step = rounds.submit, rounds.clock.follow_step
+        submit, follow_step = group_commit.submit, group_commit.clock.follow_step
 
         def noted(operation: Operation[Any]) -> asyncio.Future[Any]:
             if isinstance(getattr(operation.evaluate, "__self__", None), _Call):
@@ -178,20 +178,20 @@ class HeadWatcher:
         def followed(state: LiveState) -> None:
             mark = state.mark()
             follow_step(state)
-            self._moved[rounds.client] = _changed(state, mark)
+            self._moved[group_commit.client] = _changed(state, mark)
 
-        rounds.submit = noted  # type: ignore[method-assign]
-        rounds.clock.follow_step = followed  # type: ignore[method-assign]
+        group_commit.submit = noted  # type: ignore[method-assign]
+        group_commit.clock.follow_step = followed  # type: ignore[method-assign]
 
-    def sent(self, rounds: Rounds | None) -> None:
+    def sent(self, group_commit: GroupCommit | None) -> None:
         """A client is about to write the head."""
-        if rounds is None:
+        if group_commit is None:
             return  # the first head of all, which holds nothing
-        nonce = next(reversed(rounds._tries))
-        operations = [operation for operation, _ in rounds._tries[nonce]]
+        nonce = next(reversed(group_commit._tries))
+        operations = [operation for operation, _ in group_commit._tries[nonce]]
         calls = [cast(_Call, one.evaluate.__self__) for one in operations]  # type: ignore[attr-defined]
         self._tries[nonce] = _Try(
-            self._moved.get(rounds.client, {}),
+            self._moved.get(group_commit.client, {}),
             [(call, call.evaluations[-1]) for call in calls if call.evaluations],
         )
 
@@ -423,10 +423,10 @@ class _ObservedStore:
         store._release = _named("commit", store._release)  # type: ignore[method-assign]
 
     async def open(self, *, create: bool = True) -> None:
-        was_open = self._store._rounds is not None
+        was_open = self._store._group_commit is not None
         await self._store.open(create=create)
-        if not was_open and self._store._rounds is not None:
-            self._watcher.attach(self._store._rounds, self._author)
+        if not was_open and self._store._group_commit is not None:
+            self._watcher.attach(self._store._group_commit, self._author)
 
     def __getattr__(self, name: str) -> Any:
         work = getattr(self._store, name)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from mainspring.core.model import replace
 from mainspring.stores.objects import operations
-from mainspring.stores.objects.group_commit import Rounds
+from mainspring.stores.objects.group_commit import GroupCommit
 from mainspring.stores.objects.head import Head
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.operations import NewChange, Workspace
@@ -59,13 +59,13 @@ def without_condition() -> Patched:
 
 
 def nonce_unseen() -> Patched:
-    real = Rounds._settle_tries
+    real = GroupCommit._resolve_unanswered_tries
 
-    def settle(self: Rounds, head: Head) -> None:
+    def settle(self: GroupCommit, head: Head) -> None:
         self._tries.clear()
         real(self, head)
 
-    return patch.object(Rounds, "_settle_tries", settle)
+    return patch.object(GroupCommit, "_resolve_unanswered_tries", settle)
 
 
 def taken_over_without_comparing() -> Patched:
@@ -81,20 +81,20 @@ def taken_over_without_comparing() -> Patched:
 
 def old_head_read_as_new() -> Patched:
     """Now and then a client takes the entity tag of a new head, and keeps its old state."""
-    real = Rounds._advance
+    real = GroupCommit._advance
     heads = itertools.count(1)
 
-    async def advance(self: Rounds, head: Head) -> None:
+    async def advance(self: GroupCommit, head: Head) -> None:
         if self._etag is None or next(heads) % 20:
             await real(self, head)
 
-    return patch.object(Rounds, "_advance", advance)
+    return patch.object(GroupCommit, "_advance", advance)
 
 
 def snapshot_after_its_head() -> Patched:
-    real = Rounds._write
+    real = GroupCommit._write
 
-    async def write(self: Rounds, *given: Any) -> bool:
+    async def write(self: GroupCommit, *given: Any) -> bool:
         made = self._snapshot
         stored = self._bucket.objects.stored  # type: ignore[attr-defined]
         bodies = {name: stored.pop(name, None) for name in (() if made is None else made.parts)}
@@ -104,7 +104,7 @@ def snapshot_after_its_head() -> Patched:
                 await self._bucket.put(name, body.data, expected_etag=None)
         return won
 
-    return patch.object(Rounds, "_write", write)
+    return patch.object(GroupCommit, "_write", write)
 
 
 UNFENCED = "fence, rescue, lease, tokens, finished, completion, attempts, cancel"

@@ -26,7 +26,7 @@ import msgspec
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.stores.codec import json_text
 from mainspring.stores.objects import ObjectStore, compaction, group_commit, head, period_counts
-from mainspring.stores.objects.group_commit import Rounds
+from mainspring.stores.objects.group_commit import GroupCommit
 from mainspring.stores.objects.head import Entry, decode_head, encode_head
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.storage_clock import StorageClock
@@ -109,15 +109,17 @@ class WorkerBucket(MemoryBucket):
     def __init__(self, watcher: HeadWatcher, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.store: ObjectStore | None = None
-        self._rounds: Rounds | None = None
+        self._group_commit: GroupCommit | None = None
         self._watcher = watcher
         self._context = outside()
 
     async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
         if key == HEAD:
             assert self.store is not None
-            self._rounds = self.store._rounds or self._rounds  # a store that closes has none
-            self._watcher.sent(self._rounds)
+            self._group_commit = (
+                self.store._group_commit or self._group_commit
+            )  # a store that closes has none
+            self._watcher.sent(self._group_commit)
         return await super().put(key, data, expected_etag=expected_etag)
 
     async def _request(self, kind: str, key: str, done: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ from mainspring.stores import evaluation
 from mainspring.stores.codec import Record, run_from_record, to_us
 from mainspring.stores.objects import operations, period_counts
 from mainspring.stores.objects.bucket import Bucket
-from mainspring.stores.objects.group_commit import Operation, Rounds
+from mainspring.stores.objects.group_commit import GroupCommit, Operation
 from mainspring.stores.objects.history import (
     SEGMENT_BYTES,
     SEGMENT_RUNS,
@@ -30,7 +30,7 @@ from mainspring.stores.objects.history import (
     describe_segment,
     divide_runs,
     gone_of,
-    had_trouble,
+    had_failure,
 )
 from mainspring.stores.objects.layout import PART_KINDS, is_part_name
 from mainspring.stores.objects.operations import Workspace
@@ -72,9 +72,11 @@ class _Amount(NamedTuple):
 
 
 class Compaction:
-    def __init__(self, bucket: Bucket, rounds: Rounds, most_finished: int = MOST_FINISHED) -> None:
+    def __init__(
+        self, bucket: Bucket, group_commit: GroupCommit, most_finished: int = MOST_FINISHED
+    ) -> None:
         self._bucket = bucket
-        self._rounds = rounds
+        self._group_commit = group_commit
         self._most_finished = most_finished
         self._lock = asyncio.Lock()
         """Held from the first part that a step writes until the state names it, and while garbage
@@ -84,15 +86,15 @@ class Compaction:
         their dedupe keys. Without this each end of a run would look at all of them again."""
 
     async def _do(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self._rounds.submit(Operation(evaluate, writes=True))
+        return await self._group_commit.submit(Operation(evaluate, writes=True))
 
     async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self._rounds.submit(Operation(evaluate, writes=False))
+        return await self._group_commit.submit(Operation(evaluate, writes=False))
 
     @property
     def is_due(self) -> bool:
         """Whether the live state has so many finished runs, or so large ones, that a step pays."""
-        state, held = self._rounds.state, self._held
+        state, held = self._group_commit.state, self._held
         found = _Amount(state.finished_count - held.runs, state.finished_size - held.size)
         return self._is_enough(found) and not self._lock.locked()
 
@@ -116,7 +118,7 @@ class Compaction:
 
     def _base(self, work: Workspace) -> _Base:
         return _Base(
-            catalogue_name(work.state), self._segments(work), self._rounds.head.collections
+            catalogue_name(work.state), self._segments(work), self._group_commit.head.collections
         )
 
     def _choose_finished(self, work: Workspace) -> list[dict[str, Record]]:
@@ -130,7 +132,7 @@ class Compaction:
         for run in movable:
             record = work.state.get("runs", run.id)
             if record is not None:
-                by_kind[had_trouble(record)][run.id] = record
+                by_kind[had_failure(record)][run.id] = record
         if not self._is_enough(moved):
             return []
         # A kind with few runs waits, so that no segment is small.
@@ -146,10 +148,10 @@ class Compaction:
     ) -> bool:
         """Write segments and let the state name them. `made` are runs of the live state, or those
         of other segments, which are replaced: then `sources` has the segment of each run."""
-        seq, replaced = self._rounds.head.seq, set(sources.values())
+        seq, replaced = self._group_commit.head.seq, set(sources.values())
         new: dict[str, dict[str, Record]] = {}
         for runs in made:
-            new[await self._rounds.parts.write("history", seq, {"runs": runs})] = runs
+            new[await self._group_commit.parts.write("history", seq, {"runs": runs})] = runs
         kept = [segment for segment in base.segments if segment.name not in replaced]
         described = [describe_segment(segment, runs) for segment, runs in new.items()]
         catalogue = await self._write_catalogue(seq, [*kept, *described])
@@ -178,7 +180,7 @@ class Compaction:
 
         done = await self._do(adopt)
         old = [base.catalogue] if base.catalogue else []
-        self._rounds.discard([*old, *replaced] if done else [*new, catalogue])
+        self._group_commit.discard([*old, *replaced] if done else [*new, catalogue])
         return done
 
     def _is_unchanged(self, work: Workspace, base: _Base) -> bool:
@@ -186,14 +188,14 @@ class Compaction:
         has collected garbage, since."""
         return (
             catalogue_name(work.state) == base.catalogue
-            and self._rounds.head.collections == base.collections
+            and self._group_commit.head.collections == base.collections
         )
 
     def _segments(self, work: Workspace) -> list[Segment]:
-        return self._rounds.history.segments(work.state)
+        return self._group_commit.history.segments(work.state)
 
     async def _write_catalogue(self, seq: int, segments: list[Segment]) -> str:
-        return await self._rounds.parts.write("catalogue", seq, catalogue_body(segments))
+        return await self._group_commit.parts.write("catalogue", seq, catalogue_body(segments))
 
     async def merge_segments(self) -> bool:
         """Merge small segments of one kind, or rewrite a segment most of whose runs are deleted."""
@@ -216,8 +218,10 @@ class Compaction:
 
     def _choose_sources(self, work: Workspace) -> list[str]:
         left = {s.name: s.runs - len(gone_of(work.state, s.name)) for s in self._segments(work)}
-        for trouble in (True, False):
-            of_kind = [s for s in self._segments(work) if s.trouble is trouble and left[s.name]]
+        for any_failure in (True, False):
+            of_kind = [
+                s for s in self._segments(work) if s.any_failure is any_failure and left[s.name]
+            ]
             worn = [s.name for s in of_kind if left[s.name] < s.runs // 2]
             small = [s.name for s in of_kind if left[s.name] <= SEGMENT_RUNS // 2]
             if len(small) < SMALL_SEGMENTS and not worn:
@@ -257,7 +261,7 @@ class Compaction:
         if not chosen:
             return 0
         kept = [segment for segment in base.segments if segment.name not in chosen]
-        catalogue = await self._write_catalogue(self._rounds.head.seq, kept)
+        catalogue = await self._write_catalogue(self._group_commit.head.seq, kept)
 
         def drop(work: Workspace) -> int | None:
             state = work.state
@@ -273,15 +277,15 @@ class Compaction:
 
         count = await self._do(drop)
         old = [base.catalogue] if base.catalogue else []
-        self._rounds.discard([catalogue] if count is None else [*old, *chosen])
+        self._group_commit.discard([catalogue] if count is None else [*old, *chosen])
         return count or 0
 
     # -- counters and notes
 
-    async def tidy(self) -> None:
+    async def prune_notes_and_counts(self) -> None:
         """Delete expired notes and old counts; move closed periods to the parts of their days."""
         async with self._lock:
-            self._rounds.discard(await self._do(_prune_counts))
+            self._group_commit.discard(await self._do(_prune_counts))
             days = await self._read(lambda work: period_counts.closed_periods(work.state, work.now))
             if sum(map(len, days.values())) >= MOST_PERIODS:
                 for day, moved in days.items():
@@ -293,23 +297,23 @@ class Compaction:
             if base is None:
                 return None, {}, {}
             part = str(base["part"])
-            return base, gone_of(work.state, part), self._rounds.parts.get(part)["counters"]
+            return base, gone_of(work.state, part), self._group_commit.parts.get(part)["counters"]
 
         base, gone, stored = await self._read(read)
         made = period_counts.merged_day(stored, gone, moved)
         if made is None:
             return
-        head = self._rounds.head
-        part = await self._rounds.parts.write("periods", head.seq, made)
+        head = self._group_commit.head
+        part = await self._group_commit.parts.write("periods", head.seq, made)
 
         def adopt(work: Workspace) -> bool:
-            if self._rounds.head.collections != head.collections:
+            if self._group_commit.head.collections != head.collections:
                 return False
             return period_counts.adopt_day(work.state, day, base, gone, moved, part)
 
         done = await self._do(adopt)
         old = [] if base is None else [str(base["part"])]
-        self._rounds.discard(old if done else [part])
+        self._group_commit.discard(old if done else [part])
 
     # -- garbage
 
@@ -331,11 +335,13 @@ class Compaction:
         named, now = asked
         old = [name for name in await self._listed(now - GARBAGE_AGE) if name not in named]
 
-        def bump(work: Workspace) -> list[str]:
+        def count_collection(work: Workspace) -> list[str]:
             work.state.put("meta", "collected", {"at": to_us(work.now)})
             return [name for name in old if name not in self._named(work)]
 
-        garbage = await self._rounds.submit(Operation(bump, writes=True, collects=True))
+        garbage = await self._group_commit.submit(
+            Operation(count_collection, writes=True, collects=True)
+        )
         if garbage:
             await self._bucket.delete(garbage)
         return len(garbage)
@@ -346,7 +352,10 @@ class Compaction:
         segments = {segment.name for segment in self._segments(work)}
         catalogue = catalogue_name(work.state)
         return (
-            periods | segments | self._rounds.named_parts() | ({catalogue} if catalogue else set())
+            periods
+            | segments
+            | self._group_commit.named_parts()
+            | ({catalogue} if catalogue else set())
         )
 
     async def _listed(self, before: datetime) -> list[str]:
@@ -357,7 +366,7 @@ class Compaction:
         for kind in (*PART_KINDS, FOLDER):
             after = None
             while True:
-                page = await self._rounds.retries.repeat(
+                page = await self._group_commit.retries.repeat(
                     partial(self._bucket.list_objects, f"{kind}/", after)
                 )
                 own = [one for one in page if is_part_name(one.key) or is_test_object(one.key)]

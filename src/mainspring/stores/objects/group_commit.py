@@ -30,10 +30,10 @@ from mainspring.errors import StoreDamaged, StoreError, StoreMissing, StoreUnava
 from mainspring.stores.codec import json_text, to_us
 from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.head import Entry, Head, decode_head, encode_head
-from mainspring.stores.objects.history import History
+from mainspring.stores.objects.history import SegmentReader
 from mainspring.stores.objects.layout import HEAD, is_part_name
 from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.part_cache import PartGone, Parts, PartsNeeded, new_client
+from mainspring.stores.objects.part_cache import PartCache, PartMissing, PartsNotLoaded, new_client
 from mainspring.stores.objects.retries import (
     LONGEST_PAUSE,
     RETRY_FOR,
@@ -44,7 +44,7 @@ from mainspring.stores.objects.self_test import FOLDER, MARKER
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import Bounds, StorageClock
 
-__all__ = ["Operation", "Rounds", "missing_part"]
+__all__ = ["GroupCommit", "Operation", "missing_part"]
 
 log = logging.getLogger("mainspring")
 
@@ -67,13 +67,13 @@ MOST_BYTES = 4 * 1024 * 1024
 """Operations of one round, and about how much they may add to the state. A single operation that
 adds more runs in a separate round."""
 
-MOST_LOSSES = 200
+MOST_LOST_TRIES = 200
 """Tries of a round that others won, before its operations fail."""
 
-QUIET_ROUNDS = 2
+ROUNDS_BEFORE_BLIND_WRITE = 2
 """Rounds that met no other writer, after which a round writes without reading the head first."""
 
-TURN = 0.15
+WRITE_TURN_SECONDS = 0.15
 """Seconds between the turns of two clients, on storage that limits the writes of one object. A
 client sees in this time that the one before it has written."""
 
@@ -134,7 +134,7 @@ class _Snapshot(NamedTuple):
     collections: int
 
 
-class Rounds:
+class GroupCommit:
     """One client's state and its rounds. One round is under way at a time."""
 
     def __init__(
@@ -149,8 +149,8 @@ class Rounds:
         self.client = new_client()
         self._rng = rng or random.Random()
         self.retries = Retries(bucket.clock, self._rng, retry_for)
-        self.parts = Parts(bucket, self.client, self.retries)
-        self.history = History(self.parts)
+        self.parts = PartCache(bucket, self.client, self.retries)
+        self.history = SegmentReader(self.parts)
         self.clock = StorageClock(bucket)
         self.state = LiveState()
         self.head = Head()
@@ -171,7 +171,7 @@ class Rounds:
         """Parts that no head will ever name again."""
         self._loading: set[asyncio.Task[None]] = set()
         """For operations that left their round."""
-        self._undisturbed = 0
+        self._rounds_without_other_writer = 0
         """Rounds that were won in a row without a sign of another writer."""
         self._not_before = 0.0
         self._took = 0.0
@@ -212,7 +212,7 @@ class Rounds:
             return
         if not create:
             raise StoreMissing(f"there is no Mainspring store at {self._bucket.location}")
-        await self._look_around()
+        await self._refuse_foreign_parts()
         if self._etag is not None:  # another client has made it meanwhile
             return
         new = Head(id=secrets.token_hex(8))
@@ -228,7 +228,7 @@ class Rounds:
 
         await self.retries.repeat(make)
 
-    async def _look_around(self) -> None:
+    async def _refuse_foreign_parts(self) -> None:
         """Before a store is made: refuse a place with the parts of another store, which this one
         would take for garbage, and warn of objects of somebody else."""
         listed = await self.retries.repeat(lambda: self._bucket.list_objects(""))
@@ -282,7 +282,7 @@ class Rounds:
             self.state.undo()
 
     def _fail(self, batch: list[Operation[Any]], error: StoreError) -> None:
-        self._undisturbed = 0
+        self._rounds_without_other_writer = 0
         self._take(batch)  # they would fail as well, one after the other
         for operation in batch:
             operation.answer(error)
@@ -307,12 +307,12 @@ class Rounds:
                         operation.failing_since = self.retries.now()
                     if self.retries.has_expired(operation.failing_since):
                         operation.answer(error)
-            self._undisturbed = 0
+            self._rounds_without_other_writer = 0
             self.state.undo()
             batch[:] = [operation for operation in batch if not operation.future.done()]
             if not batch:
                 return
-            if losses == MOST_LOSSES:
+            if losses == MOST_LOST_TRIES:
                 raise StoreUnavailable(
                     f"other writers of {self._bucket.location} won {losses} times in a row. One"
                     " prefix serves a few writing processes: use fewer, or several prefixes"
@@ -375,7 +375,9 @@ class Rounds:
         the state was current, so it needs none if no other client writes."""
         if any(not operation.writes and not operation.saw_current for operation in batch):
             return True
-        return self._undisturbed < QUIET_ROUNDS and any(operation.writes for operation in batch)
+        return self._rounds_without_other_writer < ROUNDS_BEFORE_BLIND_WRITE and any(
+            operation.writes for operation in batch
+        )
 
     def _evaluate(self, batch: list[Operation[Any]]) -> tuple[Bounds, list[Any]]:
         """The answer of each operation, or its error. What they change is in the state. Operations
@@ -394,9 +396,9 @@ class Rounds:
             self.parts.pinned = operation.parts
             try:
                 answer = operation.evaluate(work)
-            except PartsNeeded as needed:
+            except PartsNotLoaded as needed:
                 self.state.undo(mark)
-                self._load_beside(operation, needed.names)
+                self._load_parts_and_requeue(operation, needed.names)
                 continue
             except Exception as error:  # it is of this operation alone
                 self.state.undo(mark)
@@ -407,21 +409,21 @@ class Rounds:
         batch[:] = evaluated
         return bounds, answers
 
-    def _load_beside(self, operation: Operation[Any], names: list[str]) -> None:
+    def _load_parts_and_requeue(self, operation: Operation[Any], names: list[str]) -> None:
         """Load parts beside the rounds, and queue the operation again. If that fails, it is the
         answer of this operation alone."""
 
         async def load(etag: str | None) -> None:
             try:
                 operation.parts |= await self.parts.load(names)
-            except PartGone as error:
+            except PartMissing as error:
                 missed = etag, str(error)
                 if operation.missed == missed:  # the head was read since, and names it still
                     operation.answer(missing_part(error))
                     return
                 operation.missed = missed
                 operation.saw_current = False
-                self._undisturbed = 0
+                self._rounds_without_other_writer = 0
             except StoreError as error:
                 operation.answer(error)
                 return
@@ -452,13 +454,13 @@ class Rounds:
             head = decode_head(found.data)
             try:
                 await self._advance(head)
-            except PartGone as error:
+            except PartMissing as error:
                 if last == found.etag:  # the head names it still
                     raise missing_part(error) from error
                 last = found.etag
                 continue
-            self._settle_tries(head)
-            self.head, self._etag, self._undisturbed = head, found.etag, 0
+            self._resolve_unanswered_tries(head)
+            self.head, self._etag, self._rounds_without_other_writer = head, found.etag, 0
             if self._bucket.write_interval:
                 self._not_before = self._next_turn(self.clock.seconds_since(head.time))
             return True
@@ -483,10 +485,10 @@ class Rounds:
             self.state = LiveState(_joined(loaded, head.snapshot))
         for delta in deltas:
             self.state.apply(delta)
-        if self._etag is not None and (loads or any(map(_is_news, deltas))):
+        if self._etag is not None and (loads or any(map(_concerns_waiters, deltas))):
             self._on_change()
 
-    def _settle_tries(self, head: Head) -> None:
+    def _resolve_unanswered_tries(self, head: Head) -> None:
         """The head has changed: a try on the one before was done, or all of them are void."""
         tries, self._tries = self._tries, {}
         parts, self._tried_parts = self._tried_parts, []
@@ -545,8 +547,8 @@ class Rounds:
         self.head, self._etag = head, etag
         if self._bucket.write_interval:
             self._not_before = self._next_turn()
-        self._undisturbed += 1
-        if _is_news(delta):
+        self._rounds_without_other_writer += 1
+        if _concerns_waiters(delta):
             self._on_change()
         self._snapshot_if_due(before)
         return True
@@ -560,8 +562,13 @@ class Rounds:
         mine = own.seq if own is not None else recent
         before = sum(recent < one.seq < mine for one in self.head.commits.values())
         before += mine == self.head.seq  # one that has not written yet
-        jitter = self._rng.uniform(0, TURN / 2)
-        return self._monotonic() + max(0.0, interval + TURN - since) + before * TURN + jitter
+        jitter = self._rng.uniform(0, WRITE_TURN_SECONDS / 2)
+        return (
+            self._monotonic()
+            + max(0.0, interval + WRITE_TURN_SECONDS - since)
+            + before * WRITE_TURN_SECONDS
+            + jitter
+        )
 
     def _may_write_now(self, batch: list[Operation[Any]]) -> bool:
         """Whether it is this client's turn, where clients take turns: the head that was read just
@@ -617,7 +624,7 @@ class Rounds:
                 await self._bucket.delete(garbage)
 
 
-def missing_part(error: PartGone) -> StoreDamaged:
+def missing_part(error: PartMissing) -> StoreDamaged:
     return StoreDamaged(
         f"the object {str(error)!r} is missing, though the store needs it. Restore it from a"
         " backup, and let nothing else delete objects below the store's prefix"
@@ -643,7 +650,7 @@ def _deliver(batch: list[Operation[Any]], answers: list[Any]) -> None:
         operation.answer(answer)
 
 
-def _is_news(delta: Delta) -> bool:
+def _concerns_waiters(delta: Delta) -> bool:
     """Whether a delta may concern a waiting client: a run is due or has ended, or a job changed."""
     if "jobs" in delta:
         return True

@@ -1,6 +1,6 @@
 """Finished runs in segments, and the catalogue that says which segment may hold what.
 
-Runs that had trouble (failed, cancelled, skipped, or with a failed attempt) are in segments apart
+Runs with a failure (failed, cancelled, skipped, or with a failed attempt) are in segments apart
 from plain successes, so a job's last failures are found in few segments. The catalogue has, of each
 segment, the bounds of its times, numbers and ids, its runs by job and state, how many of each job
 were tried or failed, and a Bloom filter of ids.
@@ -19,24 +19,24 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mainspring.core.model import LIVE, State
 from mainspring.stores.codec import Record, to_us
-from mainspring.stores.objects.part_cache import AT_ONCE, Parts, PartsNeeded
+from mainspring.stores.objects.part_cache import AT_ONCE, PartCache, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 
 __all__ = [
     "SEGMENT_RUNS",
-    "History",
     "Segment",
+    "SegmentReader",
     "catalogue_body",
     "catalogue_name",
     "describe_segment",
     "divide_runs",
     "gone_of",
-    "had_trouble",
+    "had_failure",
     "is_live_only",
     "may_match",
     "number_of",
@@ -59,7 +59,7 @@ class Segment(Struct, frozen=True, kw_only=True):
     """An entry of the catalogue. Bounds are inclusive, and None where a record cannot be read."""
 
     name: str
-    trouble: bool
+    any_failure: bool = field(name="trouble")
     runs: int
     first: int
     last: int
@@ -143,7 +143,7 @@ def number_of(record: Record) -> int:
     return number if isinstance(number, int) else 0
 
 
-def had_trouble(record: Record) -> bool:
+def had_failure(record: Record) -> bool:
     return record.get("state") != "succeeded" or record.get("failures") != 0
 
 
@@ -157,7 +157,7 @@ def describe_segment(name: str, runs: dict[str, Record]) -> Segment:
     generated = [run_id for run_id in runs if _GENERATED.fullmatch(run_id)]
     return Segment(
         name=name,
-        trouble=any(map(had_trouble, runs.values())),
+        any_failure=any(map(had_failure, runs.values())),
         runs=len(runs),
         first=min(numbers),
         last=max(numbers),
@@ -195,10 +195,10 @@ def divide_runs(runs: dict[str, Record]) -> Iterator[dict[str, Record]]:
         yield made
 
 
-class History:
-    """Reads the segments that a state names. Raises `PartsNeeded` for what is not loaded yet."""
+class SegmentReader:
+    """Reads the segments that a state names. Raises `PartsNotLoaded` for what is not loaded yet."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PartCache) -> None:
         self._parts = parts
         self._catalogue: tuple[str | None, list[Segment]] = (None, [])
 
@@ -228,13 +228,13 @@ class History:
                 if record is not None:
                     found[run_id] = segment.name, record
         if needed:
-            raise PartsNeeded(needed)
+            raise PartsNotLoaded(needed)
         return found
 
     def need(self, segments: Sequence[str]) -> None:
         """Ask for all of these that are not loaded, at once."""
         if missing := [name for name in segments if not self._parts.has(name)]:
-            raise PartsNeeded(missing)
+            raise PartsNotLoaded(missing)
 
     def runs_of(self, segment: str) -> dict[str, Record]:
         runs: dict[str, Record] = self._parts.get(segment)["runs"]
@@ -248,7 +248,7 @@ class History:
         left out.
 
         Segments are read as they are needed, beside the rounds; `view` is the state that names
-        them. Raises `PartGone` if another client replaced a segment during the search.
+        them. Raises `PartMissing` if another client replaced a segment during the search.
         """
         found: list[tuple[int, str, Record | None]] = [
             (-n, run_id, None) for run_id, n in live.items()
@@ -337,7 +337,7 @@ def catalogue_body(segments: Iterable[Segment]) -> dict[str, Any]:
     """The content of a catalogue."""
     return {
         "segments": [
-            {**msgspec.structs.asdict(one), "ids": base64.b64encode(one.ids).decode()}
+            {**msgspec.to_builtins(one), "ids": base64.b64encode(one.ids).decode()}
             for one in segments
         ]
     }

@@ -100,7 +100,7 @@ class ObstoreBucket:
         self._client, self.endpoint = await self._connect()
         self._threads = ThreadPoolExecutor(_AT_ONCE, "mainspring-objects")
         try:
-            await self_test.prove(self, self.endpoint, create=create)
+            await self_test.check_conditions(self, self.endpoint, create=create)
         except BaseException:
             await self.close()
             raise

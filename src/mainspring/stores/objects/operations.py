@@ -27,7 +27,7 @@ from mainspring.stores.codec import (
     update_record,
 )
 from mainspring.stores.objects import period_counts
-from mainspring.stores.objects.history import History, gone_of
+from mainspring.stores.objects.history import SegmentReader, gone_of
 from mainspring.stores.objects.state import LiveState, note_key
 from mainspring.stores.objects.storage_clock import Bounds
 from mainspring.stores.protocol import (
@@ -67,7 +67,7 @@ class Workspace:
     """The state that operations read and change, and the time. `now` decides what is due, lapsed or
     expired; `latest` is what leases and terms are stamped from."""
 
-    def __init__(self, state: LiveState, history: History, bounds: Bounds) -> None:
+    def __init__(self, state: LiveState, history: SegmentReader, bounds: Bounds) -> None:
         self.state = state
         self.history = history
         self.now = bounds.earliest

@@ -1,4 +1,4 @@
-"""Parts: objects that are written once and never changed. A client keeps those it used last."""
+"""Reads, writes and caches parts: objects of a store that are written once and never changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.layout import decode_body, encode_body, encode_tables, part_name
 from mainspring.stores.objects.retries import Retries
 
-__all__ = ["PartGone", "Parts", "PartsNeeded", "new_client"]
+__all__ = ["PartCache", "PartMissing", "PartsNotLoaded", "new_client"]
 
 MOST_KEPT = 64
 """Decoded parts that a client keeps. A segment of 1,000 runs takes about 2 MB."""
@@ -26,7 +26,7 @@ LARGE_BODY = 256 * 1024
 """Bytes from which a body is encoded or decoded in a thread: zlib takes some milliseconds."""
 
 
-class PartsNeeded(Exception):
+class PartsNotLoaded(Exception):
     """An operation looked at parts that this client does not have: load them and try again."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -34,11 +34,11 @@ class PartsNeeded(Exception):
         super().__init__(", ".join(self.names))
 
 
-class PartGone(Exception):
+class PartMissing(Exception):
     """A part is not there. Another client has replaced it meanwhile, or it is lost."""
 
 
-class Parts:
+class PartCache:
     def __init__(self, bucket: Bucket, client: str, retries: Retries) -> None:
         self._bucket = bucket
         self._client = client
@@ -49,19 +49,19 @@ class Parts:
         """What was loaded for the operation that is evaluated now."""
 
     def get(self, name: str) -> Any:
-        """A part that was loaded; raises `PartsNeeded` where it was not."""
+        """A part that was loaded; raises `PartsNotLoaded` where it was not."""
         if name in self._known:
             self._known.move_to_end(name)
             return self._known[name]
         if name in self.pinned:
             return self.pinned[name]
-        raise PartsNeeded([name])
+        raise PartsNotLoaded([name])
 
     def has(self, name: str) -> bool:
         return name in self._known or name in self.pinned
 
     async def load(self, names: Iterable[str]) -> dict[str, Any]:
-        """Read parts, and keep those that are used last. Raises `PartGone`."""
+        """Read parts, and keep those that are used last. Raises `PartMissing`."""
         wanted = list(dict.fromkeys(names))
         found = {name: self._known[name] for name in wanted if name in self._known}
         for name, value in (await self.read([n for n in wanted if n not in found])).items():
@@ -70,7 +70,7 @@ class Parts:
         return found
 
     async def read(self, names: Sequence[str]) -> dict[str, Any]:
-        """Read parts, several at once, without keeping them. Raises `PartGone`."""
+        """Read parts, several at once, without keeping them. Raises `PartMissing`."""
         found: dict[str, Any] = {}
         for start in range(0, len(names), AT_ONCE):
             some = names[start : start + AT_ONCE]
@@ -81,7 +81,7 @@ class Parts:
     async def _read(self, name: str) -> Any:
         found = await self._retries.repeat(lambda: self._bucket.get(name))
         if not isinstance(found, Blob):
-            raise PartGone(name)
+            raise PartMissing(name)
         if len(found.data) < LARGE_BODY:
             return decode_body(name, found.data, dict[str, Any])
         return await asyncio.to_thread(decode_body, name, found.data, dict[str, Any])

@@ -19,7 +19,7 @@ from mainspring.stores import counters, evaluation
 from mainspring.stores.codec import Record, from_us, to_us
 from mainspring.stores.counters import TOTALS, Counted, Key
 from mainspring.stores.objects.history import gone_of
-from mainspring.stores.objects.part_cache import Parts, PartsNeeded
+from mainspring.stores.objects.part_cache import PartCache, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import Counts
 
@@ -68,7 +68,7 @@ def _added(key: Key, record: Record, more: Counted) -> str | None:
 
 def counts(
     state: LiveState,
-    parts: Parts,
+    parts: PartCache,
     now: datetime,
     since: datetime | None,
     jobs: frozenset[str] | None,
@@ -79,7 +79,7 @@ def counts(
     if since is not None:
         names = _day_parts(state, since)
         if missing := [name for name in names if not parts.has(name)]:
-            raise PartsNeeded(missing)
+            raise PartsNotLoaded(missing)
         for name in names:
             shown = wanted - gone_of(state, name).keys()
             _collect(found, parts.get(name)["counters"], shown, since)

@@ -17,7 +17,7 @@ from mainspring.core.model import Page, Run, replace
 from mainspring.stores import evaluation
 from mainspring.stores.codec import run_from_record
 from mainspring.stores.cursors import cursor_number
-from mainspring.stores.objects.group_commit import Operation, Rounds, missing_part
+from mainspring.stores.objects.group_commit import GroupCommit, Operation, missing_part
 from mainspring.stores.objects.history import (
     catalogue_name,
     is_live_only,
@@ -26,7 +26,7 @@ from mainspring.stores.objects.history import (
     view_of,
 )
 from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.part_cache import PartGone, PartsNeeded
+from mainspring.stores.objects.part_cache import PartMissing, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 
@@ -45,25 +45,27 @@ class _Live(NamedTuple):
     now: datetime
 
 
-async def find_runs(rounds: Rounds, query: RunQuery) -> Page[Run]:
+async def find_runs(group_commit: GroupCommit, query: RunQuery) -> Page[Run]:
     gone: set[str] = set()
     while True:
         try:
-            return await _find(rounds, query)
-        except PartGone as error:
+            return await _find(group_commit, query)
+        except PartMissing as error:
             if str(error) in gone:  # another look at the head has shown that it is still named
                 raise missing_part(error) from error
             gone.add(str(error))
 
 
-async def _find(rounds: Rounds, query: RunQuery) -> Page[Run]:
-    live = await rounds.submit(Operation(lambda work: _find_live(work, query), writes=False))
+async def _find(group_commit: GroupCommit, query: RunQuery) -> Page[Run]:
+    live = await group_commit.submit(Operation(lambda work: _find_live(work, query), writes=False))
     if live.view is None:
         return live.page
     if query.ids is not None:
-        found = await _look_up(rounds, live.view, query.ids, live.page.items, brief=query.brief)
+        found = await _look_up(
+            group_commit, live.view, query.ids, live.page.items, brief=query.brief
+        )
         return Page(found)
-    return await _merge(rounds, live.view, query, live)
+    return await _merge(group_commit, live.view, query, live)
 
 
 def _find_live(work: Workspace, query: RunQuery) -> _Live:
@@ -100,14 +102,16 @@ def _newest_first(state: LiveState, numbers: dict[str, int]) -> Iterator[Run]:
             yield run
 
 
-async def _merge(rounds: Rounds, view: LiveState, query: RunQuery, live: _Live) -> Page[Run]:
+async def _merge(
+    group_commit: GroupCommit, view: LiveState, query: RunQuery, live: _Live
+) -> Page[Run]:
     """The page of live and finished runs together."""
     before = None if query.cursor is None else cursor_number(query.cursor, query.cursor)
     runs = {run.id: run for run in live.page.items}
     numbers: dict[str, int] = {run_id: live.numbers[run_id] for run_id in runs}
-    await _with_parts(rounds, lambda: rounds.history.segments(view))
+    await _with_parts(group_commit, lambda: group_commit.history.segments(view))
     found: list[Run] = []
-    search = rounds.history.newest_first(view, query, before, dict(numbers))
+    search = group_commit.history.newest_first(view, query, before, dict(numbers))
     async with aclosing(search):
         async for run_id, number, record in search:
             if record is None:
@@ -125,25 +129,25 @@ async def _merge(rounds: Rounds, view: LiveState, query: RunQuery, live: _Live) 
 
 
 async def _look_up(
-    rounds: Rounds, view: LiveState, ids: Iterable[str], live: list[Run], *, brief: bool
+    group_commit: GroupCommit, view: LiveState, ids: Iterable[str], live: list[Run], *, brief: bool
 ) -> list[Run]:
     runs = {run.id: run for run in live}
     missing = sorted(set(ids) - runs.keys())
-    finished = await _with_parts(rounds, lambda: rounds.history.look_up(view, missing))
+    finished = await _with_parts(group_commit, lambda: group_commit.history.look_up(view, missing))
     for run_id, (_, record) in finished.items():
         runs[run_id] = run_from_record(record, brief=brief)
     return [runs[run_id] for run_id in sorted(runs)]
 
 
-async def _with_parts(rounds: Rounds, evaluate: Callable[[], T]) -> T:
+async def _with_parts(group_commit: GroupCommit, evaluate: Callable[[], T]) -> T:
     """What this gives, after the parts that it needs are read."""
     loaded: dict[str, Any] = {}
     while True:
-        rounds.parts.pinned, before = loaded, rounds.parts.pinned
+        group_commit.parts.pinned, before = loaded, group_commit.parts.pinned
         try:
             return evaluate()
-        except PartsNeeded as needed:
+        except PartsNotLoaded as needed:
             names = needed.names
         finally:
-            rounds.parts.pinned = before
-        loaded |= await rounds.parts.load(names)
+            group_commit.parts.pinned = before
+        loaded |= await group_commit.parts.load(names)

@@ -35,7 +35,7 @@ from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket, Unreachabl
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.retries import RETRY_FOR, Retries
 
-__all__ = ["FOLDER", "MARKER", "is_test_object", "prove"]
+__all__ = ["FOLDER", "MARKER", "check_conditions", "is_test_object"]
 
 VERSION: Final = 1
 MARKER: Final = "conditions"
@@ -55,11 +55,11 @@ class Marker(msgspec.Struct, frozen=True):
     passed_at: datetime
 
 
-class Unfit(StoreError):
+class UnsuitableStorage(StoreError):
     """The storage does not obey conditions."""
 
 
-class Disobeyed(Exception):
+class ConditionIgnored(Exception):
     """What the storage did wrong."""
 
 
@@ -68,7 +68,7 @@ def is_test_object(key: str) -> bool:
     return _TEST_OBJECT.fullmatch(key) is not None
 
 
-async def prove(
+async def check_conditions(
     bucket: Bucket, endpoint: str, *, create: bool = True, retry_for: float = RETRY_FOR
 ) -> None:
     """Raise `StoreError` if the storage does not obey conditions.
@@ -86,7 +86,7 @@ async def prove(
         return
     try:
         await test(bucket, retries)
-    except (Unfit, StoreUnavailable):
+    except (UnsuitableStorage, StoreUnavailable):
         raise
     except StoreError:
         # An account that may only read cannot test, and depends on no condition.
@@ -115,10 +115,10 @@ async def test(bucket: Bucket, retries: Retries) -> None:
     try:
         for part in parts:
             await retries.repeat(part)
-    except Disobeyed as error:
+    except ConditionIgnored as error:
         with suppress(StoreError):  # what it did wrong matters more than what is left
             await bucket.delete(keys)
-        raise Unfit(
+        raise UnsuitableStorage(
             f"{bucket.location} cannot be used: {error}. Without conditional writes two workers"
             " would run the same job. Use storage that has them (Amazon S3, Google Cloud Storage,"
             " Azure, Cloudflare R2, MinIO, SeaweedFS 4 and others), or another store"
@@ -144,20 +144,24 @@ async def _test_one_writer(bucket: Bucket, key: str, absent: str) -> None:
     first, second = b"first " + key.encode(), b"second " + key.encode()
     etag = await _written(bucket, key, first, None)
     if await bucket.put(absent, second, expected_etag=etag) is not None:
-        raise Disobeyed("it accepted a change of an object that does not exist")
+        raise ConditionIgnored("it accepted a change of an object that does not exist")
     await _pause(bucket)
     if await bucket.put(key, second, expected_etag=None) is not None:
-        raise Disobeyed("it accepted a second object of the same name (it ignores If-None-Match)")
+        raise ConditionIgnored(
+            "it accepted a second object of the same name (it ignores If-None-Match)"
+        )
     await _check_content(bucket, key, first, etag)
     if await bucket.get(key, etag) is not UNCHANGED:
-        raise Disobeyed("it sends objects that have not changed (it ignores If-None-Match of GET)")
+        raise ConditionIgnored(
+            "it sends objects that have not changed (it ignores If-None-Match of GET)"
+        )
     await _pause(bucket)
     changed = await _written(bucket, key, second, etag)
     if changed == etag:
-        raise Disobeyed("an object with other content has the same entity tag (ETag)")
+        raise ConditionIgnored("an object with other content has the same entity tag (ETag)")
     await _pause(bucket)
     if await bucket.put(key, first, expected_etag=etag) is not None:
-        raise Disobeyed("it accepted a change of an older version (it ignores If-Match)")
+        raise ConditionIgnored("it accepted a change of an older version (it ignores If-Match)")
     await _check_content(bucket, key, second, changed)
 
 
@@ -171,7 +175,7 @@ async def _test_race(bucket: Bucket, key: str) -> None:
         )
         winners = [n for n, tag in enumerate(tags) if tag is not None]
         if len(winners) > 1:
-            raise Disobeyed(
+            raise ConditionIgnored(
                 f"of {WRITERS} writers that {kind} the same object at the same time, the storage"
                 f" answered {len(winners)} that they succeeded"
             )
@@ -185,16 +189,18 @@ async def _test_race(bucket: Bucket, key: str) -> None:
 async def _written(bucket: Bucket, key: str, data: bytes, expected: str | None) -> str:
     etag = await bucket.put(key, data, expected_etag=expected)
     if etag is None:
-        raise Disobeyed("it refused a write whose condition was true")
+        raise ConditionIgnored("it refused a write whose condition was true")
     return etag
 
 
 async def _check_content(bucket: Bucket, key: str, data: bytes, etag: str | None) -> None:
     found = await bucket.get(key)
     if not isinstance(found, Blob) or found.data != data:
-        raise Disobeyed("a read did not give what was written last")
+        raise ConditionIgnored("a read did not give what was written last")
     if found.etag != etag:
-        raise Disobeyed("a read and a write gave different entity tags (ETag) of one version")
+        raise ConditionIgnored(
+            "a read and a write gave different entity tags (ETag) of one version"
+        )
 
 
 async def _pause(bucket: Bucket) -> None:

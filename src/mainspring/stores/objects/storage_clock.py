@@ -32,7 +32,7 @@ DRIFT = 200e-6
 """By how much a monotonic clock may be wrong. Quartz is wrong by up to 100 ppm, and NTP corrects a
 clock by up to 500 ppm for a while; what that adds in ten minutes is below what a reading gives."""
 
-NARROW = timedelta(milliseconds=250)
+NARROW_ENOUGH = timedelta(milliseconds=250)
 """Bounds that are closer than this are good enough: they are read again only now and then."""
 
 READ_SOON, READ_RARELY = 30.0, 600.0
@@ -43,7 +43,7 @@ SET_BACK = timedelta(seconds=10)
 client is: its machine stood still, or somebody has set the storage's clock back. A reading
 tells."""
 
-WIDEST = timedelta(seconds=10)
+WIDEST_USABLE = timedelta(seconds=10)
 """If the clock cannot be read, known bounds are used until they are wider than this. From narrow
 bounds that takes seven hours."""
 
@@ -63,8 +63,8 @@ class StorageClock:
         self._known: ClockReading | None = None
         self._next_reading = 0.0
         self._failures = 0
-        self._disbelieved = 0
-        """A stored time that is ahead of the clock, though this was read since."""
+        self._rejected_time = 0
+        """A stored time that is ahead of the clock even after a new reading, so it is ignored."""
         self._is_machines = False
         self._reported: int | None = None
 
@@ -80,16 +80,16 @@ class StorageClock:
         if self._is_machines:
             return
         if self._known is not None and self._is_behind(stored):
-            await self._read_anew(stored)
+            await self._replace_bounds(stored)
         elif self._known is None or self._clock.monotonic() >= self._next_reading:
             await self._read_or_keep()
 
     def _is_behind(self, stored: int) -> bool:
         """Whether the last write was made at a time that is still to come by what is known here."""
         is_ahead = from_us(stored) > self._carried().latest + SET_BACK
-        return is_ahead and stored != self._disbelieved
+        return is_ahead and stored != self._rejected_time
 
-    async def _read_anew(self, stored: int) -> None:
+    async def _replace_bounds(self, stored: int) -> None:
         """Replace what is known by a reading that begins now."""
         began = self._clock.monotonic()
         while True:
@@ -105,13 +105,13 @@ class StorageClock:
         self._known = None
         self._narrow(reading)
         if self._is_behind(stored):
-            self._disbelieved = stored  # somebody has set the storage's clock back
+            self._rejected_time = stored  # somebody has set the storage's clock back
 
     async def _read_or_keep(self) -> None:
         try:
             reading = await self._bucket.read_clock()
         except StoreUnavailable as error:
-            if self._known is None or self._width() > WIDEST:
+            if self._known is None or self._width() > WIDEST_USABLE:
                 raise
             if not self._failures:
                 log.warning(
@@ -140,7 +140,7 @@ class StorageClock:
     def _narrow(self, reading: ClockReading) -> None:
         self._merge(reading)
         self._failures = 0
-        is_narrow = self._width() <= NARROW
+        is_narrow = self._width() <= NARROW_ENOUGH
         self._next_reading = reading.read_at + (READ_RARELY if is_narrow else READ_SOON)
 
     def _merge(self, reading: ClockReading) -> None:
@@ -170,7 +170,7 @@ class StorageClock:
             now = self._clock.now()
             return Bounds(now, now)
         bounds, last = self._carried(), from_us(stored)
-        if stored == self._disbelieved:
+        if stored == self._rejected_time:
             return bounds
         return Bounds(max(bounds.earliest, last), max(bounds.latest, last))
 

@@ -18,7 +18,7 @@ from mainspring.stores.notifier import Waiters
 from mainspring.stores.objects import operations, period_counts
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.compaction import MOST_FINISHED, Compaction
-from mainspring.stores.objects.group_commit import TAIL_BYTES, Operation, Rounds
+from mainspring.stores.objects.group_commit import TAIL_BYTES, GroupCommit, Operation
 from mainspring.stores.objects.operations import (
     NewChange,
     NewJob,
@@ -87,15 +87,15 @@ class ObjectStore:
         self._poller: asyncio.Task[None] | None = None
         self._waiting = 0
         self._interval = SHORTEST_POLL
-        self._rounds: Rounds | None = None
+        self._group_commit: GroupCommit | None = None
         self._compaction: Compaction | None = None
         self._compacting: asyncio.Task[Any] | None = None
 
     async def open(self, *, create: bool = True) -> None:
-        if self._rounds is not None:
+        if self._group_commit is not None:
             return
         await self.bucket.open(create=create)
-        rounds = Rounds(
+        group_commit = GroupCommit(
             self.bucket,
             rng=self._rng,
             tail_bytes=self._tail_bytes,
@@ -103,16 +103,16 @@ class ObjectStore:
             on_change=self._noticed_change,
         )
         try:
-            await rounds.open(create=create)
+            await group_commit.open(create=create)
         except BaseException:
             await self.bucket.close()
             raise
-        self._compaction = Compaction(self.bucket, rounds, self._most_finished)
-        self._rounds = rounds
+        self._compaction = Compaction(self.bucket, group_commit, self._most_finished)
+        self._group_commit = group_commit
 
     async def close(self) -> None:
-        rounds, self._rounds = self._rounds, None
-        if rounds is None:
+        group_commit, self._group_commit = self._group_commit, None
+        if group_commit is None:
             return
         if self._poller is not None:
             self._poller.cancel()
@@ -120,7 +120,7 @@ class ObjectStore:
         if self._compacting is not None:
             with suppress(StoreError):
                 await asyncio.shield(self._compacting)
-        await rounds.drain()
+        await group_commit.drain()
         await self.bucket.close()
 
     def info(self) -> StoreInfo:
@@ -129,13 +129,17 @@ class ObjectStore:
             location=self.bucket.location,
             no_transactions=NO_TRANSACTIONS,
             idle_poll=max(IDLE_POLL, self._poll_at_most),
-            clock_error=timedelta(0) if self._rounds is None else self._rounds.clock.error,
+            clock_error=timedelta(0)
+            if self._group_commit is None
+            else self._group_commit.clock.error,
         )
 
     async def now(self) -> datetime:
-        rounds = self._open_rounds()
-        await rounds.retries.repeat(lambda: rounds.clock.read_if_due(rounds.head.time))
-        return rounds.clock.bounds(rounds.head.time).earliest
+        group_commit = self._opened_group_commit()
+        await group_commit.retries.repeat(
+            lambda: group_commit.clock.read_if_due(group_commit.head.time)
+        )
+        return group_commit.clock.bounds(group_commit.head.time).earliest
 
     # -- runs
 
@@ -151,7 +155,7 @@ class ObjectStore:
         operation = Operation(
             lambda work: operations.claim(work, claim), writes=True, on_abandoned=self._release
         )
-        return await self._open_rounds().submit(operation)
+        return await self._opened_group_commit().submit(operation)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         held = list(held)
@@ -166,37 +170,37 @@ class ObjectStore:
         return done
 
     async def find(self, query: RunQuery) -> Page[Run]:
-        return await find_runs(self._open_rounds(), query)
+        return await find_runs(self._opened_group_commit(), query)
 
     async def counts(
         self, since: datetime | None = None, jobs: frozenset[str] | None = None
     ) -> Counts:
-        parts = self._open_rounds().parts
+        parts = self._opened_group_commit().parts
         return await self._read(
             lambda work: period_counts.counts(work.state, parts, work.now, since, jobs)
         )
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
-        self._open_rounds()
+        self._opened_group_commit()
         if before is None:
             return 0  # no call leaves anything half done
         compaction = self._compaction
         assert compaction is not None
         deleted = await compaction.prune(before, limit)
-        await compaction.tidy()
+        await compaction.prune_notes_and_counts()
         await compaction.merge_segments()
         await compaction.collect_garbage()
         return deleted
 
     def _release(self, claimed: Claimed) -> None:
         """Give back the runs of a claim whose caller waits no longer. They lose no attempt."""
-        rounds = self._rounds
-        if rounds is None or not claimed.runs:
+        group_commit = self._group_commit
+        if group_commit is None or not claimed.runs:
             return
-        now = rounds.clock.bounds(rounds.head.time).earliest
+        now = group_commit.clock.bounds(group_commit.head.time).earliest
         back = [transitions.released(run, now, began=False) for run in claimed.runs]
         made = [NewChange.of(change) for change in back]
-        rounds.submit(Operation(lambda work: operations.commit(work, made), writes=True))
+        group_commit.submit(Operation(lambda work: operations.commit(work, made), writes=True))
 
     def _compact_if_due(self) -> None:
         """Move finished runs to a segment, beside other calls."""
@@ -242,7 +246,7 @@ class ObjectStore:
     # -- waiting
 
     async def wait(self, timeout: float) -> bool:
-        self._open_rounds()
+        self._opened_group_commit()
         self._waiting += 1
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll_head())
@@ -270,12 +274,12 @@ class ObjectStore:
     # -- rounds
 
     async def _write(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self._open_rounds().submit(Operation(evaluate, writes=True))
+        return await self._opened_group_commit().submit(Operation(evaluate, writes=True))
 
     async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self._open_rounds().submit(Operation(evaluate, writes=False))
+        return await self._opened_group_commit().submit(Operation(evaluate, writes=False))
 
-    def _open_rounds(self) -> Rounds:
-        if self._rounds is None:
+    def _opened_group_commit(self) -> GroupCommit:
+        if self._group_commit is None:
             raise StoreError(CLOSED)
-        return self._rounds
+        return self._group_commit
