@@ -41,7 +41,7 @@ class OnBucket(StoreConformance):
             stored = await store.bucket.get(HEAD)
             assert isinstance(stored, Blob)
             head = decode_head(stored.data)
-            head = head.after(Entry(head.seq + 1, delta), "tester", str(head.seq), 0)
+            head = head.with_write(Entry(head.seq + 1, delta), "tester", str(head.seq), 0)
             if await store.bucket.put(HEAD, encode_head(head), expected_etag=stored.etag):
                 return
 

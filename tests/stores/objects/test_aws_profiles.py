@@ -40,7 +40,7 @@ def test_both_files_make_one_profile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     found = find_profile(None)
     assert found is not None
     assert (found.name, found.region) == ("work", "eu-west-1")
-    provider = found.provider()
+    provider = found.credential_provider()
     assert provider is not None
     assert provider() == {
         "access_key_id": "id",
@@ -62,7 +62,7 @@ def test_a_profile_may_print_its_keys_by_a_command(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {command}\n")
     found = find_profile(None)
     assert found is not None
-    provider = found.provider()
+    provider = found.credential_provider()
     assert provider is not None
     keys = provider()
     assert keys["secret_access_key"] == "secret"
@@ -80,7 +80,7 @@ def test_a_role_needs_botocore_and_says_so(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setitem(sys.modules, name, None)
     found = find_profile("work")
     assert found is not None
-    provider = found.provider()
+    provider = found.credential_provider()
     assert provider is not None
     with pytest.raises(StoreError, match="pip install botocore"):
         provider()

@@ -119,7 +119,7 @@ async def test_what_a_killed_writer_left_is_removed_and_never_read(tmp_path: Pat
 async def test_a_lock_that_is_held_too_long_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory_bucket, "_WAITS", 5)
+    monkeypatch.setattr(directory_bucket, "_LOCK_TRIES", 5)
     path = tmp_path / "bucket"
     bucket = await opened(path)
     etag = await bucket.put("a", b"1", expected_etag=None)

@@ -541,14 +541,14 @@ async def stalls(objects: Objects, clock: FakeClock) -> list[str]:
     stalled = await opened(objects, most_finished=4)
     compaction = stalled._compaction
     assert compaction is not None
-    real = compaction._do
+    real = compaction._write
     go_on = asyncio.Event()
 
     async def wait_first(evaluate: Callable[..., Any]) -> Any:
         await go_on.wait()
         return await real(evaluate)
 
-    with patch.object(compaction, "_do", wait_first):
+    with patch.object(compaction, "_write", wait_first):
         moving = asyncio.ensure_future(compaction.move_finished())
         while not any(key.startswith("catalogue/") for key in objects.stored):
             await asyncio.sleep(0)
@@ -594,7 +594,7 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(
     store = await opened(objects, most_finished=10**6)
     await fill(store, clock, 20)
     compaction = Compaction(store.bucket, store._opened_group_commit(), 4)
-    real = compaction._do
+    real = compaction._write
     go_on = asyncio.Event()
 
     async def wait_first(evaluate: Callable[..., Any]) -> Any:
@@ -607,7 +607,7 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(
         go_on.set()
         return BucketFault("throttled")  # so that the two meet in the next try
 
-    with patch.object(compaction, "_do", wait_first):
+    with patch.object(compaction, "_write", wait_first):
         moving = asyncio.ensure_future(compaction.move_finished())
         while not any(key.startswith("catalogue/") for key in objects.stored):
             await asyncio.sleep(0)

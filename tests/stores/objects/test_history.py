@@ -106,7 +106,7 @@ def _write_head(objects: Objects, segments: list[Segment], last_number: int) -> 
     objects.put(catalogue, encode_body(catalogue_body(segments)), None)
     meta = {"history": {"catalogue": catalogue}, "runs": {"last_number": last_number}}
     delta = msgspec.Raw(msgspec.json.encode({"meta": meta}))
-    objects.put(HEAD, encode_head(Head().after(Entry(1, delta), "tester", "n", 0)), None)
+    objects.put(HEAD, encode_head(Head().with_write(Entry(1, delta), "tester", "n", 0)), None)
 
 
 async def spent(objects: Objects, query: RunQuery) -> tuple[Page[Run], Counter[str]]:

@@ -139,7 +139,7 @@ class Life:
         assert in_periods == {State.SUCCEEDED: 6, State.FAILED: 4}
         made = store._compaction
         assert made is not None
-        needed = await made._read(made._named)
+        needed = await made._read(made._named_parts)
         await store.close()
         assert self.objects.stored.keys() == needed | {HEAD}
 
@@ -168,7 +168,7 @@ def small_limits() -> Iterator[None]:
         for module, name, value in (
             (compaction, "MOST_PERIODS", 1),
             (compaction, "SMALL_SEGMENTS", 2),
-            (head, "KEPT_FOR_OTHERS", 0),
+            (head, "BYTES_BEFORE_SNAPSHOT", 0),
             (group_commit, "LARGE_DELTA", 900),
         ):
             stack.enter_context(patch.object(module, name, value))

@@ -56,7 +56,7 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
     (compaction, "GARBAGE_AGE", timedelta(seconds=1)),
     (compaction, "MOST_PERIODS", 4),
     (compaction, "SMALL_SEGMENTS", 3),
-    (head, "KEPT_FOR_OTHERS", ENTRY_BYTES),
+    (head, "BYTES_BEFORE_SNAPSHOT", ENTRY_BYTES),
     (period_counts, "CLOSED_AFTER", timedelta(seconds=20)),
 )
 """The limits of the store, in an odd seed."""
@@ -253,12 +253,12 @@ class ObjectSimulation(Simulation):
             return
         known = decode_head(found.data)
         clock = StorageClock(MemoryBucket(self._objects))
-        clock._is_machines = True
+        clock._is_machine_clock = True
         nonce = f"step{known.seq}"
         delta = self._watcher.follow_step(clock, nonce)
         if delta:
             entry = Entry(known.seq + 1, msgspec.Raw(json_text(delta).encode()))
-            made = known.after(entry, "setter", nonce, 0)
+            made = known.with_write(entry, "setter", nonce, 0)
             self._objects.put(HEAD, encode_head(made), found.etag)
 
     async def _alive(self, nodes: list[Node], client: Client) -> None:

@@ -47,17 +47,17 @@ class Profile:
     def endpoint(self) -> str | None:
         return self._settings.get("endpoint_url")
 
-    def provider(self) -> Callable[[], S3Credential] | None:
+    def credential_provider(self) -> Callable[[], S3Credential] | None:
         """What gives the profile's keys; None if it has none (it may have a region alone)."""
         if any(name in self._settings for name in _NEEDS_BOTOCORE):
-            return self._by_botocore
+            return self._keys_from_botocore
         if "aws_access_key_id" in self._settings:
-            return self._stored
+            return self._static_keys
         if "credential_process" in self._settings:
-            return self._by_process
+            return self._keys_from_process
         return None
 
-    def _stored(self) -> S3Credential:
+    def _static_keys(self) -> S3Credential:
         if "aws_secret_access_key" not in self._settings:
             raise StoreError(f"the AWS profile {self.name!r} has no aws_secret_access_key")
         return {
@@ -67,7 +67,7 @@ class Profile:
             "expires_at": None,
         }
 
-    def _by_process(self) -> S3Credential:
+    def _keys_from_process(self) -> S3Credential:
         command = shlex.split(self._settings["credential_process"])
         what = f"credential_process of the AWS profile {self.name!r}"
         try:
@@ -91,7 +91,7 @@ class Profile:
             # What was printed may hold the secret: it is not shown.
             raise StoreError(f"the {what} did not print credentials as JSON") from None
 
-    def _by_botocore(self) -> S3Credential:
+    def _keys_from_botocore(self) -> S3Credential:
         try:
             from botocore.session import Session  # type: ignore[import-not-found,unused-ignore]
         except ModuleNotFoundError:

@@ -85,7 +85,7 @@ class Compaction:
         """Finished runs that could not be moved when this client last looked, because they keep
         their dedupe keys. Without this each end of a run would look at all of them again."""
 
-    async def _do(self, evaluate: Callable[[Workspace], T]) -> T:
+    async def _write(self, evaluate: Callable[[Workspace], T]) -> T:
         return await self._group_commit.submit(Operation(evaluate, writes=True))
 
     async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
@@ -114,7 +114,7 @@ class Compaction:
             base, chosen = await self._read(
                 lambda work: (self._base(work), self._choose_finished(work))
             )
-            return bool(chosen) and await self._adopt(base, chosen, {})
+            return bool(chosen) and await self._replace_segments(base, chosen, {})
 
     def _base(self, work: Workspace) -> _Base:
         return _Base(
@@ -125,7 +125,7 @@ class Compaction:
         finished = work.state.finished()
         movable = [run for run in finished if evaluation.may_be_deleted(run, work.now)]
         state = work.state
-        moved = _amount(state, [run.id for run in movable])
+        moved = _amount_of(state, [run.id for run in movable])
         self._held = _Amount(state.finished_count - moved.runs, state.finished_size - moved.size)
         movable.sort(key=lambda run: to_us(run.finished_at) if run.finished_at else 0)
         by_kind: dict[bool, dict[str, Record]] = {False: {}, True: {}}
@@ -139,11 +139,11 @@ class Compaction:
         return [
             part
             for runs in by_kind.values()
-            if self._is_enough(_amount(work.state, runs), share=4)
+            if self._is_enough(_amount_of(work.state, runs), share=4)
             for part in divide_runs(runs)
         ]
 
-    async def _adopt(
+    async def _replace_segments(
         self, base: _Base, made: list[dict[str, Record]], sources: Mapping[str, str]
     ) -> bool:
         """Write segments and let the state name them. `made` are runs of the live state, or those
@@ -178,7 +178,7 @@ class Compaction:
             state.put("meta", "history", {"catalogue": catalogue})
             return True
 
-        done = await self._do(adopt)
+        done = await self._write(adopt)
         old = [base.catalogue] if base.catalogue else []
         self._group_commit.discard([*old, *replaced] if done else [*new, catalogue])
         return done
@@ -205,7 +205,7 @@ class Compaction:
                 runs: dict[str, Record] = {}
                 sources: dict[str, str] = {}
                 chosen = self._choose_sources(work)
-                work.history.need(chosen)
+                work.history.require_loaded(chosen)
                 for segment in chosen:
                     gone = gone_of(work.state, segment)
                     for run_id, record in work.history.runs_of(segment).items():
@@ -214,7 +214,9 @@ class Compaction:
                 return self._base(work), runs, sources
 
             base, runs, sources = await self._read(read)
-            return bool(runs) and await self._adopt(base, list(divide_runs(runs)), sources)
+            return bool(runs) and await self._replace_segments(
+                base, list(divide_runs(runs)), sources
+            )
 
     def _choose_sources(self, work: Workspace) -> list[str]:
         left = {s.name: s.runs - len(gone_of(work.state, s.name)) for s in self._segments(work)}
@@ -242,7 +244,9 @@ class Compaction:
         """Delete up to `limit` finished runs that finished before that moment."""
         async with self._lock:
             dropped = await self._drop_segments(before, limit)
-            return dropped + await self._do(lambda work: _prune(work, before, limit - dropped))
+            return dropped + await self._write(
+                lambda work: _prune_runs(work, before, limit - dropped)
+            )
 
     async def _drop_segments(self, before: datetime, limit: int) -> int:
         """Delete whole segments, without reading them."""
@@ -275,7 +279,7 @@ class Compaction:
             state.put("meta", "history", {"catalogue": catalogue})
             return count
 
-        count = await self._do(drop)
+        count = await self._write(drop)
         old = [base.catalogue] if base.catalogue else []
         self._group_commit.discard([catalogue] if count is None else [*old, *chosen])
         return count or 0
@@ -285,7 +289,7 @@ class Compaction:
     async def prune_notes_and_counts(self) -> None:
         """Delete expired notes and old counts; move closed periods to the parts of their days."""
         async with self._lock:
-            self._group_commit.discard(await self._do(_prune_counts))
+            self._group_commit.discard(await self._write(_prune_notes_and_counts))
             days = await self._read(lambda work: period_counts.closed_periods(work.state, work.now))
             if sum(map(len, days.values())) >= MOST_PERIODS:
                 for day, moved in days.items():
@@ -300,7 +304,7 @@ class Compaction:
             return base, gone_of(work.state, part), self._group_commit.parts.get(part)["counters"]
 
         base, gone, stored = await self._read(read)
-        made = period_counts.merged_day(stored, gone, moved)
+        made = period_counts.merge_day(stored, gone, moved)
         if made is None:
             return
         head = self._group_commit.head
@@ -309,9 +313,9 @@ class Compaction:
         def adopt(work: Workspace) -> bool:
             if self._group_commit.head.collections != head.collections:
                 return False
-            return period_counts.adopt_day(work.state, day, base, gone, moved, part)
+            return period_counts.replace_day(work.state, day, base, gone, moved, part)
 
-        done = await self._do(adopt)
+        done = await self._write(adopt)
         old = [] if base is None else [str(base["part"])]
         self._group_commit.discard(old if done else [part])
 
@@ -327,17 +331,19 @@ class Compaction:
             last = (work.state.get("meta", "collected") or {}).get("at", 0)
             if to_us(work.now) - last < COLLECT_EVERY // timedelta.resolution:
                 return None
-            return self._named(work), work.now
+            return self._named_parts(work), work.now
 
         asked = await self._read(due)
         if asked is None:
             return 0
         named, now = asked
-        old = [name for name in await self._listed(now - GARBAGE_AGE) if name not in named]
+        old = [
+            name for name in await self._list_old_objects(now - GARBAGE_AGE) if name not in named
+        ]
 
         def count_collection(work: Workspace) -> list[str]:
             work.state.put("meta", "collected", {"at": to_us(work.now)})
-            return [name for name in old if name not in self._named(work)]
+            return [name for name in old if name not in self._named_parts(work)]
 
         garbage = await self._group_commit.submit(
             Operation(count_collection, writes=True, collects=True)
@@ -346,7 +352,7 @@ class Compaction:
             await self._bucket.delete(garbage)
         return len(garbage)
 
-    def _named(self, work: Workspace) -> set[str]:
+    def _named_parts(self, work: Workspace) -> set[str]:
         """All parts that the store needs."""
         periods = {str(record["part"]) for record in work.state.table("periods").values()}
         segments = {segment.name for segment in self._segments(work)}
@@ -358,7 +364,7 @@ class Compaction:
             | ({catalogue} if catalogue else set())
         )
 
-    async def _listed(self, before: datetime) -> list[str]:
+    async def _list_old_objects(self, before: datetime) -> list[str]:
         """All parts that were written before, and objects of self-tests that were cut off. Names
         that no client of a store can have made are left out: files of somebody else, or another
         store below this one."""
@@ -377,16 +383,16 @@ class Compaction:
         return found
 
 
-def _amount(state: LiveState, ids: Collection[str]) -> _Amount:
+def _amount_of(state: LiveState, ids: Collection[str]) -> _Amount:
     return _Amount(len(ids), sum(map(state.size_of, ids)))
 
 
-def _prune_counts(work: Workspace) -> list[str]:
-    operations.expired_notes(work, TTL_NOTE_KEPT)
+def _prune_notes_and_counts(work: Workspace) -> list[str]:
+    operations.prune_notes(work, TTL_NOTE_KEPT)
     return period_counts.prune(work.state, work.now)
 
 
-def _prune(work: Workspace, before: datetime, limit: int) -> int:
+def _prune_runs(work: Workspace, before: datetime, limit: int) -> int:
     """Delete single runs: those of the live state, and those of segments that are partly old."""
     deleted = operations.prune_live(work, before, limit)
     for segment in work.history.segments(work.state):

@@ -53,20 +53,22 @@ __all__ = ["DirectoryBucket"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OWN: Final = ".mainspring"
+_OWN_FOLDER: Final = ".mainspring"
 _LOCKS: Final = 32
 _HEADER: Final = re.compile(rb"mainspring object ([0-9a-f]{32}) ([0-9]{15})\n")
 _HEADER_SIZE: Final = 67
 _SAFE: Final = "@=+,~-_.!()"
 """Characters of a key that stand in the file's name as they are, besides letters and digits."""
 _THREADS: Final = 8
-_WAITS: Final = 4_000
-_WAIT: Final = 0.005
+_LOCK_TRIES: Final = 4_000
+_LOCK_PAUSE: Final = 0.005
 """A writer tries to get a lock so often, after pauses of up to so many seconds: 10 s on average.
 It does not wait in the kernel, because a process that was stopped while it held the lock would
 block the threads of this one for ever."""
-_AWAY: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EMFILE})
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TEMPORARY_ERRNOS: Final = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EMFILE}
+)
+_DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class DirectoryBucket:
@@ -77,7 +79,7 @@ class DirectoryBucket:
         if fcntl is None:
             raise InvalidInput("file:// needs file locks of POSIX, which this system does not have")
         self._path = Path(path).absolute()
-        self._own = self._path / _OWN
+        self._own_folder = self._path / _OWN_FOLDER
         self._threads: ThreadPoolExecutor | None = None
         self._process = 0
         self.location = f"file://{quote(str(self._path))}"
@@ -130,11 +132,13 @@ class DirectoryBucket:
                 f"{self.location} was opened before this process was forked; open a store of its"
                 " own in the child (or start it by spawn)"
             )
-        future = self._threads.submit(self._translated, function, *arguments, **options)
+        future = self._threads.submit(
+            self._call_translating_errors, function, *arguments, **options
+        )
         # A caller that is cancelled leaves the call behind: it is done completely.
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    def _translated(
+    def _call_translating_errors(
         self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
     ) -> T:
         try:
@@ -144,9 +148,9 @@ class DirectoryBucket:
 
     def _error(self, error: OSError) -> StoreError:
         file, why = error.filename or self._path, os.strerror(error.errno or 0)
-        if error.errno in _FULL:
+        if error.errno in _DISK_FULL_ERRNOS:
             return StoreUnavailable(f"{file} cannot be written: the disk is full. Free some space")
-        if error.errno in _AWAY:
+        if error.errno in _TEMPORARY_ERRNOS:
             return StoreUnavailable(f"{file} cannot be used at the moment ({why})")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return StoreError(
@@ -167,12 +171,12 @@ class DirectoryBucket:
                 f"{self._path} is a file; file:// keeps a store in a directory. Name another one,"
                 " or write sqlite:///… for a database file"
             )
-        if self._own.is_dir():
+        if self._own_folder.is_dir():
             self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
         """Delete what writers left that were killed before they could rename it."""
-        for file in self._own.glob("new-*"):
+        for file in self._own_folder.glob("new-*"):
             number = int(file.name.partition("-")[2])
             if (descriptor := self._try_lock(number)) is not None:
                 file.unlink(missing_ok=True)
@@ -200,7 +204,7 @@ class DirectoryBucket:
             if _etag_of(file) != expected_etag:
                 return None
             etag = secrets.token_hex(16)
-            new = self._own / f"new-{number:02}"
+            new = self._own_folder / f"new-{number:02}"
             _write_durably(new, b"mainspring object %b %015d\n" % (etag.encode(), len(data)), data)
             new.rename(file)
             _flush_directory(file.parent)
@@ -246,7 +250,7 @@ class DirectoryBucket:
         return self._path.joinpath(*parts)
 
     def _make_directories(self, directory: Path) -> None:
-        for path in (directory, self._own):
+        for path in (directory, self._own_folder):
             missing = []
             while not path.is_dir():
                 missing.append(path)
@@ -258,22 +262,22 @@ class DirectoryBucket:
 
     @contextmanager
     def _locked(self, number: int) -> Iterator[None]:
-        for _ in range(_WAITS):
+        for _ in range(_LOCK_TRIES):
             if (descriptor := self._try_lock(number)) is not None:
                 try:
                     yield
                 finally:
                     os.close(descriptor)  # this releases the lock
                 return
-            time.sleep(random.uniform(0, _WAIT))
+            time.sleep(random.uniform(0, _LOCK_PAUSE))
         raise StoreUnavailable(
-            f"{self._own / f'lock-{number:02}'}: another process has held this lock for"
-            f" {_WAITS * _WAIT / 2:g} s; it will be tried again"
+            f"{self._own_folder / f'lock-{number:02}'}: another process has held this lock for"
+            f" {_LOCK_TRIES * _LOCK_PAUSE / 2:g} s; it will be tried again"
         )
 
     def _try_lock(self, number: int) -> int | None:
         """The descriptor that holds the lock, or None if another has it."""
-        path = self._own / f"lock-{number:02}"
+        path = self._own_folder / f"lock-{number:02}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -173,8 +173,8 @@ class GroupCommit:
         """For operations that left their round."""
         self._rounds_without_other_writer = 0
         """Rounds that were won in a row without a sign of another writer."""
-        self._not_before = 0.0
-        self._took = 0.0
+        self._may_write_from = 0.0
+        self._write_seconds = 0.0
         self._refusal = ""
         """Why this client must be opened anew before it can be used again."""
         self._task: asyncio.Task[None] | None = None
@@ -185,7 +185,7 @@ class GroupCommit:
         """Queue an operation. Cancelling the future takes it out, unless its round has begun."""
         self._queue.append(operation)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._work())
+            self._task = asyncio.get_running_loop().create_task(self._run_rounds())
         return operation.future
 
     async def drain(self) -> None:
@@ -252,17 +252,17 @@ class GroupCommit:
 
     # -- rounds
 
-    async def _work(self) -> None:
+    async def _run_rounds(self) -> None:
         try:
             while self._queue:
                 await self._round()
-                await self._collect()
+                await self._delete_garbage()
         finally:
             self._task = None
 
     async def _round(self) -> None:
         batch: list[Operation[Any]] = []
-        rest = self._not_before - self._monotonic()
+        rest = self._may_write_from - self._monotonic()
         reads_only = rest > 0 and not all(operation.writes for operation in self._queue)
         try:
             if self._refusal:
@@ -283,7 +283,7 @@ class GroupCommit:
 
     def _fail(self, batch: list[Operation[Any]], error: StoreError) -> None:
         self._rounds_without_other_writer = 0
-        self._take(batch)  # they would fail as well, one after the other
+        self._take_queued(batch)  # they would fail as well, one after the other
         for operation in batch:
             operation.answer(error)
 
@@ -301,7 +301,7 @@ class GroupCommit:
             except StoreUnavailable as error:
                 failures += 1
                 if self._bucket.write_interval:
-                    self._not_before = self._next_turn()
+                    self._may_write_from = self._next_turn()
                 for operation in batch:
                     if operation.failing_since is None:
                         operation.failing_since = self.retries.now()
@@ -323,12 +323,14 @@ class GroupCommit:
                 return
             # A client that lost several times waits less, so that no client waits very long.
             turns = self.head.active_writers() / (1 + losses // 4)
-            longest = max(self._took, SHORTEST_PAUSE) * max(2.0, turns) * 2 ** min(failures, 10)
+            longest = (
+                max(self._write_seconds, SHORTEST_PAUSE) * max(2.0, turns) * 2 ** min(failures, 10)
+            )
             await asyncio.sleep(self._rng.uniform(0, min(longest, LONGEST_PAUSE)))
 
     async def _try(self, batch: list[Operation[Any]], *, reads_only: bool) -> bool:
         """Answer every operation of the batch, and of the queue; False if another client won."""
-        self._take(batch, reads_only=reads_only)
+        self._take_queued(batch, reads_only=reads_only)
         if self._needs_refresh(batch):
             await self._refresh_for(batch)
             if not self._may_write_now(batch):
@@ -349,7 +351,7 @@ class GroupCommit:
             is_current = all(operation.saw_current for operation in batch)
             if is_current or not await self._refresh_for(batch):
                 break
-        _deliver(batch, answers)
+        _answer_all(batch, answers)
         return True
 
     async def _refresh_for(self, batch: list[Operation[Any]]) -> bool:
@@ -358,7 +360,7 @@ class GroupCommit:
             operation.saw_current = True
         return changed
 
-    def _take(self, batch: list[Operation[Any]], *, reads_only: bool = False) -> None:
+    def _take_queued(self, batch: list[Operation[Any]], *, reads_only: bool = False) -> None:
         """Move queued operations into the batch, and leave out those whose callers are gone."""
         left: list[Operation[Any]] = []
         for operation in self._queue:
@@ -462,7 +464,7 @@ class GroupCommit:
             self._resolve_unanswered_tries(head)
             self.head, self._etag, self._rounds_without_other_writer = head, found.etag, 0
             if self._bucket.write_interval:
-                self._not_before = self._next_turn(self.clock.seconds_since(head.time))
+                self._may_write_from = self._next_turn(self.clock.seconds_since(head.time))
             return True
 
     async def _advance(self, head: Head) -> None:
@@ -480,9 +482,9 @@ class GroupCommit:
         missing = [entry for entry in head.entries if entry.seq > since]
         needed = [name for entry in missing for name in entry.parts]
         loaded = await self.parts.read([*needed, *(head.snapshot if loads else ())])
-        deltas = [_delta(entry, loaded) for entry in missing]
+        deltas = [_delta_of(entry, loaded) for entry in missing]
         if loads:
-            self.state = LiveState(_joined(loaded, head.snapshot))
+            self.state = LiveState(_join_tables(loaded, head.snapshot))
         for delta in deltas:
             self.state.apply(delta)
         if self._etag is not None and (loads or any(map(_concerns_waiters, deltas))):
@@ -518,9 +520,9 @@ class GroupCommit:
         """Replace the head by one with this delta; True if that was done. False, or
         `StoreUnavailable`: the head tells what became of it."""
         before, nonce = self.head, secrets.token_hex(8)
-        entry = await self._entry(delta)
+        entry = await self._make_entry(delta)
         stamp, at = self.clock.stamp(bounds), to_us(bounds.earliest)
-        head = before.after(entry, self.client, nonce, stamp, at)
+        head = before.with_write(entry, self.client, nonce, stamp, at)
         snapshot = self._snapshot
         if any(operation.collects for operation in batch):
             head = replace(head, collections=head.collections + 1)
@@ -532,10 +534,12 @@ class GroupCommit:
         etag = await self._bucket.put(HEAD, encode_head(head), expected_etag=self._etag)
         if etag is None:
             return False
-        self._took = self._monotonic() - began
+        self._write_seconds = self._monotonic() - began
         others = max(1, self.head.active_writers() - 1)
-        self._not_before = began + self._took + min(self._took * others, LONGEST_PAUSE)
-        self.state.settle()
+        self._may_write_from = (
+            began + self._write_seconds + min(self._write_seconds * others, LONGEST_PAUSE)
+        )
+        self.state.clear_undo_log()
         self._tries.clear()
         if self._snapshot is not None and snapshot is self._snapshot:
             if head.snapshot != snapshot.parts:  # it may have been collected
@@ -546,7 +550,7 @@ class GroupCommit:
         self._garbage += sorted(before.parts() - head.parts())
         self.head, self._etag = head, etag
         if self._bucket.write_interval:
-            self._not_before = self._next_turn()
+            self._may_write_from = self._next_turn()
         self._rounds_without_other_writer += 1
         if _concerns_waiters(delta):
             self._on_change()
@@ -575,9 +579,9 @@ class GroupCommit:
         now may say that another one has written meanwhile."""
         if not self._bucket.write_interval or not any(op.writes for op in batch):
             return True
-        return self._monotonic() >= self._not_before
+        return self._monotonic() >= self._may_write_from
 
-    async def _entry(self, delta: Delta) -> Entry:
+    async def _make_entry(self, delta: Delta) -> Entry:
         text = json_text(delta).encode()
         seq = self.head.seq + 1
         if len(text) < LARGE_DELTA:
@@ -616,7 +620,7 @@ class GroupCommit:
         finally:
             self._snapshotting = None
 
-    async def _collect(self) -> None:
+    async def _delete_garbage(self) -> None:
         """Delete parts that no head will ever name again. What this leaves, `maintain` finds."""
         garbage, self._garbage = self._garbage, []
         if garbage:
@@ -631,12 +635,14 @@ def missing_part(error: PartMissing) -> StoreDamaged:
     )
 
 
-def _delta(entry: Entry, loaded: dict[str, Any]) -> Delta:
-    delta: Delta = _joined(loaded, entry.parts) if entry.parts else msgspec.json.decode(entry.delta)
+def _delta_of(entry: Entry, loaded: dict[str, Any]) -> Delta:
+    delta: Delta = (
+        _join_tables(loaded, entry.parts) if entry.parts else msgspec.json.decode(entry.delta)
+    )
     return delta
 
 
-def _joined(loaded: dict[str, Any], parts: Iterable[str]) -> Any:
+def _join_tables(loaded: dict[str, Any], parts: Iterable[str]) -> Any:
     """The tables that these parts hold together."""
     tables: dict[str, Any] = {}
     for name in parts:
@@ -645,7 +651,7 @@ def _joined(loaded: dict[str, Any], parts: Iterable[str]) -> Any:
     return tables
 
 
-def _deliver(batch: list[Operation[Any]], answers: list[Any]) -> None:
+def _answer_all(batch: list[Operation[Any]], answers: list[Any]) -> None:
     for operation, answer in zip(batch, answers, strict=True):
         operation.answer(answer)
 

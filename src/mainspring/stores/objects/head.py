@@ -14,7 +14,7 @@ from mainspring.core.model import replace
 from mainspring.errors import StoreDamaged, StoreTooNew
 from mainspring.stores.objects.layout import HEAD, decode_body, encode_body
 
-__all__ = ["FORMAT", "Commit", "Head", "decode_head", "encode_head"]
+__all__ = ["FORMAT", "Head", "LastWrite", "decode_head", "encode_head"]
 
 FORMAT = 1
 """What this version writes. It refuses a newer format, whose parts may mean something else."""
@@ -25,7 +25,7 @@ MOST_CLIENTS = 256
 ACTIVE_FOR = 10_000_000
 """Microseconds. A client that made two writes within them counts as active."""
 
-KEPT_FOR_OTHERS = 16 * 1024
+BYTES_BEFORE_SNAPSHOT = 16 * 1024
 """Bytes of deltas before the snapshot that stay in the head. A client that is a little behind
 applies them, and needs not load the snapshot."""
 
@@ -43,7 +43,7 @@ class Entry(Struct, frozen=True, omit_defaults=True):
         return len(bytes(self.delta)) + 16
 
 
-class Commit(Struct, frozen=True, array_like=True):
+class LastWrite(Struct, frozen=True, array_like=True):
     """The last write of a client. Its nonce tells the client that an unanswered write was done."""
 
     seq: int
@@ -65,7 +65,7 @@ class Head(Struct, frozen=True, kw_only=True):
     """The parts that hold the state after write `snapshot_seq`; none: it was empty then."""
     snapshot_seq: int = 0
     entries: tuple[Entry, ...] = ()
-    commits: dict[str, Commit] = field(default_factory=dict)
+    commits: dict[str, LastWrite] = field(default_factory=dict)
     """By client. The oldest are left out; all commits after `commits_since` are here."""
     commits_since: int = 0
     time: int = 0
@@ -113,11 +113,11 @@ class Head(Struct, frozen=True, kw_only=True):
         now = max((one.at for one in self.commits.values()), default=0)
         return sum(0 < one.before > now - ACTIVE_FOR for one in self.commits.values())
 
-    def after(self, entry: Entry, client: str, nonce: str, time: int, at: int = 0) -> Head:
+    def with_write(self, entry: Entry, client: str, nonce: str, time: int, at: int = 0) -> Head:
         """The head with one more write. `time` is the storage's, `at` the same by this client's
         estimate."""
         last = self.commits.get(client)
-        commit = Commit(entry.seq, nonce, at, 0 if last is None else last.at)
+        commit = LastWrite(entry.seq, nonce, at, 0 if last is None else last.at)
         commits = {**self.commits, client: commit}
         since = self.commits_since
         if len(commits) > MOST_CLIENTS:
@@ -136,7 +136,7 @@ class Head(Struct, frozen=True, kw_only=True):
     def with_snapshot(self, parts: tuple[str, ...], seq: int) -> Head:
         """The head with a newer snapshot: the entries that it makes superfluous are left out."""
         kept = [entry for entry in self.entries if entry.seq > seq]
-        room = KEPT_FOR_OTHERS
+        room = BYTES_BEFORE_SNAPSHOT
         for entry in reversed([entry for entry in self.entries if entry.seq <= seq]):
             room -= entry.size
             if room < 0 or entry.parts:

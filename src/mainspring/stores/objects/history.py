@@ -84,7 +84,7 @@ class Segment(Struct, frozen=True, kw_only=True):
                 return False
         return True
 
-    def matching(self, query: RunQuery) -> int:
+    def most_matches(self, query: RunQuery) -> int:
         """How many runs may match, at most."""
         if self.created is not None:
             first, last = self.created
@@ -93,9 +93,9 @@ class Segment(Struct, frozen=True, kw_only=True):
             if query.until is not None and first >= to_us(query.until):
                 return 0
         jobs = self.ended.keys() if query.job is None else {query.job} & self.ended.keys()
-        return sum(self._matching(job, query) for job in jobs)
+        return sum(self._most_matches(job, query) for job in jobs)
 
-    def _matching(self, job: str, query: RunQuery) -> int:
+    def _most_matches(self, job: str, query: RunQuery) -> int:
         by_state, wanted = self.ended[job], query.states
         found = (
             sum(by_state.values())
@@ -130,7 +130,7 @@ class _HashedId:
 _GENERATED = re.compile("[0-9a-f]{32}")
 
 
-def _filter_of(ids: Iterable[str], count: int) -> bytes:
+def _bloom_filter(ids: Iterable[str], count: int) -> bytes:
     made = bytearray(max(8, count * BITS_A_RUN // 8 + 1))
     for run_id in ids:
         for at, mask in _HashedId(run_id).bits(len(made)):
@@ -166,7 +166,7 @@ def describe_segment(name: str, runs: dict[str, Record]) -> Segment:
         ended=ended,
         failing=_count_by_job(r for r in runs.values() if r.get("failures") != 0),
         tried=_count_by_job(r for r in runs.values() if r.get("attempt") != 0),
-        ids=_filter_of(runs, len(runs)),
+        ids=_bloom_filter(runs, len(runs)),
         generated=(min(generated), max(generated)) if generated else None,
     )
 
@@ -231,7 +231,7 @@ class SegmentReader:
             raise PartsNotLoaded(needed)
         return found
 
-    def need(self, segments: Sequence[str]) -> None:
+    def require_loaded(self, segments: Sequence[str]) -> None:
         """Ask for all of these that are not loaded, at once."""
         if missing := [name for name in segments if not self._parts.has(name)]:
             raise PartsNotLoaded(missing)
@@ -277,7 +277,7 @@ class SegmentReader:
         chosen = [
             segment
             for segment in self.segments(state)
-            if segment.matching(query) and (before is None or segment.first < before)
+            if segment.most_matches(query) and (before is None or segment.first < before)
         ]
         return sorted(chosen, key=lambda segment: segment.last)
 
@@ -287,7 +287,7 @@ def _next_segments(waiting: Sequence[Segment], query: RunQuery) -> list[str]:
     wanted, names = query.limit, []
     for segment in reversed(waiting):
         names.append(segment.name)
-        wanted -= segment.matching(query)
+        wanted -= segment.most_matches(query)
         if wanted <= 0 or len(names) == AT_ONCE:
             break
     return names

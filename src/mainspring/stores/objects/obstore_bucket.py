@@ -42,23 +42,23 @@ T = TypeVar("T")
 _Client = S3Store | GCSStore | AzureStore
 
 _CONNECT_TIMEOUT: Final = 5.0
-_ONCE: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
-_AT_ONCE: Final = 16
+_NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
+_MOST_REQUESTS: Final = 16
 """Requests that are under way at the same time."""
-_BATCH: Final = 1000
+_KEYS_PER_REQUEST: Final = 1000
 """Keys that one request of S3 lists or deletes."""
 _MORE_READINGS: Final = 4
-_LOST: Final = frozenset({"BlobAlreadyExists", "ConditionalRequestConflict"})
+_LOST_RACE_CODES: Final = frozenset({"BlobAlreadyExists", "ConditionalRequestConflict"})
 """Codes of 409 that say for sure that the write was not done, because of another one. S3 answers
 ConditionalRequestConflict while a conflicting write is under way."""
 
-_used = False
-_used_at_fork = False
+_runtime_used = False
+_runtime_used_before_fork = False
 
 
 def _mark_fork() -> None:
-    global _used_at_fork
-    _used_at_fork = _used
+    global _runtime_used_before_fork
+    _runtime_used_before_fork = _runtime_used
 
 
 os.register_at_fork(after_in_child=_mark_fork)
@@ -86,19 +86,19 @@ class ObstoreBucket:
 
         With `create=False` nothing is written where there is no store.
         """
-        global _used
+        global _runtime_used
         if self._client is not None:
             return
-        if _used_at_fork:
+        if _runtime_used_before_fork:
             raise StoreError(
                 "object storage was in use in the process that this one was forked from, and its"
                 " client does not work in a fork. Open the store in each process after the fork and"
                 ' not before, or start this process by the method "spawn"'
             )
-        _used = True
+        _runtime_used = True
         self._process = os.getpid()
         self._client, self.endpoint = await self._connect()
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "mainspring-objects")
+        self._threads = ThreadPoolExecutor(_MOST_REQUESTS, "mainspring-objects")
         try:
             await self_test.check_conditions(self, self.endpoint, create=create)
         except BaseException:
@@ -150,7 +150,7 @@ class ObstoreBucket:
             )
         except Exception as error:
             failure = Failure.of(error)
-            if failure.status == 412 or failure.code in _LOST:
+            if failure.status == 412 or failure.code in _LOST_RACE_CODES:
                 return None
             if expected_etag is not None and failure.is_missing_object:
                 return None
@@ -161,11 +161,11 @@ class ObstoreBucket:
         client = self._open_client()
         paths = [self._path(key) for key in keys]
         if self.kind == "s3":
-            for start in range(0, len(paths), _BATCH):
-                await self._delete(client, paths[start : start + _BATCH])
+            for start in range(0, len(paths), _KEYS_PER_REQUEST):
+                await self._delete(client, paths[start : start + _KEYS_PER_REQUEST])
             return
-        for start in range(0, len(paths), _AT_ONCE):
-            some = paths[start : start + _AT_ONCE]
+        for start in range(0, len(paths), _MOST_REQUESTS):
+            some = paths[start : start + _MOST_REQUESTS]
             await asyncio.gather(*(self._delete(client, [path]) for path in some))
 
     async def _delete(self, client: _Client, paths: list[str]) -> None:
@@ -191,7 +191,9 @@ class ObstoreBucket:
         def read() -> list[Listed]:
             nonlocal seen
             found: list[Listed] = []
-            for chunk in client.list(folder or None, offset=offset, chunk_size=min(limit, _BATCH)):
+            for chunk in client.list(
+                folder or None, offset=offset, chunk_size=min(limit, _KEYS_PER_REQUEST)
+            ):
                 seen += len(chunk)
                 for meta in chunk:
                     if meta["path"].startswith(below):
@@ -205,11 +207,11 @@ class ObstoreBucket:
 
         self.requests["list"] += 1
         try:
-            return (await self._run(read, 1 + limit // _BATCH))[:limit]
+            return (await self._run(read, 1 + limit // _KEYS_PER_REQUEST))[:limit]
         except Exception as error:
             raise self._errors.translate(Failure.of(error), "list") from None
         finally:
-            self.requests["list"] += max(0, seen - 1) // _BATCH
+            self.requests["list"] += max(0, seen - 1) // _KEYS_PER_REQUEST
 
     async def read_clock(self) -> ClockReading | None:
         """Read the storage's clock: by one request, to a second and a round trip.
@@ -286,7 +288,7 @@ class ObstoreBucket:
         address = self._address
         profile = find_profile(address.profile)
         has_keys = "AWS_ACCESS_KEY_ID" in os.environ and address.profile is None
-        provider = None if profile is None or has_keys else profile.provider()
+        provider = None if profile is None or has_keys else profile.credential_provider()
         endpoint = address.endpoint
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
             endpoint = endpoint or parse_endpoint(os.environ.get(name) or None, name)
@@ -313,7 +315,7 @@ class ObstoreBucket:
             region=region,
             virtual_hosted_style_request=not in_path,
             client_options=self._client_options(base),
-            retry_config=_ONCE,
+            retry_config=_NO_RETRIES,
             credential_provider=provider,
         )
         return client, place
@@ -332,7 +334,7 @@ class ObstoreBucket:
         client = GCSStore(
             address.bucket,
             client_options=self._client_options(address.endpoint),
-            retry_config=_ONCE,
+            retry_config=_NO_RETRIES,
             **options,
         )
         return client, f"{base}/{address.bucket}"
@@ -351,7 +353,7 @@ class ObstoreBucket:
             address.bucket,
             account_name=account,
             client_options=self._client_options(address.endpoint),
-            retry_config=_ONCE,
+            retry_config=_NO_RETRIES,
             **options,
         )
         return client, f"{base}/{address.bucket}"

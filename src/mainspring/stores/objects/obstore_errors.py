@@ -33,14 +33,19 @@ _CAUSES: Final = {
     "kind: Connect": "there was no connection",
 }
 """Why there is no connection, by words in obstore's error. The first that is found counts."""
-_METADATA: Final = ("169.254.169.254", "169.254.170.", "metadata.google.internal", "metadata/ident")
+_METADATA_HOSTS: Final = (
+    "169.254.169.254",
+    "169.254.170.",
+    "metadata.google.internal",
+    "metadata/ident",
+)
 
-_MISSING_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
-_KEYS: Final = frozenset(
+_MISSING_BUCKET_CODES: Final = frozenset({"NoSuchBucket", "ContainerNotFound"})
+_BAD_KEY_CODES: Final = frozenset(
     {"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "TokenRefresh"}
     | {"AuthenticationFailed", "InvalidAuthenticationInfo", "InvalidSecurity"}
 )
-_BUSY: Final = frozenset({"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"})
+_BUSY_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"})
 
 _PERMISSIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "s3": {
@@ -69,7 +74,7 @@ _CREDENTIALS: Final = {
     "az": "set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY or AZURE_CLIENT_ID with its secret"
     " and tenant, or give this machine a managed identity",
 }
-_CREATE: Final = {
+_CREATE_COMMANDS: Final = {
     "s3": "aws s3 mb s3://{name}",
     "gs": "gcloud storage buckets create gs://{name}",
     "az": "az storage container create --name {name}",
@@ -114,12 +119,12 @@ class Failure(Struct, frozen=True):
     @property
     def is_of_credentials(self) -> bool:
         """Whether the machine's service for credentials answered so, and not the storage."""
-        return any(host in self.text for host in _METADATA)
+        return any(host in self.text for host in _METADATA_HOSTS)
 
     @property
     def is_missing_object(self) -> bool:
         return (
-            self.code not in _MISSING_BUCKET
+            self.code not in _MISSING_BUCKET_CODES
             and not self.is_of_credentials
             and (self.status == 404 or (self.status is None and self.kind == "FileNotFoundError"))
         )
@@ -150,14 +155,14 @@ class StorageErrors:
         place, words = self._address.location, failure.words
         if failure.is_of_credentials:
             return self._no_credentials(words)
-        if failure.code in _MISSING_BUCKET:
+        if failure.code in _MISSING_BUCKET_CODES:
             return self._missing_bucket(words)
         if failure.code == "RequestTimeTooSkewed":
             return StoreError(
                 f"{place} refuses requests because the clock of this machine is wrong by more than"
                 f" 15 minutes. Set it, or let it follow a time server ({words})"
             )
-        if failure.status in (401, 403) or failure.code in _KEYS:
+        if failure.status in (401, 403) or failure.code in _BAD_KEY_CODES:
             return self._refused(failure, operation)
         if failure.status == 501:
             return StoreError(
@@ -168,7 +173,7 @@ class StorageErrors:
             return StoreError(
                 f"{place} is in another region. Name it: {self._what}/…?region=… ({words})"
             )
-        if failure.status == 400 and failure.code not in _BUSY:
+        if failure.status == 400 and failure.code not in _BUSY_CODES:
             return StoreError(f"{place} refused a request ({words})")
         if "missing from response" in failure.text:
             return StoreError(
@@ -180,7 +185,7 @@ class StorageErrors:
             return StoreError(f"{place} cannot be opened: {failure.text or failure.kind}{advice}")
         if failure.status == 404:
             return self._missing_bucket(words)
-        if failure.status in (429, 503) or failure.code in _BUSY:
+        if failure.status in (429, 503) or failure.code in _BUSY_CODES:
             return StoreUnavailable(f"{place} is busy and wants fewer requests ({words})")
         if failure.no_connection:
             return Unreachable(
@@ -207,7 +212,7 @@ class StorageErrors:
 
     def _missing_bucket(self, words: str) -> StoreError:
         name = self._address.bucket
-        command = _CREATE[self._address.scheme].format(name=name)
+        command = _CREATE_COMMANDS[self._address.scheme].format(name=name)
         what = "container" if self._address.scheme == "az" else "bucket"
         return StoreError(
             f"there is no {what} {name!r} at {self._address.location}. Mainspring does not create"
@@ -217,7 +222,7 @@ class StorageErrors:
     def _refused(self, failure: Failure, operation: str) -> StoreError:
         scheme, place = self._address.scheme, self._address.location
         not_known = "failed to authenticate" in failure.message
-        if failure.status == 401 or failure.code in _KEYS or not_known:
+        if failure.status == 401 or failure.code in _BAD_KEY_CODES or not_known:
             return StoreError(
                 f"{place} does not accept the credentials: {_CREDENTIALS[scheme]} ({failure.words})"
             )

@@ -86,13 +86,13 @@ class Workspace:
         record = self.state.get("runs", run_id)
         return self.history.look_up(self.state, [run_id])[run_id][1] if record is None else record
 
-    def keep(self, run_id: str, record: Record) -> Run:
+    def put_run(self, run_id: str, record: Record) -> Run:
         """Write a run. If it is in a segment, it no longer counts there."""
         if self.state.get("runs", run_id) is None:
-            self._take_out(run_id)
-        return self.create(run_id, record)
+            self._mark_gone_in_segment(run_id)
+        return self.put_new_run(run_id, record)
 
-    def create(self, run_id: str, record: Record) -> Run:
+    def put_new_run(self, run_id: str, record: Record) -> Run:
         """Write a run that is in no segment."""
         self.state.put("runs", run_id, record)
         run = self.state.run(run_id)
@@ -101,11 +101,11 @@ class Workspace:
 
     def delete(self, run_id: str) -> None:
         if self.state.get("runs", run_id) is None:
-            self._take_out(run_id)
+            self._mark_gone_in_segment(run_id)
         else:
             self.state.put("runs", run_id, None)
 
-    def _take_out(self, run_id: str) -> None:
+    def _mark_gone_in_segment(self, run_id: str) -> None:
         found = self.history.look_up(self.state, [run_id]).get(run_id)
         if found is not None:
             segment, _ = found
@@ -113,7 +113,7 @@ class Workspace:
 
     def update(self, run_id: str, fields: dict[str, Any], **more: Any) -> Run:
         """Write some fields and leave the others as they are, also those that cannot be read."""
-        return self.keep(run_id, {**update_record(RUN, self.record(run_id), fields), **more})
+        return self.put_run(run_id, {**update_record(RUN, self.record(run_id), fields), **more})
 
     def next_number(self) -> int:
         counted = self.state.get("meta", "runs") or {}
@@ -121,10 +121,12 @@ class Workspace:
         self.state.put("meta", "runs", {**counted, "last_number": number})
         return number
 
-    def count(self, endings: Iterable[Ending | None]) -> None:
-        period_counts.count(self.state, [one for one in endings if one is not None], self.now)
+    def count_endings(self, endings: Iterable[Ending | None]) -> None:
+        period_counts.count_endings(
+            self.state, [one for one in endings if one is not None], self.now
+        )
 
-    def holder(self, key: str | None) -> Run | None:
+    def dedupe_holder(self, key: str | None) -> Run | None:
         return evaluation.dedupe_holder(self.state.with_key(key), key, self.now)
 
 
@@ -154,12 +156,12 @@ def _add(work: Workspace, new: NewRun, refused: set[str]) -> Added:
     stored = work.run(run.id)
     if stored is not None:
         return Added(stored)
-    holder = work.holder(run.dedupe_key) if refused.isdisjoint(run.after) else run
+    holder = work.dedupe_holder(run.dedupe_key) if refused.isdisjoint(run.after) else run
     if holder is not None:
         refused.add(run.id)
         return Added(replace(holder, duplicate=True), duplicate=True)
-    added = work.create(run.id, {**new.record, "number": work.next_number()})
-    work.count([ending_of(added)])
+    added = work.put_new_run(run.id, {**new.record, "number": work.next_number()})
+    work.count_endings([ending_of(added)])
     return Added(added)
 
 
@@ -221,7 +223,7 @@ def commit(work: Workspace, changes: Sequence[NewChange]) -> list[bool]:
         done.append(applied is not None)
         if applied:
             endings.append(new.change.ending)
-    work.count(endings)
+    work.count_endings(endings)
     return done
 
 
@@ -243,11 +245,11 @@ def _commit(work: Workspace, new: NewChange) -> bool | None:
         work.delete(run.id)
         return False
     if run.state in FINISHED and change.after(run).state in LIVE:
-        holder = work.holder(run.dedupe_key)
+        holder = work.dedupe_holder(run.dedupe_key)
         if holder is not None and holder.id != run.id:
             return None
     merged = {**record, **new.fields, "change_id": change.change_id}
-    work.keep(run.id, {name: value for name, value in merged.items() if value is not None})
+    work.put_run(run.id, {name: value for name, value in merged.items() if value is not None})
     return True
 
 
@@ -342,7 +344,7 @@ def _put_note(work: Workspace, new: NewNote) -> int | None:
     return version
 
 
-def expired_notes(work: Workspace, ttl_kept: timedelta) -> None:
+def prune_notes(work: Workspace, ttl_kept: timedelta) -> None:
     """Delete notes that have expired."""
     for key, record in list(work.state.table("notes").items()):
         note = work.state.note(key)

@@ -24,13 +24,13 @@ from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import Counts
 
 __all__ = [
-    "adopt_day",
     "closed_periods",
-    "count",
-    "counts",
-    "merged_day",
+    "count_endings",
+    "merge_day",
     "prune",
+    "read_counts",
     "remove_job",
+    "replace_day",
 ]
 
 DAY = timedelta(days=1)
@@ -51,22 +51,22 @@ def _read_key(text: str) -> Key | None:
         return None
 
 
-def count(state: LiveState, endings: Sequence[Ending], now: datetime) -> None:
+def count_endings(state: LiveState, endings: Sequence[Ending], now: datetime) -> None:
     """Count ends that are stored in this order."""
     for key, more in counters.added_by(endings, now).items():
         name = _key_text(key)
         stored = state.get("counters", name)
-        text = counters.encode(more) if stored is None else _added(key, stored, more)
+        text = counters.encode(more) if stored is None else _add_to_record(key, stored, more)
         if text is not None:
             state.put("counters", name, {"text": text})
 
 
-def _added(key: Key, record: Record, more: Counted) -> str | None:
+def _add_to_record(key: Key, record: Record, more: Counted) -> str | None:
     text = record.get("text")
     return counters.add_to(key, text, more) if isinstance(text, str) else None
 
 
-def counts(
+def read_counts(
     state: LiveState,
     parts: PartCache,
     now: datetime,
@@ -75,14 +75,14 @@ def counts(
 ) -> Counts:
     wanted = frozenset({WHOLE_STORE}) if jobs is None else jobs
     found: dict[Key, Counted] = {}
-    _collect(found, state.table("counters"), wanted, since)
+    _add_wanted(found, state.table("counters"), wanted, since)
     if since is not None:
         names = _day_parts(state, since)
         if missing := [name for name in names if not parts.has(name)]:
             raise PartsNotLoaded(missing)
         for name in names:
             shown = wanted - gone_of(state, name).keys()
-            _collect(found, parts.get(name)["counters"], shown, since)
+            _add_wanted(found, parts.get(name)["counters"], shown, since)
     read = counters.counts_of(found)
     if jobs is not None:
         return read
@@ -90,7 +90,7 @@ def counts(
     return replace(read, runs=live.runs, due=live.due)
 
 
-def _collect(
+def _add_wanted(
     found: dict[Key, Counted],
     records: Mapping[str, Record],
     jobs: frozenset[str],
@@ -163,7 +163,7 @@ def closed_periods(state: LiveState, now: datetime) -> dict[str, dict[str, Recor
     return found
 
 
-def merged_day(
+def merge_day(
     stored: Mapping[str, Record], gone: Iterable[str], more: Mapping[str, Record]
 ) -> dict[str, Any] | None:
     """The content of a day's part with more counters; None where one of them cannot be added."""
@@ -179,14 +179,14 @@ def merged_day(
             continue
         key, text = _read_key(name), record.get("text")
         counted = counters.decode(key, text) if key and isinstance(text, str) else None
-        added = _added(key, made[name], counted) if key and counted else None
+        added = _add_to_record(key, made[name], counted) if key and counted else None
         if added is None:
             return None
         made[name] = {"text": added}
     return {"counters": made}
 
 
-def adopt_day(
+def replace_day(
     state: LiveState,
     day: str,
     base: Record | None,

@@ -59,7 +59,7 @@ class UnsuitableStorage(StoreError):
     """The storage does not obey conditions."""
 
 
-class ConditionIgnored(Exception):
+class ConditionViolated(Exception):
     """What the storage did wrong."""
 
 
@@ -115,7 +115,7 @@ async def test(bucket: Bucket, retries: Retries) -> None:
     try:
         for part in parts:
             await retries.repeat(part)
-    except ConditionIgnored as error:
+    except ConditionViolated as error:
         with suppress(StoreError):  # what it did wrong matters more than what is left
             await bucket.delete(keys)
         raise UnsuitableStorage(
@@ -142,26 +142,26 @@ def _is_valid(data: bytes, endpoint: str, now: datetime | None = None) -> bool:
 
 async def _test_one_writer(bucket: Bucket, key: str, absent: str) -> None:
     first, second = b"first " + key.encode(), b"second " + key.encode()
-    etag = await _written(bucket, key, first, None)
+    etag = await _put_expecting_success(bucket, key, first, None)
     if await bucket.put(absent, second, expected_etag=etag) is not None:
-        raise ConditionIgnored("it accepted a change of an object that does not exist")
+        raise ConditionViolated("it accepted a change of an object that does not exist")
     await _pause(bucket)
     if await bucket.put(key, second, expected_etag=None) is not None:
-        raise ConditionIgnored(
+        raise ConditionViolated(
             "it accepted a second object of the same name (it ignores If-None-Match)"
         )
     await _check_content(bucket, key, first, etag)
     if await bucket.get(key, etag) is not UNCHANGED:
-        raise ConditionIgnored(
+        raise ConditionViolated(
             "it sends objects that have not changed (it ignores If-None-Match of GET)"
         )
     await _pause(bucket)
-    changed = await _written(bucket, key, second, etag)
+    changed = await _put_expecting_success(bucket, key, second, etag)
     if changed == etag:
-        raise ConditionIgnored("an object with other content has the same entity tag (ETag)")
+        raise ConditionViolated("an object with other content has the same entity tag (ETag)")
     await _pause(bucket)
     if await bucket.put(key, first, expected_etag=etag) is not None:
-        raise ConditionIgnored("it accepted a change of an older version (it ignores If-Match)")
+        raise ConditionViolated("it accepted a change of an older version (it ignores If-Match)")
     await _check_content(bucket, key, second, changed)
 
 
@@ -175,7 +175,7 @@ async def _test_race(bucket: Bucket, key: str) -> None:
         )
         winners = [n for n, tag in enumerate(tags) if tag is not None]
         if len(winners) > 1:
-            raise ConditionIgnored(
+            raise ConditionViolated(
                 f"of {WRITERS} writers that {kind} the same object at the same time, the storage"
                 f" answered {len(winners)} that they succeeded"
             )
@@ -186,19 +186,21 @@ async def _test_race(bucket: Bucket, key: str) -> None:
         await _check_content(bucket, key, contents[winner], etag)
 
 
-async def _written(bucket: Bucket, key: str, data: bytes, expected: str | None) -> str:
+async def _put_expecting_success(
+    bucket: Bucket, key: str, data: bytes, expected: str | None
+) -> str:
     etag = await bucket.put(key, data, expected_etag=expected)
     if etag is None:
-        raise ConditionIgnored("it refused a write whose condition was true")
+        raise ConditionViolated("it refused a write whose condition was true")
     return etag
 
 
 async def _check_content(bucket: Bucket, key: str, data: bytes, etag: str | None) -> None:
     found = await bucket.get(key)
     if not isinstance(found, Blob) or found.data != data:
-        raise ConditionIgnored("a read did not give what was written last")
+        raise ConditionViolated("a read did not give what was written last")
     if found.etag != etag:
-        raise ConditionIgnored(
+        raise ConditionViolated(
             "a read and a write gave different entity tags (ETag) of one version"
         )
 

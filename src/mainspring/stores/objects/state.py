@@ -41,7 +41,7 @@ def is_finished(record: Record) -> bool:
 
 
 class LiveState:
-    """Records, and indexes over them. Changes are recorded until `settle`, and can be undone."""
+    """Records, and indexes over them. Changes can be undone until `clear_undo_log`."""
 
     def __init__(self, tables: Tables | None = None) -> None:
         self._tables: Tables = tables or {}
@@ -131,12 +131,12 @@ class LiveState:
         while len(self._changes) > mark:
             self._set(*self._changes.pop())
 
-    def settle(self) -> None:
+    def clear_undo_log(self) -> None:
         """The changes are stored: there is nothing to undo."""
         self._changes.clear()
 
     def delta(self) -> Delta:
-        """What was changed since the last `settle`."""
+        """What was changed since the last `clear_undo_log`."""
         first: dict[tuple[str, str], Record | None] = {}
         for table, key, before in self._changes:
             first.setdefault((table, key), before)
@@ -144,14 +144,14 @@ class LiveState:
         for (table, key), before in first.items():
             now = self.get(table, key)
             if now != before:
-                made.setdefault(table, {})[key] = _difference(before, now)
+                made.setdefault(table, {})[key] = _make_patch(before, now)
         return made
 
     def apply(self, delta: Delta) -> None:
         """Apply a write that is stored."""
         for table, records in delta.items():
             for key, patch in records.items():
-                self._set(table, key, _patched(self.get(table, key), patch))
+                self._set(table, key, _apply_patch(self.get(table, key), patch))
 
     def _set(self, table: str, key: str, record: Record | None) -> None:
         records = self._tables.setdefault(table, {})
@@ -166,8 +166,8 @@ class LiveState:
             self._index(key, before, record)
 
     def _index(self, run_id: str, before: Record | None, now: Record | None) -> None:
-        was, key_before = _indexed(before)
-        is_, key_now = _indexed(now)
+        was, key_before = _index_values(before)
+        is_, key_now = _index_values(now)
         self.size += _size(now) - _size(before)
         if was is not is_:
             self._unfinished.pop(run_id, None)
@@ -195,7 +195,7 @@ def _size(record: Record | None) -> int:
     return 200 + sum(len(value) for value in record.values() if isinstance(value, str))
 
 
-def _indexed(record: Record | None) -> tuple[bool | None, str | None]:
+def _index_values(record: Record | None) -> tuple[bool | None, str | None]:
     """Whether it has finished, and its dedupe key."""
     if record is None:
         return None, None
@@ -215,7 +215,7 @@ def _read_note(record: Record) -> Note | None:
             return None
 
 
-def _difference(before: Record | None, now: Record | None) -> Record | None:
+def _make_patch(before: Record | None, now: Record | None) -> Record | None:
     if before is None or now is None:
         return now
     removed: Record = {name: None for name in before if name not in now}
@@ -224,7 +224,7 @@ def _difference(before: Record | None, now: Record | None) -> Record | None:
     return removed | changed
 
 
-def _patched(record: Record | None, patch: Record | None) -> Record | None:
+def _apply_patch(record: Record | None, patch: Record | None) -> Record | None:
     if patch is None:
         return None
     merged = {**(record or {}), **patch}

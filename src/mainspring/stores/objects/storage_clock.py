@@ -65,19 +65,19 @@ class StorageClock:
         self._failures = 0
         self._rejected_time = 0
         """A stored time that is ahead of the clock even after a new reading, so it is ignored."""
-        self._is_machines = False
+        self._is_machine_clock = False
         self._reported: int | None = None
 
     @property
-    def is_machines(self) -> bool:
+    def is_machine_clock(self) -> bool:
         """Whether the storage's clock is the wall clock of this machine. Known after `read`."""
-        return self._is_machines
+        return self._is_machine_clock
 
     async def read_if_due(self, stored: int = 0) -> None:
         """Read the storage's clock, unless what is known is good enough. `stored`: the time of the
         last write. Raises `StoreUnavailable` if the known bounds cannot be used without a reading.
         """
-        if self._is_machines:
+        if self._is_machine_clock:
             return
         if self._known is not None and self._is_behind(stored):
             await self._replace_bounds(stored)
@@ -86,7 +86,7 @@ class StorageClock:
 
     def _is_behind(self, stored: int) -> bool:
         """Whether the last write was made at a time that is still to come by what is known here."""
-        is_ahead = from_us(stored) > self._carried().latest + SET_BACK
+        is_ahead = from_us(stored) > self._current_bounds().latest + SET_BACK
         return is_ahead and stored != self._rejected_time
 
     async def _replace_bounds(self, stored: int) -> None:
@@ -103,7 +103,7 @@ class StorageClock:
             reading.earliest,
         )
         self._known = None
-        self._narrow(reading)
+        self._take_reading(reading)
         if self._is_behind(stored):
             self._rejected_time = stored  # somebody has set the storage's clock back
 
@@ -124,9 +124,9 @@ class StorageClock:
             self._failures += 1
             return
         if reading is None:
-            self._is_machines = True
+            self._is_machine_clock = True
         else:
-            self._narrow(reading)
+            self._take_reading(reading)
 
     @property
     def error(self) -> timedelta:
@@ -134,17 +134,17 @@ class StorageClock:
         return timedelta(0) if self._known is None else self._width()
 
     def _width(self) -> timedelta:
-        bounds = self._carried()
+        bounds = self._current_bounds()
         return bounds.latest - bounds.earliest
 
-    def _narrow(self, reading: ClockReading) -> None:
+    def _take_reading(self, reading: ClockReading) -> None:
         self._merge(reading)
         self._failures = 0
         is_narrow = self._width() <= NARROW_ENOUGH
         self._next_reading = reading.read_at + (READ_RARELY if is_narrow else READ_SOON)
 
     def _merge(self, reading: ClockReading) -> None:
-        known = self._known and _carry(self._known, reading.read_at)
+        known = self._known and _advance_bounds(self._known, reading.read_at)
         if known is None:
             self._known = reading
             return
@@ -160,33 +160,33 @@ class StorageClock:
         else:
             self._known = ClockReading(reading.read_at, earliest, latest)
 
-    def _carried(self) -> Bounds:
+    def _current_bounds(self) -> Bounds:
         assert self._known is not None, "the clock was not read"
-        return _carry(self._known, self._clock.monotonic())
+        return _advance_bounds(self._known, self._clock.monotonic())
 
     def bounds(self, stored: int) -> Bounds:
         """The time now. `stored` is the time of the last write: no client's time is before it."""
-        if self._is_machines:
+        if self._is_machine_clock:
             now = self._clock.now()
             return Bounds(now, now)
-        bounds, last = self._carried(), from_us(stored)
+        bounds, last = self._current_bounds(), from_us(stored)
         if stored == self._rejected_time:
             return bounds
         return Bounds(max(bounds.earliest, last), max(bounds.latest, last))
 
     def seconds_since(self, stored: int) -> float:
         """How long ago a write was that stored this time, at least."""
-        if self._is_machines:
+        if self._is_machine_clock:
             return 0.0
-        return max(0.0, (self._carried().earliest - from_us(stored)).total_seconds())
+        return max(0.0, (self._current_bounds().earliest - from_us(stored)).total_seconds())
 
     def stamp(self, bounds: Bounds) -> int:
         """What the head keeps as its time. A machine's clock may be set back, so it keeps none."""
-        return 0 if self._is_machines else to_us(bounds.earliest)
+        return 0 if self._is_machine_clock else to_us(bounds.earliest)
 
     def follow_step(self, state: LiveState) -> None:
         """If somebody has set the machine's clock, move what lasts, so that it keeps its length."""
-        if not self._is_machines or not self._steady.boot:
+        if not self._is_machine_clock or not self._steady.boot:
             return
         known = state.get("meta", "clock") or {}
         offset = known.get("offset")
@@ -195,11 +195,11 @@ class StorageClock:
             if offset is not None:
                 state.put("meta", "clock", {"boot": self._steady.boot, "offset": offset})
         elif step := self._steady.step_from(offset):
-            _move(state, timedelta(microseconds=step), self._clock.now())
+            _move_times(state, timedelta(microseconds=step), self._clock.now())
             state.put("meta", "clock", {**known, "offset": offset + step})
-            self._report(offset + step, timedelta(microseconds=step))
+            self._log_step(offset + step, timedelta(microseconds=step))
 
-    def _report(self, offset: int, step: timedelta) -> None:
+    def _log_step(self, offset: int, step: timedelta) -> None:
         """Log a step once, though reads meet it until a write has stored it."""
         if offset == self._reported:
             return
@@ -212,13 +212,13 @@ class StorageClock:
         )
 
 
-def _carry(reading: ClockReading, to: float) -> Bounds:
+def _advance_bounds(reading: ClockReading, to: float) -> Bounds:
     passed = timedelta(seconds=to - reading.read_at)
     drift = abs(passed) * DRIFT
     return Bounds(reading.earliest + passed - drift, reading.latest + passed + drift)
 
 
-def _move(state: LiveState, step: timedelta, now: datetime) -> None:
+def _move_times(state: LiveState, step: timedelta, now: datetime) -> None:
     for run in state.unfinished():
         record = state.get("runs", run.id)
         moved = fields_of_clock_step(run, step, now)

@@ -177,7 +177,7 @@ class ObjectStore:
     ) -> Counts:
         parts = self._opened_group_commit().parts
         return await self._read(
-            lambda work: period_counts.counts(work.state, parts, work.now, since, jobs)
+            lambda work: period_counts.read_counts(work.state, parts, work.now, since, jobs)
         )
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
