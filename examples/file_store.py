@@ -229,7 +229,7 @@ class FileStore:
     async def claim(self, claim: protocol.Claim) -> protocol.Claimed:
         with self._data() as data:
             runs, jobs, now = data.runs.values(), data.jobs, data.now
-            used, rates = data.used_capacity(), evaluation.start_rates(jobs, data.notes, now)
+            used, rates = data.used_capacity(), evaluation.rate_allowance(jobs, data.notes, now)
             chosen = evaluation.choose_claimed(runs, jobs, claim, now, used, rates)
             fields = {run.id: evaluation.fields_of_claim(run, claim, now) for run in chosen}
             taken = [data.update_run(run_id, put) for run_id, put in fields.items()]

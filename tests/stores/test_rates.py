@@ -15,8 +15,8 @@ from mainspring.stores.protocol import NoteWrite
 from mainspring.stores.rates import (
     BUCKETS_PER_SPAN,
     NOTE_KIND,
+    RateAllowance,
     RateLimit,
-    StartRates,
     next_start,
     rate_limit,
 )
@@ -39,7 +39,7 @@ def test_no_span_has_more_starts_than_the_limit(steps: list[tuple[int, int]]) ->
     for wait, wanted in steps:
         now += wait
         live = [note] if note is not None and to_us(note.expires_at or EPOCH) > now else []
-        rates = StartRates({"a": LIMIT}, live, now)
+        rates = RateAllowance({"a": LIMIT}, live, now)
         for _ in range(wanted):
             if rates.allows("a"):
                 rates.take("a")
@@ -48,7 +48,7 @@ def test_no_span_has_more_starts_than_the_limit(steps: list[tuple[int, int]]) ->
             note = kept(write, now)
             assert len(note.value["starts"]) <= BUCKETS_PER_SPAN + 2
     for at, first in enumerate(starts):
-        assert sum(start < first + LIMIT.span for start in starts[at:]) <= LIMIT.most
+        assert sum(start < first + LIMIT.span for start in starts[at:]) <= LIMIT.max_starts
 
 
 @given(st.integers(0, 60_000), st.integers(1, 5))
@@ -56,22 +56,22 @@ def test_a_start_makes_room_one_span_later_or_a_part_of_it_after_that(
     wait: int, count: int
 ) -> None:
     now = 10**15
-    first = StartRates({"a": LIMIT}, [], now)
+    first = RateAllowance({"a": LIMIT}, [], now)
     for _ in range(count):
         first.take("a")
     [write] = first.writes()
-    second = StartRates({"a": LIMIT}, [kept(write, now)], now + wait)
-    assert second.left("a") == LIMIT.most - count
+    second = RateAllowance({"a": LIMIT}, [kept(write, now)], now + wait)
+    assert second.left("a") == LIMIT.max_starts - count
     part = LIMIT.span // BUCKETS_PER_SPAN
-    third = StartRates({"a": LIMIT}, [kept(write, now)], now + LIMIT.span + part)
-    assert third.left("a") == LIMIT.most
-    if count == LIMIT.most:
+    third = RateAllowance({"a": LIMIT}, [kept(write, now)], now + LIMIT.span + part)
+    assert third.left("a") == LIMIT.max_starts
+    if count == LIMIT.max_starts:
         assert second.next_start(["a"]) == now + part + LIMIT.span
 
 
 def test_a_damaged_count_lets_nothing_start_until_it_has_expired() -> None:
     note = Note(kind=NOTE_KIND, name="job:a", value="?", expires_at=EPOCH + timedelta(seconds=9))
-    rates = StartRates({"a": LIMIT}, [note], 1_000_000)
+    rates = RateAllowance({"a": LIMIT}, [note], 1_000_000)
     assert not rates.allows("a")
 
 
@@ -83,7 +83,7 @@ async def test_when_the_next_run_may_start_is_told() -> None:
     limit = rate_limit(job)
     assert limit == LIMIT
     now = await store.now()
-    rates = StartRates({"a": LIMIT}, [], to_us(now))
+    rates = RateAllowance({"a": LIMIT}, [], to_us(now))
     for _ in range(5):
         rates.take("a")
     await store.put_notes(rates.writes())

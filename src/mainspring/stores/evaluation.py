@@ -17,7 +17,7 @@ from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State
 from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
-from mainspring.stores.rates import NOTE_KIND, StartRates, rate_limit
+from mainspring.stores.rates import NOTE_KIND, RateAllowance, rate_limit
 
 __all__ = [
     "UsedCapacity",
@@ -38,7 +38,7 @@ __all__ = [
     "page_of_jobs",
     "page_of_notes",
     "page_of_runs",
-    "start_rates",
+    "rate_allowance",
     "unfinished_slots",
     "used_capacity",
 ]
@@ -68,7 +68,7 @@ def choose_claimed(
     claim: Claim,
     now: datetime,
     used: UsedCapacity,
-    rates: StartRates,
+    rates: RateAllowance,
 ) -> list[Run]:
     """The due runs that the claim takes, in order. With them no job exceeds its limit."""
     due = [run for run in runs if run.run_at <= now and is_claimable(run, claim)]
@@ -87,7 +87,7 @@ def choose_claimed(
 
 
 def next_due(
-    runs: Iterable[Run], claim: Claim, now: datetime, rates: StartRates
+    runs: Iterable[Run], claim: Claim, now: datetime, rates: RateAllowance
 ) -> datetime | None:
     """When the next run that the claim could take falls due, or a rate limit lets one start that is
     due already."""
@@ -97,7 +97,7 @@ def next_due(
     return min(times if start is None else [*times, from_us(start)], default=None)
 
 
-def start_rates(jobs: Mapping[str, Job], notes: Iterable[Note], now: datetime) -> StartRates:
+def rate_allowance(jobs: Mapping[str, Job], notes: Iterable[Note], now: datetime) -> RateAllowance:
     """What the rate limits of these jobs allow now. `notes` are all notes of the store."""
     limits = {i: limit for i, job in jobs.items() if (limit := rate_limit(job)) is not None}
     names = {limit.name for limit in limits.values()}
@@ -106,7 +106,7 @@ def start_rates(jobs: Mapping[str, Job], notes: Iterable[Note], now: datetime) -
         for note in (notes if limits else ())
         if note.kind == NOTE_KIND and note.name in names and not has_expired(note, now)
     ]
-    return StartRates(limits, counts, to_us(now))
+    return RateAllowance(limits, counts, to_us(now))
 
 
 def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Rate limits: how many runs may start in a span of time, of one job or of all jobs with one key.
 
-Each limit has a note (kind `rate`) that counts the starts of the last span, in parts of a twentieth
-of it. A start counts until the end of its part and the whole span after that. So never more starts
-than the limit lie within any span of that length, and each start makes room for another one at
-least one span later, at most a twentieth of the span after that.
+Each limit has a note (kind `rate`) that counts the starts of the last span, in buckets of a
+twentieth of it. A start counts until the end of its bucket and the whole span after that. So never
+more starts than the limit lie within any span of that length, and each start makes room for another
+one at least one span later, at most a twentieth of the span after that.
 
-The counts are kept by how long before the end of the note their parts end. The store sets that end
-by its own clock, and moves it when somebody sets the clock: the counts move along. Everything here
-is pure; docs/decisions/0019-rate-limits.md says how stores use it.
+The counts are kept by how long before the end of the note their buckets end. The store sets that
+end by its own clock, and moves it when somebody sets the clock: the counts move along. Everything
+here is pure; docs/decisions/0019-rate-limits.md says how stores use it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import Job, Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["NOTE_KIND", "RateLimit", "StartRates", "next_start", "rate_limit"]
+__all__ = ["NOTE_KIND", "RateAllowance", "RateLimit", "next_start", "rate_limit"]
 
 NOTE_KIND = "rate"
 
 BUCKETS_PER_SPAN = 20
-"""Into how many parts a span is divided."""
+"""Into how many buckets a span is divided."""
 
 _US = timedelta(microseconds=1)
 _FULL = 10**18
 
 
 class RateLimit(NamedTuple):
-    """At most `most` starts in `span` microseconds. `name`: that of the note that counts them."""
+    """At most `max_starts` in `span` microseconds. `name`: that of the note that counts them."""
 
     name: str
-    most: int
+    max_starts: int
     span: int
 
 
@@ -49,10 +49,10 @@ def rate_limit(job: Job | None) -> RateLimit | None:
 
 
 class _Starts(NamedTuple):
-    """The starts that a note counts: how many in each part, by its end in microseconds, and the
+    """The starts that a note counts: how many in each bucket, by its end in microseconds, and the
     longest span of the limits that it counts for."""
 
-    parts: tuple[tuple[int, int], ...] = ()
+    buckets: tuple[tuple[int, int], ...] = ()
     span: int = 0
     version: int = 0
 
@@ -62,8 +62,8 @@ class _Starts(NamedTuple):
             return cls(version=note.version)
         ends = to_us(note.expires_at)
         try:
-            parts = tuple((ends - int(before), int(n)) for before, n in note.value["starts"])
-            return cls(parts, int(note.value["span"]), note.version)
+            buckets = tuple((ends - int(before), int(n)) for before, n in note.value["starts"])
+            return cls(buckets, int(note.value["span"]), note.version)
         except (TypeError, ValueError, LookupError):
             # It is damaged, so it is unknown how many more may start: none does until it has
             # expired.
@@ -71,38 +71,38 @@ class _Starts(NamedTuple):
 
     def within(self, span: int, now: int) -> int:
         """How many starts count for a limit of this span."""
-        return sum(count for end, count in self.parts if end + span > now)
+        return sum(count for end, count in self.buckets if end + span > now)
 
     def next_start(self, limit: RateLimit, now: int) -> int:
         """When the limit allows another start."""
-        parts = sorted(part for part in self.parts if part[0] + limit.span > now)
-        too_many = sum(count for _, count in parts) - limit.most + 1
+        buckets = sorted(bucket for bucket in self.buckets if bucket[0] + limit.span > now)
+        too_many = sum(count for _, count in buckets) - limit.max_starts + 1
         at = now
-        for end, count in parts:
+        for end, count in buckets:
             if too_many <= 0:
                 break
             at, too_many = end + limit.span, too_many - count
         return at
 
     def write(self, limits: Iterable[RateLimit], now: int, count: int) -> NoteWrite:
-        """Count so many more starts. They are added to the last part, if it has not ended; its end
-        stays."""
+        """Count so many more starts. They are added to the last bucket, if it has not ended; its
+        end stays."""
         limits = list(limits)
-        span = max(self.span if self.parts else 0, *(limit.span for limit in limits))
+        span = max(self.span if self.buckets else 0, *(limit.span for limit in limits))
         length = -(-span // BUCKETS_PER_SPAN)
-        # A part that ends later than that was counted by a clock that has been set back since.
-        parts = [(min(end, now + length), n) for end, n in self.parts if end + span > now]
-        if parts and parts[-1][0] > now:
-            parts[-1] = (parts[-1][0], parts[-1][1] + count)
+        # A bucket that ends later than that was counted by a clock that has been set back since.
+        buckets = [(min(end, now + length), n) for end, n in self.buckets if end + span > now]
+        if buckets and buckets[-1][0] > now:
+            buckets[-1] = (buckets[-1][0], buckets[-1][1] + count)
         else:
-            parts.append((now + length, count))
-        ends = parts[-1][0] + span
-        value: dict[str, Any] = {"span": span, "starts": [[ends - end, n] for end, n in parts]}
+            buckets.append((now + length, count))
+        ends = buckets[-1][0] + span
+        value: dict[str, Any] = {"span": span, "starts": [[ends - end, n] for end, n in buckets]}
         note = Note(kind=NOTE_KIND, name=limits[0].name, value=value, version=self.version)
         return NoteWrite.put(note, (ends - now) * _US)
 
 
-class StartRates:
+class RateAllowance:
     """What the rate limits of some jobs allow at one moment of the store's clock, and what a claim
     takes of it. `limits` are by job; `notes` are those of the limits that have not expired."""
 
@@ -114,15 +114,15 @@ class StartRates:
         self._now = now
         self._taken: Counter[str] = Counter()
         self._left = {
-            job_id: limit.most - self._of(limit.name).within(limit.span, now)
+            job_id: limit.max_starts - self._of(limit.name).within(limit.span, now)
             for job_id, limit in limits.items()
         }
 
     def _of(self, name: str) -> _Starts:
         return self._starts.get(name, _Starts())
 
-    def copy(self) -> StartRates:
-        copied = StartRates({}, (), self._now)
+    def copy(self) -> RateAllowance:
+        copied = RateAllowance({}, (), self._now)
         copied._limits, copied._starts, copied._left = self._limits, self._starts, self._left
         copied._taken = self._taken.copy()
         return copied
@@ -168,6 +168,6 @@ async def next_start(store: Store, job: Job) -> datetime | None:
         return None
     names = frozenset({limit.name})
     notes = (await store.notes(NoteQuery(kind=NOTE_KIND, names=names, limit=1))).items
-    rates = StartRates({job.id: limit}, notes, to_us(await store.now()))
+    rates = RateAllowance({job.id: limit}, notes, to_us(await store.now()))
     at = rates.next_start([job.id])
     return None if at is None else from_us(at)

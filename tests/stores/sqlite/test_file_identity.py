@@ -241,7 +241,7 @@ async def test_the_error_is_told_during_another_outage_too(
 def stamped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new stamp with every commit, and no waiting until a doubt is a fact."""
     monkeypatch.setattr(file_identity, "_STEP_SECONDS", 0)
-    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", 0)
+    monkeypatch.setattr(file_identity, "_RECOGNITION_GRACE", 0)
 
 
 def checkpoint(path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_nothing_is_read_from_a_file_in_doubt(
     path: Path, stamped: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And reads go on by themselves once the file is recognised."""
-    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", 3600)
+    monkeypatch.setattr(file_identity, "_RECOGNITION_GRACE", 3600)
     async with opened(path) as store:
         await store.add([a_run(f"old-{n}") for n in range(10)])
         checkpoint(path)
@@ -329,7 +329,7 @@ async def test_another_database_copied_over_the_file_is_noticed(path: Path, stam
 async def test_a_store_that_is_closed_writes_nothing_to_a_file_that_was_overwritten(
     path: Path, stamped: None, noticed: bool, doubt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_identity, "_DOUBT_SECONDS", doubt)
+    monkeypatch.setattr(file_identity, "_RECOGNITION_GRACE", doubt)
     async with opened(path) as store, opened(path) as other:
         await store.add([a_run("old")])
         checkpoint(path)

@@ -571,9 +571,9 @@ class StartsCountedBefore(MemoryStore):
     """What has started is counted, then the claim is made."""
 
     async def claim(self, claim: Claim) -> Claimed:
-        rates = self._start_rates(self._clock.now())
+        rates = self._rate_allowance(self._clock.now())
         await _nap()
-        with patch.object(self, "_start_rates", lambda now: rates):
+        with patch.object(self, "_rate_allowance", lambda now: rates):
             return await super().claim(claim)
 
 

@@ -52,7 +52,7 @@ from mainspring.stores.protocol import (
     ended,
     overlapped,
 )
-from mainspring.stores.rates import StartRates
+from mainspring.stores.rates import RateAllowance
 
 __all__ = ["MemoryStore"]
 
@@ -163,7 +163,7 @@ class MemoryStore:
     async def claim(self, claim: Claim) -> Claimed:
         now = self._now()
         runs = self._runs.live.values()
-        used, rates = self._used_capacity(now), self._start_rates(now)
+        used, rates = self._used_capacity(now), self._rate_allowance(now)
         chosen = evaluation.choose_claimed(runs, self._jobs, claim, now, used, rates)
         for write in rates.writes():
             self._put_note(write, now)
@@ -328,8 +328,8 @@ class MemoryStore:
     def _has_capacity(self, run: Run, now: datetime) -> bool:
         return evaluation.has_capacity(self._jobs.get(run.job_id), self._used_capacity(now))
 
-    def _start_rates(self, now: datetime) -> StartRates:
-        return evaluation.start_rates(self._jobs, self._notes.values(), now)
+    def _rate_allowance(self, now: datetime) -> RateAllowance:
+        return evaluation.rate_allowance(self._jobs, self._notes.values(), now)
 
     def _used_capacity(self, now: datetime) -> evaluation.UsedCapacity:
         return evaluation.used_capacity(self._runs.live.values(), self._jobs, now)

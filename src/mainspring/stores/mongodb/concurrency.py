@@ -26,7 +26,7 @@ from bson import ObjectId
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document
 from mainspring.stores.mongodb.rates import read_rate_limit, read_rates
 from mainspring.stores.mongodb.server_clock import until
-from mainspring.stores.rates import RateLimit, StartRates
+from mainspring.stores.rates import RateAllowance, RateLimit
 
 __all__ = ["FreeCapacity", "job_of", "lapsed", "read_limits"]
 
@@ -41,7 +41,7 @@ class FreeCapacity:
     sharing: dict[str, str] = field(default_factory=dict)
     """The key of the limit of every job that shares one of these limits."""
     used: Counter[str] = field(default_factory=Counter)
-    rates: StartRates = field(default_factory=lambda: StartRates({}))
+    rates: RateAllowance = field(default_factory=lambda: RateAllowance({}))
     """What the rate limits of these jobs allow (rates.py)."""
     rate_limits: dict[str, RateLimit] = field(default_factory=dict)
 

@@ -15,25 +15,25 @@ from mainspring.stores.mongodb import notes
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.transaction import Conflict
 from mainspring.stores.protocol import NoteQuery
-from mainspring.stores.rates import NOTE_KIND, RateLimit, StartRates
+from mainspring.stores.rates import NOTE_KIND, RateAllowance, RateLimit
 
 __all__ = ["count_starts", "read_rate_limit", "read_rates"]
 
 
 async def read_rates(
     db: Database, limits: Mapping[str, RateLimit], at: int | None = None
-) -> StartRates:
+) -> RateAllowance:
     """What these limits, by job, allow now, or at an earlier moment."""
     if not limits:
-        return StartRates({})
+        return RateAllowance({})
     now = to_us(await db.now())
     names = frozenset(limit.name for limit in limits.values())
     query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
     found = (await notes.find(db, query)).items
-    return StartRates(limits, found, now if at is None else min(at, now))
+    return RateAllowance(limits, found, now if at is None else min(at, now))
 
 
-async def count_starts(db: Database, rates: StartRates) -> None:
+async def count_starts(db: Database, rates: RateAllowance) -> None:
     """Count what was taken, in a transaction. `Conflict`: others count at this moment."""
     writes = rates.writes(to_us(await db.now()))
     for write in writes:

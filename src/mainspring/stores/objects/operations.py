@@ -168,7 +168,7 @@ def _add(work: Workspace, new: NewRun, refused: set[str]) -> Added:
 def claim(work: Workspace, wanted: Claim) -> Claimed:
     state, now = work.state, work.now
     runs, known = state.unfinished(), state.jobs()
-    rates = evaluation.start_rates(known, state.notes(), now)
+    rates = evaluation.rate_allowance(known, state.notes(), now)
     used = evaluation.used_capacity(runs, known, now)
     chosen = evaluation.choose_claimed(runs, known, wanted, now, used, rates)
     for write in rates.writes(to_us(work.latest)):

@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
-from mainspring.stores.rates import NOTE_KIND, RateLimit, StartRates
+from mainspring.stores.rates import NOTE_KIND, RateAllowance, RateLimit
 from mainspring.stores.sqlite.codec import lane_parts
 from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.row_batches import one_value, select
@@ -114,7 +114,7 @@ class FreeCapacity:
 class Limits:
     """Both kinds of limits of some jobs: how many runs may run at once, and how many may start."""
 
-    def __init__(self, free: FreeCapacity, rates: StartRates) -> None:
+    def __init__(self, free: FreeCapacity, rates: RateAllowance) -> None:
         self._free = free
         self.rates = rates
 
@@ -144,7 +144,9 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> Selecti
         return Selection([], [])
     lanes = _due_lanes(connection, claim, now)
     jobs = {lane.job for lane in lanes} - {""}
-    limits = Limits(free_capacity(connection, jobs, now), start_rates(connection, jobs, now))
+    limits = Limits(
+        free_capacity(connection, jobs, now), read_rate_allowance(connection, jobs, now)
+    )
     taken: list[int] = []
     for _, level in groupby(lanes, key=lambda lane: lane.priority):
         wanted = claim.limit - len(taken)
@@ -201,18 +203,20 @@ def free_capacity(connection: sqlite3.Connection, jobs: Iterable[str], now: int)
     )
 
 
-def start_rates(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> StartRates:
+def read_rate_allowance(
+    connection: sqlite3.Connection, jobs: Iterable[str], now: int
+) -> RateAllowance:
     """What the rate limits of these jobs allow now."""
     limited = sorted(jobs)
     if not limited:
-        return StartRates({})
+        return RateAllowance({})
     rows = json.loads(one_value(connection, _RATES, (json.dumps(limited),)))
     if not rows:
-        return StartRates({})
+        return RateAllowance({})
     limits = {job: _rate_limit(job, text) for job, text in rows}
     names = frozenset(limit.name for limit in limits.values())
     query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
-    return StartRates(limits, find_notes(connection, query, now).items, now)
+    return RateAllowance(limits, find_notes(connection, query, now).items, now)
 
 
 _RATES = """

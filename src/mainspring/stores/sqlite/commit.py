@@ -22,13 +22,13 @@ from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
-__all__ = ["EncodedChange", "SomeSentAgain", "commit_changes"]
+__all__ = ["EncodedChange", "PartlyRepeated", "commit_changes"]
 
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
 
 
-class SomeSentAgain(Exception):
+class PartlyRepeated(Exception):
     """Of changes that were applied together, some were applied before. Which ones is not known, so
     none could be counted: they have to be applied one by one, in a transaction from the start."""
 
@@ -93,7 +93,7 @@ def _is_alone(item: EncodedChange) -> bool:
 def _are_new(count_written: int, applied: Sequence[bool], group: Sequence[EncodedChange]) -> bool:
     """Whether the changes that are applied were applied just now, and not by an earlier call."""
     if 0 < count_written < sum(applied) and any(item.ending for item in group):
-        raise SomeSentAgain
+        raise PartlyRepeated
     return count_written > 0
 
 

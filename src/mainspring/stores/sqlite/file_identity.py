@@ -40,7 +40,7 @@ _ROOT_PAGE = "SELECT rootpage FROM sqlite_schema WHERE name = 'mainspring_meta'"
 _STAMP = re.compile(rb"mainspring-stamp:([0-9a-f]{16}):(\d{16})")
 
 _STEP_SECONDS = 1.0
-_DOUBT_SECONDS = 10.0
+_RECOGNITION_GRACE = 10.0
 """How long a file that is not recognised is checked again: another program's checkpoint may be
 half done."""
 _LOOK_SECONDS = 0.1
@@ -77,14 +77,14 @@ class FileIdentity:
         self._stamp: _Stamp | None = None
         self._root_page = 0
         self._stepped_at = float("-inf")
-        self._doubt_since: float | None = None
+        self._unrecognised_since: float | None = None
         self._overwritten = False
 
     def check_before_open(self) -> None:
         """Raise `StoreDamaged` if the file is older than the log beside it: a program that opens
         or closes the file with that log damages it. A file without a log is a restored backup."""
-        looks = 1 + int(_DOUBT_SECONDS / _LOOK_SECONDS)
-        while self._was_taken_back():
+        looks = 1 + int(_RECOGNITION_GRACE / _LOOK_SECONDS)
+        while self._was_restored():
             looks -= 1
             if not looks:
                 raise self._overwritten_error(
@@ -93,7 +93,7 @@ class FileIdentity:
                 )
             threading.Event().wait(_LOOK_SECONDS)
 
-    def _was_taken_back(self) -> bool:
+    def _was_restored(self) -> bool:
         try:
             if not os.path.getsize(self._paths[1]):
                 return False
@@ -128,21 +128,21 @@ class FileIdentity:
         self._accept(self._stamp_in_file(connection))
 
     @property
-    def in_doubt(self) -> bool:
+    def is_unrecognised(self) -> bool:
         """Whether the last `check_content` did not recognise the file."""
-        return self._doubt_since is not None
+        return self._unrecognised_since is not None
 
     @property
     def is_foreign(self) -> bool:
         """Whether the file may hold data that Mainspring did not write."""
-        return self._overwritten or self.in_doubt
+        return self._overwritten or self.is_unrecognised
 
     def check(self) -> None:
         """Raise `StoreFileChanged` unless the path still leads to the files that are open, and
         their content was recognised."""
         self.check_files()
-        if self.in_doubt:
-            raise self._doubt_error()
+        if self.is_unrecognised:
+            raise self._unrecognised_error()
 
     def check_files(self) -> None:
         if self._overwritten:
@@ -164,20 +164,22 @@ class FileIdentity:
             self.check_files()
             raise
         if written == self._written:
-            self._doubt_since = None
+            self._unrecognised_since = None
             return
         found = self._stamp_in_file(connection)
         if self._stamp is None or (found is not None and found.follows(self._newest_seen())):
-            self._written, self._doubt_since = written, None
+            self._written, self._unrecognised_since = written, None
             self._accept(found)
             return
         now = self._clock.monotonic()
-        self._doubt_since = now if self._doubt_since is None else self._doubt_since
-        if found is None or now - self._doubt_since < _DOUBT_SECONDS:
+        self._unrecognised_since = (
+            now if self._unrecognised_since is None else self._unrecognised_since
+        )
+        if found is None or now - self._unrecognised_since < _RECOGNITION_GRACE:
             # Without a stamp there is no proof: a VACUUM whose checkpoint waits for a reader looks
             # the same. The error below advises to delete the log, so it is raised only for a stamp
             # that this store did not write.
-            raise self._doubt_error()
+            raise self._unrecognised_error()
         self._overwritten = True
         raise self._overwritten_error()
 
@@ -231,7 +233,7 @@ class FileIdentity:
             f" `sqlite3 {name} '.backup copy.db'` or VACUUM INTO"
         )
 
-    def _doubt_error(self) -> StoreFileChanged:
+    def _unrecognised_error(self) -> StoreFileChanged:
         return StoreFileChanged(
             f"{self._path} was rewritten by another program, and this program does not recognise"
             " it. It looks again until it does. If somebody copied another file over it, stop every"

@@ -13,7 +13,7 @@ __all__ = ["WriteTransaction"]
 @dataclass(frozen=True, slots=True)
 class WriteTransaction:
     """`time` and `now` are the store's time when it began, `now` in microseconds. `one_by_one`: no
-    two changes are applied together (see `commit.SomeSentAgain`)."""
+    two changes are applied together (see `commit.PartlyRepeated`)."""
 
     connection: sqlite3.Connection
     time: datetime

@@ -29,7 +29,7 @@ from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite.claim import Selection, next_due, next_runs
 from mainspring.stores.sqlite.codec import from_us
-from mainspring.stores.sqlite.commit import SomeSentAgain
+from mainspring.stores.sqlite.commit import PartlyRepeated
 from mainspring.stores.sqlite.disk_reserve import DiskReserve
 from mainspring.stores.sqlite.errors import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
@@ -54,14 +54,14 @@ __all__ = ["Writer"]
 
 log = logging.getLogger("mainspring")
 
-_GROUP_ITEMS = 2_000
+_MOST_BATCH_ITEMS = 2_000
 """How many items share a commit, roughly: they take about 30 ms, so that other processes do not
 wait long."""
 
 _POLL_SECONDS = 0.02
-_DOUBT_RECHECK_SECONDS = 0.2
+_RECHECK_SECONDS = 0.2
 
-_GROWING = (add_runs, fire, put_jobs)
+_REFUSED_ON_FULL_DISK = (add_runs, fire, put_jobs)
 """The operations that a store on a full disk refuses, so that running work can be recorded."""
 
 Outcome = tuple[Operation, Any, BaseException | None]
@@ -163,13 +163,13 @@ class Writer:
 
     def _process_batch(self) -> None:
         """Wait for operations (or for the next check for other processes), and execute them."""
-        group = self.mailbox.take(_GROUP_ITEMS, self._wait_seconds())
+        group = self.mailbox.take(_MOST_BATCH_ITEMS, self._wait_seconds())
         try:
             outcomes = self._execute_checked(group) if group else []
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
-        if self.identity.in_doubt and not group:
+        if self.identity.is_unrecognised and not group:
             self._recheck_file()
         if (
             any(work.wakes and error is None for work, _, error in outcomes)
@@ -184,7 +184,7 @@ class Writer:
             return 0
         if self.notifier.awaited:
             return _POLL_SECONDS
-        return _DOUBT_RECHECK_SECONDS if self.identity.in_doubt else None
+        return _RECHECK_SECONDS if self.identity.is_unrecognised else None
 
     def _recheck_file(self) -> None:
         """Check a file that was not recognised again. Reads are refused meanwhile, so this must
@@ -217,13 +217,19 @@ class Writer:
     def _execute_without_growth(self, group: list[Operation]) -> list[Outcome]:
         """Refuse operations that need disk space: what is left is for work that is running."""
         error = translated(_disk_full_error(), self._path)
-        refused: list[Outcome] = [(work, None, error) for work in group if work.run in _GROWING]
-        rest = [work for work in group if work.run not in _GROWING]
+        refused: list[Outcome] = [
+            (work, None, error) for work in group if work.run in _REFUSED_ON_FULL_DISK
+        ]
+        rest = [work for work in group if work.run not in _REFUSED_ON_FULL_DISK]
         return refused + (self._execute(rest) if rest else [])
 
     def _execute(self, group: list[Operation]) -> list[Outcome]:
         only_claims = all(work.run is claim_runs for work in group)
-        if only_claims and not self.identity.in_doubt and (idle := self._answer_idle_claims(group)):
+        if (
+            only_claims
+            and not self.identity.is_unrecognised
+            and (idle := self._answer_idle_claims(group))
+        ):
             return idle
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
@@ -262,7 +268,7 @@ class Writer:
     def _transact(self, group: list[Operation]) -> list[Any]:
         try:
             return self._in_transaction(group)
-        except SomeSentAgain:
+        except PartlyRepeated:
             return self._in_transaction(group, one_by_one=True)
 
     def _in_transaction(self, group: list[Operation], *, one_by_one: bool = False) -> list[Any]:
