@@ -221,9 +221,9 @@ def test_find_walks_an_index(
     database: sqlite3.Connection, job: str | None, state: State | None, lapsed: bool
 ) -> None:
     query = RunQuery(job=job, states=None if state is None else frozenset({state}), lapsed=lapsed)
-    walks = queries.walks(query, 1, 1)
-    assert walks or (lapsed and state not in (State.RUNNING, None))
-    for sql, _ in walks:
+    index_scans = queries.index_scans(query, 1, 1)
+    assert index_scans or (lapsed and state not in (State.RUNNING, None))
+    for sql, _ in index_scans:
         steps = plan(database, sql)
         assert all("USING" in step and "INDEX" in step for step in scans(steps))
         # Runs that run now are few and may be sorted, and so may the tops of the jobs' walks.
@@ -235,7 +235,9 @@ def test_find_walks_an_index(
 def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
     database: sqlite3.Connection, state: State
 ) -> None:
-    [(sql, _)] = queries.walks(RunQuery(job="job", tried=True, states=frozenset({state})), 1, 1)
+    [(sql, _)] = queries.index_scans(
+        RunQuery(job="job", tried=True, states=frozenset({state})), 1, 1
+    )
     [step] = [one for one in plan(database, sql) if "TEMP B-TREE" not in one]
     untried = state in (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
     assert ("USING INDEX mainspring_runs_tried (job_id=? AND state=?" in step) is untried

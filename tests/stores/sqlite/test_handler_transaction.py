@@ -19,7 +19,7 @@ from mainspring.core.model import Run, State
 from mainspring.errors import InvalidState, StoreError, TransactionExpired
 from mainspring.stores.protocol import Claim, Held
 from mainspring.stores.sqlite import SqliteStore
-from mainspring.stores.sqlite.handler_transaction import HandlerTransaction
+from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
 from mainspring.testing.store_calls import claim_runs, get_runs
 
 LEASE = timedelta(seconds=30)
@@ -44,12 +44,12 @@ async def running(store: SqliteStore, run_id: str = "run") -> Run:
 
 def turn(
     store: SqliteStore, run: Run, limit: float = 10, *, blocking: bool = False
-) -> HandlerTransaction:
+) -> SqliteTransaction:
     held = Held(run.id, run.token)
     return store.transaction(held, timedelta(seconds=limit), blocking=blocking)
 
 
-async def committed(store: SqliteStore, turn: HandlerTransaction, run: Run) -> bool:
+async def committed(store: SqliteStore, turn: SqliteTransaction, run: Run) -> bool:
     return await turn.commit(transitions.succeeded(run, await store.now(), None))
 
 

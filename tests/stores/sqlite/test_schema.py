@@ -562,7 +562,7 @@ async def test_jobs_of_a_file_without_origins_are_read_and_written(
 ) -> None:
     path = tmp_path / "jobs.db"
     known = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", known[: known.index(schema._ORIGINS)])
+    monkeypatch.setattr(schema, "MIGRATIONS", known[: known.index(schema._ADD_ORIGINS)])
     with closing(schema.connect(path, create=True)) as connection:
         schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
         have = {row[1] for row in connection.execute("PRAGMA table_xinfo(mainspring_jobs)")}

@@ -92,7 +92,7 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
     if query.set_aside:
         return await _find_set_aside(db, query)
     found: list[Document] = []
-    for where, hint in walks(query):
+    for where, hint in index_scans(query):
         walk = db.runs.find(where, _shown(query), hint=hint).sort(_NEWEST).limit(query.limit)
         found += await walk.to_list(query.limit)
     found.sort(key=_age, reverse=True)
@@ -108,7 +108,7 @@ def _age(run: Document) -> tuple[int, float, str]:
     return 0 if created is None else 2, 0, run["_id"]
 
 
-def walks(query: RunQuery) -> list[tuple[Document, str | None]]:
+def index_scans(query: RunQuery) -> list[tuple[Document, str | None]]:
     """The conditions to search for, each with the index to use, or None if the server chooses. The
     runs of a job that were tried need two: the states that a run may have untried have their own
     index."""

@@ -2,6 +2,7 @@
 
     store.py                the methods of the seam: each queues an operation and awaits its result
     mailbox.py              hands operations to a thread, and their results back
+    notifier.py             wakes the callers of `wait`
     writer.py               the writer thread: many operations in one commit
     reader.py               reader threads, which writers never block
     handler_transaction.py  `ctx.transaction()`: the handler writes in the writer's place

@@ -25,14 +25,14 @@ class DiskReserve:
     def __init__(self, path: Path, former: Path | None = None) -> None:
         self._path = path
         self._former = former  # its name before 0.2
-        self._made = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
+        self._unfinished_path = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
         self._given_up = False
 
     def is_held(self) -> bool:
         """Whether the file exists; create it again if possible. False means that space is short."""
-        return self._given_up or self._path.exists() or self._load()
+        return self._given_up or self._path.exists() or self._create()
 
-    def drop(self) -> bool:
+    def release(self) -> bool:
         """Delete the file; False if it did not exist."""
         try:
             self._path.unlink()
@@ -40,7 +40,7 @@ class DiskReserve:
             return False
         return True
 
-    def _load(self) -> bool:
+    def _create(self) -> bool:
         if self._former is not None:
             with contextlib.suppress(OSError):
                 self._former.rename(self._path)
@@ -48,12 +48,12 @@ class DiskReserve:
         try:
             if shutil.disk_usage(self._path.parent).free < _SPACE_NEEDED:
                 return False
-            with open(self._made, "wb", opener=_private) as file:
+            with open(self._unfinished_path, "wb", opener=_private) as file:
                 file.write(b"\0" * _SIZE)  # a sparse file would reserve nothing
-            self._made.rename(self._path)
+            self._unfinished_path.rename(self._path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._made.unlink()
+                self._unfinished_path.unlink()
             # If it cannot be created for another reason, the store works without it.
             self._given_up = error.errno not in (errno.ENOSPC, errno.EDQUOT)
             return self._given_up

@@ -32,7 +32,7 @@ from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
-__all__ = ["HandlerTransaction", "run_handler_transaction"]
+__all__ = ["SqliteTransaction", "run_handler_transaction"]
 
 T = TypeVar("T")
 
@@ -46,12 +46,12 @@ WHERE id = ? AND state = 'running' AND token = ? AND NOT cancel_requested
 """
 
 
-class HandlerTransaction:
+class SqliteTransaction:
     """The handler's side of it: `begin` requests it, `commit` or `rollback` ends it."""
 
     def __init__(
         self,
-        ask: Callable[[HandlerTransaction], None],
+        ask: Callable[[SqliteTransaction], None],
         held: Held,
         limit: timedelta,
         *,
@@ -98,7 +98,7 @@ class HandlerTransaction:
 
 
 def run_handler_transaction(
-    transaction: HandlerTransaction, path: Path, clock: StoreClock, identity: FileIdentity
+    transaction: SqliteTransaction, path: Path, clock: StoreClock, identity: FileIdentity
 ) -> bool:
     """Run it in the writer's thread, under the file's lock. True if it was committed."""
     connection = connect(path, factory=HandlerConnection, check_same_thread=False)
@@ -127,7 +127,7 @@ def run_handler_transaction(
         connection.end()
 
 
-def _wait_for_end(transaction: HandlerTransaction) -> EncodedChange | None:
+def _wait_for_end(transaction: SqliteTransaction) -> EncodedChange | None:
     try:
         return transaction.ending.result(transaction.limit)
     except TimeoutError:

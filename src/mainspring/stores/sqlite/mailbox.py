@@ -15,7 +15,7 @@ from typing import Any
 
 from mainspring.errors import StoreError
 
-__all__ = ["CLOSED", "Mailbox", "Notifier", "Operation", "deliver"]
+__all__ = ["CLOSED", "Mailbox", "Operation", "deliver"]
 
 CLOSED = "the store is not open: call open() first (and use it before close())"
 
@@ -101,55 +101,3 @@ def _settle(batch: list[tuple[Operation, Any, BaseException | None]]) -> None:
             work.future.set_exception(error)
         else:
             work.future.set_result(result)
-
-
-class Notifier:
-    """Wakes the callers of `wait`, on any number of event loops."""
-
-    def __init__(self, on_waiter: Callable[[], None]) -> None:
-        self._on_waiter = on_waiter
-        self._guard = threading.Lock()
-        self._waiters: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
-
-    @property
-    def awaited(self) -> bool:
-        return bool(self._waiters)
-
-    async def wait(self, timeout: float) -> bool:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        with self._guard:
-            first = not self._waiters
-            self._waiters.setdefault(loop, set()).add(waiter)
-        if first:
-            self._on_waiter()
-        try:
-            async with asyncio.timeout(timeout):
-                await waiter
-        except TimeoutError:
-            return False
-        finally:
-            self._forget(loop, waiter)
-        return True
-
-    def notify(self) -> None:
-        """Wake all callers of `wait`. May be called from any thread."""
-        with self._guard:
-            loops = list(self._waiters)
-        for loop in loops:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._wake, loop)
-
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._guard:
-            waiters = list(self._waiters.get(loop, ()))
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _forget(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-        with self._guard:
-            waiters = self._waiters.get(loop, set())
-            waiters.discard(waiter)
-            if not waiters:
-                self._waiters.pop(loop, None)

@@ -43,7 +43,7 @@ _OF_JOB = {
     State.PENDING: "mainspring_runs_pending",
     State.SUCCEEDED: "mainspring_runs_succeeded",
 }
-_RARE = (State.WAITING, State.FAILED, State.CANCELLED, State.SKIPPED)
+_RARE_STATES = (State.WAITING, State.FAILED, State.CANCELLED, State.SKIPPED)
 _UNTRIED = (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
 """States that a run may have without an attempt. Runs of these states with one have an index."""
 
@@ -56,7 +56,7 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
     before = _cursor(query.cursor)
     seqs = [
         seq
-        for sql, parameters in walks(query, before, now)
+        for sql, parameters in index_scans(query, before, now)
         for seq in json.loads(
             _value(connection, f"SELECT json_group_array(seq) FROM ({sql})", *parameters)
         )
@@ -80,7 +80,7 @@ def _cursor(cursor: str | None) -> int:
     return _LAST if cursor is None else cursor_number(cursor, cursor)
 
 
-def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, ...]]]:
+def index_scans(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, ...]]]:
     """The statements that give the newest `limit` seqs of each state asked for."""
     if query.lapsed:
         if query.states is not None and State.RUNNING not in query.states:
@@ -95,7 +95,7 @@ def walks(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple[Any, 
     if query.states is None and query.job is None:
         return [(f"SELECT seq FROM mainspring_runs WHERE seq < ?{_NEWEST}", (before, query.limit))]
     states = State if query.states is None else query.states
-    return [_walk(state, query, before) for state in states]
+    return [_scan_of_state(state, query, before) for state in states]
 
 
 def by_time(query: RunQuery) -> bool:
@@ -129,10 +129,10 @@ def _filtered(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     return f"{sql}{_NEWEST}", (*parameters, query.limit)
 
 
-def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
+def _scan_of_state(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     if state is State.RUNNING:
         return _running(query, before, None)
-    index = "mainspring_runs_rare_job" if state in _RARE else _OF_JOB[state]
+    index = "mainspring_runs_rare_job" if state in _RARE_STATES else _OF_JOB[state]
     if query.job is not None:
         tried = " AND attempt > 0" if query.tried else ""
         if query.tried and state in _UNTRIED:
@@ -142,7 +142,7 @@ def _walk(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, .
             f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?"
         )
         return _created(of_job, [query.job, before], query)
-    if state in _RARE:
+    if state in _RARE_STATES:
         rare = (
             "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_rare"
             f" WHERE state = '{state}' AND seq < ?{_NEWEST}"

@@ -41,7 +41,7 @@ BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 #
 # The conditions use OR, not IN: only with OR does SQLite recognise that `state = 'failed'` is
 # covered by the index.
-_FIRST = """
+_CREATE_TABLES = """
 CREATE TABLE mainspring_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE mainspring_runs (
@@ -119,7 +119,7 @@ CREATE TABLE mainspring_terms (
 """
 
 # Notes, an index of runs that failed at least once, and one to count ended runs without the table.
-_NOTES = """
+_ADD_NOTES = """
 CREATE TABLE mainspring_notes (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -137,7 +137,7 @@ DROP INDEX mainspring_runs_finished;
 """
 
 # Runs with an attempt, in the states that a run may have without one: few among many.
-_TRIED = """
+_ADD_TRIED_INDEX = """
 CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE attempt > 0 AND
     (state = 'waiting' OR state = 'pending' OR state = 'cancelled' OR state = 'skipped');
 """
@@ -147,7 +147,7 @@ CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE atte
 #
 # And the waiting runs that come after a run, so that a run that ends finds its followers at once.
 # Rows stay when a run no longer waits; the next prune deletes them.
-_LISTS = """
+_ADD_JOB_FILTERS = """
 ALTER TABLE mainspring_jobs ADD COLUMN follows INTEGER AS (
     CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END
 ) VIRTUAL;
@@ -171,15 +171,15 @@ SELECT name.value, run.seq FROM mainspring_runs AS run INDEXED BY mainspring_run
 WHERE run.state = 'waiting';
 """
 
-_WEBHOOKS = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
+_ADD_WEBHOOK = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
 
-_BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
+_ADD_BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
 
 # The id of the change that was applied last: a change that is sent again is recognised by it.
-_LAST_CHANGE = "ALTER TABLE mainspring_runs ADD COLUMN last_change INTEGER"
+_ADD_LAST_CHANGE = "ALTER TABLE mainspring_runs ADD COLUMN last_change INTEGER"
 
 # Terms of elections become notes with a ttl, which keep their length when the clock is set.
-_TERMS = """
+_ADD_NOTE_TTL = """
 ALTER TABLE mainspring_notes ADD COLUMN ttl INTEGER;
 INSERT OR IGNORE INTO mainspring_notes (kind, name, version, expires_at, value, ttl)
 SELECT 'mainspring.term', name, token, until, json_object('holder', holder), 0
@@ -188,11 +188,11 @@ DROP TABLE mainspring_terms;
 """
 
 # Which policy options are a job's own, and which were defaults.
-_ORIGINS = "ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT"
+_ADD_ORIGINS = "ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT"
 
 # Counters of ended runs: `start` is 0 for the totals of a job, else when a period began. The job
 # '' stands for all jobs together. Runs that ended before are counted here, once, as totals alone.
-_ENDED_BEFORE = """
+_ALREADY_ENDED = """
 SELECT job_id, 'succeeded' AS state, count(*) AS n
 FROM mainspring_runs INDEXED BY mainspring_runs_succeeded WHERE state = 'succeeded' GROUP BY 1
 UNION ALL
@@ -200,7 +200,7 @@ SELECT job_id, state, count(*) FROM mainspring_runs INDEXED BY mainspring_runs_r
 WHERE state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped'
 GROUP BY 1, 2 HAVING state <> 'waiting'
 """
-_COUNTERS = f"""
+_ADD_COUNTERS = f"""
 CREATE TABLE mainspring_counters (
     job_id TEXT NOT NULL,
     start INTEGER NOT NULL,
@@ -209,23 +209,23 @@ CREATE TABLE mainspring_counters (
 ) WITHOUT ROWID;
 CREATE INDEX mainspring_counters_start ON mainspring_counters (start);
 INSERT INTO mainspring_counters
-SELECT job_id, 0, json_object('ended', json_group_object(state, n)) FROM ({_ENDED_BEFORE})
+SELECT job_id, 0, json_object('ended', json_group_object(state, n)) FROM ({_ALREADY_ENDED})
 WHERE typeof(job_id) = 'text' AND job_id <> '' GROUP BY job_id;
 INSERT INTO mainspring_counters
 SELECT '', 0, json_object('ended', json_group_object(state, n))
-FROM (SELECT state, sum(n) AS n FROM ({_ENDED_BEFORE}) GROUP BY state) HAVING count(*) > 0;
+FROM (SELECT state, sum(n) AS n FROM ({_ALREADY_ENDED}) GROUP BY state) HAVING count(*) > 0;
 """
 
 # The column `file`: the name of the file that lists the job.
-_JOB_FILES = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
+_ADD_JOB_FILE = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
 
 # The rate limit of a job as a list: the name of its note, how many starts, in how many
 # microseconds.
-_RATES = "ALTER TABLE mainspring_jobs ADD COLUMN rate TEXT"
+_ADD_RATE = "ALTER TABLE mainspring_jobs ADD COLUMN rate TEXT"
 
 # The queue and the last edit, which lists of jobs are filtered and sorted by. The policy is a JSON
 # text inside the definition, and names its queue if that is not the default one.
-_ORDERED_LISTS = """
+_ADD_JOB_ORDERS = """
 ALTER TABLE mainspring_jobs ADD COLUMN queue TEXT AS (
     CASE WHEN json_valid(body) AND json_valid(json_extract(body, '$[4]'))
     THEN coalesce(json_extract(json_extract(body, '$[4]'), '$.queue'), 'default')
@@ -240,19 +240,19 @@ CREATE INDEX mainspring_jobs_listed
 """
 
 MIGRATIONS: list[str] = [
-    _FIRST,
-    _WEBHOOKS,
-    _NOTES,
-    _TRIED,
-    _LISTS,
-    _BEGAN,
-    _LAST_CHANGE,
-    _TERMS,
-    _ORIGINS,
-    _COUNTERS,
-    _JOB_FILES,
-    _RATES,
-    _ORDERED_LISTS,
+    _CREATE_TABLES,
+    _ADD_WEBHOOK,
+    _ADD_NOTES,
+    _ADD_TRIED_INDEX,
+    _ADD_JOB_FILTERS,
+    _ADD_BEGAN,
+    _ADD_LAST_CHANGE,
+    _ADD_NOTE_TTL,
+    _ADD_ORIGINS,
+    _ADD_COUNTERS,
+    _ADD_JOB_FILE,
+    _ADD_RATE,
+    _ADD_JOB_ORDERS,
 ]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 

@@ -38,7 +38,7 @@ from mainspring.stores.protocol import (
 from mainspring.stores.sqlite import notes, queries
 from mainspring.stores.sqlite.codec import from_us, runs_one_by_one, span_us, to_us
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
-from mainspring.stores.sqlite.handler_transaction import HandlerTransaction
+from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
 from mainspring.stores.sqlite.jobs import JobRow, drop_jobs, fire, put_jobs
 from mainspring.stores.sqlite.mailbox import CLOSED, Operation
 from mainspring.stores.sqlite.reader import NOW, Reader
@@ -213,9 +213,9 @@ class SqliteStore:
 
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False
-    ) -> HandlerTransaction:
+    ) -> SqliteTransaction:
         ask = self._open_session().writer.request_transaction
-        return HandlerTransaction(ask, held, limit, blocking=blocking)
+        return SqliteTransaction(ask, held, limit, blocking=blocking)
 
     async def _write(
         self,

@@ -35,9 +35,10 @@ from mainspring.stores.sqlite.errors import is_full, translated
 from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.stores.sqlite.files import all_files, make_private, wide_open
-from mainspring.stores.sqlite.handler_transaction import HandlerTransaction, run_handler_transaction
+from mainspring.stores.sqlite.handler_transaction import SqliteTransaction, run_handler_transaction
 from mainspring.stores.sqlite.jobs import fire, put_jobs
-from mainspring.stores.sqlite.mailbox import CLOSED, Mailbox, Notifier, Operation, deliver
+from mainspring.stores.sqlite.mailbox import CLOSED, Mailbox, Operation, deliver
+from mainspring.stores.sqlite.notifier import Notifier
 from mainspring.stores.sqlite.runs import ClaimedRows, add_runs, claim_runs
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
@@ -79,7 +80,7 @@ class Writer:
             path.with_name(path.name + "-reserve"), former=path.with_name(path.name + "-ballast")
         )
         self.identity = FileIdentity(path, clock, self._lock)
-        self._handler_transactions: deque[HandlerTransaction] = deque()
+        self._handler_transactions: deque[SqliteTransaction] = deque()
         self.mailbox = Mailbox()
         self.notifier = Notifier(self.mailbox.wake)
         self.opened: Future[None] = Future()
@@ -90,7 +91,7 @@ class Writer:
         name = "mainspring-sqlite-writer"
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
-    def request_transaction(self, transaction: HandlerTransaction) -> None:
+    def request_transaction(self, transaction: SqliteTransaction) -> None:
         """Queue a handler's transaction. May be called from any thread."""
         self._handler_transactions.append(transaction)
         self.mailbox.wake()
@@ -192,7 +193,7 @@ class Writer:
         with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
             self.identity.check_content(self._connection)
 
-    def _run_handler_transaction(self, transaction: HandlerTransaction) -> None:
+    def _run_handler_transaction(self, transaction: SqliteTransaction) -> None:
         """Run one handler's transaction. The operations that were queued meanwhile come before the
         next handler's transaction, so that a renewal waits for one transaction at most."""
         if not transaction.begun.set_running_or_notify_cancel():
@@ -234,7 +235,7 @@ class Writer:
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
         except BaseException as raised:
-            if is_full(raised) and self._reserve.drop():
+            if is_full(raised) and self._reserve.release():
                 return self._execute_without_growth(group)
             error = translated(raised, self._path)
         if len(group) == 1 or isinstance(error, StoreUnavailable):
