@@ -52,7 +52,7 @@ def run(priority: int, run_at: int) -> Document:
 
 
 def leaves(one: ClaimPartition, theirs: Document, ours: Document) -> bool:
-    return one.may_skip(theirs, ours, short=False)
+    return one.may_skip(theirs, ours, wants_more=False)
 
 
 def test_a_client_that_lost_no_claim_takes_every_lane(one: ClaimPartition, time: Time) -> None:
@@ -99,9 +99,9 @@ def test_lanes_of_a_silent_client_are_divided_again(time: Time) -> None:
 
 
 def test_a_client_alone_that_wants_more_runs_skips_none(one: ClaimPartition, time: Time) -> None:
-    assert not one.may_skip(run(5, 100), run(5, 100), short=True)
+    assert not one.may_skip(run(5, 100), run(5, 100), wants_more=True)
     one.record_other(ClaimPartition(random.Random(2), time).me)
-    assert one.may_skip(run(5, 100), run(5, 100), short=True)
+    assert one.may_skip(run(5, 100), run(5, 100), wants_more=True)
 
 
 def test_a_client_counts_as_claiming_for_a_short_time_after_a_claim(

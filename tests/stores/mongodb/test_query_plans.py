@@ -68,14 +68,14 @@ async def _fill(store: MongoStore) -> None:
     future = [run(n, priority=9, run_at=later) for n in range(MANY, 2 * MANY)]
     foreign = [run(n, handler="other", priority=9) for n in range(2 * MANY, 3 * MANY)]
     old = now - timedelta(days=9)
-    over = [
+    ended = [
         run(n, state=State.SUCCEEDED, finished_at=old, job_id=f"j{n % 10}", failures=n % 2)
         for n in range(3 * MANY, 4 * MANY)
     ]
     slots = [
         run(n, source=Source.SCHEDULE, job_id="slotted") for n in range(4 * MANY, 4 * MANY + 3)
     ]
-    await store.add([*due, *future, *foreign, *over, *slots])
+    await store.add([*due, *future, *foreign, *ended, *slots])
     jobs = [Job(id=f"job{n}", handler="work", created_at=now, updated_at=now) for n in range(200)]
     await add_jobs(
         store,
@@ -223,11 +223,11 @@ async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
 
 async def test_many_lanes_are_walked_together(store: MongoStore, sent: SentCommands) -> None:
     here = {"q": "default", "h": "work", "g": "", "p": 1}
-    lanes = [here, *({**here, "h": f"h{n}"} for n in range(claim.WALKS - 1))]
-    found = await claim._heads(store._db, lanes, 100)
+    lanes = [here, *({**here, "h": f"h{n}"} for n in range(claim.MOST_MERGED_LANES - 1))]
+    found = await claim._first_due_runs(store._db, lanes, 100)
     [plan] = await explained(store, sent)
     assert plan.given == len(found) == 100
-    assert plan.keys <= 100 + SEEKS + claim.WALKS
+    assert plan.keys <= 100 + SEEKS + claim.MOST_MERGED_LANES
     assert "SORT" not in plan.stages
 
 

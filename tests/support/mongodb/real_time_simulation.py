@@ -17,7 +17,7 @@ from unittest.mock import patch
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import claim, commit, jobs
 from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.transaction import Conflict
+from mainspring.stores.mongodb.transaction import WriteConflict
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
 from tests.support.mongodb.attributed_store import AttributedStore, ConnectionFaults, observe_calls
@@ -279,7 +279,7 @@ async def _claim_by_id_only(db: Database, chosen: Sequence[Document], put: Docum
 async def _without_transaction(db: Database, work: Callable[[Database], Any]) -> Any:
     try:
         return await work(db)
-    except Conflict as conflict:
+    except WriteConflict as conflict:
         raise StoreUnavailable("another client was first") from conflict
 
 

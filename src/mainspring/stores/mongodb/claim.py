@@ -45,7 +45,7 @@ from mainspring.stores.mongodb.concurrency import FreeCapacity, read_limits
 from mainspring.stores.mongodb.errors import ambiguous
 from mainspring.stores.mongodb.rates import count_starts
 from mainspring.stores.mongodb.server_clock import read_moment, span_us
-from mainspring.stores.mongodb.transaction import Conflict, attempt
+from mainspring.stores.mongodb.transaction import WriteConflict, run_once
 from mainspring.stores.protocol import Claim
 
 __all__ = [
@@ -58,16 +58,16 @@ __all__ = [
 ]
 
 TRIES = 40
-WALKS = 100
+MOST_MERGED_LANES = 100
 """Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
 PRIORITIES = list(range(10))
 READ_WHOLE_LIMIT = 100
 """Up to so many runs are read whole at once, which saves a read. Of more runs, other clients may
 take most first."""
-_THIN = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt"), 1)
-"""For a claim of many runs whose order one find gives: takes half the time of `_SHOWN`."""
-_SHOWN = {**_THIN, "lane": 1, "created_at": 1}
-_WHOLE = dict.fromkeys(RUN_FIELDS, 1)
+_KEY_FIELDS = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt"), 1)
+"""For a claim of many runs whose order one find gives: takes half the time of `_ORDER_FIELDS`."""
+_ORDER_FIELDS = {**_KEY_FIELDS, "lane": 1, "created_at": 1}
+_ALL_FIELDS = dict.fromkeys(RUN_FIELDS, 1)
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
 
 
@@ -117,7 +117,7 @@ async def claim_runs(
         chosen, capacity, left = found
         if not chosen:
             return Taken([], more=False, since=since)
-        taking = _Taking(db, claim, nonce, unanswered)
+        taking = _RunTaker(db, claim, nonce, unanswered)
         if capacity.limited.isdisjoint(run["job_id"] for run in chosen):
             taken = await taking.take(chosen)
         else:
@@ -157,15 +157,16 @@ async def _first_of_own_part(
 ) -> tuple[list[Document], bool]:
     """The first runs of this client's part of the lanes, or of all lanes if the rest may not be
     left to other clients; and whether this client wants more than its part has."""
-    ours, theirs = partition.split(lanes)
+    own, others = partition.split(lanes)
     excluded = claim.excluded_jobs
     found, first = await asyncio.gather(
-        _heads(db, ours, claim.limit, excluded, _THIN), _heads(db, theirs, 1, excluded)
+        _first_due_runs(db, own, claim.limit, excluded, _KEY_FIELDS),
+        _first_due_runs(db, others, 1, excluded),
     )
-    short = len(found) < claim.limit
-    if not first or (found and partition.may_skip(first[0], found[-1], short=short)):
-        return found, bool(first) and short
-    return await _heads(db, lanes, claim.limit, excluded, _THIN), False
+    wants_more = len(found) < claim.limit
+    if not first or (found and partition.may_skip(first[0], found[-1], wants_more=wants_more)):
+        return found, bool(first) and wants_more
+    return await _first_due_runs(db, lanes, claim.limit, excluded, _KEY_FIELDS), False
 
 
 async def _under_limits(
@@ -200,16 +201,16 @@ async def _first(
     open_lanes = [lane for lane in lanes if capacity.left(lane["g"])]
     most = capacity.most(lane["g"] for lane in open_lanes)
     count = claim.limit if most is None else min(claim.limit, most)
-    return await _heads(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
+    return await _first_due_runs(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:
     """The lanes that have pending runs and that the claim may take from."""
     lanes = await db.runs.distinct("lane", {"state": "pending"})
-    return [lane for lane in lanes if _takes(claim, lane)]
+    return [lane for lane in lanes if _may_take_from(claim, lane)]
 
 
-def _takes(claim: Claim, lane: Document) -> bool:
+def _may_take_from(claim: Claim, lane: Document) -> bool:
     if not is_lane(lane) or lane["p"] == SET_ASIDE:
         return False
     return (
@@ -224,12 +225,12 @@ def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
     return {"state": "pending", "lane": {"$in": list(lanes)}, "$expr": due}
 
 
-async def _heads(
+async def _first_due_runs(
     db: Database,
     lanes: Sequence[Document],
     count: int,
     excluded: frozenset[str] = frozenset(),
-    shown: Document = _SHOWN,
+    shown: Document = _ORDER_FIELDS,
 ) -> list[Document]:
     """The first due runs of these lanes, in the order of the claim. Few runs are read whole.
 
@@ -238,18 +239,18 @@ async def _heads(
     if not count:
         return []
     if count <= READ_WHOLE_LIMIT:
-        shown = {**_WHOLE, "now": db.time.now}
-    elif len(lanes) > WALKS:
-        shown = _SHOWN
+        shown = {**_ALL_FIELDS, "now": db.time.now}
+    elif len(lanes) > MOST_MERGED_LANES:
+        shown = _ORDER_FIELDS
     for _ in range(TRIES):
-        found = await _read_heads(db, lanes, count, excluded, shown)
+        found = await _read_first_due_runs(db, lanes, count, excluded, shown)
         damaged = [run["_id"] for run in found if not _can_be_taken(run, shown)]
         if not damaged:
             break
         where = {"_id": {"$in": damaged}, "state": "pending"}
         await db.runs.update_many(where, {"$set": {"lane.p": SET_ASIDE}}, hint=BY_ID)
         found = [run for run in found if run["_id"] not in damaged]
-    if len(lanes) > WALKS:
+    if len(lanes) > MOST_MERGED_LANES:
         found.sort(key=_claim_order)
         found = found[:count]
     return found
@@ -263,7 +264,7 @@ def _can_be_taken(run: Document, shown: Document) -> bool:
     )
 
 
-async def _read_heads(
+async def _read_first_due_runs(
     db: Database,
     lanes: Sequence[Document],
     count: int,
@@ -271,7 +272,7 @@ async def _read_heads(
     shown: Document,
 ) -> list[Document]:
     found: list[Document] = []
-    for part in chunks(lanes, WALKS):
+    for part in chunks(lanes, MOST_MERGED_LANES):
         where = due_runs(db, part)
         if excluded:
             where["job_id"] = {"$nin": sorted(excluded)}
@@ -303,7 +304,7 @@ async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
     await db.runs.update_many(where, {"$set": {"lane.g": job_id if limited else ""}})
 
 
-class _Taking:
+class _RunTaker:
     """Takes the selected runs. If the answer to the write is lost, it finds out what was taken."""
 
     def __init__(
@@ -330,7 +331,7 @@ class _Taking:
         if matched == 0:
             return []
         if matched == len(chosen) and all("now" in run for run in chosen):
-            return [read_run(_taken(self._db, run, self._put)) for run in chosen]
+            return [read_run(_as_taken(self._db, run, self._put)) for run in chosen]
         try:
             return await _read_taken(self._db, self._nonce, _ids(chosen), settled=False)
         except PyMongoError:
@@ -343,13 +344,15 @@ class _Taking:
         """Take as many of the runs as there is capacity for, in order. Takes nothing if another
         client took one of them first, or claims under the same limits at the same time."""
         try:
-            return await attempt(self._db, lambda db: self._take_counted(db, chosen, capacity))
-        except Conflict:
+            return await run_once(
+                self._db, lambda db: self._take_in_transaction(db, chosen, capacity)
+            )
+        except WriteConflict:
             return []
         except PyMongoError as error:
             return await self._look_up(chosen, error)
 
-    async def _take_counted(
+    async def _take_in_transaction(
         self, db: Database, chosen: Sequence[Document], seen: FreeCapacity
     ) -> list[Run]:
         jobs = {run["job_id"] for run in chosen}
@@ -357,7 +360,7 @@ class _Taking:
         first = min((run["now"] for run in chosen if "now" in run), default=None)
         capacity = await read_limits(db, jobs, first)
         if any(seen.limits.get(job_id) != capacity.limits.get(job_id) for job_id in jobs):
-            raise Conflict  # otherwise it might have locked the documents of other limits
+            raise WriteConflict  # otherwise it might have locked the documents of other limits
         await capacity.count(db)
         fitting = []
         for run in chosen:
@@ -368,9 +371,9 @@ class _Taking:
             return []
         await count_starts(db, capacity.rates)
         if await _send(db, fitting, self._put) < len(fitting):
-            raise Conflict
+            raise WriteConflict
         if all("now" in run for run in fitting):
-            return [read_run(_taken(db, run, self._put)) for run in fitting]
+            return [read_run(_as_taken(db, run, self._put)) for run in fitting]
         return await _read_taken(db, self._nonce, _ids(fitting), settled=False)
 
     async def _look_up(self, chosen: Sequence[Document], error: PyMongoError) -> list[Run]:
@@ -388,7 +391,7 @@ def _ids(runs: Sequence[Document]) -> list[str]:
     return [run["_id"] for run in runs]
 
 
-def _taken(db: Database, run: Document, put: Document) -> Document:
+def _as_taken(db: Database, run: Document, put: Document) -> Document:
     """A run that was read whole, as `_send` changes it."""
     now = db.time.stamp(run["now"])
     grown = {"token": run["token"] + 1, "attempt": run["attempt"] + 1}
@@ -493,7 +496,7 @@ async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
     """
     lanes = await _lanes(db, claim)
     earliest = await _next_start(db, lanes, since)
-    for part in chunks(lanes, WALKS // len(PRIORITIES)):
+    for part in chunks(lanes, MOST_MERGED_LANES // len(PRIORITIES)):
         walk = db.runs.find(coming_runs(part, since), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if not is_moment(run.get("run_at")):

@@ -80,19 +80,19 @@ class ClaimPartition:
             (ours if lane["p"] % parts == part else theirs).append(lane)
         return ours, theirs
 
-    def may_skip(self, theirs: Document, ours: Document, *, short: bool) -> bool:
-        """Whether `theirs`, the first run of the other lanes, may be left to other clients. `ours`
-        is the last run that was found in this client's lanes. `short`: they have fewer runs than it
-        wants."""
-        if short and not self._others:
+    def may_skip(self, first_other: Document, last_own: Document, *, wants_more: bool) -> bool:
+        """Whether the first run of the other lanes may be left to other clients. `last_own`: the
+        last run that was found in this client's lanes. `wants_more`: they have fewer runs than
+        this client wants."""
+        if wants_more and not self._others:
             return False  # no other client is known to claim
-        if theirs["priority"] != ours["priority"]:
-            return bool(theirs["priority"] < ours["priority"])
+        if first_other["priority"] != last_own["priority"]:
+            return bool(first_other["priority"] < last_own["priority"])
         if self._elapsed() - self._marked < RECENT_SECONDS:
             return True
-        if theirs["priority"] == self._mark[0] and theirs["run_at"] < self._mark[1]:
+        if first_other["priority"] == self._mark[0] and first_other["run_at"] < self._mark[1]:
             return False
-        self._mark = ours["priority"], ours["run_at"]
+        self._mark = last_own["priority"], last_own["run_at"]
         self._marked = self._elapsed()
         return True
 

@@ -28,7 +28,7 @@ from mainspring.stores.mongodb.rates import read_rate_limit, read_rates
 from mainspring.stores.mongodb.server_clock import until
 from mainspring.stores.rates import RateAllowance, RateLimit
 
-__all__ = ["FreeCapacity", "job_of", "lapsed", "read_limits"]
+__all__ = ["FreeCapacity", "job_of", "lapsed_condition", "read_limits"]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class FreeCapacity:
         self.used = Counter()
         if not self.limits:
             return
-        shown = {"job_id": 1, "evicted": 1, "lapsed": lapsed(db)}
+        shown = {"job_id": 1, "evicted": 1, "lapsed": lapsed_condition(db)}
         where = {"state": "running", "job_id": {"$in": list(self.sharing)}}
         over = []
         async for run in db.runs.find(where, shown, session=db.session):
@@ -128,7 +128,7 @@ def _read_limit(job: Document) -> tuple[int, str]:
     return 0, f"job:{job['_id']}"
 
 
-def lapsed(db: Database) -> Any:
+def lapsed_condition(db: Database) -> Any:
     """An expression for `find`: whether a running run's lease has lapsed."""
     over = {"$lte": [until("leased_at", "lease"), db.time.now]}
     return {"$and": [{"$gt": ["$leased_at", None]}, over]}

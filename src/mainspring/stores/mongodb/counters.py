@@ -120,11 +120,14 @@ def _counted(key: Key, document: Document) -> Counted:
             ended, document.get("failures", 0), None if last is None else _read_last(last)
         )
     return Period(
-        key[1], ended, _spread(document.get("duration")), _spread(document.get("lateness"))
+        key[1],
+        ended,
+        _read_distribution(document.get("duration")),
+        _read_distribution(document.get("lateness")),
     )
 
 
-def _spread(kept: Mapping[str, Any] | None) -> Distribution:
+def _read_distribution(kept: Mapping[str, Any] | None) -> Distribution:
     if kept is None:
         return Distribution()
     classes = {int(at): count for at, count in kept.get("classes", {}).items()}

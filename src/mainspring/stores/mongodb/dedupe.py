@@ -17,20 +17,20 @@ from pymongo import InsertOne, UpdateOne
 from mainspring.stores.mongodb.codec import LIVE_STATES, RUN_FIELDS
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 
-__all__ = ["Keys", "read_keys", "take_keys"]
+__all__ = ["DedupeKeys", "read_keys", "take_keys"]
 
-_WHOLE = dict.fromkeys(RUN_FIELDS, 1)
+_ALL_FIELDS = dict.fromkeys(RUN_FIELDS, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class DedupeKeys:
     """The keys that have a document, and the runs that hold them."""
 
     known: set[str]
     holders: dict[str, Document]
 
 
-async def read_keys(db: Database, keys: Iterable[str]) -> Keys:
+async def read_keys(db: Database, keys: Iterable[str]) -> DedupeKeys:
     named: dict[str, str] = {}
     for part in chunks(dict.fromkeys(keys)):
         where = {"_id": {"$in": part}}
@@ -38,13 +38,13 @@ async def read_keys(db: Database, keys: Iterable[str]) -> Keys:
             named[key["_id"]] = key["run"]
     runs: dict[str, Document] = {}
     lives = {"$in": ["$state", list(LIVE_STATES)]}
-    shown = {**_WHOLE, "holds": {"$or": [lives, {"$gt": ["$dedupe_until", db.time.now]}]}}
+    shown = {**_ALL_FIELDS, "holds": {"$or": [lives, {"$gt": ["$dedupe_until", db.time.now]}]}}
     for part in chunks(dict.fromkeys(named.values())):
         where = {"_id": {"$in": part}}
         async for run in db.runs.find(where, shown, hint=BY_ID, session=db.session):
             runs[run["_id"]] = run
     holding = {key: runs[run_id] for key, run_id in named.items() if run_id in runs}
-    return Keys(set(named), {key: run for key, run in holding.items() if run["holds"]})
+    return DedupeKeys(set(named), {key: run for key, run in holding.items() if run["holds"]})
 
 
 async def take_keys(db: Database, wanted: Mapping[str, str], known: set[str]) -> None:

@@ -44,7 +44,7 @@ from mainspring.stores.protocol import Held
 
 __all__ = ["Clients", "MongoTransaction", "end_orphans"]
 
-COMMITS = 3
+MOST_COMMIT_TRIES = 3
 """How often a commit is sent whose answer does not arrive. The driver sends each of them twice."""
 
 CLOSE_TIMEOUT = 10.0
@@ -193,13 +193,13 @@ class MongoTransaction:
         return isinstance(error, PyMongoError) and _is_transient(error)
 
     async def _commit(self) -> None:
-        for tries in range(1, COMMITS + 1):
+        for tries in range(1, MOST_COMMIT_TRIES + 1):
             try:
                 await _done(self._session.commit_transaction())
                 return
             except PyMongoError as error:
                 unknown = error.has_error_label("UnknownTransactionCommitResult")
-                if not unknown or tries == COMMITS:
+                if not unknown or tries == MOST_COMMIT_TRIES:
                     raise
 
 

@@ -15,7 +15,7 @@ from mainspring.core import codec
 from mainspring.core.model import Run, replace
 from mainspring.stores.mongodb.codec import LIVE_STATES, read_run, run_document, to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.dedupe import Keys, read_keys, take_keys
+from mainspring.stores.mongodb.dedupe import DedupeKeys, read_keys, take_keys
 from mainspring.stores.mongodb.errors import duplicates_only
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Added
@@ -63,7 +63,7 @@ async def add_in_transaction(
     stored = await _read(db, {run.id for run in runs})
     new_ones = [run for run in runs if run.id not in stored]
     wanted = {run.dedupe_key for run in new_ones if run.dedupe_key is not None}
-    keys = await read_keys(db, wanted) if wanted else Keys(set(), {})
+    keys = await read_keys(db, wanted) if wanted else DedupeKeys(set(), {})
     added: list[Added] = []
     refused: set[str] = set()
     new: list[Document] = []

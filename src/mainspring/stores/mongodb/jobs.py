@@ -41,18 +41,18 @@ from mainspring.stores.mongodb.codec import (
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.commit import apply
 from mainspring.stores.mongodb.insert import add_in_transaction, documents
-from mainspring.stores.mongodb.transaction import Conflict, in_transaction
+from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction
 from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
 
 __all__ = ["fire", "live_slots", "put_jobs"]
 
-Move = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
+JobOperation = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
 
 TRIES = 20
-_MOMENTS = ("next_run_at", "last_run_at")
-_SHOWN = dict.fromkeys(("version", "limit"), 1)
-_LARGE = ("payload", "result", "attempts", "progress", "error")
-_THIN = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE), 1)
+_TIME_FIELDS = ("next_run_at", "last_run_at")
+_VERSION_FIELDS = dict.fromkeys(("version", "limit"), 1)
+_LARGE_FIELDS = ("payload", "result", "attempts", "progress", "error")
+_SMALL_FIELDS = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE_FIELDS), 1)
 
 
 async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
@@ -81,24 +81,24 @@ async def _put_in_transaction(
     restamped: dict[str, bool] = {}
     for part in split_in_order(writes, lambda write: write.id):
         ids = [writes[at].id for at in part]
-        walk = db.jobs.find({"_id": {"$in": ids}}, _SHOWN, session=db.session)
+        walk = db.jobs.find({"_id": {"$in": ids}}, _VERSION_FIELDS, session=db.session)
         stored = {job["_id"]: job async for job in walk}
-        moves: list[Move] = []
+        operations: list[JobOperation] = []
         for at in part:
             write, old, new = writes[at], stored.get(writes[at].id), made[at]
             if (old is None and new is None) or write.expected_version not in (None, _version(old)):
                 continue
-            moves.append(_move(write.id, old, new))
+            operations.append(_job_operation(write.id, old, new))
             done[at] = True
             limited = new is not None and "limit" in new
             if limited != (old is not None and "limit" in old):
                 restamped[write.id] = limited
-        if moves:
-            await db.jobs.bulk_write(moves, ordered=False, session=db.session)
+        if operations:
+            await db.jobs.bulk_write(operations, ordered=False, session=db.session)
     return done, restamped
 
 
-def _move(job_id: str, old: Document | None, new: Document | None) -> Move:
+def _job_operation(job_id: str, old: Document | None, new: Document | None) -> JobOperation:
     if new is None:
         return DeleteOne({"_id": job_id})
     return InsertOne(new) if old is None else ReplaceOne({"_id": job_id}, new)
@@ -107,7 +107,7 @@ def _move(job_id: str, old: Document | None, new: Document | None) -> Move:
 async def _put_job(db: Database, made: Document, expected: int | None) -> bool:
     job_id = made["_id"]
     for _ in range(TRIES):
-        stored = await db.jobs.find_one({"_id": job_id}, _SHOWN) if expected != 0 else None
+        stored = await db.jobs.find_one({"_id": job_id}, _VERSION_FIELDS) if expected != 0 else None
         wanted = _version(stored) if expected is None else expected
         if _version(stored) != wanted:
             return await _refused(db, job_id, expected)
@@ -133,7 +133,7 @@ async def _put_job(db: Database, made: Document, expected: int | None) -> bool:
 
 async def _drop_job(db: Database, job_id: str, version: int | None) -> bool:
     for _ in range(TRIES):
-        stored = await db.jobs.find_one({"_id": job_id}, _SHOWN)
+        stored = await db.jobs.find_one({"_id": job_id}, _VERSION_FIELDS)
         if stored is None or version not in (None, stored["version"]):
             return await _refused(db, job_id, version)
         gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})
@@ -204,7 +204,7 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> d
     if db.time.elapsed() - began > min(
         _seconds_left(one, jobs[one.job_id]) for one in due.values()
     ):
-        raise Conflict  # the jobs are read again, with the time that it is now
+        raise WriteConflict  # the jobs are read again, with the time that it is now
     return {
         at: Fired(True, tuple(stored[run.id] for run in plan.runs), replaced[at])
         for at, plan in plans.items()
@@ -214,7 +214,7 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> d
 async def _due_jobs(db: Database, firings: Iterable[Firing]) -> dict[str, Document]:
     """The jobs that have the version that their firing expects, if the firing is still valid."""
     expected = {firing.job_id: firing for firing in firings}
-    shown = {**_SHOWN, "now": db.time.now}
+    shown = {**_VERSION_FIELDS, "now": db.time.now}
     walk = db.jobs.find({"_id": {"$in": list(expected)}}, shown, session=db.session)
     return {job["_id"]: job async for job in walk if _may_fire(expected[job["_id"]], job)}
 
@@ -247,7 +247,7 @@ async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list
     replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
     others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
     unfinished: dict[str, list[Run]] = {}
-    for job_ids, shown in ((replacing, None), (others, _THIN)):
+    for job_ids, shown in ((replacing, None), (others, _SMALL_FIELDS)):
         if job_ids:
             walk = db.runs.find(live_slots(job_ids), shown, session=db.session)
             async for run in walk.sort("created_at", 1):
@@ -282,15 +282,15 @@ async def _replace_earlier(db: Database, plans: Mapping[int, _Plan]) -> dict[int
 
 
 async def _advance(db: Database, firings: Iterable[Firing]) -> None:
-    moves = []
+    operations = []
     for firing in firings:
-        moments = {name: moment for name in _MOMENTS if (moment := getattr(firing, name))}
+        moments = {name: moment for name in _TIME_FIELDS if (moment := getattr(firing, name))}
         change: Document = {"$inc": {"version": 1}}
         if moments:
             change["$set"] = {name: to_us(moment) for name, moment in moments.items()}
-        if gone := {name: "" for name in _MOMENTS if name not in moments}:
+        if gone := {name: "" for name in _TIME_FIELDS if name not in moments}:
             change["$unset"] = gone
-        moves.append(UpdateOne({"_id": firing.job_id, "version": firing.version}, change))
-    result = await db.jobs.bulk_write(moves, ordered=False, session=db.session)
-    if result.matched_count < len(moves):
-        raise Conflict
+        operations.append(UpdateOne({"_id": firing.job_id, "version": firing.version}, change))
+    result = await db.jobs.bulk_write(operations, ordered=False, session=db.session)
+    if result.matched_count < len(operations):
+        raise WriteConflict

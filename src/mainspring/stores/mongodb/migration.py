@@ -23,7 +23,7 @@ from mainspring.stores.mongodb.server_clock import read_moment
 __all__ = ["complete_half_made"]
 
 RESERVED = {"state": "reserved"}
-_MOMENTS = ("next_run_at", "last_run_at")
+_TIME_FIELDS = ("next_run_at", "last_run_at")
 
 
 async def complete_half_made(db: Database) -> None:
@@ -42,7 +42,7 @@ async def complete_half_made(db: Database) -> None:
 async def _complete_firings(db: Database) -> None:
     """Complete the last firing of each job, which its document describes: cancel the runs that are
     replaced, then give the new runs their state, in order. Undo a firing that came too late."""
-    shown = dict.fromkeys(("firing", "fired_at", *_MOMENTS), 1)
+    shown = dict.fromkeys(("firing", "fired_at", *_TIME_FIELDS), 1)
     async for job in db.jobs.find({"firing": {"$exists": True}}, shown):
         firing = job["firing"]
         waiting = {"_id": {"$in": firing["runs"]}, **RESERVED}
@@ -64,7 +64,10 @@ async def _complete_firings(db: Database) -> None:
 
 async def _undo_firing(db: Database, job: Document) -> None:
     before = job["firing"]["before"]
-    gone = {name: "" for name in _MOMENTS if name not in before} | {"firing": "", "fired_at": ""}
+    gone = {name: "" for name in _TIME_FIELDS if name not in before} | {
+        "firing": "",
+        "fired_at": "",
+    }
     change = {"$inc": {"version": 1}, "$unset": gone} | ({"$set": before} if before else {})
     await db.jobs.update_one({"_id": job["_id"], "firing.by": job["firing"]["by"]}, change)
 

@@ -27,7 +27,7 @@ TRIES = 10
 async def find(db: Database, query: NoteQuery) -> Page[Note]:
     if query.limit <= 0:
         return Page([])
-    where: Document = {"$expr": {"$not": [_over(db)]}}
+    where: Document = {"$expr": {"$not": [_is_expired(db)]}}
     if query.kind is not None:
         where["kind"] = {"$eq": query.kind}
     if query.names is not None:
@@ -55,7 +55,7 @@ async def put(db: Database, write: NoteWrite) -> int | None:
 
 async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | None:
     expected, by_id = write.expected_version, {"_id": _id(write.kind, write.name)}
-    shown = {"version": 1, "over": _over(db), "now": db.time.now}
+    shown = {"version": 1, "over": _is_expired(db), "now": db.time.now}
     seen = await db.notes.find_one(by_id, shown, session=db.session)
     live = 0 if seen is None or seen["over"] else seen["version"]
     if expected not in (None, live):
@@ -95,6 +95,6 @@ def _id(kind: str, name: str) -> str:
     return json.dumps([kind, name])
 
 
-def _over(db: Database) -> Any:
+def _is_expired(db: Database) -> Any:
     ends = {"$ifNull": ["$expires_at", None]}
     return {"$and": [{"$ne": [ends, None]}, {"$lte": [ends, db.time.now]}]}

@@ -81,10 +81,10 @@ class Notifier:
         """Wake only the waiters of this client."""
         self._waiters.wake()
 
-    def record_claim(self, *, vain: bool) -> None:
-        """Wake this client less often after claims that took nothing (`vain`)."""
+    def record_claim(self, *, took_nothing: bool) -> None:
+        """Wake this client less often after claims that took nothing (`took_nothing`)."""
         self._pause = (
-            min(self._pause * 2, LONGEST_PAUSE_BETWEEN_ENDS) if vain else PAUSE_BETWEEN_ENDS
+            min(self._pause * 2, LONGEST_PAUSE_BETWEEN_ENDS) if took_nothing else PAUSE_BETWEEN_ENDS
         )
 
     async def close(self) -> None:

@@ -35,7 +35,7 @@ from mainspring.stores.mongodb.collections import (
     Document,
     chunks,
 )
-from mainspring.stores.mongodb.concurrency import lapsed
+from mainspring.stores.mongodb.concurrency import lapsed_condition
 from mainspring.stores.mongodb.schema import UNTRIED
 from mainspring.stores.mongodb.server_clock import read_moment
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
@@ -171,7 +171,11 @@ async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
     lengths = [int(length) for length in kept if isinstance(length, int | float)]
     if not lengths:
         return Page([])
-    walk = db.runs.find(over(db, lengths, query), _shown(query)).sort(_NEWEST).limit(query.limit)
+    walk = (
+        db.runs.find(lapsed_filter(db, lengths, query), _shown(query))
+        .sort(_NEWEST)
+        .limit(query.limit)
+    )
     return _page(await walk.to_list(query.limit), query)
 
 
@@ -187,7 +191,7 @@ async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
     return _page(await walk.to_list(query.limit), query)
 
 
-def over(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
+def lapsed_filter(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
     ranges = [
         {
             "state": "running",
@@ -196,7 +200,7 @@ def over(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
         }
         for length in lengths
     ]
-    where: Document = {"$and": [{"$or": ranges}, {"$expr": lapsed(db)}]}
+    where: Document = {"$and": [{"$or": ranges}, {"$expr": lapsed_condition(db)}]}
     if query.job is not None:
         where["job_id"] = query.job
     return where | _after(query.cursor)

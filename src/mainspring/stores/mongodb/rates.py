@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from mainspring.core.clock import to_us
 from mainspring.stores.mongodb import notes
 from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.transaction import Conflict
+from mainspring.stores.mongodb.transaction import WriteConflict
 from mainspring.stores.protocol import NoteQuery
 from mainspring.stores.rates import NOTE_KIND, RateAllowance, RateLimit
 
@@ -34,11 +34,11 @@ async def read_rates(
 
 
 async def count_starts(db: Database, rates: RateAllowance) -> None:
-    """Count what was taken, in a transaction. `Conflict`: others count at this moment."""
+    """Count what was taken, in a transaction. `WriteConflict`: others count at this moment."""
     writes = rates.writes(to_us(await db.now()))
     for write in writes:
         if await notes.put(db, write) is None:
-            raise Conflict
+            raise WriteConflict
 
 
 def read_rate_limit(job: Document) -> RateLimit | None:

@@ -16,7 +16,7 @@ from pymongo import UpdateMany
 
 from mainspring.stores.mongodb.codec import progress_text
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.concurrency import job_of, lapsed, read_limits
+from mainspring.stores.mongodb.concurrency import job_of, lapsed_condition, read_limits
 from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Held, Renewed
@@ -24,7 +24,7 @@ from mainspring.stores.protocol import Held, Renewed
 __all__ = ["renew_leases"]
 
 TRIES = 20
-_TOLD = {"cancel_requested": 1, "reason": 1}
+_ANSWER_FIELDS = {"cancel_requested": 1, "reason": 1}
 _NAMES = ("job_id", "token", "leased_at", "evicted")
 
 
@@ -44,13 +44,13 @@ async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str
         if not mine:
             break
         items = [left[run_id] for run_id in mine]
-        lapsed_jobs = {job_of(run) for run in mine.values() if _over(run)}
+        lapsed_jobs = {job_of(run) for run in mine.values() if _has_lapsed(run)}
         if (await read_limits(db, lapsed_jobs)).limits:
             await in_transaction(db, partial(_extend_within_limits, items, lease, nonce))
         else:
             await _extend(db, [(left[run_id], run) for run_id, run in mine.items()], lease, nonce)
         done = {"_id": {"$in": list(mine)}, "state": "running", "renewed": nonce}
-        async for run in db.runs.find(done, _TOLD, hint=BY_ID):
+        async for run in db.runs.find(done, _ANSWER_FIELDS, hint=BY_ID):
             wish = bool(run.get("cancel_requested"))
             kept[run["_id"]] = Renewed(run["_id"], wish, run.get("reason"))
         left = {run_id: left[run_id] for run_id in mine if run_id not in kept}
@@ -63,7 +63,7 @@ async def _mine(db: Database, held: Iterable[Held]) -> dict[str, Document]:
     """Those that are running under the token held."""
     tokens = {item.id: item.token for item in held}
     where = {"_id": {"$in": list(tokens)}, "state": "running"}
-    shown = {**dict.fromkeys(_NAMES, 1), "lapsed": lapsed(db)}
+    shown = {**dict.fromkeys(_NAMES, 1), "lapsed": lapsed_condition(db)}
     walk = db.runs.find(where, shown, hint=BY_ID, session=db.session)
     found = {run["_id"]: run async for run in walk}
     return {
@@ -73,7 +73,7 @@ async def _mine(db: Database, held: Iterable[Held]) -> dict[str, Document]:
     }
 
 
-def _over(run: Document) -> bool:
+def _has_lapsed(run: Document) -> bool:
     return bool(run["lapsed"] or run.get("evicted"))
 
 
@@ -84,13 +84,13 @@ async def _extend_within_limits(
     transaction."""
     items = {item.id: item for item in held}
     seen = await _mine(db, items.values())
-    jobs = {job_of(run) for run in seen.values() if _over(run)}
+    jobs = {job_of(run) for run in seen.values() if _has_lapsed(run)}
     capacity = await read_limits(db, jobs)
     await capacity.lock(db, jobs)
     await capacity.count(db)
     kept = []
     for run_id, run in seen.items():
-        if _over(run):
+        if _has_lapsed(run):
             if not capacity.left(job_of(run)):
                 continue
             capacity.take(job_of(run))
@@ -107,7 +107,7 @@ async def _extend(
     updates: list[tuple[Document, Document]] = []
     for item, run in runs:
         progress = progress_text(item.progress)
-        if not _over(run):
+        if not _has_lapsed(run):
             groups.setdefault((item.token, progress), []).append(item.id)
             continue
         seen = {"leased_at": run["leased_at"]}

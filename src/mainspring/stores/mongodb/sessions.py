@@ -33,7 +33,7 @@ __all__ = ["SessionPool"]
 RENEW_EVERY = 1.0
 DEAD_AFTER = 4.0
 """Seconds without a renewal after which a session is ended."""
-LOOK_EVERY = 0.5
+SEARCH_INTERVAL = 0.5
 """Seconds between two searches for dead sessions by a client that meets write conflicts."""
 
 
@@ -116,7 +116,7 @@ class SessionPool:
 
     async def resolve_conflict(self) -> None:
         """Call this after a write conflict: the client of the other transaction may have died."""
-        if self._time.elapsed() - self._searched >= LOOK_EVERY:
+        if self._time.elapsed() - self._searched >= SEARCH_INTERVAL:
             self._searched = self._time.elapsed()
             with suppress(PyMongoError):
                 await self.end_dead_sessions()

@@ -75,7 +75,7 @@ class _Session:
     loop: asyncio.AbstractEventLoop
     partition: ClaimPartition
     unanswered: UnansweredClaims = field(default_factory=UnansweredClaims)
-    giving_back: set[asyncio.Task[list[Run]]] = field(default_factory=set)
+    releases: set[asyncio.Task[list[Run]]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
 
 
@@ -121,7 +121,7 @@ class MongoStore:
         session, self._session = self._session, None
         if session is None:
             return
-        await asyncio.gather(*session.giving_back, return_exceptions=True)
+        await asyncio.gather(*session.releases, return_exceptions=True)
         await session.notifier.close()
         await session.clients.close()
         await session.db.sessions.close()
@@ -155,7 +155,7 @@ class MongoStore:
         try:
             with translating():
                 taken = await asyncio.shield(work)
-            session.notifier.record_claim(vain=not taken.runs)
+            session.notifier.record_claim(took_nothing=not taken.runs)
             if taken.more:  # no hint will come for it
                 session.notifier.wake_here()
             if taken.runs:
@@ -163,9 +163,9 @@ class MongoStore:
             with translating():
                 return Claimed([], await next_due(session.db, claim, taken.since))
         except asyncio.CancelledError:
-            back = asyncio.create_task(self._give_back(session.db, work))
-            session.giving_back.add(back)
-            back.add_done_callback(session.giving_back.discard)
+            back = asyncio.create_task(self._release_claimed(session.db, work))
+            session.releases.add(back)
+            back.add_done_callback(session.releases.discard)
             raise
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
@@ -205,7 +205,7 @@ class MongoStore:
             await self._end_transactions_of_lapsed_runs()
             if before is None:
                 return 0
-            await self._bring_back(max(limit, 1))
+            await self._release_set_aside(max(limit, 1))
             await counters.prune(self._db)
             return await prune_runs(self._db, before, limit)
 
@@ -220,7 +220,7 @@ class MongoStore:
             if (cursor := page.cursor) is None:
                 return
 
-    async def _bring_back(self, limit: int) -> None:
+    async def _release_set_aside(self, limit: int) -> None:
         """Let claims find runs again that were set aside and that can be read by now."""
         page = await queries.find(self._db, RunQuery(set_aside=True, limit=limit))
         readable = [run for run in page.items if run.unreadable is None]
@@ -267,11 +267,11 @@ class MongoStore:
     ) -> MongoTransaction:
         session = self._open_session()
 
-        def ring() -> None:
+        def notify_waiters() -> None:
             with suppress(RuntimeError):  # the store was closed meanwhile
                 session.loop.call_soon_threadsafe(partial(session.notifier.notify, new=False))
 
-        return MongoTransaction(session.clients, held, blocking=blocking, committed=ring)
+        return MongoTransaction(session.clients, held, blocking=blocking, committed=notify_waiters)
 
     def _connect(self) -> Database:
         url = self.mongo_url.url
@@ -302,7 +302,7 @@ class MongoStore:
         if self._session is not None:
             self._session.notifier.notify(new=new)
 
-    async def _give_back(self, db: Database, work: asyncio.Task[Taken]) -> list[Run]:
+    async def _release_claimed(self, db: Database, work: asyncio.Task[Taken]) -> list[Run]:
         """Release the runs of a claim whose caller was cancelled. The attempt does not count."""
         try:
             runs = (await work).runs

@@ -33,7 +33,7 @@ from mainspring.stores.mongodb.errors import (
     error_code,
 )
 
-__all__ = ["Conflict", "attempt", "in_transaction"]
+__all__ = ["WriteConflict", "in_transaction", "run_once"]
 
 T = TypeVar("T")
 Work = Callable[[Database], Awaitable[T]]
@@ -43,11 +43,11 @@ RETRY_FOR = 8.0
 the session of a dead client."""
 TRIES = 200
 LONGEST_PAUSE = 0.1
-COMMITS = 3
+MOST_COMMIT_TRIES = 3
 """How often a commit is sent whose result is unknown. The driver sends each of them twice."""
 
 
-class Conflict(Exception):
+class WriteConflict(Exception):
     """The transaction was rolled back because others wrote the same documents."""
 
 
@@ -62,8 +62,8 @@ async def in_transaction(db: Database, work: Work[T]) -> T:
     while True:
         tries += 1
         try:
-            return await attempt(db, work)
-        except Conflict as conflict:
+            return await run_once(db, work)
+        except WriteConflict as conflict:
             if over:
                 raise StoreUnavailable(
                     "other clients wrote the same documents each time this was tried, for"
@@ -77,13 +77,13 @@ async def in_transaction(db: Database, work: Work[T]) -> T:
         await asyncio.sleep(random.uniform(0, min(LONGEST_PAUSE, 0.002 * 2 ** min(tries, 10))))
 
 
-async def attempt(db: Database, work: Work[T]) -> T:
-    """Do the work in one transaction, once. `Conflict`: nothing was written, it may be tried
+async def run_once(db: Database, work: Work[T]) -> T:
+    """Do the work in one transaction, once. `WriteConflict`: nothing was written, it may be tried
     again."""
     try:
         async with db.sessions.session() as session:
             return await _run(db, session, work)
-    except Conflict:
+    except WriteConflict:
         await db.sessions.resolve_conflict()
         raise
 
@@ -97,20 +97,20 @@ async def _run(db: Database, session: AsyncClientSession, work: Work[T]) -> T:
         await _commit(session)
     except OperationFailure as error:
         if _is_conflict(error):
-            raise Conflict from error
+            raise WriteConflict from error
         raise
     return answer
 
 
 async def _commit(session: AsyncClientSession) -> None:
-    for tries in range(1, COMMITS + 1):
+    for tries in range(1, MOST_COMMIT_TRIES + 1):
         try:
             await session.commit_transaction()
             return
         except PyMongoError as error:
             unknown = error.has_error_label("UnknownTransactionCommitResult")
             unknown = unknown or error_code(error) == INTERRUPTED
-            if not unknown or error.timeout or tries == COMMITS:
+            if not unknown or error.timeout or tries == MOST_COMMIT_TRIES:
                 raise
 
 
