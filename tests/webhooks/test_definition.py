@@ -260,7 +260,7 @@ async def test_a_dry_run_is_what_is_sent() -> None:
         job = await mainspring.add_job("call", webhook=webhook, schedule="@daily")
         shown = mainspring.webhooks.preview(job, NOW, body=None)
     assert shown.headers["X-Api-Key"] == "k-e-y-1"
-    assert shown.shown_headers()["X-Api-Key"] == "********"
+    assert shown.masked_headers()["X-Api-Key"] == "********"
     assert shown.body == b'{"a":"1"}'
     assert shown.headers["webhook-signature"].startswith("v1,")
     assert "k-e-y-1" not in repr(shown)
@@ -354,9 +354,9 @@ def test_a_long_run_of_spaces_is_parsed_quickly(text: str) -> None:
     """It took hours, in which the whole process stood still."""
     check(text, "the body")
     assert strip_spaces(text) == text
-    assert Template.of(text).filled({}) == text
+    assert Template.of(text).fill({}) == text
 
 
 def test_spaces_inside_of_a_mark_are_none_of_its_name() -> None:
-    assert Template.of("a{{ \t jobId  }}b").filled({"jobId": "j"}) == "ajb"
+    assert Template.of("a{{ \t jobId  }}b").fill({"jobId": "j"}) == "ajb"
     assert strip_spaces("/{{ jobId }}") == "/{{jobId}}"

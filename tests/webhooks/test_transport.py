@@ -351,7 +351,7 @@ def test_an_answer_is_the_same_in_whatever_parts_it_comes(
         while message.code == 103:
             message, content = await protocol.read()
         body = await content.read()
-        assert (protocol.clean and not protocol.should_close and not pipe.closing) is again
+        assert (protocol.is_complete and not protocol.should_close and not pipe.closing) is again
         return message.code, body
 
     assert asyncio.run(read()) == response

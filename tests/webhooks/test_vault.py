@@ -23,7 +23,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery
 from mainspring.testing.store_calls import put_job
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
-from mainspring.webhooks.service import shown_headers
+from mainspring.webhooks.service import masked_headers
 from mainspring.webhooks.vault import VARIABLE, key_files, signing_bytes
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import with_database
@@ -98,7 +98,7 @@ async def test_a_key_that_is_none_is_told_at_start(monkeypatch: pytest.MonkeyPat
 def test_the_file_is_made_at_first_use_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db-secret.key"
     vault = Vault.of(file=file, environ={})
-    assert vault.ready
+    assert vault.is_usable
     assert not file.exists(), "nothing is made before it is needed"
     sealed = vault.seal(TOKEN, "job", "x")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -248,7 +248,7 @@ async def test_secret_headers_are_write_only_and_masked_everywhere(
         kept = await stored(mainspring, "call")
         health = await mainspring.job_health("call")
     assert job.webhook is not None
-    assert shown_headers(job.webhook) == {
+    assert masked_headers(job.webhook) == {
         "X-Plain": "p", "X-Token": MASK, "Authorization": MASK, "cookie": MASK,
     }  # fmt: skip
     assert end.requests[0].headers["x-token"] == "marked-secret"
@@ -303,7 +303,7 @@ async def test_a_header_once_marked_secret_stays_so() -> None:
         job = await mainspring.update_job("call", webhook=changed)
     assert job.webhook is not None
     assert job.webhook.headers == {}
-    assert shown_headers(job.webhook) == {"x-token": MASK}
+    assert masked_headers(job.webhook) == {"x-token": MASK}
 
 
 async def test_a_move_to_another_origin_drops_secrets_that_are_not_sent_again() -> None:
@@ -317,16 +317,16 @@ async def test_a_move_to_another_origin_drops_secrets_that_are_not_sent_again() 
         ]:
             webhook = {"url": "https://a.example/", "headers": {"Authorization": TOKEN}}
             job = await mainspring.add_job("call", webhook=webhook)
-            moved = mainspring.webhooks.changed(job, {"url": url})
+            moved = mainspring.webhooks.change(job, {"url": url})
             assert bool(moved.secret_headers) is kept, url
             masked = {"url": url, "headers": {"Authorization": MASK}}
             if kept:
-                assert mainspring.webhooks.changed(job, masked).secret_headers
+                assert mainspring.webhooks.change(job, masked).secret_headers
             else:  # a whole job sent back must not lose its secrets without a word
                 with pytest.raises(InvalidInput, match="none for Authorization"):
-                    mainspring.webhooks.changed(job, masked)
+                    mainspring.webhooks.change(job, masked)
             again = {"url": url, "headers": {"Authorization": TOKEN}}
-            assert mainspring.webhooks.changed(job, again).secret_headers
+            assert mainspring.webhooks.change(job, again).secret_headers
             await mainspring.remove_job("call")
 
 
@@ -378,7 +378,7 @@ async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
     """The store reads an equal definition anew now and then: that is no change. Beyond the bound
     the oldest is dropped, and never all at once: with one job more than the bound every call
     would open its secrets again."""
-    monkeypatch.setattr("mainspring.webhooks.service.MAX_OPENED", 3)
+    monkeypatch.setattr("mainspring.webhooks.service.MAX_DECRYPTED", 3)
     webhooks = scheduler().webhooks
     jobs = [
         Job(
@@ -390,9 +390,9 @@ async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
         )
         for n in range(4)
     ]
-    opened = [webhooks.opened(job) for job in jobs]
+    opened = [webhooks.decrypt(job) for job in jobs]
     again = msgspec.json.decode(msgspec.json.encode(jobs[3].webhook), type=Webhook)
-    assert webhooks.opened(replace(jobs[3], webhook=again)) is opened[3]
-    assert [webhooks.opened(job) for job in jobs[1:]] == opened[1:]
+    assert webhooks.decrypt(replace(jobs[3], webhook=again)) is opened[3]
+    assert [webhooks.decrypt(job) for job in jobs[1:]] == opened[1:]
     other = replace(again, url="https://example.org/other")
-    assert webhooks.opened(replace(jobs[3], webhook=other)).webhook == other
+    assert webhooks.decrypt(replace(jobs[3], webhook=other)).webhook == other

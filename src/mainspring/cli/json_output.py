@@ -11,7 +11,7 @@ from msgspec import structs
 from mainspring.core import codec
 from mainspring.core.model import Job, Page, Run
 from mainspring.core.policy_defaults import origins_of
-from mainspring.webhooks.service import shown
+from mainspring.webhooks.service import masked_webhook
 
 __all__ = [
     "job_document",
@@ -45,7 +45,7 @@ def job_document(job: Job) -> dict[str, Any]:
         else {**schedule.to_dict(), "description": schedule.describe()},
         "policy": job.policy.to_dict(),
         "origins": origins_of(job),
-        "webhook": None if job.webhook is None else shown(job.webhook),
+        "webhook": None if job.webhook is None else masked_webhook(job.webhook),
     }
 
 

@@ -387,7 +387,9 @@ class Client:
         if draft.webhook is None or stored.webhook is None:
             return draft
         own_secret = draft.id in self._own_secrets
-        return replace(draft, webhook=self.webhooks.replaced(draft, stored, own_secret=own_secret))
+        return replace(
+            draft, webhook=self.webhooks.replace_stored(draft, stored, own_secret=own_secret)
+        )
 
     async def rotate_secret(
         self, id: str, *, old_valid_for: Span = "24h", secret: str | None = None
@@ -398,7 +400,7 @@ class Client:
         shown: list[str] = []
 
         def rotate(job: Job, now: datetime) -> Job:
-            webhook, made = self.webhooks.rotated(
+            webhook, made = self.webhooks.rotate_secret(
                 job, now, old_valid_for=old_valid_for, secret=secret
             )
             shown[:] = [made]
@@ -411,7 +413,7 @@ class Client:
         """Encrypt again, with the newest key, every secret that an older key encrypted. Returns
         the number of jobs changed."""
         operations, webhooks = self._running().operations, self.webhooks
-        return await self._call(operations.edit_all(webhooks.stale, webhooks.resealed))
+        return await self._call(operations.edit_all(webhooks.has_old_secrets, webhooks.reseal))
 
     async def remove_job(
         self, id: JobRef, *, force: bool = False, expected_version: Job | None = None

@@ -189,7 +189,7 @@ def replace_job(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool
         raise _other_kind(stored)
     if draft.webhook is None:
         return draft
-    return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
+    return replace(draft, webhook=webhooks.replace_stored(draft, stored, own_secret=own_secret))
 
 
 def adopt_job(
@@ -210,7 +210,7 @@ def adopt_job(
         )
     if draft.webhook is None or stored.webhook is None:
         return draft
-    return replace(draft, webhook=webhooks.replaced(draft, stored, own_secret=own_secret))
+    return replace(draft, webhook=webhooks.replace_stored(draft, stored, own_secret=own_secret))
 
 
 def edit_job(
@@ -232,10 +232,10 @@ def edit_job(
     webhook, signing_secret = given.pop("webhook", None), given.pop("signing_secret", None)
     if "webhook" in changes:
         with errors:
-            job = replace(job, webhook=webhooks.changed(job, webhook))
+            job = replace(job, webhook=webhooks.change(job, webhook))
     if "signing_secret" in changes:
         with errors:
-            rotated, _ = webhooks.rotated(job, now, secret=signing_secret)
+            rotated, _ = webhooks.rotate_secret(job, now, secret=signing_secret)
             job = replace(job, webhook=rotated)
     descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
     about = _describe(descriptive, errors)

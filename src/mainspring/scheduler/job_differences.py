@@ -14,7 +14,7 @@ from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.engine.operations import Replacement
 from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.service import shown
+from mainspring.webhooks.service import masked_webhook
 
 __all__ = ["AppliedJobs", "ChangedJob", "Difference", "applied_jobs", "differences"]
 
@@ -92,7 +92,7 @@ def _fields(job: Job) -> Iterator[tuple[str, Any]]:
     for name, value in job.policy.to_dict(complete=True).items():
         yield name, value
     if job.webhook is not None:
-        for name, value in shown(job.webhook).items():
+        for name, value in masked_webhook(job.webhook).items():
             yield f"webhook.{name}", value
     yield "description", job.description
     yield "tags", list(job.tags)

@@ -59,14 +59,14 @@ class AllowList(Struct, frozen=True):
                 hosts.add(entry.rstrip("."))
         return cls(frozenset(hosts), tuple(networks))
 
-    def names(self, host: str) -> bool:
+    def allows_host(self, host: str) -> bool:
         """Whether a host is allowed by its name, whatever its address."""
         host = host.lower().rstrip(".")
         if host in self.hosts:
             return True
         return any(f"*{host[at:]}" in self.hosts for at, c in enumerate(host) if c == ".")
 
-    def holds(self, address: Address) -> bool:
+    def allows_address(self, address: Address) -> bool:
         return any(
             one in network
             for one in _forms(address)
@@ -78,7 +78,7 @@ class AllowList(Struct, frozen=True):
         """Why this address must not be called; None if it may be."""
         found = ip_address(address)
         why = why_refused(found)
-        if why is None or self.names(host) or self.holds(found):
+        if why is None or self.allows_host(host) or self.allows_address(found):
             return None
         return f"{address} ({why})"
 
@@ -86,7 +86,7 @@ class AllowList(Struct, frozen=True):
         """Why a host must not be called, as far as its text tells without resolving it."""
         name = host.lower().rstrip(".")
         if name == "localhost" or name.endswith(".localhost"):
-            if self.names(name) or self.holds(IPv4Address("127.0.0.1")):
+            if self.allows_host(name) or self.allows_address(IPv4Address("127.0.0.1")):
                 return None
             return f"{host} (this machine itself)"
         try:
@@ -107,7 +107,7 @@ def is_literal(host: str) -> bool:
 def why_refused(address: Address) -> str | None:
     """Why an address must not be called; None for one of the public internet."""
     for one in _forms(address):
-        why = _why(one)
+        why = _why_special(one)
         if why is not None:
             return why
     return None
@@ -126,7 +126,7 @@ def _forms(address: Address) -> list[Address]:
     return [plain] if inner is None else [inner]
 
 
-def _why(address: Address) -> str | None:
+def _why_special(address: Address) -> str | None:
     for network, why in _SPECIAL:
         if address.version == network.version and address in network:
             return why

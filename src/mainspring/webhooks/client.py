@@ -47,9 +47,9 @@ class WebhookClient:
         """
         url = _url(request.url)
         try:
-            await self._opened().exchange(url, request, response)
+            await self._open_transport().exchange(url, request, response)
         except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
-            raise _in_words(error, url) from None
+            raise _describe_error(error, url) from None
 
     async def close(self) -> None:
         transport, loop, self._transport = self._transport, self._loop, None
@@ -60,7 +60,7 @@ class WebhookClient:
         else:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(transport.close(), loop))
 
-    def _opened(self) -> Transport:
+    def _open_transport(self) -> Transport:
         loop = asyncio.get_running_loop()
         if self._transport is None or self._loop is not loop:
             self._loop = loop
@@ -68,13 +68,13 @@ class WebhookClient:
         return self._transport
 
 
-def _in_words(error: Exception, url: URL) -> WebhookFailed:
+def _describe_error(error: Exception, url: URL) -> WebhookFailed:
     """Say why there is no complete response. Of the request the message names only the host."""
     host = url.raw_host
     cause = getattr(error, "os_error", error)
     match error:
         case _ if isinstance(cause, Refusal):
-            return AddressRefused(_refused(host or "", cause))
+            return AddressRefused(_refusal_message(host or "", cause))
         case aiohttp.ClientConnectorDNSError():
             return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
@@ -93,7 +93,7 @@ def _in_words(error: Exception, url: URL) -> WebhookFailed:
             return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")
 
 
-def _refused(host: str, why: Refusal) -> str:
+def _refusal_message(host: str, why: Refusal) -> str:
     """Say why a host was not called. Only the log names the address: people who may define webhooks
     must not learn the addresses of an internal network from error messages."""
     allow = "an operator can allow it by host or range (--allow-private)"

@@ -25,7 +25,7 @@ __all__ = [
     "FIELDS",
     "MAX_URL",
     "Given",
-    "changed",
+    "change",
     "check_payload",
     "define",
     "host_of",
@@ -47,7 +47,7 @@ _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
 _UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
 _USER = re.compile(r"[^/?#]*//[^/?#]*@")
 _RANGE = re.compile(r"([1-5])xx|([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?")
-_KEPT = "/%:@!$&'()*+,;=~?[]{}"
+_UNESCAPED = "/%:@!$&'()*+,;=~?[]{}"
 
 
 def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook:
@@ -60,11 +60,11 @@ def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook
     else:
         with errors:
             url = _url(fields["url"], allow)
-    webhook = Webhook(url=url, **_checked(fields, errors))
+    webhook = Webhook(url=url, **_check_fields(fields, errors))
     with errors:
         webhook = _with_headers(webhook, job_id, fields, {}, vault)
     secret = fields.get("signing_secret")
-    if secret is not None or vault.ready:
+    if secret is not None or vault.is_usable:
         with errors:
             signing = sign_with(job_id, secret or new_signing_secret(), vault)
             webhook = replace(webhook, signing=(signing,))
@@ -72,7 +72,7 @@ def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook
     return webhook
 
 
-def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: AllowList) -> Webhook:
+def change(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: AllowList) -> Webhook:
     """A webhook with changes. Fields that are not given stay.
 
     `headers` replaces all headers; the mask as a value keeps the stored secret. A change to another
@@ -90,7 +90,7 @@ def changed(job_id: str, webhook: Webhook, given: Given, vault: Vault, allow: Al
         with errors:
             url = _url(fields["url"], allow)
     moved = origin_of(url) != origin_of(webhook.url)
-    after = replace(webhook, url=url, **_checked(fields, errors))
+    after = replace(webhook, url=url, **_check_fields(fields, errors))
     kept = {} if moved else webhook.secret_headers
     if "headers" in fields or "secret_headers" in fields:
         marked = {name.lower() for name in webhook.secret_headers}
@@ -178,7 +178,7 @@ def _fields(given: Given) -> dict[str, Any]:
     return dict(given)
 
 
-def _checked(fields: Mapping[str, Any], errors: InputErrors) -> dict[str, Any]:
+def _check_fields(fields: Mapping[str, Any], errors: InputErrors) -> dict[str, Any]:
     """Check the fields that need neither keys nor the old webhook. None means the default."""
     made: dict[str, Any] = {}
     if "method" in fields:
@@ -223,7 +223,7 @@ def _url(given: Any, allow: AllowList) -> str:
     try:
         parts = urlsplit(given)
         port = parts.port
-        host = _canonical((parts.hostname or "").encode("idna").decode())
+        host = _canonical_host((parts.hostname or "").encode("idna").decode())
     except (ValueError, UnicodeError) as error:
         words = f": {error}" if "@" not in given else ""
         raise InvalidInput(f"the url{_quoted_url(given, ' ')} cannot be read{words}") from None
@@ -244,7 +244,7 @@ def _url(given: Any, allow: AllowList) -> str:
         )
     netloc = f"[{host}]" if ":" in host else host
     netloc += f":{port}" if port is not None else ""
-    path, query = quote(parts.path or "/", safe=_KEPT), quote(parts.query, safe=_KEPT)
+    path, query = quote(parts.path or "/", safe=_UNESCAPED), quote(parts.query, safe=_UNESCAPED)
     made: str = urlunsplit((parts.scheme, netloc, path, query, ""))
     return made
 
@@ -254,7 +254,7 @@ def _quoted_url(url: str, before: str) -> str:
     return "" if "@" in url else f"{before}{url!r}"
 
 
-def _canonical(host: str) -> str:
+def _canonical_host(host: str) -> str:
     """The usual form of an address: `127.1`, `0x7f.1` and `2130706433` mean 127.0.0.1."""
     try:
         return socket.inet_ntoa(socket.inet_aton(host.rstrip(".")))
@@ -280,7 +280,7 @@ def _with_headers(
         raise InvalidInput("a header is given both plain and as a secret")
     for name, text in plain.items():
         if text == MASK:
-            raise _no_secret(name)
+            raise _missing_secret_error(name)
         templates.check(text, f"the header {name}")
     there = {name.lower(): sealed for name, sealed in kept.items()}
     sealed: dict[str, Sealed] = {}
@@ -291,11 +291,11 @@ def _with_headers(
         elif name.lower() in there:
             sealed[name] = there[name.lower()]
         else:
-            raise _no_secret(name)
+            raise _missing_secret_error(name)
     return replace(webhook, headers=plain, secret_headers=sealed)
 
 
-def _no_secret(name: str) -> InvalidInput:
+def _missing_secret_error(name: str) -> InvalidInput:
     return InvalidInput(
         f"{MASK} stands for a stored secret, and there is none for {name} at this host: send the"
         " value of the header, or leave the header out"

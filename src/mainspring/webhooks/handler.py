@@ -34,7 +34,7 @@ from mainspring.webhooks.redaction import SecretRedactor
 from mainspring.webhooks.request import AttemptFacts, PreparedRequest
 from mainspring.webhooks.response import PartialResponse
 from mainspring.webhooks.service import HANDLER, Webhooks
-from mainspring.webhooks.telemetry import traced
+from mainspring.webhooks.telemetry import trace_call
 
 __all__ = ["MAX_KEPT_BODY", "WebhookHandler"]
 
@@ -88,10 +88,10 @@ class WebhookHandler(Handler):
         webhook = job.webhook
         if webhook is None:
             raise GiveUp(f"job {job.id!r} is no longer a webhook job")
-        opened = self._webhooks.opened(job)
-        request = opened.prepared(_facts(ctx, now))
+        opened = self._webhooks.decrypt(job)
+        request = opened.prepare(_attempt_facts(ctx, now))
         response = PartialResponse()
-        with traced(request, ctx) as (span, trace_headers):
+        with trace_call(request, ctx) as (span, trace_headers):
             if trace_headers:
                 request = replace(request, headers={**request.headers, **trace_headers})
             try:
@@ -101,10 +101,10 @@ class WebhookHandler(Handler):
                 raise
             finally:
                 seconds = self._clock.monotonic() - began
-                _keep(ctx, _detail(request, response, opened.redactor, seconds))
+                _keep_detail(ctx, _detail(request, response, opened.redactor, seconds))
             assert response.status is not None
             span.set_attribute("http.response.status_code", response.status)
-            if _within(response.status, webhook.success):
+            if _is_within(response.status, webhook.success):
                 return {"status": response.status}
             raise await self._failure(ctx, webhook, response.status, response.headers)
 
@@ -112,7 +112,7 @@ class WebhookHandler(Handler):
         self, ctx: RunContext, webhook: Webhook, status: int, headers: Sequence[tuple[str, str]]
     ) -> Exception:
         """The error for a response outside the success codes; it decides how the run continues."""
-        answered = f"the endpoint answered {_named(status)}"
+        answered = f"the endpoint answered {_status_name(status)}"
         if status == HTTPStatus.GONE:
             try:
                 await self._host.pause_job(ctx.job_id, expected_version=ctx.job)
@@ -124,7 +124,7 @@ class WebhookHandler(Handler):
                     f"{answered}: it accepts no more calls; the job was changed meanwhile"
                 )
             return GiveUp(f"{answered}: it accepts no more calls, so the job is paused")
-        if webhook.retry_on is not None and not _within(status, webhook.retry_on):
+        if webhook.retry_on is not None and not _is_within(status, webhook.retry_on):
             return GiveUp(f"{answered}, which is not retried (retry_on)")
         wait = retry_after(headers, self._host.store_time())
         if wait is None:
@@ -156,7 +156,7 @@ def _http_date(text: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _facts(ctx: RunContext, now: datetime) -> AttemptFacts:
+def _attempt_facts(ctx: RunContext, now: datetime) -> AttemptFacts:
     return AttemptFacts(
         job_id=ctx.job_id,
         run_id=ctx.run_id,
@@ -167,11 +167,11 @@ def _facts(ctx: RunContext, now: datetime) -> AttemptFacts:
     )
 
 
-def _within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:
+def _is_within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(low <= status <= high for low, high in ranges)
 
 
-def _named(status: int) -> str:
+def _status_name(status: int) -> str:
     try:
         return f"{status} {HTTPStatus(status).phrase}"
     except ValueError:
@@ -184,15 +184,15 @@ def _named(status: int) -> str:
 def _detail(
     request: PreparedRequest, response: PartialResponse, redactor: SecretRedactor, seconds: float
 ) -> dict[str, Any]:
-    headers = request.shown_headers()
-    if len(fitting := _fitting(headers.items())) < len(headers):
+    headers = request.masked_headers()
+    if len(fitting := _first_headers(headers.items())) < len(headers):
         headers = dict(fitting)
     return {
         "request": {
             "method": request.method,
             "url": request.url,
             "headers": headers,
-            **_kept(request.body, redactor),
+            **_kept_body(request.body, redactor),
         },
         "response": None if response.status is None else _answer(response, redactor),
         "duration_ms": round(seconds * 1000, 3),
@@ -204,15 +204,15 @@ def _answer(response: PartialResponse, redactor: SecretRedactor) -> dict[str, An
         "status": response.status,
         "reason": _clean(response.reason, redactor)[:200],
         # A list in the original order: a name may occur twice.
-        "headers": _fitting(
+        "headers": _first_headers(
             [[name, _clean(text, redactor)] for name, text in without_secrets(response.headers)]
         ),
-        **_kept(bytes(response.body), redactor, more=response.more),
+        **_kept_body(bytes(response.body), redactor, more=response.more),
         "address": response.address,
     }
 
 
-def _keep(ctx: RunContext, detail: dict[str, Any]) -> None:
+def _keep_detail(ctx: RunContext, detail: dict[str, Any]) -> None:
     """Keep the detail. A detail that is too large must not change the outcome of the call."""
     try:
         keep_detail(ctx, detail)
@@ -228,14 +228,14 @@ def _clean(text: str, redactor: SecretRedactor) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _kept(body: bytes, redactor: SecretRedactor, *, more: bool = False) -> dict[str, Any]:
+def _kept_body(body: bytes, redactor: SecretRedactor, *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body, as text if it is text, else in base64."""
     body = redactor.redact_bytes(body)
     truncated = more or len(body) > MAX_KEPT_BODY
     part = body[:MAX_KEPT_BODY]
     try:
         # A cut may fall inside a character. Anything else that does not decode is not text.
-        shown = _decoded_cut(part) if truncated else part.decode()
+        shown = _decode_cut(part) if truncated else part.decode()
         if not _CONTROL.search(shown):
             return {"body": shown, "truncated": truncated}
     except UnicodeDecodeError:
@@ -244,7 +244,7 @@ def _kept(body: bytes, redactor: SecretRedactor, *, more: bool = False) -> dict[
     return {"body": shown, "encoding": "base64", "truncated": truncated}
 
 
-def _decoded_cut(part: bytes) -> str:
+def _decode_cut(part: bytes) -> str:
     for cut in range(4):
         try:
             return part[: len(part) - cut].decode()
@@ -254,7 +254,7 @@ def _decoded_cut(part: bytes) -> str:
     return ""
 
 
-def _fitting(headers: Collection[Pair]) -> Collection[Pair]:
+def _first_headers(headers: Collection[Pair]) -> Collection[Pair]:
     """The first headers, up to `MAX_KEPT_HEADERS` characters."""
     if sum(map(len, chain.from_iterable(headers))) <= MAX_KEPT_HEADERS:
         return headers

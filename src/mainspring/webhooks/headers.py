@@ -31,7 +31,7 @@ MAX_HEADER_CHARACTERS = 32_000
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
-_OURS = {
+_RESERVED = {
     "host": "it is made from the URL",
     "content-length": "it is made from the body",
     "transfer-encoding": "bodies are sent whole",
@@ -61,8 +61,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
                 f"a header name is 1 to 100 letters, digits and dashes, not {shown_name(name)!r}"
             )
         lower = name.lower()
-        if lower in _OURS:
-            raise InvalidInput(f"the header {name} cannot be set: {_OURS[lower]}")
+        if lower in _RESERVED:
+            raise InvalidInput(f"the header {name} cannot be set: {_RESERVED[lower]}")
         if lower in seen:
             raise InvalidInput(f"the header {name} is given twice")
         seen.add(lower)

@@ -25,7 +25,7 @@ USER_AGENT = "Mainspring/0.1"
 
 _BLOCK = 64
 
-_OURS = {
+_DEFAULT_HEADERS = {
     "Accept": "*/*",
     "Accept-Encoding": "identity",
     "User-Agent": USER_AGENT,
@@ -66,9 +66,9 @@ class RequestTemplate(Struct, frozen=True):
         secret_headers = secret_headers or {}
         given = {name.lower() for name in (*webhook.headers, *secret_headers)}
         # A header of the user replaces our default, in upper or lower case.
-        ours = {name: text for name, text in _OURS.items() if name.lower() not in given}
+        ours = {name: text for name, text in _DEFAULT_HEADERS.items() if name.lower() not in given}
         written = {name: Template.of(text) for name, text in {**ours, **webhook.headers}.items()}
-        url = _written_out(Template.of(webhook.url))
+        url = _escape_braces(Template.of(webhook.url))
         plain = {name: made.texts[0] for name, made in written.items() if not made.names}
         return cls(
             webhook.method,
@@ -92,16 +92,16 @@ class Body(Struct, frozen=True):
     @classmethod
     def of(cls, value: Any) -> Body:
         if value is None:
-            return _NONE
+            return _NO_BODY
         if isinstance(value, str):
             return cls(Template.of(value), "text/plain; charset=utf-8")
         return cls(Template.of_json(value), "application/json")
 
-    def filled(self, known: Mapping[str, str]) -> bytes:
-        return self.text.filled(known).encode()
+    def fill(self, known: Mapping[str, str]) -> bytes:
+        return self.text.fill(known).encode()
 
 
-_NONE = Body(Template(("",), ()))
+_NO_BODY = Body(Template(("",), ()))
 
 
 class PreparedRequest(Struct, frozen=True, gc=False):
@@ -113,11 +113,11 @@ class PreparedRequest(Struct, frozen=True, gc=False):
     body: bytes
     secret: tuple[str, ...] = ()
 
-    def shown_headers(self) -> dict[str, str]:
+    def masked_headers(self) -> dict[str, str]:
         return {**self.headers, **dict.fromkeys(self.secret, MASK)}
 
     def __repr__(self) -> str:
-        return f"PreparedRequest({self.method} {self.url}, {self.shown_headers()})"
+        return f"PreparedRequest({self.method} {self.url}, {self.masked_headers()})"
 
 
 def prepare(
@@ -126,10 +126,10 @@ def prepare(
     """The request of one attempt, filled in and signed."""
     body = form.body if facts.body is None else Body.of(facts.body)
     known = {name: _FACTS[name](facts) for name in (*form.names, *body.text.names)}
-    sent = body.filled(known)
+    sent = body.fill(known)
     headers = dict(form.headers)
     for name, text in form.filled_headers:
-        headers[name] = text.filled(known)
+        headers[name] = text.fill(known)
     if body.type is not None and not form.typed:
         headers["Content-Type"] = body.type
     message_id, timestamp = webhook_id(facts.run_id), str(int(facts.now.timestamp()))
@@ -171,7 +171,7 @@ def _signature(mac: HmacKey, signed: bytes) -> str:
     return "v1," + binascii.b2a_base64(mac.digest(signed), newline=False).decode()
 
 
-def _written_out(url: Template) -> Template:
+def _escape_braces(url: Template) -> Template:
     """The URL with braces percent-encoded, except those of templates."""
     texts = (text.replace("{", "%7B").replace("}", "%7D") for text in url.texts)
     return Template(tuple(texts), url.names)
@@ -181,7 +181,7 @@ def _url(url: Template, known: Mapping[str, str]) -> str:
     if not url.names:
         return url.texts[0]
     quoted = {name: quote(text, safe="") for name, text in known.items()}
-    return url.filled(quoted)
+    return url.fill(quoted)
 
 
 _FACTS: dict[str, Callable[[AttemptFacts], str]] = {

@@ -42,31 +42,31 @@ from mainspring.webhooks.vault import (
 if TYPE_CHECKING:
     from mainspring.webhooks.client import WebhookClient
 
-__all__ = ["HANDLER", "Webhooks", "shown", "shown_headers"]
+__all__ = ["HANDLER", "Webhooks", "masked_headers", "masked_webhook"]
 
 log = logging.getLogger("mainspring")
 
 HANDLER = "webhook"
 """The name of the built-in handler."""
 
-MAX_OPENED = 10_000
+MAX_DECRYPTED = 10_000
 """How many jobs' decrypted secrets are kept in memory."""
 
 _NEEDED = ("aiohttp", "cryptography")
 _MEMORY_KEYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def shown_headers(webhook: Webhook) -> dict[str, str]:
+def masked_headers(webhook: Webhook) -> dict[str, str]:
     """A webhook's headers with secrets masked."""
     return {**webhook.headers, **dict.fromkeys(webhook.secret_headers, MASK)}
 
 
-def shown(webhook: Webhook) -> dict[str, Any]:
+def masked_webhook(webhook: Webhook) -> dict[str, Any]:
     """A webhook as JSON, without its secrets."""
     return {
         "url": webhook.url,
         "method": webhook.method,
-        "headers": shown_headers(webhook),
+        "headers": masked_headers(webhook),
         "body": webhook.body,
         "success": webhook.success,
         "retry_on": webhook.retry_on,
@@ -74,7 +74,7 @@ def shown(webhook: Webhook) -> dict[str, Any]:
     }
 
 
-class OpenedWebhook(Struct, frozen=True):
+class DecryptedWebhook(Struct, frozen=True):
     """A webhook with decrypted secrets, ready to build requests."""
 
     webhook: Webhook
@@ -84,14 +84,14 @@ class OpenedWebhook(Struct, frozen=True):
     redactor: SecretRedactor
     """Masks the secrets in responses."""
 
-    def prepared(self, facts: AttemptFacts) -> PreparedRequest:
+    def prepare(self, facts: AttemptFacts) -> PreparedRequest:
         """The request of one attempt, signed by the secrets that are valid then."""
         now = facts.now
         signing = [mac for mac, until in self.signing if until is None or until > now]
         return prepare(self.form, facts, signing)
 
     def __repr__(self) -> str:
-        return "OpenedWebhook(********)"
+        return "DecryptedWebhook(********)"
 
 
 class Webhooks:
@@ -102,7 +102,7 @@ class Webhooks:
         self.settings = settings or WebhookSettings.from_environment()
         self.allow = AllowList.of(self.settings.allow)
         self._client: WebhookClient | None = None
-        self._opened: dict[str, OpenedWebhook] = {}
+        self._decrypted: dict[str, DecryptedWebhook] = {}
 
     @cached_property
     def available(self) -> bool:
@@ -118,7 +118,7 @@ class Webhooks:
             file=file,
             former_file=former_file,
         )
-        if not vault.ready:
+        if not vault.is_usable:
             log.warning(
                 "there is no key for secrets on this shared store: webhooks are not signed, and"
                 " secret headers are refused, until MAINSPRING_SECRET_KEY is set"
@@ -147,10 +147,10 @@ class Webhooks:
     def define(self, job_id: str, given: definition.Given) -> Webhook:
         return definition.define(job_id, given, self._require_extra().vault, self.allow)
 
-    def changed(self, job: Job, given: definition.Given) -> Webhook:
-        return definition.changed(job.id, _of(job), given, self._require_extra().vault, self.allow)
+    def change(self, job: Job, given: definition.Given) -> Webhook:
+        return definition.change(job.id, _of(job), given, self._require_extra().vault, self.allow)
 
-    def rotated(
+    def rotate_secret(
         self, job: Job, now: datetime, *, old_valid_for: Span = "24h", secret: str | None = None
     ) -> tuple[Webhook, str]:
         """The webhook with a new signing secret, and that secret, which is shown once.
@@ -172,7 +172,7 @@ class Webhooks:
         bare = [replace(_of(job), secret_headers={}, signing=()) for job in (one, other)]
         return bare[0] == bare[1] and self._clear(one) == self._clear(other)
 
-    def replaced(self, draft: Job, stored: Job, *, own_secret: bool) -> Webhook:
+    def replace_stored(self, draft: Job, stored: Job, *, own_secret: bool) -> Webhook:
         """The draft's webhook in place of the stored one. Equal secrets keep their stored text,
         because encrypting one again gives another text."""
         new, old = _of(draft), _of(stored)
@@ -189,7 +189,7 @@ class Webhooks:
         ]
         return texts[0] == texts[1]
 
-    def resealed(self, job: Job) -> Job:
+    def reseal(self, job: Job) -> Job:
         """The job with every secret encrypted with the newest key."""
         webhook, opened = _of(job), self._clear(job)
         origin = definition.origin_of(webhook.url)
@@ -208,7 +208,7 @@ class Webhooks:
         )
         return replace(job, webhook=after)
 
-    def stale(self, job: Job) -> bool:
+    def has_old_secrets(self, job: Job) -> bool:
         """Whether a secret of the job is encrypted with another key than the newest."""
         webhook = job.webhook
         if webhook is None:
@@ -216,25 +216,25 @@ class Webhooks:
         sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
         return any(map(self.vault.stale, sealed))
 
-    def opened(self, job: Job) -> OpenedWebhook:
+    def decrypt(self, job: Job) -> DecryptedWebhook:
         """The job's webhook with decrypted secrets, computed once for a definition: decrypting
         alone took 20 of the 110 µs that a call costs beside aiohttp's part.
         """
         webhook = _of(job)
-        known = self._opened.get(job.id)
+        known = self._decrypted.get(job.id)
         if known is None or (known.webhook is not webhook and known.webhook != webhook):
             signing = tuple(
                 (HmacKey(signing_bytes(self._signing_text(job.id, one))), one.until)
                 for one in webhook.signing
             )
             clear = self._clear(job)
-            known = OpenedWebhook(
+            known = DecryptedWebhook(
                 webhook, RequestTemplate.of(webhook, clear), signing, SecretRedactor(clear.values())
             )
-            self._opened.pop(job.id, None)
-            if len(self._opened) >= MAX_OPENED:
-                del self._opened[next(iter(self._opened))]  # the oldest
-            self._opened[job.id] = known
+            self._decrypted.pop(job.id, None)
+            if len(self._decrypted) >= MAX_DECRYPTED:
+                del self._decrypted[next(iter(self._decrypted))]  # the oldest
+            self._decrypted[job.id] = known
         return known
 
     def preview(
@@ -249,7 +249,7 @@ class Webhooks:
             now=now,
             body=body,
         )
-        return self.opened(job).prepared(facts)
+        return self.decrypt(job).prepare(facts)
 
     def _require_extra(self) -> Webhooks:
         if not self.available:

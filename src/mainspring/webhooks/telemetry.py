@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from mainspring.core.context import RunContext
 from mainspring.webhooks.request import PreparedRequest
 
-__all__ = ["traced"]
+__all__ = ["trace_call"]
 
 NOTHING: Mapping[str, str] = {}
 
@@ -30,11 +30,11 @@ class _NoSpan:
     def set_attribute(self, key: str, value: Any) -> None: ...
 
 
-Traced = AbstractContextManager[tuple[Span, Mapping[str, str]]]
-_UNTRACED: Traced = nullcontext((_NoSpan(), NOTHING))
+CallSpan = AbstractContextManager[tuple[Span, Mapping[str, str]]]
+_UNTRACED: CallSpan = nullcontext((_NoSpan(), NOTHING))
 
 
-def traced(request: PreparedRequest, ctx: RunContext) -> Traced:
+def trace_call(request: PreparedRequest, ctx: RunContext) -> CallSpan:
     """The span of a call, and the headers that carry it to the endpoint."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):

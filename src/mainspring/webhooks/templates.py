@@ -72,22 +72,22 @@ class Template(Struct, frozen=True):
         """Split the JSON text of a value. Names in its strings are replaced, names in its keys are
         not."""
         edge = secrets.token_hex(16)  # occurs in no text, and JSON does not escape it
-        marked = _marked(value, {name: f"{edge}{name}{edge}" for name in NAMES})
+        marked = _mark_names(value, {name: f"{edge}{name}{edge}" for name in NAMES})
         parts = msgspec.json.encode(marked).decode().split(edge)
         return cls(tuple(parts[::2]), tuple(parts[1::2]))
 
-    def filled(self, known: Mapping[str, str]) -> str:
+    def fill(self, known: Mapping[str, str]) -> str:
         first, *others = self.texts
         for name, text in zip(self.names, others, strict=True):
             first += known[name] + text
         return first
 
 
-def _marked(value: Any, known: Mapping[str, str]) -> Any:
+def _mark_names(value: Any, known: Mapping[str, str]) -> Any:
     if isinstance(value, str):
-        return Template.of(value).filled(known)
+        return Template.of(value).fill(known)
     if isinstance(value, dict):
-        return {key: _marked(item, known) for key, item in value.items()}
+        return {key: _mark_names(item, known) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_marked(item, known) for item in value]
+        return [_mark_names(item, known) for item in value]
     return value

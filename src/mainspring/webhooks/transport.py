@@ -60,11 +60,11 @@ MAX_SLOW_LOOKUPS = 256
 """How many slow lookups may run at once. Beyond that only names that resolved before are tried."""
 MAX_KNOWN_NAMES = 4_096
 
-_BODILESS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _HEAD_ENDS = re.compile(rb"\n\r?\n")
 _BLANK_LINES = (b"\n\r\n", b"\n\n")
 _INTERIM = frozenset(range(100, 200)) - {HTTPStatus.SWITCHING_PROTOCOLS}
-_UNTIMED = aiohttp.ClientTimeout(total=None)
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Transport:
     async def exchange(self, url: URL, request: PreparedRequest, response: PartialResponse) -> None:
         """Send the request once, and fill `response` while the answer arrives."""
         _host.set(url.raw_host or "")
-        connection = await self._connector.connect(self._origin(url.origin()), [], _UNTIMED)
+        connection = await self._connector.connect(self._origin(url.origin()), [], _NO_TIMEOUT)
         try:
             protocol = connection.protocol
             assert isinstance(protocol, _Protocol)
@@ -114,12 +114,12 @@ class Transport:
             response.more = not ended or len(response.body) > MAX_RESPONSE_BYTES
             del response.body[MAX_RESPONSE_BYTES:]
         except BaseException:
-            _give_up(connection)
+            _abort_connection(connection)
             raise
-        if protocol.clean and not response.more and protocol.sent(len(request.body)):
+        if protocol.is_complete and not response.more and protocol.sent(len(request.body)):
             connection.release()
         else:
-            _give_up(connection)
+            _abort_connection(connection)
 
     async def close(self) -> None:
         await self._connector.close()
@@ -133,7 +133,7 @@ class Transport:
         return socket.socket(family=family, type=kind, proto=proto)
 
 
-def _give_up(connection: Connection) -> None:
+def _abort_connection(connection: Connection) -> None:
     """Close a connection at once, with whatever it has still to send."""
     if connection.protocol is not None:
         connection.protocol.abort()
@@ -144,7 +144,7 @@ async def _write(protocol: _Protocol, url: URL, request: PreparedRequest) -> Non
     """Hand all of a request to its connection. Nobody waits until it is sent: an endpoint may
     answer before it has read the whole."""
     headers: Any = {"Host": url.host_port_subcomponent, **request.headers}  # no CIMultiDict needed
-    if request.body or request.method not in _BODILESS:
+    if request.body or request.method not in _METHODS_WITHOUT_BODY:
         headers["Content-Length"] = str(len(request.body))
     writer = StreamWriter(protocol, asyncio.get_running_loop())
     await writer.write_headers(f"{request.method} {url.raw_path_qs} HTTP/1.1", headers)
@@ -170,7 +170,7 @@ class _Protocol(ResponseHandler):
     _last = b""  # the last bytes received
 
     @property
-    def clean(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether one complete response arrived, and nothing after it."""
         if self._left is None:
             return self.answered and self._last.endswith(_BLANK_LINES)
@@ -281,7 +281,7 @@ class _Resolver(AbstractResolver):
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
-        self._lookups = _Lookups()
+        self._lookups = _NameLookups()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -312,7 +312,7 @@ class _Resolver(AbstractResolver):
         """Does nothing: slow lookups end by themselves, and their threads are daemons."""
 
 
-class _Lookups:
+class _NameLookups:
     """Looks names up in threads, one lookup for each name at a time. A slow lookup delays no other.
 
     The threads are daemons, so a program that ends does not wait for a name server.
@@ -330,10 +330,10 @@ class _Lookups:
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(self._look_up(host, family))
-            task.add_done_callback(lambda done: self._ended(key, done))
+            task.add_done_callback(lambda done: self._lookup_ended(key, done))
         return await asyncio.shield(task)
 
-    def _ended(self, key: tuple[str, int], task: asyncio.Task[list[Any]]) -> None:
+    def _lookup_ended(self, key: tuple[str, int], task: asyncio.Task[list[Any]]) -> None:
         self._under_way.pop(key, None)
         if (
             task.cancelled() or task.exception() is not None
@@ -371,7 +371,7 @@ def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         if not future.done():
             set_outcome(outcome)
 
-    def report(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+    def report_outcome(set_outcome: Callable[[Any], None], outcome: Any) -> None:
         with contextlib.suppress(
             RuntimeError
         ):  # the loop is closed, so nothing waits for the result
@@ -381,9 +381,9 @@ def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         try:
             outcome = work()
         except Exception as error:
-            report(future.set_exception, error)
+            report_outcome(future.set_exception, error)
         else:
-            report(future.set_result, outcome)
+            report_outcome(future.set_result, outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future

@@ -101,7 +101,7 @@ class Vault:
         return cls([_key(text) for text in map(str.strip, texts) if text], file, former_file)
 
     @property
-    def ready(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether there is a key, or a file where one can be created."""
         return self._newest is not None or self._file is not None
 
@@ -117,7 +117,9 @@ class Vault:
             self._make_file()
         assert self._newest is not None
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        box = nonce + self._ciphers[self._newest].encrypt(nonce, text.encode(), _bound(bound))
+        box = nonce + self._ciphers[self._newest].encrypt(
+            nonce, text.encode(), _associated_data(bound)
+        )
         return Sealed(self._newest, base64.b64encode(box).decode())
 
     def open(self, sealed: Sealed, *bound: str) -> str:
@@ -135,7 +137,9 @@ class Vault:
             )
         try:
             box = base64.b64decode(sealed.box)
-            return cipher.decrypt(box[:_NONCE_BYTES], box[_NONCE_BYTES:], _bound(bound)).decode()
+            return cipher.decrypt(
+                box[:_NONCE_BYTES], box[_NONCE_BYTES:], _associated_data(bound)
+            ).decode()
         except (InvalidTag, ValueError):
             raise SecretKeyMissing(
                 f"{what} cannot be decrypted: it was changed, or moved here from elsewhere."
@@ -227,7 +231,7 @@ def _key_id(key: bytes) -> str:
     return hashlib.sha256(b"mainspring key id\0" + key).hexdigest()[:8]
 
 
-def _bound(parts: Sequence[str]) -> bytes:
+def _associated_data(parts: Sequence[str]) -> bytes:
     """The associated data. It is unambiguous: no job id, header name or origin has control
     characters."""
     return "\x1f".join(("mainspring", "1", *parts)).encode()

@@ -546,7 +546,7 @@ async def _add_job(
         faults = merge_faults(faults, [FieldError("endpoint", why)])
     options = job_options(body, service.settings, service.client.defaults)
     secret = None
-    if "webhook" in options and service.client.webhooks.vault.ready:
+    if "webhook" in options and service.client.webhooks.vault.is_usable:
         secret = options["webhook"]["signing_secret"] = new_signing_secret()
     with _named_fields(body, faults):
         if faults:
@@ -639,7 +639,7 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
         "jobId": job.id,
         "method": made.method,
         "url": made.url,
-        "headers": made.shown_headers(),
+        "headers": made.masked_headers(),
         "body": made.body.decode("utf-8", "replace"),
         "nextRunAt": to_iso(job.next_run_at),
     }

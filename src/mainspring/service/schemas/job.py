@@ -54,7 +54,7 @@ from mainspring.service.schemas.json_format import (
 from mainspring.service.schemas.problem import FieldProblem, Problem
 from mainspring.webhooks.definition import MAX_URL
 from mainspring.webhooks.headers import MAX_HEADERS
-from mainspring.webhooks.service import shown_headers
+from mainspring.webhooks.service import masked_headers
 
 __all__ = [
     "JOB",
@@ -700,7 +700,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         sent=Annotated[dict[str, str], Field(max_length=MAX_HEADERS)] | None,
         answered=dict[str, str] | None,
         optional=True,
-        read=shown_headers,
+        read=masked_headers,
         option="headers",
     ),
     FieldSpec(

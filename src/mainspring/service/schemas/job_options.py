@@ -32,7 +32,7 @@ from mainspring.service.schemas.job import (
     job_document,
 )
 from mainspring.service.settings import ServiceSettings
-from mainspring.webhooks.service import HANDLER, shown_headers
+from mainspring.webhooks.service import HANDLER, masked_headers
 
 __all__ = [
     "document_faults",
@@ -372,7 +372,7 @@ def _changed_fields(job: Job, body: TolerantBody) -> dict[str, Any]:
         changed |= {"headers"} | ({"secret_headers"} & sent.keys())
     found = {name: sent[name] for name in sent if name in changed}
     if "secret_headers" in found and "headers" not in found and job.webhook is not None:
-        found["headers"] = shown_headers(job.webhook)  # the names mark headers that the job has
+        found["headers"] = masked_headers(job.webhook)  # the names mark headers that the job has
     return found
 
 
