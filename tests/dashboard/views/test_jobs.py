@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from mainspring import Scheduler
-from mainspring.dashboard.sample import SAMPLE_HANDLER, run_sample
+from mainspring.dashboard.sample_job import SAMPLE_HANDLER, run_sample
 from tests.support.dashboard import Dashboard, served
 from tests.support.service import Api, Make
 

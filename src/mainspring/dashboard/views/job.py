@@ -12,9 +12,9 @@ from mainspring.core.model import Job, Origin, State
 from mainspring.core.policy import AfterFailure, Backoff, BackoffKind, MisfireKind, Overlap, Policy
 from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules.base import moment
+from mainspring.dashboard.charts import draw_runs, draw_workflow
 from mainspring.dashboard.formats import number, percent, plural, size, span
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.dashboard.pictures import draw_runs, draw_workflow
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.client import Client
 from mainspring.scheduler.explanation import Explanation

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.core.model import Job, Page, State
+from mainspring.dashboard.charts import draw_runs
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.dashboard.pictures import draw_runs
-from mainspring.dashboard.sample import sample_job
+from mainspring.dashboard.sample_job import sample_job
 from mainspring.stores.protocol import JobOrder
 
 __all__ = ["router"]

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.core.model import State
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.dashboard.sample import sample_job
+from mainspring.dashboard.sample_job import sample_job
 
 __all__ = ["router"]
 

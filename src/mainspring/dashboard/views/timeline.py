@@ -19,8 +19,8 @@ from msgspec import Struct
 from mainspring.core.model import Job, Run, State
 from mainspring.core.statistics import HOUR, Period, period_start
 from mainspring.dashboard import formats
+from mainspring.dashboard.charts import TONES
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.dashboard.pictures import TONES
 from mainspring.scheduler.client import Client
 
 __all__ = ["router"]

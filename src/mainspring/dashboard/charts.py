@@ -1,4 +1,4 @@
-"""Small pictures that pages draw as inline SVG: the last runs of a job, and a workflow."""
+"""Small charts that pages draw as inline SVG: the last runs of a job, and a workflow."""
 
 from __future__ import annotations
 
