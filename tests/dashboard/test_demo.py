@@ -11,9 +11,9 @@ from tests.support.service import Serve, until
 
 
 async def test_the_fleet_has_a_week_of_history_and_a_backlog() -> None:
-    said: list[str] = []
+    report: list[str] = []
     async with demo_scheduler("memory://", workers=4) as scheduler:
-        await fill(scheduler, said.append, jobs=20)
+        await fill(scheduler, report.append, jobs=20)
         jobs = await scheduler.list_jobs(limit=100)
         owners = Counter(str(job.owner) for job in jobs.items)
         assert owners == {"api": 20, "code": 7}
@@ -30,7 +30,7 @@ async def test_the_fleet_has_a_week_of_history_and_a_backlog() -> None:
             return "call_partner" in await scheduler.open_breakers()
 
         await until(opened)
-    assert said[-1] == "the demo is complete"
+    assert report[-1] == "the demo is complete"
 
 
 def test_the_demo_leaves_nothing_behind(serve: Serve) -> None:

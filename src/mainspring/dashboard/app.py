@@ -28,7 +28,7 @@ from mainspring.service import app as service_app
 from mainspring.service.router import add_routes
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
-__all__ = ["create_app", "mounted"]
+__all__ = ["create_app", "create_mounted_app"]
 
 VIEWS = (
     overview,
@@ -63,7 +63,7 @@ def create_app(
     return app
 
 
-def mounted(client: Client, settings: dict[str, Any], *, open: bool) -> FastAPI:
+def create_mounted_app(client: Client, settings: dict[str, Any], *, open: bool) -> FastAPI:
     """The API and the dashboard inside another program. Environment variables are not read: they
     are the program's."""
     return create_app(client, MountedSettings.read(**settings), open=open)

@@ -28,7 +28,7 @@ MEDIA_TYPES = {
 
 class Asset(Struct, frozen=True):
     content: bytes
-    packed: bytes
+    gzipped: bytes
     media_type: str
 
 
@@ -42,8 +42,8 @@ def _assets() -> tuple[str, dict[str, Asset]]:
             content = path.read_bytes()
             whole.update(content)
             name = path.relative_to(FOLDER).as_posix()
-            packed = gzip.compress(content, mtime=0)
-            found[name] = Asset(content, packed, MEDIA_TYPES[path.suffix])
+            gzipped = gzip.compress(content, mtime=0)
+            found[name] = Asset(content, gzipped, MEDIA_TYPES[path.suffix])
     return whole.hexdigest()[:12], found
 
 
@@ -73,7 +73,7 @@ def _response(request: Request, name: str, kept: str) -> Response:
     headers = {"cache-control": kept, "vary": "Accept-Encoding"}
     content = found.content
     if accepts_gzip(request):
-        content = found.packed
+        content = found.gzipped
         headers["content-encoding"] = "gzip"
     return Response(content, headers=headers, media_type=found.media_type)
 

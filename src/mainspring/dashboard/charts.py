@@ -57,10 +57,10 @@ def draw_runs(runs: Sequence[Run], most: int = 20, *, step: int = 6, height: int
         took = "" if run.duration is None else f", {span(run.duration)}"
         tone = TONES.get(run.state, "grey")
         bars.append(Bar(run.id, at * step, height - tall, tall, tone, f"{run.state}{took}"))
-    return Sparkline(most * step - 1, height, tuple(bars), _in_words(shown))
+    return Sparkline(most * step - 1, height, tuple(bars), _describe_runs(shown))
 
 
-def _in_words(runs: Sequence[Run]) -> str:
+def _describe_runs(runs: Sequence[Run]) -> str:
     if not runs:
         return "no runs yet"
     counts = Counter(str(run.state) for run in runs).most_common()
@@ -120,7 +120,7 @@ def draw_workflow(workflow: Workflow) -> Graph | None:
             y = top + row * (BOX_HEIGHT + GAP_Y)
             when = f"after {', '.join(node.after)}" if node.after else "on demand"
             detail = str(node.state) if node.state is not None else node.detail or when
-            boxes[node.id] = Box(node, x, y, _short(node.job_id), _short(detail, 30))
+            boxes[node.id] = Box(node, x, y, _shorten(node.job_id), _shorten(detail, 30))
     lines = tuple(
         _line(boxes[name], boxes[node.id]) for node in nodes for name in node.after if name in boxes
     )
@@ -139,5 +139,5 @@ def _line(start: Box, end: Box) -> str:
     return f"M{x1} {y1}C{x1 + bend} {y1 + low} {x2 - bend} {y2 + low} {x2} {y2}"
 
 
-def _short(text: str, most: int = LONGEST_NAME) -> str:
+def _shorten(text: str, most: int = LONGEST_NAME) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"

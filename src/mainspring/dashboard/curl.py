@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["header_pairs", "request_command", "trigger_command"]
 
-_BY_CURL = frozenset({"host", "content-length", "connection", "accept-encoding"})
+_SET_BY_CURL = frozenset({"host", "content-length", "connection", "accept-encoding"})
 """Headers that curl sets by itself."""
 
 LARGEST_BODY = 32 * 1024
@@ -21,15 +21,15 @@ def request_command(request: Mapping[str, Any]) -> str:
     """Sends the request of a webhook's attempt again, as far as it was kept."""
     lines = [f"curl -X {quote(str(request.get('method', 'POST')))} {quote(str(request['url']))}"]
     for name, value in header_pairs(request.get("headers")):
-        if name.lower() not in _BY_CURL:
+        if name.lower() not in _SET_BY_CURL:
             lines.append(f"-H {quote(f'{name}: {value}')}")
     body = str(request.get("body") or "")
     if request.get("encoding") == "base64":
         lines.append("--data-binary @-")
-        return f"echo {quote(body)} | base64 -d | " + _joined(lines)
+        return f"echo {quote(body)} | base64 -d | " + _join_lines(lines)
     if body:
         lines.append(f"--data-raw {quote(body)}")
-    return _joined(lines)
+    return _join_lines(lines)
 
 
 def trigger_command(service: str, job_id: str, payload: Any, *, with_key: bool) -> str:
@@ -43,7 +43,7 @@ def trigger_command(service: str, job_id: str, payload: Any, *, with_key: bool) 
         lines.append("--data-binary @payload.json")
     else:
         lines.append(f"--data-raw {quote(body)}")
-    return _joined(lines)
+    return _join_lines(lines)
 
 
 def header_pairs(headers: Any) -> list[tuple[str, str]]:
@@ -52,5 +52,5 @@ def header_pairs(headers: Any) -> list[tuple[str, str]]:
     return [(str(name), str(value)) for name, value in pairs]
 
 
-def _joined(lines: list[str]) -> str:
+def _join_lines(lines: list[str]) -> str:
     return " \\\n  ".join(lines)

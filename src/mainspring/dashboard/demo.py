@@ -90,7 +90,7 @@ TRACEBACK = """Traceback (most recent call last):
 """
 
 
-class Plan(Struct, frozen=True):
+class PastRuns(Struct, frozen=True):
     """How the past runs of a job went."""
 
     seconds: float
@@ -100,15 +100,15 @@ class Plan(Struct, frozen=True):
 def demo_scheduler(url: str, **options: Any) -> Scheduler:
     """A scheduler with the handlers of the demo."""
     scheduler = Scheduler(url, **options)
-    chance = random.Random(7)
+    rng = random.Random(7)
 
     @scheduler.job(description="Works through some rows, and fails now and then.", tags=["demo"])
     async def work(ctx: RunContext, rows: int = 200, failing: float = 0.03) -> dict[str, int]:
         ctx.log.info("%d rows to do", rows)
         for done in range(10):
-            await asyncio.sleep(chance.uniform(0.02, 0.3))
+            await asyncio.sleep(rng.uniform(0.02, 0.3))
             ctx.progress((done + 1) * rows // 10, rows, "rows")
-        if chance.random() < failing:
+        if rng.random() < failing:
             raise ConnectionError("connection refused by db-3.internal:5432")
         ctx.log.info("done")
         return {"rows": rows}
@@ -156,25 +156,25 @@ def demo_scheduler(url: str, **options: Any) -> Scheduler:
 
 
 async def fill(
-    scheduler: Scheduler, said: Callable[[str], None] = lambda text: None, *, jobs: int = 200
+    scheduler: Scheduler, report: Callable[[str], None] = lambda text: None, *, jobs: int = 200
 ) -> None:
     """Fill the store of a started demo scheduler. It ends early if the scheduler stops."""
     try:
-        await _fill(scheduler, said, jobs)
+        await _fill(scheduler, report, jobs)
     except (NotStarted, StoreError):
         if scheduler.started:
             raise
 
 
-async def _fill(scheduler: Scheduler, said: Callable[[str], None], jobs: int) -> None:
-    chance = random.Random(42)
+async def _fill(scheduler: Scheduler, report: Callable[[str], None], jobs: int) -> None:
+    rng = random.Random(42)
     now = await scheduler.now()
-    definitions = make_jobs(scheduler, now, jobs, chance)
+    definitions = make_jobs(scheduler, now, jobs, rng)
     await scheduler.store.put_jobs([JobWrite.put(job) for job in definitions])
     # Stores list runs in the order in which they were added.
-    history = sorted(make_history(definitions, now, chance), key=lambda run: run.created_at)
+    history = sorted(make_history(definitions, now, rng), key=lambda run: run.created_at)
     filled = f"{plural(jobs, 'job')} and {plural(len(history), 'run')}"
-    said(f"filling the demo with {filled} of the last week …")
+    report(f"filling the demo with {filled} of the last week …")
     for at in range(0, len(history), CHUNK):
         await scheduler.store.add(history[at : at + CHUNK])
         await asyncio.sleep(0)
@@ -182,15 +182,15 @@ async def _fill(scheduler: Scheduler, said: Callable[[str], None], jobs: int) ->
     await scheduler.enqueue_many("call_partner", [None] * 5)
     await scheduler.enqueue_many("work", [{"rows": 500 * n} for n in range(1, 5)])
     await scheduler.trigger("extract_orders")
-    said("the demo is complete")
+    report("the demo is complete")
 
 
-def make_jobs(scheduler: Scheduler, now: datetime, count: int, chance: random.Random) -> list[Job]:
+def make_jobs(scheduler: Scheduler, now: datetime, count: int, rng: random.Random) -> list[Job]:
     """Jobs of several teams and regions, as if they had been made a month ago."""
-    return [_job(scheduler, now, number, chance) for number in range(count)]
+    return [_job(scheduler, now, number, rng) for number in range(count)]
 
 
-def _job(scheduler: Scheduler, now: datetime, number: int, chance: random.Random) -> Job:
+def _job(scheduler: Scheduler, now: datetime, number: int, rng: random.Random) -> Job:
     teams = list(TEAMS)
     team = teams[number % len(teams)]
     tasks = TEAMS[team]
@@ -199,24 +199,24 @@ def _job(scheduler: Scheduler, now: datetime, number: int, chance: random.Random
     region = regions[number // (len(teams) * len(tasks)) % len(regions)]
     lap = number // (len(teams) * len(tasks) * len(regions))
     name = f"{team}-{task.replace(' the ', ' ').replace(' ', '-')}-{region}"
-    hour = chance.choice((1, 2, 3, 5, 6, 7, 9, 9, 12, 18, 22))
+    hour = rng.choice((1, 2, 3, 5, 6, 7, 9, 9, 12, 18, 22))
     schedule = SCHEDULES[number % len(SCHEDULES)].format(
-        minute=chance.choice((0, 0, 0, 15, 30, chance.randrange(60))), hour=hour, later=hour // 2
+        minute=rng.choice((0, 0, 0, 15, 30, rng.randrange(60))), hour=hour, later=hour // 2
     )
     draft = scheduler.draft(
         name if lap == 0 else f"{name}-{lap + 1}",
         handler="work",
         schedule=schedule,
         timezone=REGIONS[region],
-        payload={"rows": chance.choice((50, 200, 800)), "failing": chance.choice((0, 0.01, 0.05))},
+        payload={"rows": rng.choice((50, 200, 800)), "failing": rng.choice((0, 0.01, 0.05))},
         description=f"{task[0].upper()}{task[1:]}, {region.upper()}",
         tags=[team, region],
-        queue="default" if chance.random() < 0.8 else "slow",
-        retries=chance.choice((0, 2, 3)),
+        queue="default" if rng.random() < 0.8 else "slow",
+        retries=rng.choice((0, 2, 3)),
         timeout="10m",
-        enabled=chance.random() > 0.05,
+        enabled=rng.random() > 0.05,
     )
-    made = now - AGE - timedelta(hours=chance.randrange(2000))
+    made = now - AGE - timedelta(hours=rng.randrange(2000))
     assert draft.schedule is not None
     return replace(
         draft,
@@ -226,14 +226,14 @@ def _job(scheduler: Scheduler, now: datetime, number: int, chance: random.Random
     )
 
 
-def make_history(jobs: Iterable[Job], now: datetime, chance: random.Random) -> Iterator[Run]:
+def make_history(jobs: Iterable[Job], now: datetime, rng: random.Random) -> Iterator[Run]:
     """The runs that these jobs would have had in the last week, job by job."""
     incident = (now - timedelta(days=2, hours=5), now - timedelta(days=2, hours=3))
     for job in jobs:
-        plan = Plan(chance.lognormvariate(1.0, 1.2), chance.choice((0, 0, 0.004, 0.01, 0.08)))
+        plan = PastRuns(rng.lognormvariate(1.0, 1.2), rng.choice((0, 0, 0.004, 0.01, 0.08)))
         for slot in _slots(job, now - WEEK, now):
             is_down = incident[0] < slot < incident[1] and "payments" in job.tags
-            yield _run(job, slot, 0.7 if is_down else plan.failing, plan.seconds, chance)
+            yield _run(job, slot, 0.7 if is_down else plan.failing, plan.seconds, rng)
 
 
 def _slots(job: Job, start: datetime, end: datetime) -> Iterator[datetime]:
@@ -244,13 +244,13 @@ def _slots(job: Job, start: datetime, end: datetime) -> Iterator[datetime]:
         slot = job.schedule.next(slot)
 
 
-def _run(job: Job, slot: datetime, failing: float, seconds: float, chance: random.Random) -> Run:
+def _run(job: Job, slot: datetime, failing: float, seconds: float, rng: random.Random) -> Run:
     # Busy hours are slower, so that the charts have a shape.
     busy = 1 + 0.4 * math.sin(slot.hour / 24 * 2 * math.pi)
-    started = slot + timedelta(seconds=abs(chance.gauss(0.02, 0.03)))
-    took = timedelta(seconds=max(0.01, chance.gauss(seconds * busy, seconds / 6)))
-    failed = chance.random() < failing
-    error = chance.choice(ERRORS) if failed else None
+    started = slot + timedelta(seconds=abs(rng.gauss(0.02, 0.03)))
+    took = timedelta(seconds=max(0.01, rng.gauss(seconds * busy, seconds / 6)))
+    failed = rng.random() < failing
+    error = rng.choice(ERRORS) if failed else None
     ended = started + took
     attempt = Attempt(
         number=1,
@@ -259,7 +259,7 @@ def _run(job: Job, slot: datetime, failing: float, seconds: float, chance: rando
         finished_at=ended,
         outcome=Outcome.FAILED if failed else Outcome.SUCCEEDED,
         error=error,
-        traceback=TRACEBACK.format(line=chance.randrange(20, 300), name="work", error=error)
+        traceback=TRACEBACK.format(line=rng.randrange(20, 300), name="work", error=error)
         if failed
         else None,
         log=(f"{job.payload['rows']} rows to do",) + (() if failed else ("done",)),

@@ -21,7 +21,7 @@ SHORT_ID = 20
 LONGEST_JSON = 32 * 1024
 """Characters of a payload or a result that a page shows. A live page is read again and again."""
 
-_NARROW = "\N{NARROW NO-BREAK SPACE}"
+_NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
 def address(root: str, path: str, query: Mapping[str, Any] | None = None) -> str:
@@ -48,7 +48,7 @@ def number(value: float | None) -> str:
     """1 234 567; — where there is none."""
     if value is None:
         return "—"
-    return f"{value:,.0f}".replace(",", _NARROW)
+    return f"{value:,.0f}".replace(",", _NARROW_SPACE)
 
 
 def percent(share: float | None) -> str:
@@ -57,7 +57,7 @@ def percent(share: float | None) -> str:
     shown = f"{share * 100:.1f}".removesuffix(".0")
     if shown == "100" and share < 1:
         shown = "99.9"
-    return f"{shown}{_NARROW}%"
+    return f"{shown}{_NARROW_SPACE}%"
 
 
 def span(seconds: float | timedelta | None) -> str:
@@ -67,15 +67,15 @@ def span(seconds: float | timedelta | None) -> str:
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
     if seconds < 0.9995:
-        return f"{seconds * 1000:.0f}{_NARROW}ms"
+        return f"{seconds * 1000:.0f}{_NARROW_SPACE}ms"
     if seconds < 10:
-        return f"{seconds:.1f}{_NARROW}s"
+        return f"{seconds:.1f}{_NARROW_SPACE}s"
     left = round(seconds)
     parts: list[str] = []
     for size, unit in _UNITS:
         count, left = divmod(left, size)
         if count:
-            parts.append(f"{count}{_NARROW}{unit}")
+            parts.append(f"{count}{_NARROW_SPACE}{unit}")
         if len(parts) == 2 or (parts and not count):
             break
     return " ".join(parts)
@@ -87,7 +87,11 @@ def size(count: float | None) -> str:
         return "—"
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000 or unit == "GB":
-            return f"{count:.0f}{_NARROW}{unit}" if count >= 10 else f"{count:.1f}{_NARROW}{unit}"
+            return (
+                f"{count:.0f}{_NARROW_SPACE}{unit}"
+                if count >= 10
+                else f"{count:.1f}{_NARROW_SPACE}{unit}"
+            )
         count /= 1000
     raise AssertionError
 
@@ -104,8 +108,8 @@ def relative(moment: datetime, now: datetime) -> str:
 def _longest_unit(seconds: float) -> str:
     for size, unit in _UNITS:
         if seconds >= size * (2 if unit == "d" else 1):
-            return f"{seconds // size:.0f}{_NARROW}{unit}"
-    return f"0{_NARROW}s"
+            return f"{seconds // size:.0f}{_NARROW_SPACE}{unit}"
+    return f"0{_NARROW_SPACE}s"
 
 
 def time_tag(moment: datetime | None, now: datetime, zone: str | None = None) -> Markup:
@@ -129,7 +133,7 @@ def clock_tag(moment: datetime | None, zone: str | None = None) -> Markup:
     )
 
 
-def wall(moment: datetime, now: datetime, zone: str) -> str:
+def wall_time(moment: datetime, now: datetime, zone: str) -> str:
     """Tue 17 Nov 09:00, by the clocks of a zone; with seconds if there are some, and with the year
     if it is another one."""
     there = moment.astimezone(zone_named(zone))
@@ -139,12 +143,12 @@ def wall(moment: datetime, now: datetime, zone: str) -> str:
 
 
 def wall_tag(moment: datetime, now: datetime, zone: str) -> Markup:
-    """A `<time>` that shows the moment as `wall` does, in UTC; a script shows it in the browser's
-    zone."""
+    """A `<time>` that shows the moment as `wall_time` does, in UTC; a script shows it in the
+    browser's zone."""
     iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Markup(
         '<time datetime="{}" data-zone="{}" data-clock="wall" title="{}">{}</time>'
-    ).format(iso, zone, absolute(moment), wall(moment, now, "UTC"))
+    ).format(iso, zone, absolute(moment), wall_time(moment, now, "UTC"))
 
 
 def absolute(moment: datetime | None) -> str:
@@ -164,7 +168,7 @@ def short_json(value: Any) -> tuple[str, bool]:
 
 def plural(count: float, word: str, words: str | None = None) -> str:
     """3 jobs, 1 job."""
-    return with_noun(count, word, words).replace(",", _NARROW)
+    return with_noun(count, word, words).replace(",", _NARROW_SPACE)
 
 
 def first_line(text: str | None, most: int = 160) -> str:
@@ -218,7 +222,7 @@ def short_worker(worker: str | None) -> str:
     return "—" if worker is None else worker.rpartition(":")[0] or worker
 
 
-def took(run: Run, now: datetime) -> float | None:
+def attempt_seconds(run: Run, now: datetime) -> float | None:
     """Seconds of the last attempt, also of one that goes on."""
     if run.state == State.RUNNING and run.started_at is not None:
         return max(0.0, (now - run.started_at).total_seconds())
@@ -260,7 +264,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "span": span,
     "state": state_tag,
     "time": time_tag,
-    "took": took,
-    "wall": wall,
+    "took": attempt_seconds,
+    "wall": wall_time,
     "wall_here": wall_tag,
 }

@@ -301,7 +301,9 @@ class Scheduler(Client):
             raise InvalidInput(f"auth is 'keys' or None, not {auth!r}", field="auth", given=auth)
         # By name: both are layers above this one, and most programs never need them.
         import_module("mainspring.service").require_server()
-        return import_module("mainspring.dashboard.app").mounted(self, settings, open=auth is None)
+        return import_module("mainspring.dashboard.app").create_mounted_app(
+            self, settings, open=auth is None
+        )
 
     # Steps
 

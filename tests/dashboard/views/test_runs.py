@@ -11,7 +11,7 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from mainspring.core.model import Run, State
-from mainspring.dashboard.views.runs import ON_A_PAGE
+from mainspring.dashboard.views.runs import RUNS_PER_PAGE
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api, Make
 
@@ -55,15 +55,15 @@ async def test_filters_are_in_the_address(working: Api) -> None:
 
 async def test_older_runs_are_on_the_next_page(api: Api) -> None:
     made = await api.scheduler.enqueue_many(
-        "greet", [{"name": str(n)} for n in range(ON_A_PAGE + 3)]
+        "greet", [{"name": str(n)} for n in range(RUNS_PER_PAGE + 3)]
     )
     newest = [run.id for run in reversed(made)]
     first = await api.get("/runs?job=greet", headers=HTML)
-    assert SHOWN.findall(first.text) == newest[:ON_A_PAGE]
+    assert SHOWN.findall(first.text) == newest[:RUNS_PER_PAGE]
     assert "Newest" not in first.text
     [older] = re.findall(r'rel="next" href="([^"]+)"', first.text)
     second = await api.get(older.replace("&amp;", "&"), headers=HTML)
-    assert SHOWN.findall(second.text) == newest[ON_A_PAGE:]
+    assert SHOWN.findall(second.text) == newest[RUNS_PER_PAGE:]
     assert 'href="/runs?job=greet">Newest' in second.text
     assert "Older" not in second.text
 
@@ -74,7 +74,10 @@ async def test_a_list_from_a_moment_on_ends_there(api: Api) -> None:
     old = now - timedelta(days=2)
     times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), old)
     await scheduler.store.add(
-        [Run(id=f"old-{n}", job_id="greet", handler="greet", **times) for n in range(2 * ON_A_PAGE)]
+        [
+            Run(id=f"old-{n}", job_id="greet", handler="greet", **times)
+            for n in range(2 * RUNS_PER_PAGE)
+        ]
     )
     new = [(await scheduler.enqueue("greet")).id for _ in range(2)][::-1]
     assert await shown(api, "/runs?within=24h") == new

@@ -10,7 +10,7 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from mainspring.core.model import Run, State
-from mainspring.dashboard.views.timeline import MARKS, ROWS
+from mainspring.dashboard.views.timeline import JOBS_SHOWN, MOST_MARKS
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api
 
@@ -81,9 +81,9 @@ async def test_past_runs_and_coming_slots_are_on_one_axis(api: Api) -> None:
 
 async def test_frequent_jobs_are_shown_as_blocks(api: Api) -> None:
     await api.scheduler.add_job("often", handler="greet", schedule="*/10 * * * * *")
-    await add_finished(api, "often", MARKS + 20, timedelta(minutes=2))
+    await add_finished(api, "often", MOST_MARKS + 20, timedelta(minutes=2))
     page = await page_of(api)
-    assert row(page, "often")[1:3] == [str(MARKS + 20), "0"]
+    assert row(page, "often")[1:3] == [str(MOST_MARKS + 20), "0"]
     assert row(page, "often")[4] == "8\u202f640"
     assert 'href="/runs/often-' not in page
     assert page.count('class="band tone-blue"') == 24
@@ -92,11 +92,11 @@ async def test_frequent_jobs_are_shown_as_blocks(api: Api) -> None:
 
 
 async def test_it_shows_a_bounded_number_of_jobs_and_says_so(api: Api) -> None:
-    for number in range(ROWS + 5):
+    for number in range(JOBS_SHOWN + 5):
         await api.scheduler.add_job(f"job-{number}", handler="greet", schedule="0 * * * *")
     page = await page_of(api)
-    assert page.count('<tr id="row-') == ROWS
-    assert f"{ROWS} jobs are shown" in page
+    assert page.count('<tr id="row-') == JOBS_SHOWN
+    assert f"{JOBS_SHOWN} jobs are shown" in page
 
 
 async def test_paused_firing_plans_nothing(api: Api) -> None:

@@ -21,11 +21,11 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-GROUPED = 1000
+RUNS_GROUPED = 1000
 """The newest failed runs, which are read to be grouped."""
 
 GROUPS_SHOWN = 50
-ON_A_PAGE = 50
+RUNS_PER_PAGE = 50
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F-]{8,}\b|\d+")
 
 
@@ -62,14 +62,16 @@ async def dead_letters(
     service = service_of(request)
     job = job.strip()
     newest, page = await asyncio.gather(
-        service.client.list_runs(state=State.FAILED, job=job or None, brief=True, limit=GROUPED),
+        service.client.list_runs(
+            state=State.FAILED, job=job or None, brief=True, limit=RUNS_GROUPED
+        ),
         find_runs(
             service,
             job=job or None,
             state=[State.FAILED],
             since=None,
             until=None,
-            limit=ON_A_PAGE,
+            limit=RUNS_PER_PAGE,
             cursor=cursor,
         ),
     )
@@ -77,7 +79,7 @@ async def dead_letters(
     listed, older = page.items, page.cursor
     if error:
         chosen = [one for one in groups if one.pattern == error]
-        listed, older = [run for one in chosen for run in one.runs][:ON_A_PAGE], None
+        listed, older = [run for one in chosen for run in one.runs][:RUNS_PER_PAGE], None
     return render(
         request,
         "dead_letters.html",

@@ -31,7 +31,7 @@ BARS_SHOWN, LEAST_BARS = 60, 30
 SLOTS_SHOWN = 10
 WARNED_AHEAD = timedelta(days=366)
 WINDOWS = (("1h", "1 hour"), ("24h", "24 hours"), ("7d", "7 days"))
-ENDED = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.RUNNING)
+STARTED_STATES = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.RUNNING)
 
 
 @router.get("/jobs/{id}")
@@ -47,7 +47,7 @@ async def job(
         client.jobs_health([found]),
         client.job_metrics(id, window),
         client.list_runs(job=id, brief=True, limit=RUNS_SHOWN),
-        client.list_runs(job=id, state=ENDED, brief=True, limit=BARS_SHOWN),
+        client.list_runs(job=id, state=STARTED_STATES, brief=True, limit=BARS_SHOWN),
         client.workflow(id),
         client.now(),
     )

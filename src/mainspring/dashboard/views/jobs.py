@@ -17,9 +17,9 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-PAGE = 25
+JOBS_PER_PAGE = 25
 RUNS_SHOWN = 20
-STARTED = (State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELLED, State.SKIPPED)
+STARTED_STATES = (State.RUNNING, State.SUCCEEDED, State.FAILED, State.CANCELLED, State.SKIPPED)
 """The states of runs whose time has come."""
 
 Sort = Literal["id", "next", "last", "updated"]
@@ -57,8 +57,8 @@ async def jobs(
             **match,
             order=ORDERS[sort],
             descending=desc,
-            limit=PAGE,
-            offset=(number - 1) * PAGE,
+            limit=JOBS_PER_PAGE,
+            offset=(number - 1) * JOBS_PER_PAGE,
             with_total=True,
             last_runs=False,
         )
@@ -67,13 +67,13 @@ async def jobs(
         read_page(page), client.paused_since(), client.list_workers()
     )
     if page > 1 and not found.items and found.total:  # past the end: jobs may have been deleted
-        page = -(-found.total // PAGE)
+        page = -(-found.total // JOBS_PER_PAGE)
         found = await read_page(page)
     health, runs = await asyncio.gather(
         client.jobs_health(found.items),
         asyncio.gather(
             *(
-                client.list_runs(job=job.id, state=STARTED, brief=True, limit=RUNS_SHOWN)
+                client.list_runs(job=job.id, state=STARTED_STATES, brief=True, limit=RUNS_SHOWN)
                 for job in found.items
             )
         ),
@@ -96,8 +96,8 @@ async def jobs(
         rows=rows,
         total=total,
         number=page,
-        pages=max(1, -(-total // PAGE)),
-        first=(page - 1) * PAGE + 1,
+        pages=max(1, -(-total // JOBS_PER_PAGE)),
+        first=(page - 1) * JOBS_PER_PAGE + 1,
         filters=filters,
         is_filtered=any(filters.values()),
         match={name: value for name, value in match.items() if value is not None},

@@ -20,10 +20,10 @@ __all__ = ["router"]
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-LEVELS = 7
+SHADES = 7
 """Shades of the heat map; 0 is an hour in which nothing starts."""
 
-NAMED = 4
+JOBS_NAMED = 4
 """Jobs that a line names; it counts the others."""
 
 COLLISIONS_SHOWN = 10
@@ -63,16 +63,16 @@ async def load(
         zones=sorted({client.timezone, *ZONES}),
         problem=None if kept is None else kept.problem,
         forecast=forecast,
-        heat=None if forecast is None else _heat(forecast),
-        busiest=None if forecast is None else _busiest(forecast),
+        heat=None if forecast is None else _heat_map_rows(forecast),
+        busiest=None if forecast is None else _busiest_hour(forecast),
         least=None if forecast is None else describe_mean(min(map(min, forecast.heat))),
         most=None if forecast is None else describe_mean(max(map(max, forecast.heat))),
-        named=NAMED,
+        named=JOBS_NAMED,
         collisions_shown=COLLISIONS_SHOWN,
     )
 
 
-def _heat(forecast: Forecast) -> list[dict[str, Any]]:
+def _heat_map_rows(forecast: Forecast) -> list[dict[str, Any]]:
     """A row for each weekday; a cell has its number, its shade and what it says when pointed at."""
     least, most = min(map(min, forecast.heat)), max(map(max, forecast.heat))
     return [
@@ -80,8 +80,8 @@ def _heat(forecast: Forecast) -> list[dict[str, Any]]:
             "day": day,
             "cells": [
                 {
-                    "text": _short(count),
-                    "level": _level(count, least, most),
+                    "text": _short_number(count),
+                    "level": _shade(count, least, most),
                     "title": f"{day} {hour:02}:00 to {hour + 1:02}:00: {describe_mean(count)}",
                 }
                 for hour, count in enumerate(row)
@@ -91,13 +91,13 @@ def _heat(forecast: Forecast) -> list[dict[str, Any]]:
     ]
 
 
-def _level(count: float, least: float, most: float) -> int:
+def _shade(count: float, least: float, most: float) -> int:
     """The shade of a number between the quietest and the busiest hour: by the square root, so that
     small numbers differ, too."""
     if not count:
         return 0
     share = (count - least) / (most - least) if most > least else 0.5
-    return max(1, math.ceil(math.sqrt(share) * LEVELS))
+    return max(1, math.ceil(math.sqrt(share) * SHADES))
 
 
 def describe_mean(mean: float) -> str:
@@ -106,7 +106,7 @@ def describe_mean(mean: float) -> str:
     return plural(int(rounded) if rounded.is_integer() else rounded, "run")
 
 
-def _short(count: float) -> str:
+def _short_number(count: float) -> str:
     """12, 0.5, 1.2k: at most four characters."""
     if not count:
         return ""
@@ -118,7 +118,7 @@ def _short(count: float) -> str:
     return f"{thousands:.1f}k".replace(".0k", "k") if thousands < 10 else f"{thousands:.0f}k"
 
 
-def _busiest(forecast: Forecast) -> str | None:
+def _busiest_hour(forecast: Forecast) -> str | None:
     """The hour in which most runs start, on average."""
     count, day, hour = max(
         (count, -day, -hour)

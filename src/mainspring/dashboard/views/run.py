@@ -23,7 +23,7 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-SHORTENED = 2 * 1024
+SHORTENED_TO = 2 * 1024
 """Characters of each text of an attempt, unless the attempt is the one that is looked at. A run
 keeps up to 20 attempts with 64 KiB of log lines each."""
 
@@ -69,8 +69,8 @@ async def run_page(
         why=explanation.problem if run.state in LIVE else None,
         is_well=explanation.is_well,
         phases=phases,
-        events=_events(run),
-        attempts=[_attempt(one, shown) for one in reversed(run.attempts)],
+        events=_milestones(run),
+        attempts=[_show_attempt(one, shown) for one in reversed(run.attempts)],
         attempts_gone=max(0, run.attempt - MAX_ATTEMPTS_KEPT),
         upstream=_upstream(run, workflow),
         downstream=[one for one in workflow.nodes if run.id in one.after],
@@ -110,7 +110,7 @@ class Phase(Struct, frozen=True):
     width: float = 0.0
 
 
-class Event(Struct, frozen=True):
+class Milestone(Struct, frozen=True):
     name: str
     at: datetime
     tone: str = ""
@@ -159,15 +159,15 @@ def _phases(run: Run, now: datetime) -> list[Phase]:
     return phases
 
 
-def _events(run: Run) -> list[Event]:
-    events = [Event("Created", run.created_at, note=f"by {run.source}")]
-    events.append(Event("Due", run.scheduled_at))
+def _milestones(run: Run) -> list[Milestone]:
+    events = [Milestone("Created", run.created_at, note=f"by {run.source}")]
+    events.append(Milestone("Due", run.scheduled_at))
     for one in run.attempts:
         seconds = (one.finished_at - one.started_at).total_seconds()
         ended = str(one.outcome).replace("_", " ")
-        events.append(Event(f"Attempt {one.number} started", one.started_at, note=one.worker))
+        events.append(Milestone(f"Attempt {one.number} started", one.started_at, note=one.worker))
         events.append(
-            Event(
+            Milestone(
                 f"Attempt {one.number} {ended}",
                 one.finished_at,
                 TONES.get(one.outcome, ""),
@@ -176,13 +176,13 @@ def _events(run: Run) -> list[Event]:
         )
     if run.state is State.RUNNING and run.started_at is not None:
         events.append(
-            Event(f"Attempt {run.attempt} started", run.started_at, "blue", run.worker or "")
+            Milestone(f"Attempt {run.attempt} started", run.started_at, "blue", run.worker or "")
         )
     if run.state is State.PENDING and run.attempts:
-        events.append(Event("Due again", run.run_at))
+        events.append(Milestone("Due again", run.run_at))
     if run.finished_at is not None:
         name = str(run.state).capitalize()
-        events.append(Event(name, run.finished_at, TONES.get(run.state, ""), run.reason or ""))
+        events.append(Milestone(name, run.finished_at, TONES.get(run.state, ""), run.reason or ""))
     return sorted(events, key=lambda one: one.at)
 
 
@@ -224,7 +224,7 @@ class ShownAttempt(Struct, frozen=True):
         return any(one.cut for one in texts)
 
 
-def _attempt(attempt: Attempt, shown: int) -> ShownAttempt:
+def _show_attempt(attempt: Attempt, shown: int) -> ShownAttempt:
     whole = attempt.number == shown
     detail = attempt.detail if isinstance(attempt.detail, dict) else {}
     request, response = detail.get("request"), detail.get("response")
@@ -238,18 +238,18 @@ def _attempt(attempt: Attempt, shown: int) -> ShownAttempt:
         traceback=_end(attempt.traceback or "", whole=whole),
         log=_end("\n".join(attempt.log), whole=whole),
         lines=len(attempt.log),
-        request=_request(request, whole=whole) if is_call and request else None,
-        response=_response(response, whole=whole) if is_call and response else None,
+        request=_show_request(request, whole=whole) if is_call and request else None,
+        response=_show_response(response, whole=whole) if is_call and response else None,
         detail=_beginning("" if other is None else formats.pretty_json(other), whole=whole),
     )
 
 
-def _request(kept: dict[str, Any], *, whole: bool) -> Message:
+def _show_request(kept: dict[str, Any], *, whole: bool) -> Message:
     line = f"{kept.get('method', '')} {kept['url']}"
     return Message(line, curl.header_pairs(kept.get("headers")), *_body(kept, whole=whole))
 
 
-def _response(kept: dict[str, Any], *, whole: bool) -> Message:
+def _show_response(kept: dict[str, Any], *, whole: bool) -> Message:
     line = f"{kept.get('status', '')} {kept.get('reason') or ''}".strip()
     if kept.get("address"):
         line += f" from {kept['address']}"
@@ -266,14 +266,16 @@ def _body(kept: dict[str, Any], *, whole: bool) -> tuple[Text, str]:
 
 
 def _beginning(text: str, *, whole: bool) -> Text:
-    return Text(text) if whole or len(text) <= SHORTENED else Text(text[:SHORTENED], len(text))
+    return (
+        Text(text) if whole or len(text) <= SHORTENED_TO else Text(text[:SHORTENED_TO], len(text))
+    )
 
 
 def _end(text: str, *, whole: bool) -> Text:
     """The end of a log or a traceback says most; it begins with a whole line."""
-    if whole or len(text) <= SHORTENED:
+    if whole or len(text) <= SHORTENED_TO:
         return Text(text)
-    end = text[-SHORTENED:]
+    end = text[-SHORTENED_TO:]
     return Text(end.partition("\n")[2] or end, len(text))
 
 

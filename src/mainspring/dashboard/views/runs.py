@@ -16,7 +16,7 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-ON_A_PAGE = 50
+RUNS_PER_PAGE = 50
 WINDOWS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 
 
@@ -46,7 +46,7 @@ async def runs(
         failing=failing,
         since=None if last is None else _text(first),
         until=_text(last),
-        limit=ON_A_PAGE,
+        limit=RUNS_PER_PAGE,
         cursor=cursor,
     )
     shown = [run for run in page.items if first is None or run.created_at >= first]

@@ -1,8 +1,8 @@
 """The page at `/timeline`: what ran and what will run, on one axis with now in the middle.
 
-It reads a bounded number of runs, however many there are: those of at most `ROWS` jobs, and of each
-job at most `MARKS`. Of a job that runs more often it shows how many runs ended in each hour, which
-the store counts, and how many slots each coming hour has, which is arithmetic.
+It reads a bounded number of runs, however many there are: those of at most `JOBS_SHOWN` jobs, and
+of each job at most `MOST_MARKS`. Of a job that runs more often it shows how many runs ended in each
+hour, which the store counts, and how many slots each coming hour has, which is arithmetic.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
-ROWS = 30
-MARKS = 48
-NEWEST = 200
+JOBS_SHOWN = 30
+MOST_MARKS = 48
+RUNS_READ = 200
 """The newest runs, which show which jobs are active."""
 
 WINDOWS = {"1h": timedelta(hours=1), "6h": timedelta(hours=6), "24h": timedelta(hours=24)}
-NARROWEST = 0.35
+NARROWEST_MARK = 0.35
 """Per cent of the picture: shorter runs could not be seen or pointed at."""
 
 
@@ -90,16 +90,16 @@ async def timeline(
     client = service_of(request).client
     axis = Axis(await client.now(), WINDOWS[window])
     newest, running, failed, soonest, paused = await asyncio.gather(
-        client.list_runs(brief=True, limit=NEWEST),
-        client.list_runs(state=State.RUNNING, brief=True, limit=NEWEST),
-        client.list_runs(state=State.FAILED, brief=True, limit=ROWS),
-        client.list_jobs(enabled=True, order="next_run_at", limit=ROWS + 1, last_runs=False),
+        client.list_runs(brief=True, limit=RUNS_READ),
+        client.list_runs(state=State.RUNNING, brief=True, limit=RUNS_READ),
+        client.list_runs(state=State.FAILED, brief=True, limit=JOBS_SHOWN),
+        client.list_jobs(enabled=True, order="next_run_at", limit=JOBS_SHOWN + 1, last_runs=False),
         client.paused_since(),
     )
-    seen = [run for run in newest.items if axis.spans(*_span(run, axis.now))]
+    seen = [run for run in newest.items if axis.spans(*_time_range(run, axis.now))]
     active = Counter(run.job_id for run in [*running.items, *failed.items, *seen])
     planned = [job.id for job in soonest.items if job.next_run_at and job.next_run_at <= axis.end]
-    chosen = _chosen([name for name, _ in active.most_common()], planned)
+    chosen = _choose_jobs([name for name, _ in active.most_common()], planned)
     rows = await _rows(client, chosen, axis, is_paused=paused is not None)
     return render(
         request,
@@ -111,8 +111,8 @@ async def timeline(
         rows=rows,
         ticks=_ticks(axis),
         is_full=not chosen >= {*active, *planned},
-        most_rows=ROWS,
-        most_marks=MARKS,
+        most_rows=JOBS_SHOWN,
+        most_marks=MOST_MARKS,
         has_bands=any(mark.kind == "band" for row in rows for mark in row.marks),
         paused=paused,
         start=axis.start,
@@ -120,11 +120,11 @@ async def timeline(
     )
 
 
-def _chosen(active: Sequence[str], soonest: Sequence[str]) -> set[str]:
+def _choose_jobs(active: Sequence[str], soonest: Sequence[str]) -> set[str]:
     """The jobs that are shown: half of them the most active, half those with the next slots."""
-    half = ROWS // 2
+    half = JOBS_SHOWN // 2
     names = dict.fromkeys([*active[:half], *soonest[:half], *active, *soonest])
-    return set(list(names)[:ROWS])
+    return set(list(names)[:JOBS_SHOWN])
 
 
 async def _rows(client: Client, chosen: set[str], axis: Axis, *, is_paused: bool) -> list[Row]:
@@ -133,14 +133,14 @@ async def _rows(client: Client, chosen: set[str], axis: Axis, *, is_paused: bool
     names = sorted(chosen)
     first = period_start(axis.start, HOUR)
     jobs, counts, runs = await asyncio.gather(
-        client.list_jobs(ids=names, limit=ROWS, last_runs=False),
+        client.list_jobs(ids=names, limit=JOBS_SHOWN, last_runs=False),
         client.counts(since=first, jobs=names),
-        asyncio.gather(*(client.list_runs(job=one, brief=True, limit=MARKS) for one in names)),
+        asyncio.gather(*(client.list_runs(job=one, brief=True, limit=MOST_MARKS) for one in names)),
     )
     by_id = {job.id: job for job in jobs.items}
     rows = []
     for name, page in zip(names, runs, strict=True):
-        found = [run for run in page.items if axis.spans(*_span(run, axis.now))]
+        found = [run for run in page.items if axis.spans(*_time_range(run, axis.now))]
         is_frequent = page.cursor is not None and len(found) == len(page.items)
         periods = [one for one in counts.periods.get(name, ()) if one.start >= first]
         rows.append(
@@ -165,7 +165,7 @@ def _row(
         marks = [_run_mark(run, axis) for run in ended]
         total, failed = len(ended), sum(run.state is State.FAILED for run in ended)
     else:
-        marks = _past_bands(periods, axis)
+        marks = _past_blocks(periods, axis)
         total = sum(sum(one.ended.values()) for one in periods)
         failed = sum(one.ended.get(State.FAILED, 0) for one in periods)
     marks += [_run_mark(run, axis) for run in live]
@@ -184,7 +184,7 @@ def _row(
     )
 
 
-def _span(run: Run, now: datetime) -> tuple[datetime, datetime]:
+def _time_range(run: Run, now: datetime) -> tuple[datetime, datetime]:
     """When a run began and ended, or goes on, or will begin."""
     if run.finished:
         ended = run.finished_at or run.run_at
@@ -195,23 +195,23 @@ def _span(run: Run, now: datetime) -> tuple[datetime, datetime]:
 
 
 def _run_mark(run: Run, axis: Axis) -> Mark:
-    first, last = _span(run, axis.now)
+    first, last = _time_range(run, axis.now)
     left = axis.at(first)
-    width = max(NARROWEST, round(axis.at(last) - left, 2))
+    width = max(NARROWEST_MARK, round(axis.at(last) - left, 2))
     kind = "run" if run.attempt else "due"
     title = f"{run.job_id}: {run.state}, {formats.absolute(first)}"
-    if (took := formats.took(run, axis.now)) is not None:
+    if (took := formats.attempt_seconds(run, axis.now)) is not None:
         title += f", {formats.span(took)}"
     if run.error or run.reason:
         title += f"\n{formats.first_line(run.error or run.reason)}"
     tone = TONES.get(run.state, "purple" if run.state is State.WAITING else "grey")
-    return Mark(kind, min(left, 100 - NARROWEST), width, tone, title, run.id)
+    return Mark(kind, min(left, 100 - NARROWEST_MARK), width, tone, title, run.id)
 
 
 # -- bands: what is too much for single marks ----------------------------------------------------
 
 
-def _past_bands(periods: Sequence[Period], axis: Axis) -> list[Mark]:
+def _past_blocks(periods: Sequence[Period], axis: Axis) -> list[Mark]:
     """A block for each hour, as high as its number of ended runs; the failed ones on top in red."""
     most = max((sum(one.ended.values()) for one in periods), default=0)
     bands = []
@@ -238,20 +238,20 @@ def _slots(job: Job, axis: Axis) -> tuple[list[Mark], int, bool]:
     if job.schedule is None or not job.enabled:
         return [], 0, True
     count = job.schedule.count(axis.now, axis.end)
-    if count is not None and count > MARKS:
-        return _coming_bands(job, axis), count, True
+    if count is not None and count > MOST_MARKS:
+        return _coming_blocks(job, axis), count, True
     found = [slot for slot in _upcoming(job, axis) if slot <= axis.end]
     marks = [
         Mark("slot", axis.at(slot), 0.0, "blue", f"{job.id}: {formats.absolute(slot)}")
         for slot in found
     ]
-    return marks, len(found), len(found) < MARKS
+    return marks, len(found), len(found) < MOST_MARKS
 
 
 def _upcoming(job: Job, axis: Axis) -> Iterable[datetime]:
     assert job.schedule is not None
     moment = axis.now
-    for _ in range(MARKS):
+    for _ in range(MOST_MARKS):
         slot = job.schedule.next(moment)
         if slot is None or slot > axis.end:
             return
@@ -259,7 +259,7 @@ def _upcoming(job: Job, axis: Axis) -> Iterable[datetime]:
         moment = slot
 
 
-def _coming_bands(job: Job, axis: Axis) -> list[Mark]:
+def _coming_blocks(job: Job, axis: Axis) -> list[Mark]:
     """A block for each part of the window, as high as its number of slots."""
     assert job.schedule is not None
     step = axis.window / 24
