@@ -593,10 +593,8 @@ def _fixed_spans() -> Patches:
     """Starts count until the end of the span of the clock that they fall into."""
 
     def within(self: Any, span: int, now: int) -> int:
-        begin = now - now % span
-        return sum(
-            count for end, count in self.parts if end - -(-span // rates.BUCKETS_PER_SPAN) >= begin
-        )
+        begin, length = now - now % span, -(-span // rates.BUCKETS_PER_SPAN)
+        return sum(count for end, count in self.buckets if end - length >= begin)
 
     return [patch.object(rates._Starts, "within", within)]
 
