@@ -47,6 +47,7 @@ from mainspring.engine.live_workers import (
 )
 from mainspring.errors import MainspringError
 from mainspring.stores.election import elect
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
 __all__ = ["Check", "run_checks"]
@@ -397,13 +398,7 @@ async def _check_records(store: Store, jobs: list[Job]) -> Check:
 
 
 async def _read_all_jobs(store: Store) -> list[Job]:
-    jobs: list[Job] = []
-    cursor = None
-    while True:
-        page = await store.jobs(JobQuery(limit=1000, cursor=cursor))
-        jobs += page.items
-        if (cursor := page.cursor) is None:
-            return jobs
+    return [job async for job in all_items(store.jobs, JobQuery(limit=1000))]
 
 
 def _running_by_handler(jobs: list[Job], runs: Any) -> dict[str, int]:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from mainspring.core.model import LIVE, Job, Note
 from mainspring.engine.context import EngineContext
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
 
 __all__ = ["GRACE", "drop_absence", "followers_to_run", "put_absence", "read_absences"]
@@ -26,15 +27,11 @@ GRACE = timedelta(seconds=60)
 async def read_absences(store: Store) -> dict[str, datetime]:
     """The jobs without a worker, by id, and since when."""
     noted: dict[str, datetime] = {}
-    cursor = None
-    while True:
-        page = await store.notes(NoteQuery(kind=KIND, limit=1000, cursor=cursor))
-        for note in page.items:
-            since = note.value.get("since") if isinstance(note.value, dict) else None
-            if isinstance(since, datetime):  # else written by another version
-                noted[note.name] = since
-        if (cursor := page.cursor) is None:
-            return noted
+    async for note in all_items(store.notes, NoteQuery(kind=KIND, limit=1000)):
+        since = note.value.get("since") if isinstance(note.value, dict) else None
+        if isinstance(since, datetime):  # else written by another version
+            noted[note.name] = since
+    return noted
 
 
 def put_absence(job_id: str, since: datetime) -> NoteWrite:

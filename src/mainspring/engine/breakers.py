@@ -22,6 +22,7 @@ from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.policy import Breaker
 from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreUnavailable
+from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 
 __all__ = [
@@ -167,13 +168,8 @@ def _status(circuit: Circuit, now: datetime | None) -> BreakerStatus:
 async def open_breakers(store: Store) -> dict[str, BreakerStatus]:
     """The breakers that are not closed, by job. It reads the notes of all breakers that a run ever
     changed, a thousand at a time, and the jobs of those that are not closed."""
-    suspects: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = await store.notes(NoteQuery(kind=NOTE_KIND, limit=1000, cursor=cursor))
-        suspects += [note.name for note in page.items if not _is_closed(note)]
-        if (cursor := page.cursor) is None:
-            break
+    notes = all_items(store.notes, NoteQuery(kind=NOTE_KIND, limit=1000))
+    suspects = [note.name async for note in notes if not _is_closed(note)]
     found: dict[str, BreakerStatus] = {}
     for at in range(0, len(suspects), 1000):
         ids = frozenset(suspects[at : at + 1000])
@@ -212,15 +208,11 @@ async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
 
 async def start_put_off(store: Store, job_id: str) -> None:
     """Make the runs due that the breaker of the job has put off."""
-    pending, cursor = frozenset({State.PENDING}), None
-    while True:
-        query = RunQuery(job=job_id, states=pending, brief=True, limit=1000, cursor=cursor)
-        page = await store.find(query)
+    query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=1000)
+    async for runs in pages(store.find, query):
         now = await store.now()
-        put_off = [run for run in page.items if run.reason == PUT_OFF_REASON and run.run_at > now]
+        put_off = [run for run in runs if run.reason == PUT_OFF_REASON and run.run_at > now]
         await store.commit([transitions.unsnoozed(run, now) for run in put_off])
-        if (cursor := page.cursor) is None:
-            return
 
 
 class Breakers:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from mainspring.core.clock import Clock
 from mainspring.core.model import Job
 from mainspring.engine.store_retry import RetryingStore
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, Store
 
 __all__ = ["JobCache"]
@@ -76,14 +77,9 @@ class JobCache:
         """Return the jobs that run after other jobs, at most `MAX_AGE` seconds old."""
         now = self._clock.monotonic()
         if self._followers is None or now - self._followers[0] > self.MAX_AGE:
-            found: list[Job] = []
-            cursor = None
             edits = self._edits
-            while True:
-                page = await self._store.jobs(JobQuery(follows=True, limit=1000, cursor=cursor))
-                found += [job for job in page.items if job.unreadable is None]
-                if (cursor := page.cursor) is None:
-                    break
+            jobs = all_items(self._store.jobs, JobQuery(follows=True, limit=1000))
+            found = [job async for job in jobs if job.unreadable is None]
             if edits != self._edits:
                 return found
             self._followers = (now, found)

@@ -34,6 +34,7 @@ from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
 from mainspring.stores.election import LEADER, TERMS
+from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.stores.url_redaction import without_password
 
@@ -133,14 +134,10 @@ async def find_leader(store: Store) -> str | None:
 async def find_workers(store: Store) -> list[LiveWorker]:
     """The workers that are alive by the notes in the store, by id."""
     found: list[LiveWorker] = []
-    cursor = None
-    while True:
-        page = await store.notes(NoteQuery(kind=NOTE_KIND, limit=1000, cursor=cursor))
-        for note in page.items:
-            with contextlib.suppress(ValueError, TypeError):  # written by another version
-                found.append(convert({**note.value, "id": note.name}, LiveWorker))
-        if (cursor := page.cursor) is None:
-            return found
+    async for note in all_items(store.notes, NoteQuery(kind=NOTE_KIND, limit=1000)):
+        with contextlib.suppress(ValueError, TypeError):  # written by another version
+            found.append(convert({**note.value, "id": note.name}, LiveWorker))
+    return found
 
 
 def no_worker_fires(workers: Iterable[LiveWorker]) -> bool:
@@ -419,20 +416,16 @@ class LiveWorkers:
         At the start they are reported at once, later after the grace: a program that restarts has
         no worker for a moment."""
         orphans = 0
-        while True:
-            page = await self._engine.store.jobs(query)
+        async for jobs in pages(self._engine.store.jobs, query):
             myself = self.myself()
             workers = [myself, *self._workers]
-            for job in without_worker((job for job in page.items if job.enabled), workers):
+            for job in without_worker((job for job in jobs if job.enabled), workers):
                 if job.schedule is None and not job.policy.after and job.owner is not Owner.CODE:
                     continue  # nothing makes runs of it but its users
                 self._without_worker_since.setdefault(job.id, self._engine.time.now())
                 if not self._has_searched:
                     self._report_without_worker(job, myself)
                     orphans += len(find_orphans([job], workers))
-            if page.cursor is None:
-                break
-            query = replace(query, cursor=page.cursor)
         if orphans > 1:
             command = prune_command(self._store_url)
             log.warning("%d jobs have no code here any more: `%s` lists them", orphans, command)

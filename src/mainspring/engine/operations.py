@@ -65,6 +65,7 @@ from mainspring.errors import (
     RunNotFound,
     StoreError,
 )
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
 __all__ = ["Adapt", "Operations", "Replacement", "refuse_owned", "schedule_over"]
@@ -304,14 +305,8 @@ class Operations:
             runs |= {run.id: run for run in page.items if run.unreadable is not None}
         return jobs, list(runs.values())[:limit]
 
-    async def _all_jobs(self) -> AsyncIterator[Job]:
-        cursor: str | None = None
-        while True:
-            page = await self._engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
-            for job in page.items:
-                yield job
-            if (cursor := page.cursor) is None:
-                return
+    def _all_jobs(self) -> AsyncIterator[Job]:
+        return all_items(self._engine.store.jobs, JobQuery(limit=1000))
 
     async def backfill(
         self, job_id: str, plan: BackfillPlan, progress: Callable[[int, int], None] | None
@@ -535,15 +530,13 @@ class Operations:
 
     async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
         """Change every job that needs it; return how many did. A job may be removed meanwhile."""
-        count, cursor = 0, None
-        while True:
-            page = await self._engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
-            for job in filter(needed, [job for job in page.items if job.unreadable is None]):
+        count = 0
+        async for job in self._all_jobs():
+            if job.unreadable is None and needed(job):
                 with contextlib.suppress(JobNotFound):
                     await self.edit(job.id, lambda job, now: edit(job), operator=True)
                     count += 1
-            if (cursor := page.cursor) is None:
-                return count
+        return count
 
     async def set_enabled(
         self, job_id: str, enabled: bool, *, expected_version: Job | None = None

@@ -9,15 +9,16 @@ finished, that holds a dedupe key, or that an unfinished run comes after.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from mainspring.core import transitions
 from mainspring.core.clock import EPOCH
-from mainspring.core.model import FINISHED, LIVE, Job, Page, Run, replace
+from mainspring.core.model import FINISHED, LIVE, Job, Run
 from mainspring.engine.context import EngineContext
 from mainspring.engine.leader import Leader
 from mainspring.engine.settings import Settings
+from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
 
 __all__ = ["Pruner", "first_kept_run", "history_of", "retention_of"]
@@ -52,8 +53,8 @@ async def first_kept_run(engine: EngineContext, job: Job) -> Run | None:
     left = history_of(job, engine.settings)
     if left is None:
         return None
-    query = RunQuery(job=job.id, states=FINISHED, brief=True)
-    async for runs in _pages(engine, query, left):
+    query = RunQuery(job=job.id, states=FINISHED, brief=True, limit=BATCH)
+    async for runs in pages(engine.store.find, query, left):
         left -= len(runs)
         if left <= 0:
             return runs[-1]
@@ -91,7 +92,7 @@ class Pruner:
         histories: dict[str, int] = {}
         longest = settings.retention
         unreadable = False
-        async for job in self._jobs():
+        async for job in all_items(self._engine.store.jobs, JobQuery(limit=BATCH)):
             if job.unreadable is not None:  # it may keep its runs longer than all others
                 unreadable = True
                 continue
@@ -104,15 +105,6 @@ class Pruner:
             retentions = {name: kept for name, kept in retentions.items() if kept < longest}
         await self._prune_by_age(retentions)
         await self._prune_by_number(histories)
-
-    async def _jobs(self) -> AsyncIterator[Job]:
-        cursor = None
-        while True:
-            page = await self._engine.store.jobs(JobQuery(limit=BATCH, cursor=cursor))
-            for job in page.items:
-                yield job
-            if (cursor := page.cursor) is None:
-                return
 
     def _before(self, retention: timedelta) -> datetime:
         return self._began - min(retention, self._began - EPOCH)
@@ -134,8 +126,8 @@ class Pruner:
                 or now - looked_at >= retention.total_seconds() / LOOKS_PER_RETENTION
             ):
                 before = self._before(retention)
-                query = RunQuery(job=job_id, states=FINISHED, until=before, brief=True)
-                async for runs in _pages(self._engine, query):
+                query = RunQuery(job=job_id, states=FINISHED, until=before, brief=True, limit=BATCH)
+                async for runs in pages(self._engine.store.find, query):
                     old = [run for run in runs if run.finished_at and run.finished_at < before]
                     await self._delete(old)
                 self._looked_at[job_id] = now
@@ -158,8 +150,8 @@ class Pruner:
     async def _prune_job(self, job_id: str, most: int) -> bool:
         """Delete all but the newest finished runs; return whether all of those are gone."""
         left, all_gone = most, True
-        query = RunQuery(job=job_id, states=FINISHED, brief=True)
-        async for runs in _pages(self._engine, query):
+        query = RunQuery(job=job_id, states=FINISHED, brief=True, limit=BATCH)
+        async for runs in pages(self._engine.store.find, query):
             all_gone = await self._delete(runs[left:]) and all_gone
             left = max(left - len(runs), 0)
         return all_gone
@@ -187,23 +179,6 @@ class Pruner:
 
     async def _read_needed(self) -> set[str]:
         """The runs that unfinished runs come after: these wait for them, or read their results."""
-        query = RunQuery(states=LIVE, brief=True)
-        return {
-            name async for runs in _pages(self._engine, query) for run in runs for name in run.after
-        }
-
-
-async def _pages(
-    engine: EngineContext, query: RunQuery, most: int | None = None
-) -> AsyncIterator[list[Run]]:
-    """The runs that match, a page at a time, up to `most`."""
-    cursor = None
-    while most is None or most > 0:
-        limit = BATCH if most is None else min(BATCH, most)
-        page: Page[Run] = await engine.store.find(replace(query, limit=limit, cursor=cursor))
-        if page.items:
-            yield page.items
-        if most is not None:
-            most -= len(page.items)
-        if (cursor := page.cursor) is None:
-            return
+        query = RunQuery(states=LIVE, brief=True, limit=BATCH)
+        runs = all_items(self._engine.store.find, query)
+        return {name async for run in runs for name in run.after}

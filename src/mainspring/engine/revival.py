@@ -19,14 +19,15 @@ leader completes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 from mainspring.core import transitions
-from mainspring.core.model import Note, Page, Run, State, new_run_id, replace
+from mainspring.core.model import Note, Run, State, new_run_id, replace
 from mainspring.engine.context import EngineContext
 from mainspring.engine.workflow import runs_after
 from mainspring.errors import StoreError
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery
 
 __all__ = ["complete_retries", "forget_retry", "note_retry", "revive_followers"]
@@ -61,13 +62,8 @@ async def forget_retry(engine: EngineContext, note: Note) -> None:
 
 async def complete_retries(engine: EngineContext) -> None:
     """Complete the retries that others left half done."""
-    cursor = None
-    while True:
-        page = await engine.store.notes(NoteQuery(kind=KIND, limit=100, cursor=cursor))
-        for note in page.items:
-            await _complete(engine, note)
-        if (cursor := page.cursor) is None:
-            return
+    async for note in all_items(engine.store.notes, NoteQuery(kind=KIND, limit=100)):
+        await _complete(engine, note)
 
 
 async def _complete(engine: EngineContext, note: Note) -> None:
@@ -132,7 +128,9 @@ async def _waiting_after(engine: EngineContext, run_ids: Iterable[str]) -> list[
     reached = list(run_ids)
     while reached:
         names, reached = frozenset(reached[:PAGE]), reached[PAGE:]
-        async for run in _pages(engine, RunQuery(upstream=names)):
+        async for run in all_items(
+            engine.store.find, RunQuery(upstream=names, brief=True, limit=PAGE)
+        ):
             if run.id not in found:
                 found[run.id] = run
                 reached.append(run.id)
@@ -140,20 +138,9 @@ async def _waiting_after(engine: EngineContext, run_ids: Iterable[str]) -> list[
 
 
 async def _skipped_since(engine: EngineContext, oldest: datetime) -> list[Run]:
-    query = RunQuery(states=frozenset({State.SKIPPED}), since=oldest)
+    query = RunQuery(states=frozenset({State.SKIPPED}), since=oldest, brief=True, limit=PAGE)
     reason = transitions.UPSTREAM_FAILED
-    return [run async for run in _pages(engine, query) if run.reason == reason]
-
-
-async def _pages(engine: EngineContext, query: RunQuery) -> AsyncIterator[Run]:
-    cursor = None
-    while True:
-        asked = replace(query, brief=True, limit=PAGE, cursor=cursor)
-        page: Page[Run] = await engine.store.find(asked)
-        for run in page.items:
-            yield run
-        if (cursor := page.cursor) is None:
-            return
+    return [run async for run in all_items(engine.store.find, query) if run.reason == reason]
 
 
 def _runs_of(note: Note) -> frozenset[str]:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from mainspring.core import transitions
-from mainspring.core.model import Page, Run, State, replace
+from mainspring.core.model import Run, State, replace
 from mainspring.core.node_runs import is_node_handler, node_of, root_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
@@ -22,6 +22,7 @@ from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.revival import complete_retries
 from mainspring.engine.worker_ids import host_was_restarted
 from mainspring.errors import StoreError
+from mainspring.stores.paging import pages
 from mainspring.stores.protocol import RunQuery
 
 __all__ = ["Sweeper"]
@@ -102,14 +103,8 @@ class Sweeper:
         """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
         must not hide the others: so this reads all pages."""
         await self._engine.store.maintain(None, BATCH)
-        cursor = None
-        while True:
-            look = RunQuery(lapsed=True, limit=BATCH, cursor=cursor)
-            page: Page[Run] = await self._engine.store.find(look)
-            if page.items:
-                await self._rescue_these(page.items)
-            if (cursor := page.cursor) is None:
-                return
+        async for runs in pages(self._engine.store.find, RunQuery(lapsed=True, limit=BATCH)):
+            await self._rescue_these(runs)
 
     async def _rescue_these(self, found: list[Run]) -> None:
         now = await self._engine.store.now()
@@ -161,15 +156,12 @@ class Sweeper:
         return await self._release_found(RunQuery(upstream=frozenset(upstream)))
 
     async def _release_found(self, query: RunQuery) -> bool:
-        found, cursor = False, None
-        while True:
-            page: Page[Run] = await self._engine.store.find(
-                replace(query, brief=True, limit=BATCH, cursor=cursor)
-            )
-            found = found or bool(page.items)
-            await self._release(page.items)
-            if (cursor := page.cursor) is None:
-                return found
+        found = False
+        query = replace(query, brief=True, limit=BATCH)
+        async for runs in pages(self._engine.store.find, query):
+            found = True
+            await self._release(runs)
+        return found
 
     async def _release(self, waiting: list[Run]) -> None:
         waiting = [run for run in waiting if run.unreadable is None]
@@ -201,16 +193,12 @@ class Sweeper:
                 await self._end_lost_node_runs_of(job_id)
 
     async def _end_lost_node_runs_of(self, job_id: str) -> None:
-        look = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
-        while True:
-            page: Page[Run] = await self._engine.store.find(look)
-            pending = [run for run in page.items if node_of(run) and run.unreadable is None]
+        query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
+        async for runs in pages(self._engine.store.find, query):
+            pending = [run for run in runs if node_of(run) and run.unreadable is None]
             if pending:
                 await self._cancel_with_roots(pending)
                 await self._end_for_gone_nodes(pending)
-            if page.cursor is None:
-                return
-            look = replace(look, cursor=page.cursor)
 
     async def _cancel_with_roots(self, pending: list[Run]) -> None:
         """Cancel node runs whose root was cancelled before it named them. Those that it names were

@@ -22,6 +22,7 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, no_worker_fires, without_worker
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.rates import next_start
 
@@ -629,18 +630,12 @@ async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> E
     if (limit := job.policy.concurrency) is None:
         return None
     sharing = await _sharing_limit(engine, job)
-    running: list[str] = []
-    cursor = None
-    while True:
-        query = RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000, cursor=cursor)
-        page = await engine.store.find(query)
-        running += [
-            one.id
-            for one in page.items
-            if one.job_id in sharing and one.lease_until is not None and one.lease_until > now
-        ]
-        if (cursor := page.cursor) is None:
-            break
+    query = RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000)
+    running = [
+        one.id
+        async for one in all_items(engine.store.find, query)
+        if one.job_id in sharing and one.lease_until is not None and one.lease_until > now
+    ]
     if len(running) < limit:
         return None
     key = job.policy.concurrency_key
@@ -657,13 +652,8 @@ async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
     key = job.policy.concurrency_key
     if key is None:
         return {job.id}
-    sharing: set[str] = set()
-    cursor = None
-    while True:
-        page = await engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
-        sharing |= {one.id for one in page.items if one.policy.concurrency_key == key}
-        if (cursor := page.cursor) is None:
-            return sharing
+    jobs = all_items(engine.store.jobs, JobQuery(limit=1000))
+    return {one.id async for one in jobs if one.policy.concurrency_key == key}
 
 
 # Words

@@ -30,6 +30,7 @@ from mainspring.engine.live_workers import LiveWorker, find_orphans, without_wor
 from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.settings import Settings
 from mainspring.errors import InvalidInput, StoreError
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 
 __all__ = ["FailedRun", "JobHealth", "JobMetrics", "SchedulerHealth", "Spread", "Stats"]
@@ -193,13 +194,9 @@ class JobMetrics:
 async def stats(engine: Engine, settings: Settings) -> Stats:
     counts = await engine.store.counts()
     jobs = enabled = 0
-    cursor: str | None = None
-    while True:
-        page = await engine.store.jobs(JobQuery(limit=1000, cursor=cursor))
-        jobs += len(page.items)
-        enabled += sum(job.enabled for job in page.items)
-        if (cursor := page.cursor) is None:
-            break
+    async for job in all_items(engine.store.jobs, JobQuery(limit=1000)):
+        jobs += 1
+        enabled += job.enabled
     return Stats(
         jobs=jobs,
         enabled_jobs=enabled,
@@ -417,13 +414,7 @@ def _window(given: Span) -> timedelta:
 
 
 async def all_jobs(engine: Engine) -> list[Job]:
-    jobs: list[Job] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.store.jobs(JobQuery(limit=JOBS_AT_ONCE, cursor=cursor))
-        jobs += page.items
-        if (cursor := page.cursor) is None:
-            return jobs
+    return [job async for job in all_items(engine.store.jobs, JobQuery(limit=JOBS_AT_ONCE))]
 
 
 async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, float]:

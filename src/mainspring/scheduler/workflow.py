@@ -11,6 +11,7 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.slots import with_followers
 from mainspring.engine.workflow import runs_after, upstream_of
 from mainspring.errors import JobNotFound, RunNotFound
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, RunQuery
 
 __all__ = ["SEARCHED_RUNS", "read_workflow"]
@@ -59,13 +60,7 @@ async def _workflow_of_job(engine: Engine, name: str) -> Workflow:
 
 
 async def _jobs(engine: Engine, **query: Any) -> list[Job]:
-    jobs: list[Job] = []
-    cursor: str | None = None
-    while True:
-        page = await engine.store.jobs(JobQuery(limit=PAGE, cursor=cursor, **query))
-        jobs += page.items
-        if (cursor := page.cursor) is None:
-            return jobs
+    return [job async for job in all_items(engine.store.jobs, JobQuery(limit=PAGE, **query))]
 
 
 def _schedule(job: Job | None) -> str | None:

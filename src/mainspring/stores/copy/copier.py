@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from mainspring.core import codec
@@ -38,6 +39,7 @@ from mainspring.stores.copy.reader import (
     runs_by_id,
 )
 from mainspring.stores.election import LEADER, elect
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
 
 __all__ = ["CopyReport", "StoreContents", "copy", "read_contents"]
@@ -383,13 +385,10 @@ async def _same_jobs(store: Store, jobs: Sequence[Job]) -> list[Job | None]:
 async def _count_runs(store: Store) -> Counter[tuple[str, State]]:
     """How many runs each job has in each state. `counts` counts unfinished runs only."""
     counted: Counter[tuple[str, State]] = Counter()
-    cursor: str | None = None
-    while True:
-        query = RunQuery(brief=True, limit=PAGE, cursor=cursor)
-        page = await retry_while_unavailable(store.find, query)
-        counted.update((run.job_id, run.state) for run in page.items)
-        if (cursor := page.cursor) is None:
-            return counted
+    find = partial(retry_while_unavailable, store.find)
+    async for run in all_items(find, RunQuery(brief=True, limit=PAGE)):
+        counted[run.job_id, run.state] += 1
+    return counted
 
 
 def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
 from mainspring.core.model import Job, Note, Run, State
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.election import TERMS
+from mainspring.stores.paging import pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
 __all__ = [
@@ -53,15 +55,8 @@ async def find_jobs(store: Store, query: JobQuery) -> list[Job]:
     return (await store.jobs(query)).items
 
 
-async def job_pages(store: Store) -> AsyncIterator[list[Job]]:
-    cursor: str | None = None
-    while True:
-        query = JobQuery(cursor=cursor, limit=PAGE)
-        page = await retry_while_unavailable(store.jobs, query)
-        if page.items:
-            yield page.items
-        if (cursor := page.cursor) is None:
-            return
+def job_pages(store: Store) -> AsyncIterator[list[Job]]:
+    return pages(partial(retry_while_unavailable, store.jobs), JobQuery(limit=PAGE))
 
 
 UPTIME = "mainspring.uptime"
@@ -71,14 +66,10 @@ UPTIME = "mainspring.uptime"
 async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
     """Yield the notes page by page, each page of one kind. Leaves out the terms of elections and
     the times when workers were alive, which belong to their store."""
-    cursor: str | None = None
-    while True:
-        page = await retry_while_unavailable(store.notes, NoteQuery(cursor=cursor, limit=PAGE))
-        for kind, notes in groupby(page.items, key=lambda note: note.kind):
+    async for page in pages(partial(retry_while_unavailable, store.notes), NoteQuery(limit=PAGE)):
+        for kind, notes in groupby(page, key=lambda note: note.kind):
             if kind not in (TERMS, UPTIME):
                 yield list(notes)
-        if (cursor := page.cursor) is None:
-            return
 
 
 async def find_same_notes(store: Store, notes: Sequence[Note]) -> dict[str, Note]:

@@ -44,6 +44,7 @@ from mainspring.stores.mongodb.renew import renew_leases
 from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
 from mainspring.stores.mongodb.sessions import SessionPool
 from mainspring.stores.mongodb.url import MongoUrl, driver_defaults
+from mainspring.stores.paging import pages
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -212,13 +213,9 @@ class MongoStore:
     async def _end_transactions_of_lapsed_runs(self) -> None:
         """End open transactions of dead workers' handlers. They lock their runs, and a rescue would
         wait for a minute."""
-        query, cursor = RunQuery(lapsed=True, brief=True), None
-        while True:
-            page = await queries.find(self._db, replace(query, limit=500, cursor=cursor))
-            if page.items:
-                await end_orphans(self._db, [run.id for run in page.items])
-            if (cursor := page.cursor) is None:
-                return
+        find = partial(queries.find, self._db)
+        async for runs in pages(find, RunQuery(lapsed=True, brief=True, limit=500)):
+            await end_orphans(self._db, [run.id for run in runs])
 
     async def _release_set_aside(self, limit: int) -> None:
         """Let claims find runs again that were set aside and that can be read by now."""
