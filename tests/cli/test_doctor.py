@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.cli.doctor_checks import _check_store_clock
+from mainspring.cli.doctor_checks import check_store_clock
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import replace
 from mainspring.scheduler import Scheduler
@@ -251,6 +251,6 @@ async def test_the_uncertainty_of_a_clock_is_no_difference(
         def info(self) -> StoreInfo:
             return replace(super().info(), clock_error=timedelta(seconds=error))
 
-    check = await _check_store_clock(Imprecise(), clock)
+    check = await check_store_clock(Imprecise(), clock)
     assert check.detail.endswith(expected)
     assert check.status == ("warn" if behind > 2 else "ok")

@@ -47,8 +47,8 @@ class OnBucket(StoreConformance):
 
     async def record(self, store: Store, table: str, key: str) -> dict[str, Any]:
         assert isinstance(store, ObjectStore)
-        await store._opened_group_commit().refresh()
-        record = store._opened_group_commit().state.get(table, key)
+        await store.group_commit.refresh()
+        record = store.group_commit.state.get(table, key)
         assert record is not None
         return record
 

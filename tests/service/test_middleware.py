@@ -13,7 +13,7 @@ import pytest
 
 from mainspring.service import middleware
 from mainspring.service.api_keys import FRESH, Keys
-from mainspring.service.middleware import OPEN_PATHS, RateLimiter, _check_duplicate_names
+from mainspring.service.middleware import OPEN_PATHS, RateLimiter, check_duplicate_names
 from mainspring.service.problems import ApiError
 from mainspring.testing import FakeClock
 from tests.support.service import LONG, WEBHOOK, Api, Make
@@ -185,7 +185,7 @@ def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
     def work(body: bytes) -> float:
         begun = time.thread_time()
         with contextlib.suppress(ApiError):
-            _check_duplicate_names(body)
+            check_duplicate_names(body)
         return time.thread_time() - begun
 
     names = ",".join(f'"{number:x}":0' for number in range(20_000))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
-from mainspring.cli.serve import _scheduler
+from mainspring.cli.serve import make_scheduler
 from mainspring.cli.store_access import StoreChoice
 from mainspring.errors import InvalidInput
 from mainspring.service.settings import ServiceSettings
@@ -70,7 +70,7 @@ def test_leader_election_is_switched_by_the_environment(
     if text is not None:
         monkeypatch.setenv("LEADER_ELECTION", text)
     settings = ServiceSettings.read()
-    scheduler = _scheduler(settings, StoreChoice("memory://", None), [])
+    scheduler = make_scheduler(settings, StoreChoice("memory://", None), [])
     assert scheduler._settings.leader_election is elects
 
 
@@ -178,11 +178,11 @@ def test_what_an_operator_left_open_is_the_codes(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "app", raising=False)
     where = StoreChoice(None, "app:scheduler")
-    made = _scheduler(ServiceSettings.read(), where, [])
+    made = make_scheduler(ServiceSettings.read(), where, [])
     assert (made.workers, made.poll, made.retention.days) == (2, timedelta(seconds=7), 9)
     monkeypatch.setenv("SCHEDULER_POLL_INTERVAL", "250")
     monkeypatch.setenv("RETENTION", "90d")
-    made = _scheduler(ServiceSettings.read(), where, [])
+    made = make_scheduler(ServiceSettings.read(), where, [])
     assert (made.workers, made.poll, made.retention.days) == (2, timedelta(milliseconds=250), 90)
     del sys.modules["app"]  # by hand: monkeypatch would put it back for the tests that follow
 
@@ -192,7 +192,7 @@ def test_what_an_operator_left_open_is_the_codes(
 
 def made_by_serve(tmp_path: Path, *allow: str) -> Scheduler:
     where = StoreChoice(f"sqlite:///{tmp_path / 'jobs.db'}", None)
-    return _scheduler(ServiceSettings.read(), where, list(allow))
+    return make_scheduler(ServiceSettings.read(), where, list(allow))
 
 
 def test_calls_and_history_are_limited_by_settings(

@@ -103,7 +103,7 @@ async def _check_store(found: Found, clock: SystemClock) -> list[Check]:
     return [
         await _check_reads(found, clock),
         await _check_writes(store, clock),
-        await _check_store_clock(store, clock),
+        await check_store_clock(store, clock),
         *_check_files(found),
         *await _check_work(store, found.url),
     ]
@@ -192,7 +192,7 @@ async def _check_writes(store: Store, clock: SystemClock) -> Check:
     return Check("ok", "store writes", detail)
 
 
-async def _check_store_clock(store: Store, clock: SystemClock) -> Check:
+async def check_store_clock(store: Store, clock: SystemClock) -> Check:
     before = clock.now()
     reading = await store.now()
     after = clock.now()

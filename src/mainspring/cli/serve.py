@@ -165,7 +165,7 @@ def serve(
         scheduler = _demo_scheduler(settings, choice)
     else:
         choice = StoreChoice.of(store, app)
-        scheduler = _scheduler(settings, choice, allow_private or [])
+        scheduler = make_scheduler(settings, choice, allow_private or [])
     if file is not None:
         scheduler.define_jobs(file)
     scheduler.configure(prune_every=settings.prune_every)  # wins over the file's
@@ -213,7 +213,7 @@ def _milliseconds(drain_timeout: str | None) -> int | None:
     return span_of(drain_timeout, "--drain-timeout") // timedelta(milliseconds=1)
 
 
-def _scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
+def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
     from mainspring.cli.app_loader import load_scheduler
     from mainspring.dashboard.sample_job import SAMPLE_HANDLER, run_sample
     from mainspring.scheduler import Scheduler

@@ -189,7 +189,7 @@ class RequestChecks:
         _check_dry_run(scope)
         body, last = await self._read_body(headers, receive)
         if scope["method"] not in SAFE_METHODS:  # no route reads the body of a GET
-            _check_duplicate_names(body)
+            check_duplicate_names(body)
         return _replay(last or {"type": "http.request", "body": body, "more_body": False}, receive)
 
     def _with_security_headers(self, scope: Scope, send: Send) -> Send:
@@ -481,7 +481,7 @@ def _check_open_path_method(scope: Scope) -> None:
         raise ApiError(405, why, headers={"Allow": "GET, HEAD"})
 
 
-def _check_duplicate_names(body: bytes) -> None:
+def check_duplicate_names(body: bytes) -> None:
     """Refuse a JSON object with the same name twice: one of the two values would be dropped."""
 
     def pairs(found: list[tuple[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 
 from mainspring.core.forecast import Forecast
 from mainspring.dashboard import forecast_cache
-from mainspring.dashboard.views.load import _shade, _short_number, describe_mean
+from mainspring.dashboard.views.load import describe_mean, shade_of, short_number
 from mainspring.errors import StoreUnavailable
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api, until
@@ -120,7 +120,7 @@ async def test_a_forecast_that_fails_is_told_and_tried_again(
     [(0, ""), (0.5, "0.5"), (3.0, "3"), (999.4, "999"), (1200, "1.2k"), (45_000, "45k")],
 )
 def test_numbers_in_the_heat_map_are_short(count: float, text: str) -> None:
-    assert _short_number(count) == text
+    assert short_number(count) == text
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_a_mean_number_of_runs_has_its_noun(mean: float, text: str) -> None:
 
 
 def test_every_hour_with_a_run_has_a_shade() -> None:
-    assert [_shade(count, 0, 10_000) for count in (0, 0.01, 100, 2500, 10_000)] == [0, 1, 1, 4, 7]
-    assert [_shade(count, 108, 132) for count in (108, 114, 132)] == [1, 4, 7]
-    assert _shade(60, 60, 60) == 5
+    assert [shade_of(count, 0, 10_000) for count in (0, 0.01, 100, 2500, 10_000)] == [0, 1, 1, 4, 7]
+    assert [shade_of(count, 108, 132) for count in (108, 114, 132)] == [1, 4, 7]
+    assert shade_of(60, 60, 60) == 5
 
 
 async def test_the_forecast_appears_by_itself(

@@ -161,13 +161,13 @@ async def test_many_large_calls_make_several_writes_of_bounded_size(
     payloads = [rng.randbytes(75_000).hex() for _ in range(150)]
     calls = [store.add([run(clock, f"r{n}", payload=text)]) for n, text in enumerate(payloads)]
     seen: list[int] = []
-    real = store._opened_group_commit()._write
+    real = store.group_commit._write
 
     async def write(delta: Any, *given: Any) -> bool:
         seen.append(len(json_text(delta)))
         return await real(delta, *given)
 
-    with patch.object(store._opened_group_commit(), "_write", write):
+    with patch.object(store.group_commit, "_write", write):
         added = await asyncio.gather(*calls)
     assert [one.run.id for [one] in added] == [f"r{n}" for n in range(150)]
     assert max(seen) < MOST_BYTES + 200_000
@@ -198,13 +198,13 @@ async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
         work.state.put("notes", "half", {"done": 1})
         raise InvalidInput("no")
 
-    submitted = store._opened_group_commit().submit(Operation(invalid, writes=True))
+    submitted = store.group_commit.submit(Operation(invalid, writes=True))
     added = store.add([run(clock, "a")])
     answers = await asyncio.gather(submitted, added, return_exceptions=True)
     assert isinstance(answers[0], InvalidInput)
     assert not isinstance(answers[1], BaseException)
     assert [one.run.id for one in answers[1]] == ["a"]
-    assert store._opened_group_commit().state.get("notes", "half") is None
+    assert store.group_commit.state.get("notes", "half") is None
 
 
 async def test_close_finishes_the_calls_that_were_accepted(
@@ -321,7 +321,7 @@ async def test_requests_that_fail_for_a_while_fail_no_call(
     assert [one.duplicate for [one] in added] == [False, False, False]
     assert [one.id for one in (await store.find(OLD)).items] == ["r7"]
     assert len((await store.claim(claim(limit=9))).runs) == 3
-    await store._opened_group_commit().drain()
+    await store.group_commit.drain()
     part = "snapshot" if failing == "put" else "history"
     if effect == "throttled":
         assert (refused["head"], refused[part]) == (5, 5)
@@ -360,7 +360,7 @@ async def with_segment(objects: Objects, clock: FakeClock) -> str:
     """Makes a store of which twenty runs are in a segment, and gives its name."""
     store = await opened(objects, most_finished=10**6)
     await fill(store, clock, 20)
-    await Compaction(store.bucket, store._opened_group_commit(), 4).move_finished()
+    await Compaction(store.bucket, store.group_commit, 4).move_finished()
     [segment] = [key for key in objects.stored if key.startswith("history/")]
     return segment
 
@@ -423,7 +423,7 @@ async def test_a_part_that_another_client_replaced_meanwhile_is_looked_up_again(
             assert other._compaction is not None
             await other._compaction.merge_segments()
             await other.add([run(clock, "more")])  # the replaced segment is deleted after it
-            await other._opened_group_commit().drain()
+            await other.group_commit.drain()
             assert segment not in objects.stored
         return await real(key, unless_etag)
 
@@ -519,7 +519,7 @@ async def test_a_store_that_has_no_id_yet_gets_one(objects: Objects, clock: Fake
     first, second = await opened(objects), await opened(objects)
     await first.add([run(clock, "a")])
     await second.add([run(clock, "b")])
-    assert second._opened_group_commit().head.id == first._opened_group_commit().head.id != ""
+    assert second.group_commit.head.id == first.group_commit.head.id != ""
     assert len((await first.find(RunQuery())).items) == 2
 
 
@@ -578,7 +578,7 @@ async def test_a_snapshot_that_is_about_to_be_named_is_not_collected(
     )
     with pytest.raises(StoreUnavailable):
         await store.add([run(clock, "b")])
-    await store._opened_group_commit().drain()
+    await store.group_commit.drain()
     bucket_of(store).plan = None
     assert [key for key in objects.stored if key.startswith("snapshot/")]
     clock.advance(7200)
@@ -593,7 +593,7 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(
     """A client stalls for two hours before it names a segment, and collects garbage meanwhile."""
     store = await opened(objects, most_finished=10**6)
     await fill(store, clock, 20)
-    compaction = Compaction(store.bucket, store._opened_group_commit(), 4)
+    compaction = Compaction(store.bucket, store.group_commit, 4)
     real = compaction._write
     go_on = asyncio.Event()
 

@@ -174,9 +174,8 @@ async def store() -> ObjectStore:
     await store.open()
     for start in range(0, 30, 5):
         await store.add([finished(number) for number in range(start, start + 5)])
-        assert store._compaction is not None
-        await store._compaction.move_finished()
-    assert store._opened_group_commit().state.finished_count < 5
+        await store.compaction.move_finished()
+    assert store.group_commit.state.finished_count < 5
     return store
 
 
@@ -196,10 +195,9 @@ async def test_a_run_of_a_segment_is_revived_and_ends_in_another_segment(
     assert await store.commit([ends]) == [True]
     assert await store.commit([ends]) == [True]  # sent again
     await store.add([finished(number) for number in range(30, 40)])
-    assert store._compaction is not None
-    await store._compaction.move_finished()
+    await store.compaction.move_finished()
     assert len(await all_ids(store)) == 40
-    assert store._opened_group_commit().state.get("runs", "run0") is None
+    assert store.group_commit.state.get("runs", "run0") is None
     [again] = (await store.find(RunQuery(ids=frozenset({"run0"})))).items
     assert again.state is State.CANCELLED
 
@@ -210,12 +208,11 @@ async def test_segments_are_merged_without_those_that_are_gone(store: ObjectStor
         assert await store.commit([transitions.deleted(run)]) == [True]
     before = await all_ids(store)
     assert len(before) == 26
-    assert store._compaction is not None
-    while await store._compaction.merge_segments():
+    while await store.compaction.merge_segments():
         pass
     assert await all_ids(store) == before
     segments = [k for k in store.bucket.objects.stored if k.startswith("history/")]  # type: ignore[attr-defined]
-    group_commit = store._opened_group_commit()
+    group_commit = store.group_commit
     assert sorted(s.name for s in group_commit.history.segments(group_commit.state)) == sorted(
         segments
     )

@@ -137,8 +137,7 @@ class Life:
         for period in counts.periods["job"]:
             in_periods.update(period.ended)
         assert in_periods == {State.SUCCEEDED: 6, State.FAILED: 4}
-        made = store._compaction
-        assert made is not None
+        made = store.compaction
         needed = await made._read(made._named_parts)
         await store.close()
         assert self.objects.stored.keys() == needed | {HEAD}

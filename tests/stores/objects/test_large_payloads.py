@@ -79,8 +79,7 @@ async def opened(bucket: MemoryBucket, **options: Any) -> ObjectStore:
 async def finish(store: ObjectStore) -> None:
     for run in (await store.claim(claim(10))).runs:
         assert await store.commit([transitions.succeeded(run, CLOCK.now(), None)]) == [True]
-    if store._compacting is not None:
-        await store._compacting
+    await store.finish_compaction()
 
 
 async def test_a_large_state_is_written_in_parts_of_bounded_size() -> None:
@@ -90,11 +89,11 @@ async def test_a_large_state_is_written_in_parts_of_bounded_size() -> None:
     for number in range(0, 40, 10):
         await store.add([large_run(n) for n in range(number, number + 10)])
     await store.add([large_run(n) for n in range(40, 100)])  # a delta of three parts
-    await store._opened_group_commit().drain()
+    await store.group_commit.drain()
     await store.add([small_run("small")])
     await store.close()
     reader = await opened(Link(objects))
-    head = reader._opened_group_commit().head
+    head = reader.group_commit.head
     assert len(head.snapshot) > 2
     assert len((await reader.find(RunQuery(limit=1000, brief=True))).items) == 101
     [last] = (await reader.find(RunQuery(ids=frozenset({"r99"})))).items
@@ -168,7 +167,7 @@ async def test_no_call_waits_for_a_snapshot() -> None:
     go_on.set()
     await store.close()
     reader = await opened(MemoryBucket(objects))
-    assert reader._opened_group_commit().head.snapshot_seq > 0
+    assert reader.group_commit.head.snapshot_seq > 0
     assert len((await reader.find(RunQuery())).items) == 2
 
 
@@ -181,7 +180,7 @@ async def test_large_finished_runs_leave_the_live_state_before_there_are_many() 
         await store.add([large_run(n) for n in range(number, number + 5)])
         await finish(store)
         total += 5 * PAYLOAD
-    assert store._opened_group_commit().state.finished_size < 2 * PART_BYTES
+    assert store.group_commit.state.finished_size < 2 * PART_BYTES
     assert link.bytes["put"] < 3 * total  # a delta and a segment of each, and snapshots
     await store.close()
     loading = Link(objects)

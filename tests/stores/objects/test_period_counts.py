@@ -89,9 +89,7 @@ class Stores:
 
     @property
     def live_periods(self) -> int:
-        closed = period_counts.closed_periods(
-            self.store._opened_group_commit().state, self.clock.now()
-        )
+        closed = period_counts.closed_periods(self.store.group_commit.state, self.clock.now())
         return sum(map(len, closed.values()))
 
 
@@ -147,7 +145,7 @@ async def test_the_counts_of_a_removed_job_are_gone_from_the_parts(stores: Store
         await stores.end("green", timedelta(hours=hours))
     await stores.maintain()  # writes the parts anew, without it
     assert "red" not in (await stores.check()).periods
-    assert stores.store._opened_group_commit().state.table("gone") == {}
+    assert stores.store.group_commit.state.table("gone") == {}
 
 
 async def test_days_that_are_over_for_long_are_deleted(stores: Stores) -> None:

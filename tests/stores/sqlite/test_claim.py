@@ -16,7 +16,7 @@ from mainspring.core.model import State
 from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, runs, schema
 from mainspring.stores.sqlite.codec import RUN_SELECT
-from mainspring.stores.sqlite.commit import _shape
+from mainspring.stores.sqlite.commit import change_shape
 from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, drop_job, get_runs, put_job
@@ -208,7 +208,7 @@ def test_batches_go_by_an_index(database: sqlite3.Connection, sql: tuple[str, st
 @pytest.mark.parametrize("deletes", [False, True])
 def test_a_change_goes_by_id(database: sqlite3.Connection, deletes: bool) -> None:
     expect, put = ("state", "token"), () if deletes else ("state", "run_at", "result")
-    head, tail, width = _shape(expect, put, deletes).update
+    head, tail, width = change_shape(expect, put, deletes).update
     steps = plan(database, f"{head}({','.join('?' * width)}){tail}")
     assert scans(steps) == []
     assert any("(id=?)" in step for step in steps)

@@ -12,7 +12,7 @@ from mainspring.core.model import Job, Page, replace
 from mainspring.core.policy import Policy
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery
 from mainspring.stores.sqlite import codec, queries, schema
-from mainspring.stores.sqlite.codec import _read_jobs, job_row
+from mainspring.stores.sqlite.codec import decode_jobs, job_row
 from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing import FakeClock
 from tests.support.sqlite_store import a_claim, a_job, a_run, opened
@@ -110,11 +110,11 @@ def test_the_last_page_steps_over_ids_and_reads_no_job_but_its_own(
     read: list[Job] = []
 
     def watched(text: Any) -> list[Job]:
-        found = _read_jobs(text)
+        found = decode_jobs(text)
         read.extend(found)
         return found
 
-    monkeypatch.setattr(codec, "_read_jobs", watched)
+    monkeypatch.setattr(codec, "decode_jobs", watched)
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
     first, of_first = worked(connection, paged(0))

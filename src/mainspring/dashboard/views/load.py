@@ -80,8 +80,8 @@ def _heat_map_rows(forecast: Forecast) -> list[dict[str, Any]]:
             "day": day,
             "cells": [
                 {
-                    "text": _short_number(count),
-                    "level": _shade(count, least, most),
+                    "text": short_number(count),
+                    "level": shade_of(count, least, most),
                     "title": f"{day} {hour:02}:00 to {hour + 1:02}:00: {describe_mean(count)}",
                 }
                 for hour, count in enumerate(row)
@@ -91,7 +91,7 @@ def _heat_map_rows(forecast: Forecast) -> list[dict[str, Any]]:
     ]
 
 
-def _shade(count: float, least: float, most: float) -> int:
+def shade_of(count: float, least: float, most: float) -> int:
     """The shade of a number between the quietest and the busiest hour: by the square root, so that
     small numbers differ, too."""
     if not count:
@@ -106,7 +106,7 @@ def describe_mean(mean: float) -> str:
     return plural(int(rounded) if rounded.is_integer() else rounded, "run")
 
 
-def _short_number(count: float) -> str:
+def short_number(count: float) -> str:
     """12, 0.5, 1.2k: at most four characters."""
     if not count:
         return ""

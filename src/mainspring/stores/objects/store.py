@@ -91,6 +91,25 @@ class ObjectStore:
         self._compaction: Compaction | None = None
         self._compacting: asyncio.Task[Any] | None = None
 
+    @property
+    def group_commit(self) -> GroupCommit:
+        """Writes and reads the head of the open store. Tests look at its state and its parts."""
+        if self._group_commit is None:
+            raise StoreError(CLOSED)
+        return self._group_commit
+
+    @property
+    def compaction(self) -> Compaction:
+        """Moves finished runs to segments. Tests call its steps one by one."""
+        if self._compaction is None:
+            raise StoreError(CLOSED)
+        return self._compaction
+
+    async def finish_compaction(self) -> None:
+        """Wait for the compaction that is under way, if there is one."""
+        if self._compacting is not None:
+            await asyncio.shield(self._compacting)
+
     async def open(self, *, create: bool = True) -> None:
         if self._group_commit is not None:
             return
@@ -117,9 +136,8 @@ class ObjectStore:
         if self._poller is not None:
             self._poller.cancel()
             self._poller = None
-        if self._compacting is not None:
-            with suppress(StoreError):
-                await asyncio.shield(self._compacting)
+        with suppress(StoreError):
+            await self.finish_compaction()
         await group_commit.drain()
         await self.bucket.close()
 
@@ -135,7 +153,7 @@ class ObjectStore:
         )
 
     async def now(self) -> datetime:
-        group_commit = self._opened_group_commit()
+        group_commit = self.group_commit
         await group_commit.retries.repeat(
             lambda: group_commit.clock.read_if_due(group_commit.head.time)
         )
@@ -155,7 +173,7 @@ class ObjectStore:
         operation = Operation(
             lambda work: operations.claim(work, claim), writes=True, on_abandoned=self._release
         )
-        return await self._opened_group_commit().submit(operation)
+        return await self.group_commit.submit(operation)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         held = list(held)
@@ -170,18 +188,18 @@ class ObjectStore:
         return done
 
     async def find(self, query: RunQuery) -> Page[Run]:
-        return await find_runs(self._opened_group_commit(), query)
+        return await find_runs(self.group_commit, query)
 
     async def counts(
         self, since: datetime | None = None, jobs: frozenset[str] | None = None
     ) -> Counts:
-        parts = self._opened_group_commit().parts
+        parts = self.group_commit.parts
         return await self._read(
             lambda work: period_counts.read_counts(work.state, parts, work.now, since, jobs)
         )
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
-        self._opened_group_commit()
+        self._check_open()
         if before is None:
             return 0  # no call leaves anything half done
         compaction = self._compaction
@@ -246,7 +264,7 @@ class ObjectStore:
     # -- waiting
 
     async def wait(self, timeout: float) -> bool:
-        self._opened_group_commit()
+        self._check_open()
         self._waiting += 1
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll_head())
@@ -274,12 +292,11 @@ class ObjectStore:
     # -- rounds
 
     async def _write(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self._opened_group_commit().submit(Operation(evaluate, writes=True))
+        return await self.group_commit.submit(Operation(evaluate, writes=True))
 
     async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self._opened_group_commit().submit(Operation(evaluate, writes=False))
+        return await self.group_commit.submit(Operation(evaluate, writes=False))
 
-    def _opened_group_commit(self) -> GroupCommit:
+    def _check_open(self) -> None:
         if self._group_commit is None:
             raise StoreError(CLOSED)
-        return self._group_commit

@@ -449,7 +449,7 @@ def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) ->
     """Jobs in no fixed order. Jobs that cannot be read have `unreadable` set."""
     try:
         text = connection.execute(f"{JOB_SELECT} {where}", parameters).fetchone()[0]
-        return _read_jobs(text)
+        return decode_jobs(text)
     except Exception as error:
         raise_unless_damage(error)
     sql = f"SELECT json_group_array(rowid) FROM mainspring_jobs {where}"
@@ -460,7 +460,7 @@ def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) ->
 _ONE_JOB = f"SELECT {', '.join(_JOB_COLUMNS)}, body FROM mainspring_jobs WHERE rowid = ?"
 
 
-def _read_jobs(text: str | None) -> list[Job]:
+def decode_jobs(text: str | None) -> list[Job]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")

@@ -57,7 +57,7 @@ class EncodedChange(NamedTuple):
     @classmethod
     def of(cls, change: Change) -> EncodedChange:
         expect, put = change.expect, change.set
-        shape = _shape(tuple(expect), tuple(put), change.deletes)
+        shape = change_shape(tuple(expect), tuple(put), change.deletes)
         values = [change.id, *expect.values(), *put.values(), change.change_id]
         for at, encode in shape.encode:
             values[at] = encode(values[at])
@@ -160,7 +160,7 @@ _LAST_CHANGES = (
 
 
 @cache
-def _shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -> _Shape:
+def change_shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -> _Shape:
     """Make the statement of a shape. A few dozen shapes exist: transitions.py makes them."""
     expected = [change_column(name) for name in expect]
     written = [change_column(name) for name in put]
