@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,16 @@ from tests.support.webhook_endpoint import (
 TIMEOUT = 1.0
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
-BOMB = gzip.compress(bytes(200_000_000), 9)
+
+
+@cache
+def gzip_bomb() -> bytes:
+    return gzip.compress(bytes(200_000_000), 9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _made_before_it_is_needed() -> None:
+    gzip_bomb()
 
 
 async def silent(reader: Reader, writer: Writer) -> None:
@@ -127,8 +137,9 @@ async def no_http(reader: Reader, writer: Writer) -> None:
 
 async def bomb(reader: Reader, writer: Writer) -> None:
     await read_request(reader)
-    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n"
-    writer.write(head.encode() + BOMB)
+    body = gzip_bomb()
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
     await writer.drain()
     await asyncio.Event().wait()
 
