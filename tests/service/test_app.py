@@ -59,6 +59,18 @@ async def test_the_hosts_environment_is_its_own(
         assert job.json()["data"]["retryAttempts"] == 3
 
 
+async def test_a_mounted_api_names_whole_paths_in_its_problems() -> None:
+    async with mounted(auth=None) as open_one, mounted() as guarded:
+        missing = (await open_one.get("/jobs/api/v1/nothing")).json()
+        refused = (await guarded.get("/jobs/api/v1/jobs")).json()
+    assert missing["instance"] == "/jobs/api/v1/nothing"
+    assert missing["detail"] == (
+        "there is nothing at /jobs/api/v1/nothing; /jobs/docs shows what there is"
+    )
+    assert refused["instance"] == "/jobs/api/v1/jobs"
+    assert "success" not in refused  # the form of /api/v1
+
+
 async def test_what_holds_for_a_mounted_one_is_said_in_code() -> None:
     async with mounted(auth=None, body_limit=1024, job_retry_attempts=1) as api:
         made = await api.post("/jobs/api/jobs", json=WEBHOOK)

@@ -18,7 +18,7 @@ from mainspring.core.durations import humanize
 from mainspring.engine.loop_thread import call_soon
 from mainspring.scheduler.start_message import show
 
-__all__ = ["run_until_signal"]
+__all__ = ["drain_notice", "run_until_signal"]
 
 START_GRACE = 1.0
 """Seconds that a start may take after a signal before it is cancelled."""
@@ -98,10 +98,7 @@ async def run_until_signal(
                 if started is not None:
                     started()
                 await _first(asked, watch)
-                show(
-                    f"stopping: waiting up to {humanize(drain_timeout)} for running work; send the"
-                    " signal again to end at once"
-                )
+                show(drain_notice(drain_timeout))
             finally:
                 await stop(timeout=drain_timeout)
     finally:
@@ -110,6 +107,13 @@ async def run_until_signal(
         for number, handler in before.items():
             signal.signal(number, handler)
     return bool(signals)
+
+
+def drain_notice(timeout: float) -> str:
+    return (
+        f"stopping: waiting up to {humanize(timeout)} for running work; send the signal again to"
+        " end at once"
+    )
 
 
 async def _start_unless(

@@ -29,6 +29,7 @@ from mainspring.service.problems import (
     ApiError,
     FieldError,
     from_library_error,
+    local_path,
     problem_response,
     wants_page,
 )
@@ -174,7 +175,7 @@ class RequestChecks:
         make_page, request = self._rules.error_page, Request(scope)
         if make_page is not None and wants_page(request):
             return make_page(request, error)
-        return problem_response(error, _path(scope))
+        return problem_response(error, scope)
 
     async def _check(self, scope: Scope, receive: Receive) -> Receive:
         """Run every check. Returns a `receive` that gives the body, which has been read."""
@@ -205,7 +206,7 @@ class RequestChecks:
                 if _is_change(scope) and message["status"] < 400:
                     client = (scope.get("client") or ("",))[0]
                     key = scope.get("state", {}).get("key")
-                    self._audit.record(key, client, method, _path(scope), message["status"])
+                    self._audit.record(key, client, method, local_path(scope), message["status"])
             # The server itself has answered a request that broke HTTP half way.
             with contextlib.suppress(LocalProtocolError):
                 await send(message)
@@ -255,7 +256,7 @@ class RequestChecks:
     def _check_started(self, scope: Scope) -> None:
         """Refuse requests until the scheduler is started. Nobody runs the lifespan of a mounted
         application: the program that mounts it has to start the scheduler."""
-        if not self._rules.started and not _is_open(_path(scope)):
+        if not self._rules.started and not _is_open(local_path(scope)):
             raise ApiError(
                 503,
                 "the scheduler of this API is not started: the program that mounts it has to start"
@@ -264,7 +265,7 @@ class RequestChecks:
             )
 
     async def _check_key(self, scope: Scope, headers: Headers) -> None:
-        path = _path(scope)
+        path = local_path(scope)
         if _is_open(path) or self._rules.open:
             return
         key = await self._key_of(scope, headers)
@@ -418,7 +419,7 @@ def _as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive,
 
 def _is_scrape(scope: Scope) -> bool:
     """Whether this is a scrape of the metrics, which is answered also while the store is away."""
-    return scope["method"] == "GET" and _path(scope) == "/metrics"
+    return scope["method"] == "GET" and local_path(scope) == "/metrics"
 
 
 def _is_open(path: str) -> bool:
@@ -439,7 +440,7 @@ def _check_same_origin(headers: Headers) -> None:
 
 def _is_change(scope: Scope) -> bool:
     """Whether the request changes something, if it is done."""
-    if scope["method"] in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(_path(scope)):
+    if scope["method"] in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(local_path(scope)):
         return False
     given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
     return given.get("dryRun", "false").lower() in ("false", "0")
@@ -475,7 +476,7 @@ def _check_framing(headers: Headers) -> None:
 
 def _check_open_path_method(scope: Scope) -> None:
     """Refuse anything but reads of open paths: no body is read of a client without a key."""
-    path = _path(scope)
+    path = local_path(scope)
     if _is_open(path) and scope["method"] not in ("GET", "HEAD"):
         why = f"{path} does not take {scope['method'][:100]}; it takes GET, HEAD"
         raise ApiError(405, why, headers={"Allow": "GET, HEAD"})
@@ -517,7 +518,7 @@ def _check_content_type(method: str, headers: Headers) -> None:
 def _check_dry_run(scope: Scope) -> None:
     """Refuse a dry run of a request that has none, and other spellings of the parameter: the client
     expects that nothing is done."""
-    method, path = scope["method"], _path(scope)
+    method, path = scope["method"], local_path(scope)
     if method in SAFE_METHODS or not scope.get("query_string"):
         return
     given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
@@ -561,11 +562,6 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _too_many(why: str, wait: float) -> ApiError:

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from mainspring.errors import (
     Conflict,
@@ -46,6 +47,7 @@ __all__ = [
     "from_library_error",
     "from_validation_error",
     "install_error_handlers",
+    "local_path",
     "problem_document",
     "problem_response",
     "wants_page",
@@ -129,10 +131,10 @@ class ApiError(Exception):
         return cls(422, "; ".join(sentences), errors=errors)
 
 
-def problem_response(found: ApiError, path: str = "") -> Response:
+def problem_response(found: ApiError, scope: Scope) -> Response:
     """The answer to a request that failed. Its form depends on the path."""
-    document = problem_document(found, path)
-    if not path.startswith(V1):
+    document = problem_document(found, scope["path"])
+    if not local_path(scope).startswith(V1):
         message = str(found)
         title = document["title"].lower().replace(" ", "-")
         kind = f"urn:mainspring:problem:{title}"
@@ -154,6 +156,12 @@ def problem_document(found: ApiError, path: str = "") -> dict[str, Any]:
     if found.errors:
         document["errors"] = [{"field": one.field, "message": one.message} for one in found.errors]
     return document
+
+
+def local_path(scope: Scope) -> str:
+    """The path of a request without the one that the API is mounted at."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -201,7 +209,7 @@ def _with_status(error: MainspringError) -> ApiError:
 def wants_page(request: Request) -> bool:
     """Whether a browser asks for a page, or for a new copy of one, and not a program for a
     document."""
-    path = _path(request)
+    path = local_path(request.scope)
     if request.method not in ("GET", "HEAD") or path.startswith(("/api/", "/assets/")):
         return False
     if path in ("/metrics", "/openapi.json"):
@@ -214,12 +222,7 @@ def _respond(request: Request, found: ApiError) -> Response:
     if make_page is not None and wants_page(request):
         page: Response = make_page(request, found)
         return page
-    return problem_response(found, _path(request))
-
-
-def _path(request: Request) -> str:
-    """The path without the one that the API is mounted at."""
-    return request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
+    return problem_response(found, request.scope)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -235,8 +238,9 @@ async def _on_library_error(request: Request, error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Answer what the framework refuses: an unknown path, or a method that a path does not take."""
     assert isinstance(error, HTTPException)
+    docs = request.scope.get("root_path", "") + "/docs"
     words = {
-        404: f"there is nothing at {request.url.path}; /docs shows what there is",
+        404: f"there is nothing at {request.url.path}; {docs} shows what there is",
         400: "the body could not be read as JSON: it is not UTF-8, or it nests too deep",
     }
     message = words.get(error.status_code, str(error.detail))

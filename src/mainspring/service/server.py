@@ -23,10 +23,10 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from mainspring.core.durations import humanize
 from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
 from mainspring.scheduler.client import Client
+from mainspring.scheduler.run_forever import drain_notice
 from mainspring.service.api_keys import Keys
 from mainspring.service.connection_limits import ConnectionLimits
 from mainspring.service.dependencies import Service
@@ -185,10 +185,7 @@ async def _run_until_signal(
                     return_when=asyncio.FIRST_COMPLETED,
                 )
             service.draining.set()
-            log.info(
-                "stopping: waiting up to %s for running work; send the signal again to end at once",
-                humanize(service.settings.drain),
-            )
+            log.info(drain_notice(service.settings.drain))
             await scheduler.drain(timeout=service.settings.drain)
         finally:
             for end in ends:
