@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.core.durations import duration, humanize
+from mainspring.core.durations import duration, humanize, humanize_measured
 from mainspring.errors import InvalidInput
 
 
@@ -99,3 +99,11 @@ def test_a_span_survives_its_words(span: timedelta) -> None:
         for number, unit in zip(words[::2], words[1::2], strict=True)
     )
     assert duration(text) == span
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0042, "4.2 ms"), (0.1, "0.1 s"), (2.54, "2.5 s"), (185.4, "3 minutes 5 seconds")],
+)
+def test_a_measured_duration_is_rounded(seconds: float, text: str) -> None:
+    assert humanize_measured(seconds) == text

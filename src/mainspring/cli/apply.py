@@ -11,9 +11,9 @@ import typer
 from mainspring.cli.options import AppOption, FileArgument, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store
+from mainspring.core.plurals import list_some
 
 if TYPE_CHECKING:
-    from mainspring.core.model import Job
     from mainspring.scheduler.job_differences import AppliedJobs
 
 __all__ = ["register"]
@@ -129,17 +129,13 @@ def _show(output: Output, applied: AppliedJobs) -> None:
     told = ", ".join(f"{len(found)} {word}" for word, found in counts.items())
     output.line(f"{applied.name}: {told}")
     if applied.kept:
+        kept = list_some([job.id for job in applied.kept], 10)
         output.note(
-            f"nothing was removed, though this file does not list {_some(applied.kept)}: give the"
+            f"nothing was removed, though this file does not list {kept}: give the"
             ' file a name = "…" so that apply may remove jobs that it no longer lists'
         )
     if applied.dry_run:
         output.note("a dry run: nothing was changed")
-
-
-def _some(jobs: list[Job]) -> str:
-    more = f" and {len(jobs) - 10} more" if len(jobs) > 10 else ""
-    return ", ".join(job.id for job in jobs[:10]) + more
 
 
 def _words(field: str, value: Any) -> str:

@@ -13,7 +13,7 @@ from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
-from mainspring.core.plurals import plural
+from mainspring.core.plurals import list_some, plural
 
 if TYPE_CHECKING:
     from mainspring.core.forecast import Collision, Forecast, JobLoad, Overrun
@@ -23,6 +23,7 @@ __all__ = ["register"]
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 ASCII_SHADES, SHADES = " .:-=+*#%@", " ░▒▓█"
 MOST_ROWS = 10
+MOST_JOBS = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -164,17 +165,19 @@ def _tell(output: Output, found: Forecast) -> None:
     _tell_collisions(output, found)
     _tell_overruns(output, found)
     for change in found.clock_changes[:MOST_ROWS]:
-        output.line(f"clock change: {change.effect}: {_listed(change.jobs)}", style="yellow")
+        output.line(
+            f"clock change: {change.effect}: {list_some(change.jobs, MOST_JOBS)}", style="yellow"
+        )
     for suggestion in found.suggestions[:MOST_ROWS]:
         output.line(
             f"suggestion: {suggestion.advice}. At most {suggestion.most_after} of them start at"
             f" once then, not {suggestion.most_before}",
             style="green",
         )
-        for job_id, schedule in list(suggestion.schedules.items())[:3]:
+        for job_id, schedule in list(suggestion.schedules.items())[:MOST_JOBS]:
             output.line(f"    {job_id}: {schedule}")
-        if len(suggestion.schedules) > 3:
-            output.line(f"    and {len(suggestion.schedules) - 3} more (--json lists them)")
+        if len(suggestion.schedules) > MOST_JOBS:
+            output.line(f"    and {len(suggestion.schedules) - MOST_JOBS} more (--json lists them)")
     for note in found.notes:
         output.line(f"note: {note}")
 
@@ -215,31 +218,22 @@ def _tell_collisions(output: Output, found: Forecast) -> None:
         Column("starts at", lambda one: one.time, whole=True),
         Column("jobs at once", lambda one: str(one.most)),
         Column("days", lambda one: str(one.days)),
-        Column("jobs", lambda one: _listed(one.jobs)),
+        Column("jobs", lambda one: list_some(one.jobs, MOST_JOBS)),
     ]
     output.line()
     output.table(columns, found.collisions[:MOST_ROWS])
 
 
 def _tell_overruns(output: Output, found: Forecast) -> None:
+    from mainspring.core.durations import humanize, humanize_measured
+
     if not found.overruns:
         return
     columns: list[Column[Overrun]] = [
         Column("overrun", lambda one: one.job_id, whole=True),
-        Column("takes (p95)", lambda one: _words(one.p95_duration)),
-        Column("due every", lambda one: _words(one.interval)),
+        Column("takes (p95)", lambda one: humanize_measured(one.p95_duration)),
+        Column("due every", lambda one: humanize(timedelta(seconds=one.interval))),
         Column("effect", lambda one: one.effect),
     ]
     output.line()
     output.table(columns, found.overruns[:MOST_ROWS])
-
-
-def _listed(jobs: tuple[str, ...]) -> str:
-    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
-    return ", ".join(jobs[:3]) + more
-
-
-def _words(seconds: float) -> str:
-    from mainspring.core.durations import humanize
-
-    return humanize(timedelta(seconds=round(seconds, 1 if seconds < 60 else 0)))

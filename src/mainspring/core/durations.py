@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["duration", "humanize", "warn_of_bare_number"]
+__all__ = ["duration", "humanize", "humanize_measured", "warn_of_bare_number"]
 
 log = logging.getLogger("mainspring")
 
@@ -78,6 +78,13 @@ def humanize(span: timedelta) -> str:
             words.append(f"{count} {word}{'s' if count != 1 else ''}")
     text = " ".join(words) or "0 seconds"
     return f"minus {text}" if span < timedelta(0) else text
+
+
+def humanize_measured(seconds: float) -> str:
+    """A measured duration, rounded: `4.2 ms`, `2.5 s`, `3 minutes 5 seconds`."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else humanize(timedelta(seconds=round(seconds)))
 
 
 _WORDS = (

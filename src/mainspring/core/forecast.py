@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from mainspring.core.clock import to_us
 from mainspring.core.model import Job
+from mainspring.core.plurals import list_some
 from mainspring.core.policy import Overlap
 from mainspring.core.schedules import Cron, Interval, Schedule, dst
 from mainspring.core.schedules.base import in_utc
@@ -206,9 +207,8 @@ def _note_each_node(jobs: Iterable[Job]) -> list[str]:
     names = sorted(job.id for job in jobs if job.policy.each_node)
     if not names:
         return []
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return [
-        f"{', '.join(names[:3])}{more}: a slot runs on every node, and counts once here. It makes"
+        f"{list_some(names, 3)}: a slot runs on every node, and counts once here. It makes"
         " one run for each live worker"
     ]
 

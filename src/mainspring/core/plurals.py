@@ -1,10 +1,18 @@
-"""A number with its noun in messages: 1 run, 1,234 runs."""
+"""Numbers with their nouns, and lists that are cut, in messages."""
 
 from __future__ import annotations
 
-__all__ = ["plural"]
+from collections.abc import Sequence
+
+__all__ = ["list_some", "plural"]
 
 
 def plural(count: float, word: str, words: str | None = None) -> str:
-    """`words` is the plural where it is not the word with an s."""
+    """`1 run`, `1,234 runs`. `words` is the plural where it is not the word with an s."""
     return f"{count:,} {word if count == 1 else words or word + 's'}"
+
+
+def list_some(names: Sequence[str], most: int) -> str:
+    """The first names, and how many there are besides: `a, b, c and 2 more`."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -26,6 +26,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.node_runs import node_ids
+from mainspring.core.plurals import list_some
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import Ending, ending_of
 
@@ -361,7 +362,7 @@ def ended_on_all_nodes(run: Run, now: datetime, states: Mapping[str, State]) -> 
     }
     error = None
     if bad:
-        error = f"it did not succeed on {len(bad)} of {len(states)} nodes: {', '.join(bad[:5])}"
+        error = f"it did not succeed on {len(bad)} of {len(states)} nodes: {list_some(bad, 5)}"
     elif lacking:
         error = "no node ran it: all that it was for are gone"
     end = _over(run, now, State.FAILED if error else State.SUCCEEDED)

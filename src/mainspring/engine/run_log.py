@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from mainspring.core.durations import humanize
+from mainspring.core.durations import humanize_measured
 from mainspring.core.events import Event, Events
 from mainspring.core.model import Attempt, Run
 from mainspring.engine.tracebacks import without_engine_frames
@@ -47,7 +47,7 @@ def _retrying(event: Event) -> None:
     if (run := event.run) is None:
         return
     wait = max(run.run_at - event.time, timedelta())
-    then = f"next attempt in {_short(wait)}"
+    then = f"next attempt in {humanize_measured(wait.total_seconds())}"
     if event.data.get("breaker") == "opened":  # which delays the next attempt
         then = "which opened its circuit breaker; next attempt once that lets one through"
     _log(logging.WARNING, event, run, f"attempt {run.attempt} failed, {then}")
@@ -119,7 +119,7 @@ def _skipped(event: Event, each_run: bool) -> None:
 
 def _succeeded(event: Event) -> None:
     if (run := event.run) is not None:
-        took = "" if run.duration is None else f" in {_short(timedelta(seconds=run.duration))}"
+        took = "" if run.duration is None else f" in {humanize_measured(run.duration)}"
         log.info("job %s: succeeded%s (run %s)", run.job_id, took, run.id, extra=_facts(run))
 
 
@@ -144,10 +144,3 @@ def _breaker_closed(event: Event) -> None:
 def _facts(run: Run) -> dict[str, Any]:
     """Attributes of the log record, for formatters that write JSON."""
     return {"job_id": run.job_id, "run_id": run.id, "attempt": run.attempt}
-
-
-def _short(span: timedelta) -> str:
-    seconds = span.total_seconds()
-    if seconds < 0.1:
-        return f"{seconds * 1000:.1f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else humanize(timedelta(seconds=round(seconds)))

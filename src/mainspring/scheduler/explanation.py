@@ -6,7 +6,7 @@ notes of workers, and from the note that says when no worker was alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,7 @@ from msgspec import Struct
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
 from mainspring.core.node_runs import node_of
+from mainspring.core.plurals import list_some
 from mainspring.core.transitions import NODE_GONE
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
@@ -681,9 +682,8 @@ def _moment(given: datetime | None, *, exact: bool = False) -> str:
     return text + (f".{given.microsecond:06}Z" if exact and given.microsecond else "Z")
 
 
-def _listed(ids: list[str] | tuple[str, ...]) -> str:
-    more = len(ids) - MOST_NAMED
-    return ", ".join(ids[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _listed(ids: Sequence[str]) -> str:
+    return list_some(ids, MOST_NAMED)
 
 
 def _ids(workers: list[LiveWorker]) -> list[str]:
