@@ -109,7 +109,7 @@ async def run_until_signal(
     return bool(signals)
 
 
-def drain_notice(timeout: float) -> str:
+def drain_notice(timeout: timedelta) -> str:
     return (
         f"stopping: waiting up to {humanize(timeout)} for running work; send the signal again to"
         " end at once"
