@@ -19,8 +19,10 @@ __all__ = [
     "JobArgument",
     "JsonOption",
     "LimitOption",
+    "QuietOption",
     "RunArgument",
     "StoreOption",
+    "VerboseOption",
     "example",
     "finish",
     "span_of",
@@ -50,6 +52,8 @@ AppOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of tables.")
 ]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The most to list.")]
 CursorOption = Annotated[
     str | None,

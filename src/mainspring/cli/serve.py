@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import FileOption, JsonOption, StoreOption, example, finish, span_of
+from mainspring.cli.options import (
+    FileOption,
+    JsonOption,
+    QuietOption,
+    StoreOption,
+    VerboseOption,
+    example,
+    finish,
+    span_of,
+)
 from mainspring.cli.store_access import Found, StoreChoice
 from mainspring.core.plurals import plural
 
@@ -118,12 +127,8 @@ def serve(
             " a store that is deleted at the end.",
         ),
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log debug messages too.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")
-    ] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
     """Serve the HTTP API, fire schedules and work on runs until SIGTERM or Ctrl+C.

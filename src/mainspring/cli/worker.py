@@ -16,7 +16,9 @@ from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
 from mainspring.cli.options import (
     FileOption,
     JsonOption,
+    QuietOption,
     StoreOption,
+    VerboseOption,
     example,
     finish,
     span_of,
@@ -113,12 +115,8 @@ def worker(
             help="How long running work may take to end after the first signal, as in 90s or 5m.",
         ),
     ] = "30s",
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log debug messages too.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")
-    ] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     json: JsonOption = False,
     supervisor: Annotated[int | None, typer.Option(hidden=True)] = None,
     place: Annotated[int, typer.Option(hidden=True)] = 1,

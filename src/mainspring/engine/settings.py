@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypedDict
+from functools import partial
+from typing import Any, TypedDict, Unpack
 
 from mainspring.core.durations import duration
 from mainspring.core.policy import Policy, Span, memory_size
@@ -35,7 +36,7 @@ class Settings:
     """The settings of one engine."""
 
     worker_id: str
-    workers: int = 10
+    workers: int = 0
     queues: frozenset[str] | None = None
     lease: timedelta = timedelta(seconds=30)
     poll: timedelta = timedelta(seconds=1)
@@ -53,71 +54,14 @@ class Settings:
     """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
 
     @classmethod
-    def make(
-        cls,
-        worker_id: str,
-        *,
-        workers: int = 0,
-        queues: str | Iterable[str] | None = None,
-        lease: Span = "30s",
-        poll: Span = "1s",
-        retention: Span = "30d",
-        history: int | None = None,
-        prune_every: Span = "1m",
-        leader_election: bool = True,
-        wait_for_store: Span = "30s",
-        enabled: bool = True,
-        memory_limit: int | str | None = None,
-    ) -> Settings:
+    def make(cls, worker_id: str, **given: Any) -> Settings:
         """Make settings from what the program gives; raise InvalidInput for what is not allowed."""
-        return cls(
-            worker_id=worker_id,
-            workers=_workers(workers),
-            queues=_queues(queues),
-            lease=_lease(lease),
-            poll=_poll(poll),
-            retention=duration(retention, what="retention"),
-            history=_history(history),
-            prune_every=read_prune_every(prune_every),
-            leader_election=_leader_election(leader_election),
-            wait_for_store=duration(wait_for_store, what="wait_for_store"),
-            enabled=_enabled(enabled),
-            memory_limit=memory_size(memory_limit),
-        )
+        return cls(worker_id=worker_id, **{name: _READ[name](one) for name, one in given.items()})
 
-    def changed(
-        self,
-        *,
-        workers: int | None = None,
-        queues: str | Iterable[str] | None = None,
-        poll: Span | None = None,
-        retention: Span | None = None,
-        history: int | None = None,
-        prune_every: Span | None = None,
-        leader_election: bool | None = None,
-        wait_for_store: Span | None = None,
-        enabled: bool | None = None,
-        memory_limit: int | str | None = None,
-        log_each_run: bool | None = None,
-    ) -> Settings:
+    def changed(self, **choices: Unpack[Choices]) -> Settings:
         """Return these settings with the overrides applied."""
-        keep = self.retention if retention is None else retention
-        elects = self.leader_election if leader_election is None else leader_election
-        wait = self.wait_for_store if wait_for_store is None else wait_for_store
-        return replace(
-            self,
-            workers=self.workers if workers is None else _workers(workers),
-            queues=self.queues if queues is None else _queues(queues),
-            poll=self.poll if poll is None else _poll(poll),
-            retention=duration(keep, what="retention"),
-            history=self.history if history is None else _history(history),
-            prune_every=self.prune_every if prune_every is None else read_prune_every(prune_every),
-            leader_election=_leader_election(elects),
-            wait_for_store=duration(wait, what="wait_for_store"),
-            enabled=self.enabled if enabled is None else _enabled(enabled),
-            memory_limit=self.memory_limit if memory_limit is None else memory_size(memory_limit),
-            log_each_run=self.log_each_run if log_each_run is None else log_each_run,
-        )
+        given = {name: one for name, one in choices.items() if one is not None}
+        return replace(self, **{name: _READ[name](one) for name, one in given.items()})
 
 
 def _workers(given: int) -> int:
@@ -195,3 +139,20 @@ def _poll(given: Span) -> timedelta:
     if not timedelta(milliseconds=10) <= poll <= timedelta(minutes=1):
         raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}", field="poll", given=given)
     return poll
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "workers": _workers,
+    "queues": _queues,
+    "lease": _lease,
+    "poll": _poll,
+    "retention": partial(duration, what="retention"),
+    "history": _history,
+    "prune_every": read_prune_every,
+    "leader_election": _leader_election,
+    "wait_for_store": partial(duration, what="wait_for_store"),
+    "enabled": _enabled,
+    "memory_limit": memory_size,
+    "log_each_run": bool,
+}
+"""By setting: reads what a program or an operator gives, and raises InvalidInput."""

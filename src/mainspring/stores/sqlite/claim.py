@@ -27,10 +27,9 @@ from mainspring.stores.sqlite.codec import lane_parts
 from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.row_batches import one_value, select
 
-__all__ = ["LANES_AFTER", "FreeCapacity", "free_capacity", "next_due", "next_runs"]
+__all__ = ["LANES", "LANES_AFTER", "FreeCapacity", "free_capacity", "next_due", "next_runs"]
 
-# One seek from each lane to the next, and one to the first run in it before or after a time.
-_LANES = """
+LANES = """
 WITH RECURSIVE lanes (lane) AS (
     SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
     WHERE state = 'pending'
@@ -39,18 +38,21 @@ WITH RECURSIVE lanes (lane) AS (
         SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
         WHERE state = 'pending' AND lane > lanes.lane
     ) FROM lanes WHERE lanes.lane IS NOT NULL
-), heads (lane, head) AS (
+)"""
+"""All lanes with a pending run: one seek from each lane to the next."""
+# And one to the first run in each before or after a time.
+_HEADS = f"""{LANES}, heads (lane, head) AS (
     SELECT lane, (
         SELECT min(run_at) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane = lanes.lane AND run_at {} ?
+        WHERE state = 'pending' AND lane = lanes.lane AND run_at {{}} ?
     ) FROM lanes WHERE lane IS NOT NULL
 )
 SELECT json_group_array(json_array(lane, head)) FROM heads
 WHERE typeof(lane) = 'text' AND head < 253402300800000000
 """
 """A `run_at` that is text, a blob or later than the year 9999 is damaged. It sorts last."""
-_LANES_DUE = _LANES.format("<=")
-LANES_AFTER = _LANES.format(">")
+_LANES_DUE = _HEADS.format("<=")
+LANES_AFTER = _HEADS.format(">")
 _LIMITS = """
 SELECT json_group_array(json_array(
     CASE typeof(id) WHEN 'text' THEN id END,

@@ -16,6 +16,7 @@ from mainspring.stores.cursors import cursor_number
 from mainspring.stores.evaluation import has_cursor, ordered_jobs
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
 from mainspring.stores.sqlite import counters
+from mainspring.stores.sqlite.claim import LANES
 from mainspring.stores.sqlite.codec import (
     SET_ASIDE,
     from_us,
@@ -183,17 +184,8 @@ def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     return f"{_PASSED_OVER}{_NEWEST}", (SET_ASIDE, before, query.limit)
 
 
-# One seek from each lane to the next. A priority is one digit.
-_PASSED_OVER = """
-WITH RECURSIVE lanes (lane) AS (
-    SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-    WHERE state = 'pending'
-    UNION ALL
-    SELECT (
-        SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane > lanes.lane
-    ) FROM lanes WHERE lanes.lane IS NOT NULL
-)
+# A priority is one digit.
+_PASSED_OVER = f"""{LANES}
 SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
 WHERE state = 'pending' AND lane IN (
     SELECT lane FROM lanes WHERE lane = ? OR typeof(lane) <> 'text'
