@@ -13,10 +13,14 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 
 
 @pytest.mark.timeout(900)
-async def test_many_failovers(tmp_path: Path) -> None:
+async def test_no_run_is_lost_or_done_twice_in_ten_failovers(tmp_path: Path) -> None:
+    """`failover` checks the runs."""
     with ReplicaSet() as servers:
         deeds = [kill_primary, step_down] * 5
-        print(await failover(tmp_path, servers, deeds, workers=3, timeout=300))
+        report = await failover(tmp_path, servers, deeds, workers=3, timeout=300)
+    print(report)
+    assert len(report.stalls) == len(deeds)  # after each of them the store took runs again
+    assert report.runs >= report.acknowledged > 0
 
 
 @pytest.mark.timeout(900)
@@ -32,7 +36,7 @@ async def test_a_default_failover_costs_no_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_cut_after_cut() -> None:
+async def test_nothing_acknowledged_is_lost_when_a_primary_is_cut_off() -> None:
     with ReplicaSet(election_timeout=10) as servers:
         for _ in range(5):
             told, lost = await cut(servers)
@@ -41,6 +45,10 @@ async def test_cut_after_cut() -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_leader_after_leader(tmp_path: Path) -> None:
+async def test_every_slot_runs_once_though_six_leaders_are_killed(tmp_path: Path) -> None:
+    """`orphaned_slots` checks the runs of each slot."""
+    kills = 6
     with ReplicaSet(election_timeout=10) as servers:
-        print(await orphaned_slots(tmp_path, with_database(servers.url, "jobs"), kills=6), "slots")
+        slots = await orphaned_slots(tmp_path, with_database(servers.url, "jobs"), kills=kills)
+    print(slots, "slots")
+    assert slots > kills  # one is due each second, and each kill takes longer

@@ -16,6 +16,11 @@ def test_nothing_is_raised_if_nothing_was_collected() -> None:
     with errors:
         pass
     errors.check()
+    with errors:
+        raise InvalidInput("later", field="queue")
+    with pytest.raises(InvalidInput, match="later") as caught:
+        errors.check()
+    assert [one.field for one in caught.value.each()] == ["queue"]
 
 
 def test_the_first_error_is_raised_with_the_others() -> None:

@@ -135,11 +135,13 @@ ZONES = st.sampled_from(["UTC", "Europe/Berlin", "Australia/Lord_Howe"])
     None,
     "Europe/Berlin",
 )
-def test_no_rule_takes_long(text: str, start: str | None, zone: str) -> None:
+def test_every_answer_of_a_rule_takes_at_most_50_000_calls(
+    text: str, start: str | None, zone: str
+) -> None:
     check_all(lambda: rrule(text, tz=zone, start=start))
 
 
-def test_many_exceptions_take_no_longer() -> None:
+def test_many_exceptions_take_at_most_50_000_calls() -> None:
     days = [NOW + timedelta(days=n) for n in range(230)]
     text = "RRULE:FREQ=DAILY\nEXDATE:" + ",".join(f"{day:%Y%m%dT%H%M%S}" for day in days)
     check_all(lambda: rrule(f"DTSTART:{NOW:%Y%m%dT%H%M%S}\n{text}"))
@@ -163,11 +165,11 @@ FIELDS = st.text("0123456789*,-/?LW#HJANFEBSUNMON ", min_size=1, max_size=60)
     ZONES,
 )
 @settings(max_examples=60, deadline=None)
-def test_no_cron_expression_takes_long(text: str, zone: str) -> None:
+def test_every_answer_of_a_cron_expression_takes_at_most_50_000_calls(text: str, zone: str) -> None:
     check_all(lambda: cron(text, zone))
 
 
-def test_no_interval_takes_long() -> None:
+def test_every_answer_of_an_interval_takes_at_most_50_000_calls() -> None:
     for span in ("100ms", "1s", "97s", "40000d"):
         check_all(partial(every, span))
 

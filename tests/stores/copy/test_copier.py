@@ -20,6 +20,7 @@ from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, RunQuery, Sto
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore, RandomFaults
 from mainspring.testing.store_calls import claim_runs, drop_note, get_runs, put_job, put_note
+from tests.support.engine import EventRecorder
 from tests.support.filled_store import everything, fill, made, opened
 from tests.support.servers.mongodb import with_database
 
@@ -250,21 +251,25 @@ async def test_a_scheduler_goes_on_where_it_was_stopped(on_disk: Make, on_mongo:
         await asyncio.sleep(0.01)
         await copy(source, target)
         [ticking] = (await source.jobs(JobQuery(ids=frozenset({"ticking"})))).items
-        assert ticking.next_run_at is not None
-    async with made_on(target) as scheduler:
+        due = ticking.next_run_at
+        assert due is not None
+    scheduler = made_on(target)
+    recorder = EventRecorder(scheduler)
+    async with scheduler:
         again = await scheduler.enqueue("mail", {"to": "again"}, dedupe_key="one")
         assert (again.id, again.duplicate) == (later.id, True)
         done = await scheduler.wait((await scheduler.retry(failed.id)).id, 30)
         assert (done.state, done.attempt, done.token) == (State.SUCCEEDED, 2, 2)
         rescued = await scheduler.wait(held.id, 30)
         assert (rescued.state, rescued.token) == (State.SUCCEEDED, 2)
-        async with asyncio.timeout(30):
-            while not [
-                run
-                for run in (await scheduler.list_runs(job="ticking", state="succeeded")).items
-                if run.scheduled_at >= ticking.next_run_at
-            ]:
-                await asyncio.sleep(0.1)
+        await recorder.until(
+            "run.succeeded",
+            where=lambda event: (
+                event.run is not None
+                and event.run.job_id == "ticking"
+                and event.run.scheduled_at >= due
+            ),
+        )
     assert sorted(seen) == ["lost", "nobody", "nobody"]
 
 
@@ -288,9 +293,10 @@ async def test_a_live_scheduler_is_refused(on_disk: Make) -> None:
     source, target = on_disk("a"), on_disk("b")
     async with opened(source, target):
         for name, store in (("source", source), ("target", target)):
-            async with Scheduler(f"sqlite:///{store.info().file}") as scheduler:
-                while not scheduler.is_leader:
-                    await asyncio.sleep(0.01)
+            scheduler = Scheduler(f"sqlite:///{store.info().file}")
+            recorder = EventRecorder(scheduler)
+            async with scheduler:
+                await recorder.until("leader.elected")
                 with pytest.raises(CopyRefused, match=f"a scheduler is working on the {name}"):
                     await copy(source, target)
         await copy(source, target)

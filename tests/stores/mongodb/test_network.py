@@ -52,22 +52,27 @@ async def test_work_resumes_when_the_connection_recovers(
                 while len(done) < len(runs) - 30:
                     await asyncio.sleep(0.01)
                 proxy.turn(line)
-                await asyncio.sleep(1)
+                await _answers(scheduler, False)
+                while not heard:
+                    await asyncio.sleep(0.01)
                 proxy.turn(Line.WELL)
-                await _answers(scheduler)
+                await _answers(scheduler, True)
             ended = [await scheduler.wait(run.id, 60) for run in runs]
         assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
         assert set(done.values()) == {1}
         assert heard
 
 
-async def _answers(scheduler: Scheduler) -> None:
-    while True:
+async def _answers(scheduler: Scheduler, expected: bool) -> None:
+    """Ask until the store answers, or until it does not."""
+    answers = not expected
+    while answers is not expected:
+        await asyncio.sleep(0.05)
         try:
             await scheduler.stats()
-            return
+            answers = True
         except StoreUnavailable:
-            await asyncio.sleep(0.05)
+            answers = False
 
 
 async def test_a_slow_connection_loses_nothing(server: ReplicaSet, database_name: str) -> None:

@@ -9,7 +9,7 @@ from pymongo.errors import AutoReconnect
 
 from mainspring.core import transitions
 from mainspring.errors import StoreError
-from mainspring.stores.mongodb import notifier, schema
+from mainspring.stores.mongodb import MongoStore, notifier, schema
 from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.testing.store_calls import claim_runs
 from tests.support.mongodb.store import CLAIM, opened, some_runs
@@ -21,9 +21,16 @@ def any_url(request: pytest.FixtureRequest, database_name: str) -> str:
     return with_database(request.getfixturevalue(request.param), database_name)
 
 
+async def listening(store: MongoStore) -> None:
+    """Until it receives every hint that comes: those after the mark that it has written."""
+    await store.wait(0)
+    while await store._db.wakeups.find_one({"mark": {"$exists": True}}) is None:
+        await asyncio.sleep(0.01)
+
+
 async def test_one_client_wakes_another(any_url: str) -> None:
     async with opened(any_url) as one, opened(any_url) as two:
-        await one.wait(0.3)  # until it listens
+        await listening(one)
         for _ in range(3):
             waiting = asyncio.create_task(one.wait(20))
             await asyncio.sleep(0.05)
@@ -34,7 +41,7 @@ async def test_one_client_wakes_another(any_url: str) -> None:
 async def test_wakeups_that_lost_their_cap_are_given_it_again(any_url: str) -> None:
     """By a drop under those who follow it, and the hint that makes it again; or by a restore."""
     async with opened(any_url) as one, opened(any_url) as two:
-        await one.wait(0.3)  # until it listens
+        await listening(one)
         await two._db.wakeups.drop()
         await two._db.wakeups.insert_one({"new": True})
         assert await two._db.wakeups.options() == {}
@@ -62,7 +69,7 @@ async def test_hints_that_runs_have_ended_are_passed_on_less_often(
         await two.add(await some_runs(two, "a", "b"))
         first, second = await claim_runs(two, CLAIM)
         await asyncio.sleep(0.2)  # the hint of it is over
-        await one.wait(0.3)  # until it listens
+        await listening(one)
         assert await two.commit([transitions.succeeded(first, await two.now(), None)]) == [True]
         assert await one.wait(20) is True
         assert await two.commit([transitions.succeeded(second, await two.now(), None)]) == [True]

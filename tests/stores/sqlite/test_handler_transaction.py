@@ -186,9 +186,9 @@ async def test_renewals_come_between_two_transactions(store: SqliteStore) -> Non
     await mine.begin()
     others = [turn(store, run) for run in rest]
     waiting = [asyncio.create_task(other.begin()) for other in others]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # each puts itself in the queue of the writer at its first step
     renewal = asyncio.create_task(store.renew([Held(first.id, first.token)], LEASE))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     await mine.rollback()
     await renewal
     assert sum(one.done() for one in waiting) <= 1
@@ -204,7 +204,7 @@ async def test_a_transaction_that_is_cancelled_while_it_waits_leaves_the_writer_
     mine, other = turn(store, first), turn(store, second)
     await mine.begin()
     waiting = asyncio.create_task(other.begin())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
@@ -227,7 +227,7 @@ async def test_a_closed_store_gives_no_turn(store: SqliteStore) -> None:
     mine, waits, late = turn(store, run), turn(store, other), turn(store, other)
     await mine.begin()
     waiting = asyncio.create_task(waits.begin())
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
     closing_ = asyncio.create_task(store.close())
     await asyncio.sleep(0.05)
     await mine.rollback()
