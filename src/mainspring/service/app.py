@@ -64,7 +64,7 @@ def create_app(
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
-        openapi_url="/openapi.json",
+        openapi_url=None,  # routes/docs.py
         redirect_slashes=False,  # behind a TLS proxy it would redirect to plain HTTP
         lifespan=_lifespan,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -128,3 +129,20 @@ async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> N
         if not schema.get("description")
     ]
     assert silent == []
+
+
+async def test_the_loop_works_while_the_description_is_made(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half a second of CPU, at the first request."""
+    others = threading.Event()
+
+    def made() -> dict[str, Any]:
+        assert others.wait(60), "the loop waits for the description"
+        return {"openapi": "3.1.0"}
+
+    monkeypatch.setattr(api.app, "openapi", made)
+    asked = asyncio.create_task(api.get("/openapi.json"))
+    assert (await api.get("/livez")).status_code == 200
+    others.set()
+    assert (await asked).json() == {"openapi": "3.1.0"}

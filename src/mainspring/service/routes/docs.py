@@ -1,14 +1,16 @@
-"""`/docs`: the API's reference, which a script makes from `/openapi.json`. The page loads nothing
-from other hosts."""
+"""`/openapi.json`, and `/docs`: the API's reference, which a script makes from it. The page loads
+nothing from other hosts."""
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from pathlib import Path
 
-from fastapi import Response
+from fastapi import Request, Response
 
 from mainspring.service.router import api_router
+from mainspring.service.schemas.json_format import encode_json
 
 __all__ = ["router"]
 
@@ -34,6 +36,16 @@ async def script() -> Response:
 @router.get("/docs.css")
 async def style() -> Response:
     return _file("docs.css", "text/css; charset=utf-8")
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """In a thread: to make the document takes half a second of CPU, at the first request, and the
+    scheduler's event loop must not wait for that."""
+    document = await asyncio.to_thread(request.app.openapi)
+    if where := request.scope.get("root_path", ""):
+        document = {**document, "servers": [{"url": where}]}
+    return Response(encode_json(document), media_type="application/json")
 
 
 def _file(name: str, media_type: str) -> Response:
