@@ -17,8 +17,13 @@ from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, S
 from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.router import api_router
 from mainspring.service.schemas.execution import Executions, execution_documents
-from mainspring.service.schemas.health import PageHealth, Probe, Stats
-from mainspring.service.schemas.json_format import json_response, to_iso, to_milliseconds
+from mainspring.service.schemas.health import PROCESS_FIELDS, PageHealth, Probe, Stats
+from mainspring.service.schemas.json_format import (
+    camel_case,
+    json_response,
+    to_iso,
+    to_milliseconds,
+)
 
 __all__ = [
     "read_health",
@@ -66,13 +71,7 @@ async def read_health(service: Service) -> dict[str, Any]:
         "scheduler": {
             **_state(service, found.running_here),
             "pollInterval": to_milliseconds(client.poll),
-            "isLeader": found.is_leader,
-            "stuckThreads": found.stuck_threads,
-            "enabled": found.enabled,
-            "pausedSince": to_iso(found.paused_since),
-            "memory": found.memory,
-            "cpuSeconds": found.cpu_seconds,
-            "memoryLimitReached": found.memory_limit_reached,
+            **camel_case({name: getattr(found, name) for name in PROCESS_FIELDS}),
         },
         "jobsWithoutWorker": list(found.jobs_without_worker),
         "orphanedJobs": list(found.orphaned_jobs),
@@ -171,16 +170,7 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 async def read_open_breakers(service: Service) -> list[dict[str, Any]]:
     found = await service.client.open_breakers()
-    return [
-        {
-            "jobId": job_id,
-            "state": one.state,
-            "failures": one.failures,
-            "until": to_iso(one.until),
-            "trial": one.trial,
-        }
-        for job_id, one in found.items()
-    ]
+    return [{"jobId": job_id, **camel_case(one)} for job_id, one in found.items()]
 
 
 @router.get(

@@ -18,7 +18,12 @@ from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
 from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
 from mainspring.service.schemas.fields import query_of
-from mainspring.service.schemas.json_format import WrongFormat, json_response, read_datetime
+from mainspring.service.schemas.json_format import (
+    WrongFormat,
+    camel_case,
+    json_response,
+    read_datetime,
+)
 from mainspring.service.schemas.problem import Done
 from mainspring.service.schemas.run import (
     MatchBody,
@@ -109,12 +114,7 @@ async def bulk(
 ) -> Response:
     refuse_idempotency_key(idempotency_key)
     done = await bulk_runs(service, body)
-    return json_response(
-        {
-            "success": True,
-            "data": {"matched": done.matched, "done": done.done, "more": done.more},
-        }
-    )
+    return json_response({"success": True, "data": camel_case(done)})
 
 
 async def bulk_runs(service: Service, body: RunsBulkBody) -> Matched:

@@ -61,7 +61,7 @@ from mainspring.service.schemas.job import (
     job_document,
 )
 from mainspring.service.schemas.job_health import JobHealth, JobMetrics
-from mainspring.service.schemas.json_format import json_response
+from mainspring.service.schemas.json_format import camel_case, json_response
 from mainspring.service.schemas.key import ApiKey, ApiKeyList, KeyBody
 from mainspring.service.schemas.preview import Preview, PreviewBody
 from mainspring.service.schemas.run import Run, RunList, RunsBulkBody, RunsBulkResult, run_document
@@ -401,7 +401,7 @@ async def bulk_runs(
 ) -> Response:
     jobs.refuse_idempotency_key(idempotency_key)
     done = await runs.bulk_runs(service, body)
-    return json_response({"matched": done.matched, "done": done.done, "more": done.more})
+    return json_response(camel_case(done))
 
 
 @router.get("/runs/{id}", response_model=Run, tags=["runs"], summary="Read a run with its attempts")
@@ -509,21 +509,15 @@ async def follow_events(
 async def get_health(service: ServiceDep) -> Response:
     found = await health.read_health(service)
     state = found["scheduler"]
+    known = {
+        **found,
+        **state,
+        "time": found["timestamp"],
+        "running": state["runningJobs"],
+        "capacity": state["maxConcurrentJobs"],
+    }
     return json_response(
-        {
-            "status": found["status"],
-            "time": found["timestamp"],
-            "store": found["store"],
-            "running": state["runningJobs"],
-            "capacity": state["maxConcurrentJobs"],
-            **{
-                name: state[name]
-                for name in ("pollInterval", "isLeader", "stuckThreads", "enabled", "pausedSince")
-            },
-            "jobsWithoutWorker": found["jobsWithoutWorker"],
-            "orphanedJobs": found["orphanedJobs"],
-            **{name: state[name] for name in ("memory", "cpuSeconds", "memoryLimitReached")},
-        }
+        {one.alias: known[one.alias or ""] for one in Health.model_fields.values()}
     )
 
 

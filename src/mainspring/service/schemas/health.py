@@ -9,6 +9,7 @@ from pydantic import Field
 from mainspring.service.schemas.fields import Cursor, Document, Milliseconds, Time, repeats
 
 __all__ = [
+    "PROCESS_FIELDS",
     "ExecutionCounts",
     "Firing",
     "FiringAnswer",
@@ -151,11 +152,14 @@ class SchedulerState(Document):
     max_concurrent_jobs: int
 
 
-@repeats(
-    Health,
-    *("poll_interval", "is_leader", "stuck_threads", "enabled", "paused_since", "memory"),
-    *("cpu_seconds", "memory_limit_reached"),
+PROCESS_FIELDS = (
+    *("is_leader", "stuck_threads", "enabled", "paused_since"),
+    *("memory", "cpu_seconds", "memory_limit_reached"),
 )
+"""The fields that the library's health of a scheduler has under the same names."""
+
+
+@repeats(Health, "poll_interval", *PROCESS_FIELDS)
 class SchedulerHealth(SchedulerState):
     pass
 
