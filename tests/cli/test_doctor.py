@@ -84,7 +84,7 @@ def test_files_that_every_user_may_use(run: Run, stocked: Stocked) -> None:
     assert found["files"]["advice"].startswith("chmod o= ")
 
 
-def test_no_database(run: Run, folder: Path) -> None:
+def test_a_missing_database_is_a_fault_and_is_not_made(run: Run, folder: Path) -> None:
     answer = run("doctor")
     assert answer.code == 1
     assert f"there is no database {folder / 'mainspring.db'}" in answer.out

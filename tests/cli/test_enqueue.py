@@ -28,7 +28,7 @@ def test_a_payload_comes_back_as_it_went_in(run: Run, stocked: Stocked) -> None:
     assert made["payload"] == {"day": {"$date": "2026-11-15"}, "n": 1.5}
 
 
-def test_options(run: Run, stocked: Stocked) -> None:
+def test_delay_priority_queue_and_time_reach_the_run(run: Run, stocked: Stocked) -> None:
     made = run(
         "enqueue", "whoami", "--delay", "1h", "--priority", "9", "--queue", "mail", "--json"
     ).json
@@ -41,7 +41,7 @@ def test_options(run: Run, stocked: Stocked) -> None:
     assert plain["run_at"] == "2030-01-01T09:00:00Z"
 
 
-def test_dedupe(run: Run, stocked: Stocked) -> None:
+def test_a_second_run_with_the_same_dedupe_key_is_a_duplicate(run: Run, stocked: Stocked) -> None:
     words = ("enqueue", "whoami", "--dedupe-key", "k", "--dedupe-for", "1h", "--json")
     first, second = run(*words).json, run(*words).json
     assert second["id"] == first["id"]
@@ -88,20 +88,22 @@ def test_with_the_app_arguments_are_checked(run: Run, stocked: Stocked) -> None:
         (("whoami", "--many", "missing.jsonl"), "missing.jsonl cannot be read"),
     ],
 )
-def test_bad_input(run: Run, stocked: Stocked, words: tuple[str, ...], message: str) -> None:
+def test_wrong_input_is_refused_and_nothing_is_enqueued(
+    run: Run, stocked: Stocked, words: tuple[str, ...], message: str
+) -> None:
     answer = run("enqueue", *words)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
     assert len(run("runs", "list", "--json").json["items"]) == 2
 
 
-def test_too_large(run: Run, stocked: Stocked) -> None:
+def test_a_payload_that_is_too_large_is_refused(run: Run, stocked: Stocked) -> None:
     answer = run("enqueue", "whoami", "-", stdin='"' + "x" * 300_000 + '"')
     assert answer.code == 2
     assert "at most 262,144" in answer.err
 
 
-def test_many(run: Run, stocked: Stocked, folder: Path) -> None:
+def test_each_line_of_a_file_becomes_a_run(run: Run, stocked: Stocked, folder: Path) -> None:
     lines = "".join(f'{{"to": "{n}"}}\n\n' for n in range(2500))
     (folder / "many.jsonl").write_text(lines)
     answer = run("enqueue", "send_email", "--many", "many.jsonl", "--delay", "1h", "--json")

@@ -13,7 +13,7 @@ from tests.support.command_line import Run, until
 Stocked = dict[str, str]
 
 
-def test_list(run: Run, stocked: Stocked) -> None:
+def test_jobs_are_listed_with_their_schedules(run: Run, stocked: Stocked) -> None:
     answer = run("jobs", "list")
     assert answer.code == 0
     header, *rows = answer.out.splitlines()
@@ -48,7 +48,7 @@ def test_list_by_tag(run: Run, stocked: Stocked) -> None:
     assert "no jobs with the tag 'none' yet" in run("jobs", "list", "--tag", "none").err
 
 
-def test_show(run: Run, stocked: Stocked) -> None:
+def test_a_job_is_shown_with_its_health_and_metrics(run: Run, stocked: Stocked) -> None:
     answer = run("jobs", "show", "send_email")
     assert answer.code == 0
     assert "1 of 2 succeeded (50%)" in answer.out
@@ -98,7 +98,7 @@ def test_pause_and_resume(run: Run, stocked: Stocked) -> None:
     assert run("jobs", "show", "daily_report", "--json").json["enabled"] is True
 
 
-def test_trigger(run: Run, stocked: Stocked) -> None:
+def test_a_paused_job_can_be_triggered(run: Run, stocked: Stocked) -> None:
     run("jobs", "pause", "daily_report")
     made = run("jobs", "trigger", "daily_report")
     found = run("runs", "show", made.out.strip(), "--json").json
@@ -111,7 +111,7 @@ def test_trigger_with_the_app_checks_arguments(run: Run, stocked: Stocked) -> No
     assert "missing to" in answer.err
 
 
-def test_remove(run: Run, stocked: Stocked) -> None:
+def test_a_job_of_the_code_is_removed_only_by_force(run: Run, stocked: Stocked) -> None:
     owned = run("jobs", "remove", "whoami")
     assert owned.code == 1
     assert "defined in code" in owned.err
@@ -124,7 +124,9 @@ def test_remove(run: Run, stocked: Stocked) -> None:
 
 
 @pytest.mark.parametrize("verb", ["show", "pause", "resume", "trigger", "remove"])
-def test_unknown_job(run: Run, stocked: Stocked, verb: str) -> None:
+def test_an_unknown_job_is_refused_with_the_command_that_lists_jobs(
+    run: Run, stocked: Stocked, verb: str
+) -> None:
     answer = run("jobs", verb, "nothing")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("error: there is no job 'nothing'\n")

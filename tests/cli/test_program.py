@@ -45,7 +45,7 @@ def test_without_a_command_help_is_shown(run: Run) -> None:
     assert run("jobs").out == run("jobs", "--help").out
 
 
-def test_version(run: Run) -> None:
+def test_version_is_printed(run: Run) -> None:
     assert run("version").out == run("--version").out == f"mainspring {__version__}\n"
     assert run("version", "--json").json == {"version": __version__}
 
@@ -65,7 +65,9 @@ def test_version(run: Run) -> None:
         (("enqueue", "x", "--app", "app:forgetful"), "this command cannot open it"),
     ],
 )
-def test_bad_usage(run: Run, words: tuple[str, ...], message: str) -> None:
+def test_wrong_words_are_refused_with_what_is_allowed(
+    run: Run, words: tuple[str, ...], message: str
+) -> None:
     answer = run(*words)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err

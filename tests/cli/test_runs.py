@@ -25,7 +25,7 @@ def test_list_newest_first_with_whole_ids(run: Run, stocked: Stocked) -> None:
     assert "ValueError: no such address" in rows[0]
 
 
-def test_list_filters(run: Run, stocked: Stocked) -> None:
+def test_runs_are_listed_by_state_and_job(run: Run, stocked: Stocked) -> None:
     def ids(*words: str) -> list[str]:
         return [item["id"] for item in run("runs", "list", *words, "--json").json["items"]]
 
@@ -51,7 +51,7 @@ def test_list_says_what_there_is_not(run: Run, stocked: Stocked) -> None:
     assert "states are waiting, pending" in unknown.err
 
 
-def test_show(run: Run, stocked: Stocked) -> None:
+def test_a_run_is_shown_with_its_result_log_and_traceback(run: Run, stocked: Stocked) -> None:
     good = run("runs", "show", stocked["good"])
     assert good.code == 0
     assert '"sent to a@example.org"' in good.out
@@ -72,7 +72,7 @@ def test_show_says_why_a_run_did_not_run(run: Run, stocked: Stocked) -> None:
     assert "not today" in run("runs", "show", made).out
 
 
-def test_cancel(run: Run, stocked: Stocked) -> None:
+def test_a_run_is_cancelled_once(run: Run, stocked: Stocked) -> None:
     made = run("enqueue", "whoami", "--delay", "1h").out.strip()
     answer = run("runs", "cancel", made, "--json")
     assert (answer.code, answer.json["state"]) == (0, "cancelled")
@@ -81,7 +81,7 @@ def test_cancel(run: Run, stocked: Stocked) -> None:
     assert "had ended already: it is cancelled" in again.err
 
 
-def test_retry(run: Run, stocked: Stocked) -> None:
+def test_only_a_failed_run_is_retried(run: Run, stocked: Stocked) -> None:
     answer = run("runs", "retry", stocked["bad"])
     assert answer.out == f"{stocked['bad']} is pending again\n"
     again = run("runs", "retry", stocked["good"], "--json")
@@ -89,7 +89,7 @@ def test_retry(run: Run, stocked: Stocked) -> None:
     assert "only a failed or cancelled run" in again.err
 
 
-def test_unknown_run(run: Run, stocked: Stocked) -> None:
+def test_an_unknown_run_is_refused(run: Run, stocked: Stocked) -> None:
     for verb in ("show", "cancel", "retry"):
         answer = run("runs", verb, "nothing")
         assert answer.code == 2

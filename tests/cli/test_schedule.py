@@ -15,7 +15,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "utcnow", lambda: NOW)
 
 
-def test_preview(run: Run) -> None:
+def test_the_next_slots_are_shown_in_the_zone_and_in_utc(run: Run) -> None:
     answer = run("schedule", "0 9 * * 1-5", "--tz", "Asia/Kolkata", "-n", "2")
     assert answer.out.splitlines() == [
         "At 09:00, Monday through Friday, Asia/Kolkata",
@@ -39,7 +39,7 @@ def test_a_moment_without_an_offset_is_read_in_the_zone(run: Run) -> None:
     assert "2030-01-01T09:00:00+05:30  2030-01-01T03:30:00Z" in answer.out
 
 
-def test_json(run: Run) -> None:
+def test_json_has_the_slots_and_the_warnings(run: Run) -> None:
     document = run("schedule", "0 9 * * 1-5", "--tz", "Asia/Kolkata", "-n", "10", "--json").json
     assert len(document["upcoming"]) == 10
     assert document["upcoming"][0] == {
@@ -58,7 +58,7 @@ def test_daylight_saving_is_foretold(run: Run) -> None:
 @pytest.mark.parametrize(
     "text", ["@daily", "5m", "2030-01-01T09:00:00Z", "RRULE:FREQ=DAILY;BYHOUR=9", "0 0 9 * * 1"]
 )
-def test_every_form(run: Run, text: str) -> None:
+def test_every_form_of_a_schedule_is_accepted(run: Run, text: str) -> None:
     answer = run("schedule", text, "--json")
     assert answer.code == 0
     assert answer.json["upcoming"]
@@ -73,7 +73,7 @@ def test_one_that_is_over(run: Run) -> None:
 @pytest.mark.parametrize(
     "words", [("0 9 * * 8",), ("soon",), ("0 0 30 2 *",), ("@daily", "--tz", "Mars/Olympus")]
 )
-def test_bad_ones(run: Run, words: tuple[str, ...]) -> None:
+def test_a_wrong_schedule_is_refused(run: Run, words: tuple[str, ...]) -> None:
     answer = run("schedule", *words)
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("error: ")

@@ -68,7 +68,7 @@ def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) ->
                 there.webhooks.preview(job, NOW)
 
 
-def test_again(run: Run, stocked: dict[str, str]) -> None:
+def test_a_second_copy_adds_nothing(run: Run, stocked: dict[str, str]) -> None:
     run("store", "copy", HERE, THERE)
     answer = run("store", "copy", HERE, THERE)
     assert answer.code == 0
@@ -101,7 +101,7 @@ def names(folder: Path) -> set[str]:
         (HERE, "sqlite:///no/folder/x.db", "does not exist"),
     ],
 )
-def test_refused(
+def test_a_wrong_source_or_target_is_refused_and_leaves_no_file(
     run: Run, stocked: dict[str, str], folder: Path, source: str, target: str, words: str
 ) -> None:
     before = names(folder)

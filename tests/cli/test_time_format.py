@@ -26,7 +26,7 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
         (10 * 86_400, "in 10 days"),
     ],
 )
-def test_relative_times(seconds: float, words: str) -> None:
+def test_a_relative_time_has_one_unit(seconds: float, words: str) -> None:
     assert relative(NOW + timedelta(seconds=seconds), NOW) == words
 
 
@@ -36,7 +36,7 @@ def test_local_times_are_no_longer_than_needed() -> None:
     assert local(NOW + timedelta(days=365), NOW, UTC) == "Mon 15 Nov 2027 12:00"
 
 
-def test_spans() -> None:
+def test_a_span_has_at_most_two_units() -> None:
     assert [span(s) for s in (0.004, 9.99, 12, 185, 7800)] == [
         "0.00s",
         "9.99s",

@@ -86,7 +86,7 @@ def test_a_bare_number_in_a_text_gets_advice() -> None:
         (timedelta(minutes=-2), "minus 2 minutes"),
     ],
 )
-def test_humanize(span: timedelta, words: str) -> None:
+def test_a_duration_is_written_in_words(span: timedelta, words: str) -> None:
     assert humanize(span) == words
 
 

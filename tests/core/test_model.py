@@ -14,18 +14,18 @@ NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("job_id", ["a", "daily_report", "team.mail:v2-x", "x" * 200, "0"])
-def test_job_ids(job_id: str) -> None:
+def test_these_job_ids_are_accepted(job_id: str) -> None:
     assert check_job_id(job_id) == job_id
 
 
 @pytest.mark.parametrize("job_id", ["", "a b", "a@b", "é", "x" * 201, "a\n", "a/b", None, 5])
-def test_refused_job_ids(job_id: object) -> None:
+def test_these_job_ids_are_refused(job_id: object) -> None:
     with pytest.raises(InvalidInput, match="1 to 200 letters, digits"):
         check_job_id(job_id)
 
 
 class TestSlotIds:
-    def test_readable(self) -> None:
+    def test_the_id_names_the_job_and_the_slot(self) -> None:
         assert slot_run_id("mail", NOON) == "mail@20300501T120000Z"
         assert slot_run_id("mail", NOON.replace(microsecond=250_000)) == "mail@20300501T120000.25Z"
         assert slot_run_id("mail", NOON.replace(microsecond=1)) == "mail@20300501T120000.000001Z"

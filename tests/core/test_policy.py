@@ -34,13 +34,13 @@ def waits(backoff: Backoff, *failures: int) -> list[float]:
 
 
 class TestBackoff:
-    def test_fixed(self) -> None:
+    def test_a_fixed_backoff_waits_the_same_each_time(self) -> None:
         assert waits(Backoff("fixed", "5s", jitter=False), 1, 2, 50) == [5, 5, 5]
 
-    def test_linear(self) -> None:
+    def test_a_linear_backoff_grows_by_its_delay(self) -> None:
         assert waits(Backoff("linear", "5s", jitter=False), 1, 2, 3) == [5, 10, 15]
 
-    def test_exponential(self) -> None:
+    def test_an_exponential_backoff_grows_by_its_factor(self) -> None:
         plain = Backoff(delay="1s", jitter=False)
         assert waits(plain, 1, 2, 3, 4, 11) == [1, 2, 4, 8, 1024]
         assert waits(Backoff(delay="2s", factor=3, jitter=False), 1, 2, 3) == [2, 6, 18]
@@ -233,10 +233,10 @@ class TestReading:
             *(("1.5KiB", 1536), ("1mib", 2**20), ("1GiB", 2**30), ("4096", 4096)),
         ],
     )
-    def test_sizes(self, text: str, size: int) -> None:
+    def test_a_memory_limit_is_read_with_its_unit(self, text: str, size: int) -> None:
         assert Policy.make(memory_limit=text, isolation="process").memory_limit == size
 
-    def test_breakers(self) -> None:
+    def test_a_breaker_is_read_from_a_number_or_a_value(self) -> None:
         assert Policy.make(breaker=3).breaker == Breaker(3)
         assert Policy.make(breaker=False).breaker is None
         assert Policy.make(breaker=Breaker(2)).breaker == Breaker(2)
@@ -270,7 +270,7 @@ class TestRetryingErrors:
         assert not self.retries(KeyError, retry_on=LookupError, give_up_on=KeyError)
         assert self.retries(IndexError, retry_on=LookupError, give_up_on=KeyError)
 
-    def test_names(self) -> None:
+    def test_an_error_has_the_names_of_its_classes(self) -> None:
         assert error_names(KeyError("x"))[:4] == (
             "KeyError",
             "builtins.KeyError",

@@ -84,7 +84,7 @@ class TestTheHolder:
         for name, change in self.changes(run).items():
             assert not applies(change, run), name
 
-    def test_succeeded(self) -> None:
+    def test_a_success_ends_the_run_and_keeps_its_result(self) -> None:
         run = running()
         done = transitions.succeeded(run, NOW, {"n": 1}, ("line",)).after(run)
         assert done == replace(
@@ -101,7 +101,7 @@ class TestTheHolder:
         )
         assert done.duration == 9
 
-    def test_retrying(self) -> None:
+    def test_a_failed_attempt_with_retries_left_makes_the_run_wait(self) -> None:
         run = running()
         assert transitions.retrying(run, NOW, BOOM, LATER, ("l",)).after(run) == replace(
             run,
@@ -117,7 +117,7 @@ class TestTheHolder:
             ),
         )
 
-    def test_failed(self) -> None:
+    def test_the_last_failure_ends_the_run_with_its_error(self) -> None:
         run = running()
         dead = transitions.failed(run, NOW, BOOM, reason="gave up").after(run)
         assert (dead.state, dead.failures, dead.error) == (State.FAILED, 2, BOOM.error)

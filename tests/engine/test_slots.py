@@ -300,7 +300,7 @@ async def overlapping(shared: SharedStore, overlap: Any) -> tuple[list[Run], int
 
 
 @virtual
-async def test_overlap_skip(shared: SharedStore) -> None:
+async def test_overlap_skip_skips_slots_that_come_during_a_run(shared: SharedStore) -> None:
     found, most = await overlapping(shared, "skip")
     assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
         (at(10), State.SUCCEEDED, None),
@@ -313,7 +313,7 @@ async def test_overlap_skip(shared: SharedStore) -> None:
 
 
 @virtual
-async def test_overlap_queue(shared: SharedStore) -> None:
+async def test_overlap_queue_runs_slots_one_after_another(shared: SharedStore) -> None:
     found, most = await overlapping(shared, "queue")
     assert [r.state for r in found] == [State.SUCCEEDED] * 4
     starts = [r.started_at for r in found]
@@ -322,7 +322,7 @@ async def test_overlap_queue(shared: SharedStore) -> None:
 
 
 @virtual
-async def test_overlap_replace(shared: SharedStore) -> None:
+async def test_overlap_replace_cancels_the_run_before(shared: SharedStore) -> None:
     found, _ = await overlapping(shared, "replace")
     assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]
     assert found[0].reason == f"replaced by {found[1].id}"
@@ -349,7 +349,7 @@ async def test_a_pending_run_that_is_replaced_is_told_once(shared: SharedStore) 
 
 
 @virtual
-async def test_overlap_allow(shared: SharedStore) -> None:
+async def test_overlap_allow_runs_slots_at_the_same_time(shared: SharedStore) -> None:
     found, most = await overlapping(shared, "allow")
     assert [r.state for r in found] == [State.SUCCEEDED] * 4
     assert most == 3

@@ -37,14 +37,14 @@ from tests.support.scheduler_fixtures import Make
         ({"queues": [7]}, "not 7"),
     ],
 )
-def test_a_scheduler(options: dict[str, Any], words: str) -> None:
+def test_a_wrong_option_of_a_scheduler_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Scheduler("memory://", **options)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])
-def test_a_store(url: str) -> None:
+def test_a_url_without_a_known_store_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"supported are sqlite:///|names no file"):
         Scheduler(url)
 
@@ -102,7 +102,9 @@ def test_a_store(url: str) -> None:
         ({"schedule": object()}, "object"),
     ],
 )
-def test_a_job(policy: dict[str, Any], words: str) -> None:
+def test_a_wrong_option_of_a_job_is_refused_and_leaves_nothing(
+    policy: dict[str, Any], words: str
+) -> None:
     scheduler = Scheduler("memory://")
 
     def work() -> None: ...
@@ -113,7 +115,7 @@ def test_a_job(policy: dict[str, Any], words: str) -> None:
     scheduler.job()(work)  # nothing of the refused one is left
 
 
-def test_values() -> None:
+def test_a_wrong_value_is_refused_when_it_is_made() -> None:
     for wrong in (
         lambda: Backoff("fixed", delay="-1s"),
         lambda: Backoff(factor=0),
@@ -155,7 +157,7 @@ def test_handlers_that_cannot_be_jobs() -> None:
     scheduler.job(id="called")(Callable())
 
 
-async def test_enqueuing(make: Make) -> None:
+async def test_wrong_arguments_and_options_of_enqueue_are_refused(make: Make) -> None:
     scheduler = make(workers=0)
 
     @scheduler.job()

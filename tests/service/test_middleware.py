@@ -276,7 +276,7 @@ async def test_elsewhere_nothing_is_open_without_a_key(make: Make) -> None:
         assert await code(api, "HEAD", path) == 200
 
 
-async def test_scopes(make: Make) -> None:
+async def test_a_key_may_do_what_its_scope_allows(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     read, write, admin = [await key(api, scope) for scope in ("read", "write", "admin")]
     assert await code(api, headers=read) == 200

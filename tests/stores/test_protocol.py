@@ -65,7 +65,7 @@ def test_a_run_of_the_slot_itself_is_not_earlier(overlap: Overlap) -> None:
     assert overlapped(firing(overlap, SLOT), [there], NOW) == ((SLOT,), [])
 
 
-def test_allow() -> None:
+def test_allow_changes_nothing() -> None:
     assert overlapped(firing(Overlap.ALLOW, SLOT), EARLIER, NOW) == ((SLOT,), [])
 
 
@@ -94,7 +94,7 @@ def test_replace_ends_what_nobody_holds_and_asks_who_does() -> None:
     assert {r.reason for r in after} == {"replaced by slot"}
 
 
-def test_counts_total() -> None:
+def test_the_total_of_a_state_is_over_all_jobs() -> None:
     ended = {"b": Totals({State.FAILED: 1}), WHOLE_STORE: Totals({State.FAILED: 4})}
     counts = Counts({"a": {State.PENDING: 2}, "b": {State.PENDING: 1}}, {}, ended)
     assert counts.total(State.PENDING) == 3

@@ -47,12 +47,12 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize("address", REFUSED)
-def test_refused(address: str) -> None:
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
     assert why_refused(ip_address(address)) is not None
 
 
 @pytest.mark.parametrize("address", ALLOWED)
-def test_allowed(address: str) -> None:
+def test_public_addresses_are_allowed(address: str) -> None:
     assert why_refused(ip_address(address)) is None
 
 

@@ -174,7 +174,7 @@ def test_fields_that_are_refused(fields: dict[str, Any], why: str) -> None:
         (None, ((200, 299),)),
     ],
 )
-def test_success_codes(codes: Any, ranges: Any) -> None:
+def test_success_codes_become_ranges(codes: Any, ranges: Any) -> None:
     assert made(success=codes).success == ranges
 
 
@@ -209,7 +209,7 @@ def test_templates_are_filled_in_everywhere() -> None:
         (False, b"false", "application/json"),
     ],
 )
-def test_bodies(body: Any, data: bytes, kind: str | None) -> None:
+def test_a_body_is_sent_with_its_content_type(body: Any, data: bytes, kind: str | None) -> None:
     request = sent(made(body=body))
     assert request.body == data
     assert request.headers.get("Content-Type") == kind

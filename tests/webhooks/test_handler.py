@@ -442,7 +442,7 @@ async def test_a_run_that_waits_for_its_host_can_be_cancelled_and_is_given_back(
 
 
 @pytest.mark.parametrize("method", ["get", "DELETE", "PATCH", "HEAD", "OPTIONS", "REPORT"])
-async def test_any_method(method: str) -> None:
+async def test_a_call_is_sent_with_the_method_of_the_job(method: str) -> None:
     async with endpoint(lambda _: response(204)) as end, scheduler() as mainspring:
         run = await called(mainspring, {"url": end.url, "method": method})
     assert run.state is State.SUCCEEDED

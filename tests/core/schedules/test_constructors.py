@@ -49,7 +49,7 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
         ("FREQ=DAILY", rrule("FREQ=DAILY", tz="Asia/Kolkata")),
     ],
 )
-def test_parse_takes(spec: object, expected: Schedule) -> None:
+def test_parse_accepts_every_form_of_a_schedule(spec: object, expected: Schedule) -> None:
     assert parse(spec, timezone="Asia/Kolkata") == expected.in_zone("Asia/Kolkata")
 
 
@@ -66,13 +66,13 @@ def test_parse_leaves_a_schedule_alone() -> None:
         *("2027-13-01", "2027-01-01T99:00"),
     ],
 )
-def test_parse_refuses(spec: object) -> None:
+def test_parse_refuses_what_is_no_schedule(spec: object) -> None:
     with pytest.raises(InvalidSchedule) as caught:
         parse(spec)
     assert len(str(caught.value)) < 600
 
 
-def test_refusals_help() -> None:
+def test_a_refusal_says_what_to_write() -> None:
     with pytest.raises(InvalidSchedule, match=r"5 fields .minute hour day month weekday."):
         parse("* * *")
     with pytest.raises(InvalidSchedule, match='a text needs a unit: "300s"'):
@@ -246,7 +246,7 @@ def test_intervals_that_cannot_be() -> None:
 # ── one moment ──
 
 
-def test_once() -> None:
+def test_a_single_moment_is_the_only_slot() -> None:
     schedule = at("2027-03-28T02:30", tz="Europe/Berlin")  # skipped by the clocks
     gap_end = datetime(2027, 3, 28, 1, tzinfo=UTC)
     assert schedule.next(NOON) == gap_end
@@ -320,7 +320,7 @@ def year(number: int) -> tuple[datetime, datetime]:
     return datetime(number, 1, 1, tzinfo=UTC), datetime(number + 1, 1, 1, tzinfo=UTC)
 
 
-def test_warnings() -> None:
+def test_changes_of_the_clock_are_warned_of() -> None:
     assert cron("30 2 * * *", "Europe/Berlin").warnings(*year(2027)) == [
         "2027-03-28 02:30 does not exist in Europe/Berlin: runs at 03:00",
         "2027-10-31 02:30 happens twice in Europe/Berlin: runs the first time only",
@@ -385,7 +385,7 @@ def test_the_others_in_words() -> None:
     assert at(NOON).describe() == "Once, at 2026-06-01 12:00:00, UTC"
 
 
-def test_types() -> None:
+def test_each_constructor_makes_its_type() -> None:
     assert isinstance(cron("@daily"), Cron)
     assert isinstance(parse("5m"), Interval)
 

@@ -63,7 +63,7 @@ def test_two_ways_to_say_the_same(one: str, other: str) -> None:
         ("0 0 * * 1#5", ["03-30", "06-29", "08-31", "11-30"]),
     ],
 )
-def test_days(expr: str, expected: list[str]) -> None:
+def test_day_fields_choose_these_days(expr: str, expected: list[str]) -> None:
     assert days(expr) == expected
 
 

@@ -274,7 +274,7 @@ def test_a_set_of_dateutil() -> None:
         ),
     ],
 )
-def test_descriptions(text: str, words: str) -> None:
+def test_a_rule_is_described_in_words(text: str, words: str) -> None:
     assert rrule(text, start=MONDAY).describe() == words
 
 

@@ -267,7 +267,7 @@ async def test_texts_of_users_are_shown_and_never_run(dashboard: Dashboard, page
 
 
 @pytest.mark.parametrize("width", [360, 2560])
-async def test_nothing_overflows(dashboard: Dashboard, page: Page, width: int) -> None:
+async def test_nothing_is_wider_than_the_page(dashboard: Dashboard, page: Page, width: int) -> None:
     long = "x" * 150
     await dashboard.scheduler.add_job(long, handler="greet", description=long, tags=[long[:50]])
     await page.set_viewport_size({"width": width, "height": 800})

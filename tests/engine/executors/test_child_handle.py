@@ -40,12 +40,12 @@ async def test_exit_keeps_what_was_said_before(pool: ProcessPool) -> None:
     assert await result(pool, handlers.add, a=1, b=1) == 2
 
 
-async def test_a_segfault(pool: ProcessPool) -> None:
+async def test_a_segfault_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
     with pytest.raises(ProcessDied, match="was ended by SIGSEGV"):
         await Started(pool, handlers.segfault).task
 
 
-async def test_sigkill_from_outside(pool: ProcessPool) -> None:
+async def test_a_sigkill_from_outside_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
     run = Started(pool, handlers.block)
     os.kill(await run.pid(), signal.SIGKILL)
     with pytest.raises(ProcessDied, match="was ended by SIGKILL"):
@@ -78,7 +78,7 @@ async def test_garbage_on_the_wire(pool: ProcessPool) -> None:
             await Started(pool, handlers.misspoken, message=message).task
 
 
-async def test_a_closed_wire(pool: ProcessPool) -> None:
+async def test_a_closed_connection_ends_the_attempt(pool: ProcessPool) -> None:
     with pytest.raises(ProcessDied, match="closed its connection"):
         await Started(pool, handlers.hang_up).task
 

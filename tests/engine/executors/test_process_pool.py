@@ -72,7 +72,7 @@ async def test_retry_carries_its_delay(pool: ProcessPool, after: Any, seconds: A
     assert failure.message == "Retry: busy"
 
 
-async def test_give_up(pool: ProcessPool) -> None:
+async def test_give_up_is_told_apart_from_other_failures(pool: ProcessPool) -> None:
     failure = await error(pool, handlers.give_up)
     assert (failure.kind, failure.message) == ("give_up", "GiveUp: no such customer")
 

@@ -10,6 +10,9 @@ import pytest
 
 from mainspring import Breaker, Scheduler
 from mainspring.service.routes import health
+from mainspring.stores.memory import MemoryStore
+from mainspring.testing import FaultyStore
+from tests.support.engine import SwitchableFaults
 from tests.support.service import Api, Make, sample_scheduler, until
 from tests.support.service_calls import finished
 
@@ -83,12 +86,9 @@ async def test_a_failed_attempt_is_told_while_its_run_goes_on(working: Api) -> N
     assert [one["_id"] for one in executions] == [f"{run}:2", f"{run}:1"]
 
 
-async def test_probes(make: Make) -> None:
-    from mainspring.stores.memory import MemoryStore
-    from mainspring.testing import FaultyStore
-    from tests.support.engine import SwitchableFaults
-    from tests.support.service import sample_scheduler
-
+async def test_an_instance_is_ready_while_the_store_answers_and_it_does_not_drain(
+    make: Make,
+) -> None:
     faults = SwitchableFaults()
     store: Any = FaultyStore(MemoryStore(), faults)
     api: Api = await make(sample_scheduler(store, workers=1))
