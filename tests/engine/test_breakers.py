@@ -343,17 +343,18 @@ def test_a_breaker_opens_and_closes_by_the_clock_of_the_store() -> None:
     run_virtual(main, steps=1_000_000)
 
 
-def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> None:
+def outcome(name: str, ok: bool) -> JobOutcome:
+    """The end of a run of a job whose breaker opens after two failures."""
     breaker = Breaker(failures=2)
     job = Job(
         id="a", handler="a", created_at=EPOCH, updated_at=EPOCH, policy=Policy(breaker=breaker)
     )
+    run = Run(id=name, job_id="a", handler="a", created_at=EPOCH, scheduled_at=EPOCH,
+              run_at=EPOCH, token=7)  # fmt: skip
+    return JobOutcome(run, job, breaker, ok)
 
-    def outcome(name: str, ok: bool) -> JobOutcome:
-        run = Run(id=name, job_id="a", handler="a", created_at=EPOCH, scheduled_at=EPOCH,
-                  run_at=EPOCH, token=7)  # fmt: skip
-        return JobOutcome(run, job, breaker, ok)
 
+def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> None:
     circuit, events = Circuit().after([outcome("1", False), outcome("2", True)])
     assert (circuit.state, circuit.failures, events) == ("closed", 0, {})
     circuit, events = Circuit().after([outcome(name, name == "3") for name in "1234"])
@@ -365,16 +366,6 @@ def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> Non
 
 
 def test_a_trial_that_another_one_follows_before_it_is_counted_still_counts() -> None:
-    breaker = Breaker(failures=2)
-    job = Job(
-        id="a", handler="a", created_at=EPOCH, updated_at=EPOCH, policy=Policy(breaker=breaker)
-    )
-
-    def outcome(name: str, ok: bool) -> JobOutcome:
-        run = Run(id=name, job_id="a", handler="a", created_at=EPOCH, scheduled_at=EPOCH,
-                  run_at=EPOCH, token=7)  # fmt: skip
-        return JobOutcome(run, job, breaker, ok)
-
     second = Circuit(state="half_open", failures=2, trial=("2", 7), earlier=("1", 7))
     opened_again = Circuit(state="open", failures=3)
     assert second.after([outcome("1", False)]) == (opened_again, {"1": "opened"})

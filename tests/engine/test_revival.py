@@ -59,6 +59,13 @@ def chain_of_three(scheduler: Scheduler) -> None:
     async def last() -> None: ...
 
 
+async def retry(scheduler: Scheduler, run_id: str, bulk: bool) -> None:
+    if bulk:
+        assert (await scheduler.retry_runs([run_id])).done == 1
+    else:
+        await scheduler.retry(run_id)
+
+
 @pytest.mark.parametrize("bulk", [False, True])
 async def test_a_skip_that_was_decided_before_the_retry_is_refused(bulk: bool) -> None:
     store = Ordered()
@@ -67,10 +74,7 @@ async def test_a_skip_that_was_decided_before_the_retry_is_refused(bulk: bool) -
     async with scheduler:
         root = await scheduler.trigger("up")
         await store.skip_reached.wait()
-        if bulk:
-            assert (await scheduler.retry_runs([root.id])).done == 1
-        else:
-            await scheduler.retry(root.id)
+        await retry(scheduler, root.id, bulk)
         store.may_skip.set()
         await store.skipped.wait()
         assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SUCCEEDED
@@ -85,10 +89,7 @@ async def test_a_skip_just_before_the_retry_is_undone(bulk: bool) -> None:
     async with scheduler:
         root = await scheduler.trigger("up")
         await store.skip_reached.wait()
-        if bulk:
-            assert (await scheduler.retry_runs([root.id])).done == 1
-        else:
-            await scheduler.retry(root.id)
+        await retry(scheduler, root.id, bulk)
         assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SUCCEEDED
 
 

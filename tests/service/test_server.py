@@ -169,9 +169,7 @@ def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
     served = serve("--app", "app:scheduler")
     flag = app / "flag"
     with served.client() as client:
-        run = client.post("/api/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
-        run_id = run.json()["data"]["id"]
-        until(lambda: (app / "flag.began").exists())
+        run_id = _begun(client, flag)
         later = client.post("/api/jobs/shout/trigger", json={"payload": {"text": "first"}})
         until(lambda: _state(client, later.json()["data"]["id"]) == "succeeded")
         served.signal()
@@ -192,6 +190,13 @@ def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
         until(lambda: _state(client, kept.json()["data"]["id"]) == "succeeded")
 
 
+def _begun(client: httpx.Client, flag: Path) -> str:
+    """The id of a run that has begun, and that ends when the flag is there."""
+    run = client.post("/api/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
+    until(flag.with_name(f"{flag.name}.began").exists)
+    return str(run.json()["data"]["id"])
+
+
 def _state(client: httpx.Client, run_id: str) -> str:
     return str(client.get(f"/api/runs/{run_id}").json()["data"]["state"])
 
@@ -200,9 +205,7 @@ def test_a_second_signal_ends_at_once_and_the_work_is_rescued(serve: Serve, app:
     served = serve("--app", "app:scheduler")
     flag = app / "flag"
     with served.client() as client:
-        run = client.post("/api/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
-        run_id = run.json()["data"]["id"]
-        until(lambda: (app / "flag.began").exists())
+        run_id = _begun(client, flag)
         served.signal()
         until(lambda: client.get("/readyz").status_code == 503)
         served.signal(signal.SIGINT)

@@ -65,51 +65,32 @@ async def dripping_body(reader: Reader, writer: Writer) -> None:
         await asyncio.sleep(0.02)
 
 
-async def endless_body(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-    await flood(writer, b"x" * 65_536)
+def endless(name: str, head: bytes, piece: bytes) -> Behaviour:
+    """An endpoint that sends a beginning, and then the same piece without end."""
+
+    async def behave(reader: Reader, writer: Writer) -> None:
+        await read_request(reader)
+        writer.write(head)
+        await flood(writer, piece)
+
+    behave.__name__ = f"endless_{name}"
+    return behave
 
 
-async def endless_chunks(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    await flood(writer, (b"40\r\n" + b"x" * 64 + b"\r\n") * 1_000)
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+FILL = b"x" * 65_536
+HEADER = b"X-Pad: " + b"x" * 8_000 + b"\r\n"
+HINT = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
 
-
-async def endless_chunk_extension(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;")
-    await flood(writer, b"x" * 65_536)
-
-
-async def endless_headers(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\n")
-    await flood(writer, b"X-Pad: " + b"x" * 8_000 + b"\r\n")
-
-
-async def endless_header(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\nX-Pad: ")
-    await flood(writer, b"x" * 65_536)
-
-
-async def endless_status(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 ")
-    await flood(writer, b"x" * 65_536)
-
-
-async def endless_interim(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    await flood(writer, b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 500)
-
-
-async def endless_trailers(reader: Reader, writer: Writer) -> None:
-    await read_request(reader)
-    writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
-    await flood(writer, b"X-Pad: " + b"x" * 8_000 + b"\r\n")
+endless_body = endless("body", OK + b"\r\n", FILL)
+endless_chunks = endless("chunks", CHUNKED, (b"40\r\n" + b"x" * 64 + b"\r\n") * 1_000)
+endless_chunk_extension = endless("chunk_extension", CHUNKED + b"1;", FILL)
+endless_headers = endless("headers", OK, HEADER)
+endless_header = endless("header", OK + b"X-Pad: ", FILL)
+endless_status = endless("status", b"HTTP/1.1 200 ", FILL)
+endless_interim = endless("interim", b"", HINT * 500)
+endless_trailers = endless("trailers", CHUNKED + b"0\r\n", HEADER)
 
 
 async def resetting(reader: Reader, writer: Writer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,32 +14,12 @@ from mainspring.core.policy import Policy
 from mainspring.stores.mongodb import MongoStore, insert
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.schema import VERSION
-from mainspring.stores.protocol import Claim, JobQuery, RunQuery
+from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.servers.mongodb import with_database
-
-CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-async def store(
-    replica_set_url: str, database_name: str, clock: FakeClock
-) -> AsyncIterator[MongoStore]:
-    store = MongoStore(with_database(replica_set_url, database_name), clock)
-    await store.open()
-    yield store
-    await store.close()
-
-
-def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
-    given: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
-    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **given, **fields})
+from tests.support.mongodb.clocked_store import CLAIM, run
+from tests.support.mongodb.clocked_store import clock as clock
+from tests.support.mongodb.clocked_store import store as store
 
 
 async def reserve(store: MongoStore, *runs: Run, by: ObjectId | None = None, **more: Any) -> None:

@@ -4,7 +4,6 @@ one gets it. A client's death is an error raised in place of a step; nothing beh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -28,7 +27,6 @@ from mainspring.stores.mongodb import (
     transaction,
 )
 from mainspring.stores.protocol import (
-    Claim,
     Fired,
     Firing,
     Held,
@@ -39,25 +37,10 @@ from mainspring.stores.protocol import (
 )
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.servers.mongodb import with_database
+from tests.support.mongodb.clocked_store import CLAIM, run
+from tests.support.mongodb.clocked_store import clock as clock
+from tests.support.mongodb.clocked_store import store as store
 from tests.support.servers.server import Document
-
-CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-async def store(
-    replica_set_url: str, database_name: str, clock: FakeClock
-) -> AsyncIterator[MongoStore]:
-    store = MongoStore(with_database(replica_set_url, database_name), clock)
-    await store.open()
-    yield store
-    await store.close()
 
 
 class Death:
@@ -78,11 +61,6 @@ class Death:
             return await whole(*given, **more)
 
         patch.setattr(module, name, step)
-
-
-def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
-    given: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
-    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **given, **fields})
 
 
 async def job(store: MongoStore, clock: FakeClock, id: str = "job", **policy: Any) -> Job:
