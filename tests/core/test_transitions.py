@@ -275,7 +275,7 @@ class TestRescuing:
 
     def test_a_begin_recorded_between_the_look_and_the_rescue_is_seen(self) -> None:
         seen = running(began=False)
-        begun = transitions.beginning(seen).after(seen)
+        begun = transitions.began(seen).after(seen)
         assert not applies(
             transitions.rescued(seen, NOW, Delivery.AT_MOST_ONCE, unbegun=True), begun
         )

@@ -336,7 +336,7 @@ async def test_a_root_that_no_node_ran_runs_on_the_live_workers_when_it_is_tried
 ) -> None:
     async with cluster.worker("a", schedule=None, workers=0) as client:
         root, node_run = await claimed_root(client, cluster.store, "dead")
-        await cluster.store.commit([transitions.spread(root, (node_run.id,))])
+        await cluster.store.commit([transitions.waiting_for_node_runs(root, (node_run.id,))])
     async with cluster.worker("a", schedule=None) as a, cluster.worker("b", schedule=None):
         failed = await a.wait(root.id, "5m")
         assert failed.error == "no node ran it: all that it was for are gone"

@@ -87,7 +87,7 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
             claim = Claim(worker="dead", handlers=handlers, limit=2, lease=lease)
             claimed = await claim_runs(store, claim)
             assert len(claimed) == 2
-            assert all(await store.commit([transitions.beginning(one) for one in claimed]))
+            assert all(await store.commit([transitions.began(one) for one in claimed]))
             for _ in range(50):
                 store.cache = None
                 await cache.get(["work"])

@@ -113,7 +113,7 @@ async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> N
         for lapse in range(1, 5):
             [stolen] = await steal(second_client, "_answer", lease=0.05 if lapse <= 2 else 1.0)
             if lapse > 2:  # from here on a worker records the begin first
-                assert await second_client.commit([transitions.beginning(stolen)]) == [True]
+                assert await second_client.commit([transitions.began(stolen)]) == [True]
             await recorder.until("run.rescued", lapse)
         done = await ended(worker, run)
         failed = await recorder.until("run.failed")
@@ -151,7 +151,7 @@ async def test_at_most_once_is_lost_not_repeated(make: Make, second_client: Stor
     async with worker:
         run = await worker.enqueue("_answer")
         [stolen] = await steal(second_client, "_answer")
-        assert await second_client.commit([transitions.beginning(stolen)]) == [True]
+        assert await second_client.commit([transitions.began(stolen)]) == [True]
         done = await ended(worker, run)
     assert (done.state, done.reason, done.attempt) == (State.FAILED, "lost", 1)
 

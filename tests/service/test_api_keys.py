@@ -12,7 +12,7 @@ import pytest
 from mainspring import Client
 from mainspring.core.model import Note
 from mainspring.service import api_keys
-from mainspring.service.api_keys import Keys
+from mainspring.service.api_keys import ApiKeys
 from mainspring.testing import FakeClock
 from tests.support.service import Api, Make, sample_scheduler
 from tests.support.service_calls import code, key
@@ -39,7 +39,7 @@ async def test_a_key_with_another_secret_opens_nothing(make: Make) -> None:
 async def test_a_key_expires_by_the_stores_clock() -> None:
     clock = FakeClock()
     async with sample_scheduler(clock=clock, workers=0) as scheduler:
-        keys = Keys(scheduler, clock)
+        keys = ApiKeys(scheduler, clock)
         _, text = await keys.create("short", "read", timedelta(minutes=1))
         assert await keys.check(text) is not None
         clock.advance(61)
@@ -51,7 +51,7 @@ async def test_a_key_expires_by_the_stores_clock() -> None:
 async def test_a_revoked_key_is_noticed_by_other_instances_within_seconds() -> None:
     clock = FakeClock()
     async with sample_scheduler(clock=clock, workers=0) as scheduler:
-        here, there = Keys(scheduler, clock), Keys(scheduler, clock)
+        here, there = ApiKeys(scheduler, clock), ApiKeys(scheduler, clock)
         made, text = await here.create("mine", "read")
         assert await there.check(text) is not None
         await here.revoke(made.id)
@@ -62,7 +62,7 @@ async def test_a_revoked_key_is_noticed_by_other_instances_within_seconds() -> N
 
 async def test_only_a_hash_is_kept() -> None:
     async with sample_scheduler(workers=0) as scheduler:
-        _, text = await Keys(scheduler).create("mine", "read")
+        _, text = await ApiKeys(scheduler).create("mine", "read")
         [note] = (await scheduler.list_notes("api-key")).items
         assert text.split("_", 2)[2] not in str(note)
 
@@ -77,7 +77,7 @@ async def test_made_up_keys_are_not_remembered() -> None:
             return await super().note(kind, name)
 
     async with Counted("memory://") as client:
-        keys = Keys(client, FakeClock())
+        keys = ApiKeys(client, FakeClock())
         made, text = await keys.create("used", "read")
         for _ in range(2):
             assert await keys.check(text) == made

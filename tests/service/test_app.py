@@ -17,7 +17,7 @@ import mainspring.service
 from mainspring import Scheduler
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
-from mainspring.service.api_keys import Keys
+from mainspring.service.api_keys import ApiKeys
 from tests.support.pages import DOCS, blocks
 from tests.support.service import WEBHOOK
 
@@ -128,7 +128,7 @@ async def test_the_program_of_the_page_works(
     app = names["app"]
     async with app.router.lifespan_context(app), client(app) as api:
         assert (await api.get("/jobs/api/jobs")).status_code == 401
-        _, text = await Keys(names["scheduler"], SystemClock()).create("test", "write")
+        _, text = await ApiKeys(names["scheduler"], SystemClock()).create("test", "write")
         headers = {"Authorization": f"Bearer {text}"}
         made = await api.post("/jobs/api/jobs", json=WEBHOOK, headers=headers)
         assert made.status_code == 201

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mainspring.service import middleware
-from mainspring.service.api_keys import FRESH, Keys
+from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
 from mainspring.service.middleware import OPEN_PATHS, RateLimiter, check_duplicate_names
 from mainspring.service.problems import ApiError
 from mainspring.testing import FakeClock
@@ -384,8 +384,8 @@ async def test_guessing_never_locks_out_a_valid_key(make: Make) -> None:
     assert await code(api, headers=fresh) == 200
     known = used["Authorization"].rpartition("_")[0]
     assert await code(api, headers={"Authorization": f"{known}_guess"}) == 429
-    await Keys(api.scheduler).revoke(revoked["Authorization"].split("_")[1])
-    clock.advance(FRESH + 0.001)  # what is known of the key is old now: it is read again
+    await ApiKeys(api.scheduler).revoke(revoked["Authorization"].split("_")[1])
+    clock.advance(CACHE_SECONDS + 0.001)  # what is known of the key is old now: it is read again
     await guess_until_limited()
     assert [await code(api, headers=revoked) for _ in range(2)] == [429, 429]
 

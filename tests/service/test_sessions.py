@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from mainspring.service.api_keys import FRESH
+from mainspring.service.api_keys import CACHE_SECONDS
 from mainspring.service.middleware import WRONG_KEYS_A_MINUTE
 from mainspring.service.sessions import SESSION_TTL
 from mainspring.testing import FakeClock
@@ -99,7 +99,7 @@ async def test_a_session_ends_with_its_key_and_after_twelve_hours(make: Make) ->
     await service.keys.revoke(first.id)
     assert await service.sessions.key(texts[0]) is None
     assert await service.sessions.key(texts[1]) == second
-    clock.advance(SESSION_TTL + timedelta(seconds=FRESH + 1))
+    clock.advance(SESSION_TTL + timedelta(seconds=CACHE_SECONDS + 1))
     assert await service.sessions.key(texts[1]) is None
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mainspring import Client
 from mainspring.core.model import Note
-from mainspring.service.api_keys import FRESH, KIND, Keys
+from mainspring.service.api_keys import CACHE_SECONDS, KIND, ApiKeys
 from mainspring.service.metrics import STORE_CACHE_SECONDS
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
@@ -32,9 +32,9 @@ class Away:
 
     def __init__(self, api: Api, clock: FakeClock, faults: SwitchableFaults) -> None:
         self.api, self.clock, self._faults = api, clock, faults
-        self.keys: Keys = api.app.state.service.keys
+        self.keys: ApiKeys = api.app.state.service.keys
 
-    def go(self, seconds: float = FRESH + 1) -> None:
+    def go(self, seconds: float = CACHE_SECONDS + 1) -> None:
         self._faults.failing = {"*"}
         self.clock.advance(seconds)
 
@@ -114,8 +114,8 @@ async def test_an_unknown_key_is_refused_during_an_outage(away: Away) -> None:
     )
     for headers in (good, *({"X-Api-Key": text} for _, text in (revoked, expired))):
         assert await away.up(headers=headers) == "mainspring_store_up 1.0"
-    await Keys(away.api.scheduler).revoke(revoked[0].id)  # by another instance
-    away.clock.advance(FRESH + 1)
+    await ApiKeys(away.api.scheduler).revoke(revoked[0].id)  # by another instance
+    away.clock.advance(CACHE_SECONDS + 1)
     assert await away.up(headers={"X-Api-Key": revoked[1]}) == 401
     away.go()
     assert await away.up(headers={"X-Api-Key": expired[1]}) == "mainspring_store_up 0.0"
@@ -137,7 +137,7 @@ async def test_without_a_key_where_none_was_made(away: Away) -> None:
     assert await away.up(headers={"X-Forwarded-For": "10.0.0.1"}) == 401
     assert await code(away.api) == 503
     away.come()
-    await Keys(away.api.scheduler).create("first", "read")  # by another instance
+    await ApiKeys(away.api.scheduler).create("first", "read")  # by another instance
     assert await away.up() == 401
     away.go()
     assert await away.up() == 401
@@ -160,10 +160,10 @@ async def test_without_a_key_after_one_was_made_here(away: Away) -> None:
 async def test_what_was_read_before_does_not_overtake_what_is_known_since(away: Away) -> None:
     """A key is looked at, and revoked before the answer is here: it opens nothing from then on."""
     notes = HeldNotes(away.api.scheduler)
-    keys = Keys(cast(Any, notes), away.clock)
+    keys = ApiKeys(cast(Any, notes), away.clock)
     made, text = await keys.create("mine", "read")
     assert await keys.check(text) == made
-    away.clock.advance(FRESH + 1)
+    away.clock.advance(CACHE_SECONDS + 1)
     before = await notes.note(KIND, made.id)
     answer = notes.answer = asyncio.get_running_loop().create_future()
     looking = asyncio.ensure_future(keys.check(text))

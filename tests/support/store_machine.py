@@ -80,7 +80,7 @@ HOLDERS: dict[str, Callable[[Run, datetime], Change]] = {
     "snoozed": lambda run, now: transitions.snoozed(run, now + timedelta(seconds=5)),
     "cancelled": lambda run, now: transitions.cancelled(run, now, "stopped"),
     "skipped": lambda run, now: transitions.skipped(run, now, "expired"),
-    "beginning": lambda run, now: transitions.beginning(run),
+    "began": lambda run, now: transitions.began(run),
     "request_cancel": lambda run, now: transitions.request_cancel(run, "asked"),
     "rescued": lambda run, now: transitions.rescued(run, now, Delivery.AT_LEAST_ONCE),
     "lost": lambda run, now: transitions.rescued(run, now, Delivery.AT_MOST_ONCE),

@@ -15,7 +15,7 @@ from mainspring.cli.store_access import StoreChoice, check_shared, find_store, o
 from mainspring.cli.time_format import seconds
 
 if TYPE_CHECKING:
-    from mainspring.service.api_keys import Key, Keys
+    from mainspring.service.api_keys import ApiKeys, Key
 
 __all__ = ["group"]
 
@@ -113,18 +113,18 @@ def revoke(
 
 
 @asynccontextmanager
-async def _keys(choice: StoreChoice, *, create: bool = True) -> AsyncIterator[Keys]:
+async def _keys(choice: StoreChoice, *, create: bool = True) -> AsyncIterator[ApiKeys]:
     """The keys of the store that `serve` would use: the first key is made before it starts, and
     the store with it. With `create=False` a store that is not there is an error."""
     from mainspring.scheduler import Client
     from mainspring.service import require_server
 
     require_server()
-    from mainspring.service.api_keys import Keys
+    from mainspring.service.api_keys import ApiKeys
 
     found = find_store(choice)
     check_shared(found)
     if not create:
         await open_existing(found.store)
     async with Client(found.store, inline=True) as client:
-        yield Keys(client)
+        yield ApiKeys(client)

@@ -39,9 +39,9 @@ __all__ = [
     "Change",
     "Failure",
     "aborted",
-    "beginning",
+    "began",
     "cancelled",
-    "cancelling",
+    "cancelled_or_requested",
     "deleted",
     "ended_on_all_nodes",
     "failed",
@@ -56,11 +56,11 @@ __all__ = [
     "revived",
     "skipped",
     "snoozed",
-    "spread",
     "succeeded",
     "unblocked",
     "unsnoozed",
     "waiting_again",
+    "waiting_for_node_runs",
     "with_usage",
 ]
 
@@ -116,7 +116,7 @@ def succeeded(
         run,
         _mine(run),
         {
-            **_over(run, now, State.SUCCEEDED),
+            **_ended(run, now, State.SUCCEEDED),
             **_without_reason(run),
             "result": result,
             "error": None,
@@ -164,7 +164,7 @@ def failed(
         run,
         _mine(run),
         {
-            **_over(run, now, State.FAILED),
+            **_ended(run, now, State.FAILED),
             "failures": run.failures + 1,
             "error": failure.error,
             "reason": reason,
@@ -178,7 +178,7 @@ def request_cancel(run: Run, reason: str) -> Change:
     return Change(run.id, _mine(run), {"cancel_requested": True, "reason": reason})
 
 
-def cancelling(run: Run, now: datetime, reason: str) -> Change:
+def cancelled_or_requested(run: Run, now: datetime, reason: str) -> Change:
     """Cancel a live run: at once, or by asking its handler where it runs."""
     if run.state is State.RUNNING:
         return request_cancel(run, reason)
@@ -189,7 +189,7 @@ def cancelled(
     run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = (), detail: Any = None
 ) -> Change:
     """End a run that nobody holds, or that its own worker has stopped."""
-    put = {**_over(run, now, State.CANCELLED), "reason": reason}
+    put = {**_ended(run, now, State.CANCELLED), "reason": reason}
     if run.state is State.RUNNING:
         put["attempts"] = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
     return _ending_change(run, {"state": run.state, "token": run.token}, _known(run, put))
@@ -197,7 +197,7 @@ def cancelled(
 
 def skipped(run: Run, now: datetime, reason: str) -> Change:
     """End a run that will not be tried, and keep why."""
-    over = _known(run, {**_over(run, now, State.SKIPPED), "reason": reason})
+    over = _known(run, {**_ended(run, now, State.SKIPPED), "reason": reason})
     if run.state is State.RUNNING:  # claimed, but too late to start
         return _ending_change(run, _mine(run), {**over, **_unstarted(run)})
     return _ending_change(run, {"state": run.state, "token": run.token}, over)
@@ -217,7 +217,7 @@ def records_begin(run: Run, job: Job) -> bool:
     return job.policy.delivery is Delivery.AT_MOST_ONCE or is_suspect(run)
 
 
-def beginning(run: Run) -> Change:
+def began(run: Run) -> Change:
     """Record that the handler is about to begin. Refused where the run is to be cancelled, or is no
     longer the caller's."""
     return Change(run.id, _mine(run), {"began": True})
@@ -267,14 +267,18 @@ def rescued(
     attempts = run.attempts if unbegun else _with_attempt(run, now, Outcome.LOST)
     lapses = run.lapses + (0 if unbegun or blameless else 1)
     if run.cancel_requested:
-        end = {**_over(run, now, State.CANCELLED), "reason": run.reason}
+        end = {**_ended(run, now, State.CANCELLED), "reason": run.reason}
     elif unbegun:
         end = _pending(run, _was_due(run, now))
     elif delivery is Delivery.AT_MOST_ONCE:
-        end = {**_over(run, now, State.FAILED), "reason": "lost", "error": _LOST.format(run.worker)}
+        end = {
+            **_ended(run, now, State.FAILED),
+            "reason": "lost",
+            "error": _LOST.format(run.worker),
+        }
     elif lapses >= MAX_LAPSES:
         end = {
-            **_over(run, now, State.FAILED),
+            **_ended(run, now, State.FAILED),
             "reason": "poison",
             "error": _LOST.format(run.worker),
         }
@@ -343,7 +347,7 @@ def revived(run: Run, now: datetime) -> Change:
     )
 
 
-def spread(run: Run, made: tuple[str, ...]) -> Change:
+def waiting_for_node_runs(run: Run, made: tuple[str, ...]) -> Change:
     """Let a claimed run of an `each_node` job wait for the node runs that were made of it."""
     waiting = {**_pending(run, run.run_at), **_unstarted(run), "state": State.WAITING}
     after = (*run.after, *(name for name in made if name not in run.after))
@@ -365,7 +369,7 @@ def ended_on_all_nodes(run: Run, now: datetime, states: Mapping[str, State]) -> 
         error = f"it did not succeed on {len(bad)} of {len(states)} nodes: {list_some(bad, 5)}"
     elif lacking:
         error = "no node ran it: all that it was for are gone"
-    end = _over(run, now, State.FAILED if error else State.SUCCEEDED)
+    end = _ended(run, now, State.FAILED if error else State.SUCCEEDED)
     expect = {"state": State.WAITING, "token": run.token}
     return _ending_change(run, expect, {**end, "result": result, "error": error})
 
@@ -380,7 +384,7 @@ def node_gone(run: Run, now: datetime) -> Change:
     if not _was_taken(run):
         return skipped(run, now, NODE_GONE)
     error = "its worker ended before it had finished the run, and no other worker may take it"
-    put = _known(run, {**_over(run, now, State.FAILED), "reason": "lost", "error": error})
+    put = _known(run, {**_ended(run, now, State.FAILED), "reason": "lost", "error": error})
     return _ending_change(run, {"state": run.state, "token": run.token}, put)
 
 
@@ -446,7 +450,7 @@ def _mine(run: Run) -> dict[str, Any]:
     return {"state": State.RUNNING, "token": run.token, "cancel_requested": False}
 
 
-def _over(run: Run, now: datetime, state: State) -> dict[str, Any]:
+def _ended(run: Run, now: datetime, state: State) -> dict[str, Any]:
     return {
         "state": state,
         "started_at": run.started_at,

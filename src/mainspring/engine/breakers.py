@@ -29,11 +29,11 @@ __all__ = [
     "NOTE_KIND",
     "PUT_OFF_REASON",
     "BreakerEvent",
+    "BreakerNotes",
     "BreakerStatus",
     "Breakers",
     "Circuit",
     "JobOutcome",
-    "Notes",
     "breaker_status",
     "breaker_statuses",
     "close_breaker",
@@ -70,7 +70,7 @@ TRIES = 10
 MOST_KNOWN = 10_000
 
 BreakerEvent = Literal["opened", "half_open", "closed"]
-Notes = Mapping[str, Note | None]
+BreakerNotes = Mapping[str, Note | None]
 """The notes of some jobs, by their ids."""
 Trial = tuple[str, int]
 """The id of a run, and the token of its attempt."""
@@ -225,13 +225,15 @@ class Breakers:
         self._put_off_last: dict[str, datetime] = {}
         """Until when this worker put off a run of each of these jobs last, during a trial."""
 
-    async def read_notes(self, job_ids: Collection[str]) -> Notes:
+    async def read_notes(self, job_ids: Collection[str]) -> BreakerNotes:
         """Read the states of these jobs, for `admit`."""
         return await self._engine.retrying_store.repeat(
             "breakers", lambda: _read_notes(self._engine.store, job_ids)
         )
 
-    async def admit(self, runs: Sequence[tuple[Run, Job]], notes: Notes) -> dict[str, datetime]:
+    async def admit(
+        self, runs: Sequence[tuple[Run, Job]], notes: BreakerNotes
+    ) -> dict[str, datetime]:
         """Decide which of these claimed runs may start, their jobs having breakers; return until
         when each of the others is put off. `notes` were read after the claim.
 
@@ -395,7 +397,7 @@ async def _read(store: Store, jobs: Iterable[Job]) -> dict[str, Circuit]:
     return {job_id: _circuit(notes[job_id], job) for job_id, job in by_id.items()}
 
 
-async def _read_notes(store: Store, job_ids: Collection[str]) -> Notes:
+async def _read_notes(store: Store, job_ids: Collection[str]) -> BreakerNotes:
     query = NoteQuery(kind=NOTE_KIND, names=frozenset(job_ids), limit=len(job_ids))
     notes = {note.name: note for note in (await store.notes(query)).items}
     return {job_id: notes.get(job_id) for job_id in job_ids}

@@ -47,7 +47,7 @@ class BulkOperations:
     async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
         return await self._all(
             _Chosen(query, ids, LIVE),
-            change=lambda run, now: transitions.cancelling(run, now, reason),
+            change=lambda run, now: transitions.cancelled_or_requested(run, now, reason),
             tell=self._operations.announce_cancel,
             alone=lambda run_id: self._operations.cancel(run_id, reason),
             commit=partial(self._commit_cancels, reason),

@@ -106,7 +106,7 @@ class Completer:
             if not kept:
                 self._start(self._end_refused(attempt))
 
-        self._queue(Queued(transitions.beginning(attempt.run), committed))
+        self._queue(Queued(transitions.began(attempt.run), committed))
 
     async def commit_batches(self) -> None:
         """Commit what is queued, one batch at a time, until the engine stops."""
@@ -249,7 +249,9 @@ class Completer:
                 for node_run in page.items if made else []:
                     if not node_run.finished:
                         reason = now.reason or "cancelled"
-                        change = transitions.cancelling(node_run, self._engine.time.now(), reason)
+                        change = transitions.cancelled_or_requested(
+                            node_run, self._engine.time.now(), reason
+                        )
                         self._queue(Queued(change, lambda kept: None))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:

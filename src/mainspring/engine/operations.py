@@ -183,7 +183,7 @@ class Operations:
                 return False
             if run.cancel_requested:
                 return True
-            change = transitions.cancelling(run, await self._engine.store.now(), reason)
+            change = transitions.cancelled_or_requested(run, await self._engine.store.now(), reason)
             [kept, *_] = await self._engine.store.commit(
                 [change, *await self.cancel_nodes([run], reason)]
             )
@@ -199,7 +199,11 @@ class Operations:
             return []
         now = await self._engine.store.now()
         found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
-        return [transitions.cancelling(run, now, reason) for run in found if not run.finished]
+        return [
+            transitions.cancelled_or_requested(run, now, reason)
+            for run in found
+            if not run.finished
+        ]
 
     def announce_cancel(self, after: Run) -> None:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""

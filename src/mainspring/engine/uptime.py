@@ -17,10 +17,10 @@ __all__ = ["Downtime", "Uptime", "read_uptime", "record_alive"]
 
 KIND, NAME = "mainspring.uptime", "workers"
 
-FRESH = timedelta(seconds=15)
+REWRITE_AFTER = timedelta(seconds=15)
 """A moment that is not older is not written again: many workers share one note."""
 
-SHORTEST_OUTAGE = timedelta(seconds=60)
+SHORTEST_DOWNTIME = timedelta(seconds=60)
 """As long as a worker that was killed counts as alive."""
 
 MOST_OUTAGES = 100
@@ -51,9 +51,9 @@ async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -
     uptime, version = await _read(store)
     if uptime is None:
         uptime = Uptime(now)
-    elif not stopping and timedelta() <= now - uptime.alive_at < FRESH:
+    elif not stopping and timedelta() <= now - uptime.alive_at < REWRITE_AFTER:
         return
-    elif now - uptime.alive_at > SHORTEST_OUTAGE:
+    elif now - uptime.alive_at > SHORTEST_DOWNTIME:
         outages = (*uptime.outages, Downtime(uptime.alive_at, now))
         uptime = Uptime(now, outages[-MOST_OUTAGES:])
     else:

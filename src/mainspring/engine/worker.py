@@ -20,7 +20,7 @@ from mainspring.core.model import Job, Run
 from mainspring.core.node_runs import node_handler, node_ids, node_of, node_run_id
 from mainspring.core.upstream import UpstreamResults, UpstreamRun
 from mainspring.engine.attempt import LocalAttempt, StopReason
-from mainspring.engine.breakers import PUT_OFF_REASON, Notes
+from mainspring.engine.breakers import PUT_OFF_REASON, BreakerNotes
 from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
@@ -259,7 +259,7 @@ class Worker:
         ids = {run.job_id for run in runs}
         guarded = [job.id for job in self._engine.jobs.last_known(ids) if job.policy.breaker]
         reading = self._engine.jobs.get(ids, newest, store=self._engine.retrying_store)
-        notes: Notes = {}
+        notes: BreakerNotes = {}
         if guarded:  # both reads at once: what is admitted later begins later
             breakers = self.completer.breakers
             jobs, notes = await asyncio.gather(reading, breakers.read_notes(guarded))
@@ -325,7 +325,9 @@ class Worker:
         them. One that was spread before (it is tried again) is spread to the workers that are
         new since then."""
         engine = self._engine
-        workers = await engine.retrying_store.repeat("spread", lambda: find_workers(engine.store))
+        workers = await engine.retrying_store.repeat(
+            "node runs", lambda: find_workers(engine.store)
+        )
         now = self._now()
         made: list[Run] = []
         changes: list[tuple[Run, transitions.Change]] = []
@@ -345,7 +347,9 @@ class Worker:
                 if node_run_id(run.id, node) not in spread
             ]
             made += runs
-            changes.append((run, transitions.spread(run, tuple(one.id for one in runs))))
+            changes.append(
+                (run, transitions.waiting_for_node_runs(run, tuple(one.id for one in runs)))
+            )
         await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
         for run, change in changes:
             self._complete_spread(run, change)
@@ -401,7 +405,7 @@ class Worker:
         return True
 
     async def _runs_with_open_breaker(
-        self, runs: list[Run], jobs: dict[str, Job | None], notes: Notes
+        self, runs: list[Run], jobs: dict[str, Job | None], notes: BreakerNotes
     ) -> dict[str, datetime]:
         """Which of the runs their job's circuit breaker does not let start, and until when."""
         guarded = [

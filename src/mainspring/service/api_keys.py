@@ -20,14 +20,14 @@ from mainspring.core.clock import CarriedClock, Clock, SystemClock
 from mainspring.core.model import Note, Page
 from mainspring.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 
-__all__ = ["SCOPES", "Key", "Keys", "Notes", "Scope"]
+__all__ = ["SCOPES", "ApiKeys", "Key", "NoteStore", "Scope"]
 
 Scope = Literal["read", "write", "admin"]
 SCOPES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
 """Each scope includes those before it."""
 
 KIND = "api-key"
-FRESH = 5.0
+CACHE_SECONDS = 5.0
 """How long a key that was read is reused: a revoked key is valid for at most so many seconds."""
 
 STORE_SECONDS = 2.0
@@ -37,7 +37,7 @@ wait longer for a store that is away, and Prometheus ends a scrape after ten sec
 T = TypeVar("T")
 
 
-class Notes(Protocol):
+class NoteStore(Protocol):
     """Where keys are kept: the notes of a client."""
 
     async def note(self, kind: str, name: str) -> Note | None: ...
@@ -87,10 +87,10 @@ class Key(Struct, frozen=True, kw_only=True):
         return SCOPES.get(self.scope, -1) >= SCOPES[scope]
 
 
-class Keys:
+class ApiKeys:
     """The keys of a store. Keys that were read are cached for a few seconds."""
 
-    def __init__(self, notes: Notes, clock: Clock | None = None) -> None:
+    def __init__(self, notes: NoteStore, clock: Clock | None = None) -> None:
         self._notes = notes
         self._clock = clock or SystemClock()
         self._time = CarriedClock(self._clock)
@@ -147,7 +147,7 @@ class Keys:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
 
-    async def exist(self, fresh: float = FRESH, *, away: bool = False) -> bool:
+    async def exist(self, fresh: float = CACHE_SECONDS, *, away: bool = False) -> bool:
         """Whether a key was ever made: from then on every request needs one. `away` as in
         `check`."""
         known = self._any
@@ -196,7 +196,9 @@ class Keys:
         known = await self._key(key_id, fresh)
         return known is not None and known.usable(self._time.now())
 
-    async def _key(self, key_id: str, fresh: float = FRESH, *, away: bool = False) -> Key | None:
+    async def _key(
+        self, key_id: str, fresh: float = CACHE_SECONDS, *, away: bool = False
+    ) -> Key | None:
         if len(key_id) != 12:
             return None
         read_at, known = self._known.get(key_id, (None, None))

@@ -17,7 +17,7 @@ from mainspring.core.clock import to_us
 from mainspring.core.model import Note, Page
 from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
-from mainspring.service.api_keys import Key, Notes
+from mainspring.service.api_keys import Key, NoteStore
 
 __all__ = ["RETENTION", "AuditEntry", "AuditLog"]
 
@@ -44,7 +44,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class AuditLog:
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, notes: NoteStore) -> None:
         self._notes = notes
         self._waiting: list[tuple[Key | None, str, str, str, int]] = []
         self._writing: asyncio.Task[None] | None = None

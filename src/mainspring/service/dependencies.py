@@ -17,7 +17,7 @@ from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
 from mainspring.errors import JobNotFound, RunNotFound
 from mainspring.scheduler.client import Client
-from mainspring.service.api_keys import Key, Keys
+from mainspring.service.api_keys import ApiKeys, Key
 from mainspring.service.audit import AuditLog
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
@@ -86,7 +86,7 @@ class Service:
     pages, and every client gets a problem document."""
 
     def __post_init__(self) -> None:
-        self.keys = Keys(self.client, self.clock)
+        self.keys = ApiKeys(self.client, self.clock)
         self.sessions = Sessions(self.client, self.keys, self.clock)
         self.audit = AuditLog(self.client)
         self.metrics = Metrics(self.client, self.clock)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.core.clock import Clock
 from mainspring.errors import MainspringError
-from mainspring.service.api_keys import Key, Keys
+from mainspring.service.api_keys import ApiKeys, Key
 from mainspring.service.api_keys import Scope as KeyScope
 from mainspring.service.audit import AuditLog
 from mainspring.service.problems import (
@@ -131,7 +131,7 @@ class RequestChecks:
         app: ASGIApp,
         *,
         rules: AccessRules,
-        keys: Keys,
+        keys: ApiKeys,
         sessions: Sessions,
         audit: AuditLog,
         settings: ServiceSettings,

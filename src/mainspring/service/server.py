@@ -27,7 +27,7 @@ from mainspring.errors import InvalidInput
 from mainspring.scheduler import Scheduler
 from mainspring.scheduler.client import Client
 from mainspring.scheduler.run_forever import drain_notice
-from mainspring.service.api_keys import Keys
+from mainspring.service.api_keys import ApiKeys
 from mainspring.service.connection_limits import ConnectionLimits
 from mainspring.service.dependencies import Service
 from mainspring.service.settings import ServiceSettings, is_loopback
@@ -77,7 +77,7 @@ async def serve(
         if not loopback or settings.hosts:
             # Before the worker starts: a service that is refused must fire and run nothing.
             async with _StoreReader(scheduler.store) as reader:
-                if not await Keys(reader).any_usable():
+                if not await ApiKeys(reader).any_usable():
                     raise InvalidInput(_needs_key(settings, first_key))
         async with scheduler:
             app = create_app(scheduler, settings, loopback=loopback)

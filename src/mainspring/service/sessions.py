@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Note
 from mainspring.errors import Conflict
-from mainspring.service.api_keys import FRESH, Key, Keys, Notes
+from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key, NoteStore
 
 __all__ = ["SESSION_TTL", "Sessions", "cookie_name", "session_cookie"]
 
@@ -29,7 +29,7 @@ MOST_CACHED = 1000
 class Sessions:
     """The sessions of a store. What was read is cached for a few seconds, as keys are."""
 
-    def __init__(self, notes: Notes, keys: Keys, clock: Clock | None = None) -> None:
+    def __init__(self, notes: NoteStore, keys: ApiKeys, clock: Clock | None = None) -> None:
         self._notes = notes
         self._keys = keys
         self._clock = clock or SystemClock()
@@ -48,7 +48,7 @@ class Sessions:
         """The key that the session stands for, if both are valid now."""
         name = _hash(text)
         read_at, key_id = self._known.get(name, (None, ""))
-        if read_at is None or self._clock.monotonic() - read_at > FRESH:
+        if read_at is None or self._clock.monotonic() - read_at > CACHE_SECONDS:
             now = self._clock.monotonic()
             note = await self._notes.note(KIND, name)
             self._known.pop(name, None)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from mainspring.service.api_keys import FRESH, Keys
+from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
 from mainspring.service.dependencies import Service
 from mainspring.service.routes import events
 from mainspring.stores.memory import MemoryStore
@@ -195,8 +195,8 @@ async def test_the_stream_of_a_revoked_key_ends(
     clock.advance(0.3)
     await expired.task
     assert not revoked.task.done()
-    await Keys(api.scheduler).revoke(bad[0].id)  # by another instance
-    clock.advance(FRESH - events.KEY_CHECK_SECONDS - 0.299)
+    await ApiKeys(api.scheduler).revoke(bad[0].id)  # by another instance
+    clock.advance(CACHE_SECONDS - events.KEY_CHECK_SECONDS - 0.299)
     await revoked.task
     assert revoked.messages[-1]["more_body"] is False
     await enqueue(api, 1)
@@ -226,7 +226,7 @@ async def test_streams_stay_open_while_the_store_is_away(
     store = FaultyStore(MemoryStore(), faults)
     api: Api = await make(sample_scheduler(store, workers=0), loopback=False)
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
-    monkeypatch.setattr(events, "FRESH", 0.0)
+    monkeypatch.setattr(events, "CACHE_SECONDS", 0.0)
     made, text = await api.app.state.service.keys.create("mine", "read")
     client = EventClient(api, key=text)
     await client.begun()
@@ -235,7 +235,7 @@ async def test_streams_stay_open_while_the_store_is_away(
         await asyncio.sleep(0.001)
     assert not client.task.done()
     faults.failing = set()
-    await Keys(api.scheduler).revoke(made.id)
+    await ApiKeys(api.scheduler).revoke(made.id)
     await client.task
 
 

@@ -369,7 +369,7 @@ def _turns_far_apart() -> Patches:
 
 def _begins_unrecorded() -> Patches:
     def begin(self: Completer, attempt: Any, recorded: Callable[[bool], None]) -> None:
-        self._queue(Queued(transitions.beginning(attempt.run), lambda kept: None))
+        self._queue(Queued(transitions.began(attempt.run), lambda kept: None))
         asyncio.get_running_loop().call_soon(recorded, True)
 
     return [patch.object(Completer, "record_begin", begin)]

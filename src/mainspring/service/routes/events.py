@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from mainspring.core.events import EVENTS, Event
 from mainspring.errors import MainspringError
-from mainspring.service.api_keys import FRESH
+from mainspring.service.api_keys import CACHE_SECONDS
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, caller
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
@@ -30,7 +30,7 @@ router = api_router(prefix="/api", tags=[COMPATIBILITY])
 
 HEARTBEAT_SECONDS = 15.0
 KEY_CHECK_SECONDS = 1.0
-"""How often the client's key is checked: a revoked key gets events for at most `FRESH` seconds."""
+"""How often the client's key is checked: a revoked key gets events for `CACHE_SECONDS` at most."""
 MAX_QUEUE_BYTES = 4 * 1024 * 1024
 """Bytes that may wait for a client; one event alone may be larger."""
 END_SECONDS = 5.0
@@ -186,7 +186,7 @@ class EventStream(Response):
             await asyncio.sleep(KEY_CHECK_SECONDS)
             with contextlib.suppress(MainspringError):
                 if not await self._service.keys.still_valid(
-                    self._key_id, FRESH - KEY_CHECK_SECONDS
+                    self._key_id, CACHE_SECONDS - KEY_CHECK_SECONDS
                 ):
                     return
 

@@ -59,8 +59,8 @@ class ClaimTests(Suite):
         for _ in range(2):  # the second claim begins anew
             run = await self.running(store)
             assert run.began is False
-            assert await store.commit([transitions.beginning(run)]) == [True]
-            assert await store.commit([transitions.beginning(run)]) == [True]  # sent again
+            assert await store.commit([transitions.began(run)]) == [True]
+            assert await store.commit([transitions.began(run)]) == [True]  # sent again
             assert (await self.one(store)).began is True
             assert len(await self.renew(store, run)) == 1
             assert (await self.one(store)).began is True

@@ -306,7 +306,7 @@ class RescueTests(Suite):
     ) -> None:
         seen = await self.running(store)
         await self.pass_ticks(31)
-        assert await store.commit([transitions.beginning(seen)]) == [True]
+        assert await store.commit([transitions.began(seen)]) == [True]
         rescue = transitions.rescued(seen, await store.now(), Delivery.AT_MOST_ONCE, unbegun=True)
         assert await store.commit([rescue]) == [False]
         kept = await self.one(store)
@@ -417,7 +417,7 @@ class ReviveTests(Suite):
         [claimed] = await self.claim(store)
         node = self.run("r1@worker", handler="@worker", source=Source.NODE)
         await store.add([node])
-        change = transitions.spread(claimed, ("r1@worker",))
+        change = transitions.waiting_for_node_runs(claimed, ("r1@worker",))
         assert await store.commit([change, change]) == [True, True]  # also if it is sent again
         found = await store.find(RunQuery(upstream=frozenset({"r1@worker"})))
         assert [(run.id, run.state) for run in found.items] == [("r1", State.WAITING)]
