@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_SPANS = ("timeout", "start_deadline", "retention")
+_DURATIONS = ("timeout", "start_deadline", "retention")
 
 
 def register(app: typer.Typer) -> None:
@@ -116,7 +116,7 @@ def _show(output: Output, applied: AppliedJobs) -> None:
     for one in applied.changed:
         output.line(f"~ {one.job.id}", style="yellow")
         for found in one.differences:
-            old, new = (_words(found.field, value) for value in (found.old, found.new))
+            old, new = (_describe_value(found.field, value) for value in (found.old, found.new))
             output.line(f"    {found.field}: {old} → {new}")
     for job in applied.removed:
         output.line(f"- {job.id}", style="red")
@@ -138,11 +138,11 @@ def _show(output: Output, applied: AppliedJobs) -> None:
         output.note("a dry run: nothing was changed")
 
 
-def _words(field: str, value: Any) -> str:
+def _describe_value(field: str, value: Any) -> str:
     """A value for people: times in words, all else as JSON."""
     from mainspring.core.durations import humanize
 
-    if field in _SPANS and isinstance(value, int | float):
+    if field in _DURATIONS and isinstance(value, int | float):
         return humanize(timedelta(seconds=value))
     return jsonlib.dumps(_plain(value), ensure_ascii=False)
 

@@ -120,7 +120,7 @@ async def _backfill(
     if output.as_json:
         output.document({"job_id": job_id, "dry_run": dry_run, **structs.asdict(found)})
     else:
-        _tell(output, found, dry_run=dry_run)
+        _print(output, found, dry_run=dry_run)
 
 
 async def _range(
@@ -134,7 +134,7 @@ async def _range(
     return first, await client.now() if end is None else moment(end, zone, "--to")
 
 
-def _tell(output: Output, found: Backfill, *, dry_run: bool) -> None:
+def _print(output: Output, found: Backfill, *, dry_run: bool) -> None:
     verb = "would be added" if dry_run else "added"
     count = len(found.added)
     output.line(

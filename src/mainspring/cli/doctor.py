@@ -36,7 +36,7 @@ def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = 
             {"ok": _all_passed(checks), "checks": [check.document() for check in checks]}
         )
     else:
-        _tell(output, checks)
+        _print(output, checks)
     if not _all_passed(checks):
         raise typer.Exit(FAILED)
 
@@ -45,7 +45,7 @@ def _all_passed(checks: list[Check]) -> bool:
     return all(check.status != "fail" for check in checks)
 
 
-def _tell(output: Output, checks: list[Check]) -> None:
+def _print(output: Output, checks: list[Check]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         output.line(

@@ -188,9 +188,9 @@ def _tell_queued(output: Output, run: Run) -> None:
 
 
 def _tell_end(output: Output, run: Run) -> None:
-    from mainspring.cli.runs import tell_run
+    from mainspring.cli.runs import print_run
 
-    tell_run(output, run)
+    print_run(output, run)
     if run.state != "succeeded":
         raise typer.Exit(FAILED)
 

@@ -26,7 +26,7 @@ __all__ = [
     "CommandError",
     "Stopped",
     "exit_code",
-    "tell",
+    "print_error",
 ]
 
 OK = 0
@@ -58,7 +58,7 @@ def exit_code(error: BaseException) -> int:
     return FAILED
 
 
-def tell(error: BaseException, *, as_json: bool) -> int:
+def print_error(error: BaseException, *, as_json: bool) -> int:
     """Print the error on stderr, and return its exit code."""
     if os.environ.get("MAINSPRING_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
@@ -80,17 +80,17 @@ def tell(error: BaseException, *, as_json: bool) -> int:
         _write(json.dumps(document, ensure_ascii=False))
     else:
         for line in (message, *others):
-            _write(_painted("error:", "1;31") + f" {line}")
+            _write(_coloured("error:", "1;31") + f" {line}")
         if advice:
             _write(f"  {advice}")
     return code
 
 
 def _message(error: BaseException) -> str:
-    return "; ".join([_words(error), *getattr(error, "__notes__", ())])
+    return "; ".join([_describe(error), *getattr(error, "__notes__", ())])
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, MainspringError | CommandError | TimeoutError) and text:
         return text
@@ -114,7 +114,7 @@ def _advice(error: BaseException) -> str:
     return "MAINSPRING_DEBUG=1 shows the traceback"
 
 
-def _painted(text: str, style: str) -> str:
+def _coloured(text: str, style: str) -> str:
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if plain or not sys.stderr.isatty() else f"\033[{style}m{text}\033[0m"
 

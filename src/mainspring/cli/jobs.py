@@ -54,8 +54,8 @@ __all__ = ["group"]
 group = typer.Typer(help="List and show jobs; pause, resume, trigger and remove them.")
 
 MOST_ORPHANS = 5
-UPCOMING = 5
-RECENT = 5
+UPCOMING_SHOWN = 5
+RECENT_SHOWN = 5
 
 
 @group.command(
@@ -159,12 +159,12 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
         metrics = await client.job_metrics(job_id)
         why = await client.explain(job_id)
         brief = not output.as_json
-        recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT)).items
+        recent = (await client.list_runs(job=job_id, brief=brief, limit=RECENT_SHOWN)).items
         workers = await client.list_workers()
     orphaned = without_worker([job], workers)
     fires = job.enabled and not (orphaned and workers)
     now = utcnow()
-    upcoming = job.upcoming(UPCOMING, now) if fires else []
+    upcoming = job.upcoming(UPCOMING_SHOWN, now) if fires else []
     if output.as_json:
         output.document(
             {
@@ -189,7 +189,7 @@ async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
             output.line(f"  {shown}{_in_zone_of(job, moment)}")
         for line in job.schedule.warnings(now, now + LOOK_AHEAD) if job.schedule else []:
             output.line(f"warning: {line}", style="yellow")
-    _recent(output, recent)
+    _print_recent(output, recent)
     if orphaned:
         _note_orphans(output, choice, orphaned, workers)
 
@@ -205,7 +205,7 @@ def _in_zone_of(job: Job, moment: datetime) -> str:
     return f"  {there.isoformat(timespec='seconds')} {zone}"
 
 
-def _recent(output: Output, recent: list[Run]) -> None:
+def _print_recent(output: Output, recent: list[Run]) -> None:
     from mainspring.cli.runs import COLUMNS
 
     output.line()
@@ -261,7 +261,7 @@ async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[s
             ) from None
         except InvalidInput as error:
             raise name_fields(error) from None
-        _told(output, "added", job)
+        _print_saved(output, "added", job)
 
 
 @group.command(
@@ -307,10 +307,10 @@ async def _update(
             job = await client.update_job(job_id, **options)
         except InvalidInput as error:
             raise name_fields(error) from None
-        _told(output, "updated", job)
+        _print_saved(output, "updated", job)
 
 
-def _told(output: Output, done: str, job: Job) -> None:
+def _print_saved(output: Output, done: str, job: Job) -> None:
     from mainspring.cli.json_output import job_document
 
     if output.as_json:
@@ -327,7 +327,7 @@ def pause(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Pause a job's schedule. The job can still be triggered, and queued runs still run."""
-    finish(_switch(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
+    finish(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
 
 
 @group.command("resume", epilog=example("mainspring jobs resume daily_report"))
@@ -335,10 +335,10 @@ def resume(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Resume a paused job's schedule with its next slot."""
-    finish(_switch(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
+    finish(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
 
 
-async def _switch(choice: StoreChoice, output: Output, job_id: str, *, on: bool) -> None:
+async def _set_enabled(choice: StoreChoice, output: Output, job_id: str, *, on: bool) -> None:
     from mainspring.cli.json_output import job_document
 
     async with open_client(choice) as client:
@@ -533,8 +533,8 @@ def _about(
         ("last ended", None if health.last_run is None else _last_run(health.last_run, moment)),
         ("failing", _failing(metrics.consecutive_failures)),
         ("breaker", _breaker(health, moment)),
-        ("takes", _spread(metrics.duration)),
-        ("starts late", _spread(metrics.lateness)),
+        ("takes", _describe_spread(metrics.duration)),
+        ("starts late", _describe_spread(metrics.lateness)),
         ("payload", None if job.payload is None else _one_line(job.payload)),
         ("calls", f"{job.webhook.method} {job.webhook.url}" if job.webhook else None),
         *_policy(job),
@@ -573,7 +573,7 @@ def _last_run(run: LastRun, moment: Callable[[datetime], str]) -> str:
     return f"{run.state} {moment(run.finished_at)} (by {run.source}){error}"
 
 
-def _spread(spread: Spread) -> str | None:
+def _describe_spread(spread: Spread) -> str | None:
     if spread.average is None or spread.p95 is None or spread.max is None:
         return None
     average, p95, most = map(time_format.span, (spread.average, spread.p95, spread.max))

@@ -215,7 +215,7 @@ def _function(name: str, manifest: _Manifest, remark: Remarks) -> str:
         why = "no container is started: the worker needs the programs of the image itself"
         remark(why, *first, "image")
     environment = _environment(manifest, first, remark)
-    parts = {name: _words(manifest, *first, name) for name in ("command", "args")}
+    parts = {name: _string_list(manifest, *first, name) for name in ("command", "args")}
     about = f"Image {image or 'unknown'}."
     if not parts["command"]:
         remark("the image's own entry point is not known here: write the function", *_POD)
@@ -254,7 +254,7 @@ def _environment(manifest: _Manifest, container: Path, remark: Remarks) -> dict[
     return environment
 
 
-def _words(manifest: _Manifest, *path: Any) -> list[str]:
+def _string_list(manifest: _Manifest, *path: Any) -> list[str]:
     words = manifest.items(*path)
     for at, word in enumerate(words):
         if isinstance(word, Mapping | list | None):
@@ -309,14 +309,14 @@ def _manifests(text: str, source: str) -> Iterator[_Manifest]:
             number += 1
             node = loader.get_node()
             value = loader.construct_document(node)
-            yield from _unlisted(_Manifest(value, _lines(node), number))
+            yield from _expand_lists(_Manifest(value, _lines(node), number))
     except yaml.YAMLError as error:
         raise CommandError(f"{source} is not valid YAML: {error}", code=BAD_INPUT) from None
     finally:
         loader.dispose()
 
 
-def _unlisted(manifest: _Manifest) -> Iterator[_Manifest]:
+def _expand_lists(manifest: _Manifest) -> Iterator[_Manifest]:
     """The manifests of a list, also of one within a list; else the manifest itself."""
     value, lines = manifest.value, manifest.lines
     if value is None:  # an empty document
@@ -331,7 +331,7 @@ def _unlisted(manifest: _Manifest) -> Iterator[_Manifest]:
         return
     for at, item in enumerate(items or []):
         own = {p[2:]: line for p, line in lines.items() if p[:2] == ("items", at)}
-        yield from _unlisted(_Manifest(item, own or {(): lines[()]}, manifest.document))
+        yield from _expand_lists(_Manifest(item, own or {(): lines[()]}, manifest.document))
 
 
 def _lines(node: Any) -> Lines:

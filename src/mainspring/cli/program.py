@@ -50,11 +50,11 @@ class Program(TyperGroup):
             answer = super().main(*arguments, **{**options, "standalone_mode": False})
             code = answer if isinstance(answer, int) else errors.OK
         except _UsageError as error:
-            code = errors.tell(_usage(error), as_json=as_json)
+            code = errors.print_error(_usage(error), as_json=as_json)
         except typer.Abort:
             code = errors.FAILED
         except Exception as error:
-            code = errors.tell(error, as_json=as_json)
+            code = errors.print_error(error, as_json=as_json)
         sys.exit(code)
 
 

@@ -26,7 +26,7 @@ from mainspring.core.plurals import plural
 if TYPE_CHECKING:
     from mainspring.core.model import Attempt, Run
 
-__all__ = ["COLUMNS", "group", "tell_run"]
+__all__ = ["COLUMNS", "group", "print_run"]
 
 BODY_SHOWN = 500
 """Characters of an answer's body that are printed. `--json` has all that was kept."""
@@ -119,7 +119,7 @@ async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
     async with open_client(choice) as client:
         run = await client.get_run(run_id)
         why = await client.explain(run_id)
-    tell_run(output, run, why.problem)
+    print_run(output, run, why.problem)
 
 
 @group.command("cancel", epilog=example("mainspring runs cancel 0199c2f4a1b3"))
@@ -171,7 +171,7 @@ async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:
         output.line(f"{run_id} is {run.state} again")
 
 
-def tell_run(output: Output, run: Run, why: str | None = None) -> None:
+def print_run(output: Output, run: Run, why: str | None = None) -> None:
     """Print a run; `why` says why it has not run, or not yet."""
     if output.as_json:
         from mainspring.cli.json_output import run_document
@@ -180,7 +180,7 @@ def tell_run(output: Output, run: Run, why: str | None = None) -> None:
         return
     output.fields(_about(run, output, why))
     for attempt in run.attempts:
-        _tell_attempt(output, attempt)
+        _print_attempt(output, attempt)
     if run.error and not run.attempts:
         output.line(run.error)
 
@@ -221,7 +221,7 @@ def _progress(run: Run) -> str | None:
     return f"{run.progress.done:g}{of} {run.progress.message}".strip()
 
 
-def _tell_attempt(output: Output, attempt: Attempt) -> None:
+def _print_attempt(output: Output, attempt: Attempt) -> None:
     took = time_format.span((attempt.finished_at - attempt.started_at).total_seconds())
     started = when(attempt.started_at) if output.pretty else time_format.seconds(attempt.started_at)
     output.line()
@@ -263,7 +263,7 @@ def _json(value: Any) -> str:
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
 
-def _took(run: Run) -> str:
+def _duration(run: Run) -> str:
     return "-" if run.duration is None else time_format.span(run.duration)
 
 
@@ -288,7 +288,7 @@ COLUMNS: list[Column[Any]] = [
     Column("job", lambda run: run.job_id, whole=True),
     Column("state", lambda run: run.state.value, state=True),
     Column("due", lambda run: time_format.seconds(run.run_at), lambda run: when(run.run_at)),
-    Column("took", _took),
+    Column("took", _duration),
     Column("tries", lambda run: str(run.attempt)),
     Column("why", _why),
 ]

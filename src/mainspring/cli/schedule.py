@@ -63,7 +63,7 @@ def schedule(
     if json:
         output.document(_document(made, zone, slots, warnings))
     else:
-        _tell(output, made, zone, slots, warnings, now)
+        _print(output, made, zone, slots, warnings, now)
 
 
 def _document(
@@ -84,7 +84,7 @@ def _document(
     }
 
 
-def _tell(
+def _print(
     output: Output,
     made: Schedule,
     zone: str,

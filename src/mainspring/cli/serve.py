@@ -181,7 +181,7 @@ def serve(
     log = logging.getLogger("mainspring")
     filling: list[asyncio.Future[None]] = []  # the loop keeps no task alive by itself
 
-    async def greet(url: str) -> None:
+    async def on_listening(url: str) -> None:
         tune_garbage_collector()
         if not quiet:
             _greet(url, scheduler, as_json=json)
@@ -199,7 +199,7 @@ def serve(
                 settings,
                 create_app,
                 first_key=_first_key(scheduler, choice),
-                greet=greet,
+                on_listening=on_listening,
                 replacement_pause=replacements.pause,
             )
         )

@@ -86,7 +86,7 @@ def simulate(
     if json:
         output.document(_document(found))
     else:
-        _tell(output, found)
+        _print(output, found)
 
 
 def _forecast_code(app: str, days: int, start: str | None, tz: str | None) -> Forecast:
@@ -97,7 +97,7 @@ def _forecast_code(app: str, days: int, start: str | None, tz: str | None) -> Fo
 
     scheduler = load_scheduler(app)
     zone = tz or scheduler.timezone
-    now = _first(start, zone) or utcnow()
+    now = _parse_start(start, zone) or utcnow()
     jobs = [
         replace(job, schedule=None if job.schedule is None else job.schedule.bind(job.id, now))
         for job in scheduler.code_jobs
@@ -112,19 +112,19 @@ async def _forecast_file(file: str, days: int, start: str | None, tz: str | None
     zone = tz or read_job_file(file).timezone or "UTC"
     async with Client("memory://", inline=True) as client:
         await client.apply_jobs(file, with_handlers=False)
-        return await client.forecast(days, start=_first(start, zone), timezone=zone)
+        return await client.forecast(days, start=_parse_start(start, zone), timezone=zone)
 
 
 async def _forecast_store(
     choice: StoreChoice, days: int, start: str | None, tz: str | None
 ) -> Forecast:
     zone = tz or "UTC"
-    first = _first(start, zone)
+    first = _parse_start(start, zone)
     async with open_client(choice) as client:
         return await client.forecast(days, start=first, timezone=zone)
 
 
-def _first(text: str | None, zone: str) -> datetime | None:
+def _parse_start(text: str | None, zone: str) -> datetime | None:
     from mainspring.core.schedules.base import moment
 
     return None if text is None else moment(text, zone, "--from")
@@ -143,7 +143,7 @@ def _document(found: Forecast) -> dict[str, Any]:
 # For people
 
 
-def _tell(output: Output, found: Forecast) -> None:
+def _print(output: Output, found: Forecast) -> None:
     from mainspring.core.schedules.zones import zone_named
 
     zone = zone_named(found.timezone)
@@ -160,10 +160,10 @@ def _tell(output: Output, found: Forecast) -> None:
         output.line(f"not counted: {', '.join(left_out)}")
     if not found.jobs:
         return
-    _tell_heat(output, found)
-    _tell_jobs(output, found)
-    _tell_collisions(output, found)
-    _tell_overruns(output, found)
+    _print_heat(output, found)
+    _print_jobs(output, found)
+    _print_collisions(output, found)
+    _print_overruns(output, found)
     for change in found.clock_changes[:MOST_ROWS]:
         output.line(
             f"clock change: {change.effect}: {list_some(change.jobs, MOST_JOBS)}", style="yellow"
@@ -182,7 +182,7 @@ def _tell(output: Output, found: Forecast) -> None:
         output.line(f"note: {note}")
 
 
-def _tell_heat(output: Output, found: Forecast) -> None:
+def _print_heat(output: Output, found: Forecast) -> None:
     shades = SHADES if output.pretty else ASCII_SHADES
     most = max(max(row) for row in found.heat)
     output.line()
@@ -200,7 +200,7 @@ def _shade(mean: float, most: float, shades: str) -> str:
     return shades[1 + min(int(mean / most * (len(shades) - 1)), len(shades) - 2)]
 
 
-def _tell_jobs(output: Output, found: Forecast) -> None:
+def _print_jobs(output: Output, found: Forecast) -> None:
     columns: list[Column[JobLoad]] = [
         Column("job", lambda load: load.job_id, whole=True),
         Column("runs", lambda load: f"{load.runs:,}"),
@@ -211,7 +211,7 @@ def _tell_jobs(output: Output, found: Forecast) -> None:
         output.line(f"and {plural(len(found.jobs) - MOST_ROWS, 'more job')} (--json lists all)")
 
 
-def _tell_collisions(output: Output, found: Forecast) -> None:
+def _print_collisions(output: Output, found: Forecast) -> None:
     if not found.collisions:
         return
     columns: list[Column[Collision]] = [
@@ -224,7 +224,7 @@ def _tell_collisions(output: Output, found: Forecast) -> None:
     output.table(columns, found.collisions[:MOST_ROWS])
 
 
-def _tell_overruns(output: Output, found: Forecast) -> None:
+def _print_overruns(output: Output, found: Forecast) -> None:
     from mainspring.core.durations import humanize, humanize_measured
 
     if not found.overruns:

@@ -26,8 +26,8 @@ PROGRESS_INTERVAL = 100_000
 async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool) -> None:
     from mainspring.stores.copy import copy, read_contents
 
-    here, there = _named(source, "FROM"), _named(target, "TO")
-    if _place(source) == _place(target):
+    here, there = _find_shared_store(source, "FROM"), _find_shared_store(target, "TO")
+    if _location_key(source) == _location_key(target):
         raise CommandError(
             "FROM and TO are the same store", code=BAD_INPUT, advice="name another target"
         )
@@ -39,13 +39,13 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
             code=BAD_INPUT,
             advice="FROM comes first, then TO",
         ) from missing
-    async with _opened(here.store):
+    async with _open_store(here.store):
         if dry_run:
             seen = await read_contents(here.store)
-            already = await _opened_for_reading(there.store)
-            _tell(output, seen, source=here.name, target=there.name, already=already.total)
+            already = await _read_store(there.store)
+            _print(output, seen, source=here.name, target=there.name, already=already.total)
             return
-        async with _opened(there.store):
+        async with _open_store(there.store):
             with _progress(output) as progress:
                 copied = await copy(here.store, there.store, progress)
     document = {
@@ -63,7 +63,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         output.document(document)
         return
     output.line(f"copied {here.name} to {there.name}")
-    output.fields([("jobs", str(copied.jobs)), *_shown(copied.runs)])
+    output.fields([("jobs", str(copied.jobs)), *_count_fields(copied.runs)])
     if copied.existing:
         output.line(
             f"already in TO: {plural(copied.existing, 'run')}, of which {copied.corrected:,} had"
@@ -88,14 +88,14 @@ def _key_of(source: str) -> str:
     return f"{variable}, or what is in {former if former.exists() else file}"
 
 
-def _tell(output: Output, seen: StoreContents, *, source: str, target: str, already: int) -> None:
+def _print(output: Output, seen: StoreContents, *, source: str, target: str, already: int) -> None:
     if output.as_json:
         runs = {str(state): count for state, count in sorted(seen.runs.items())}
         document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
         output.document({**document, "there": already, "dry_run": True})
         return
     output.line(f"would copy {source} to {target}")
-    output.fields([("jobs", str(seen.jobs)), *_shown(seen.runs)])
+    output.fields([("jobs", str(seen.jobs)), *_count_fields(seen.runs)])
     output.line(
         f"TO holds {plural(already, 'run')}; each is compared when it is copied"
         if already
@@ -103,12 +103,12 @@ def _tell(output: Output, seen: StoreContents, *, source: str, target: str, alre
     )
 
 
-def _shown(runs: Any) -> list[tuple[str, str | None]]:
+def _count_fields(runs: Any) -> list[tuple[str, str | None]]:
     found = [(str(state), str(runs[state])) for state in sorted(runs) if runs[state]]
     return [("runs", str(sum(runs.values()))), *((f"  {name}", count) for name, count in found)]
 
 
-def _named(url: str, which: str) -> Found:
+def _find_shared_store(url: str, which: str) -> Found:
     found = find_store(StoreChoice(url, None))
     if not found.store.info().shared:
         raise CommandError(
@@ -120,7 +120,7 @@ def _named(url: str, which: str) -> Found:
     return found
 
 
-def _place(url: str) -> object:
+def _location_key(url: str) -> object:
     """What two names of one store have in common, as far as names tell."""
     path = database_file(url)
     if path is not None:
@@ -138,18 +138,18 @@ def _place(url: str) -> object:
     return frozenset(hosts.split(",")), address.database, address.prefix
 
 
-async def _opened_for_reading(store: Store) -> StoreContents:
+async def _read_store(store: Store) -> StoreContents:
     from mainspring.stores.copy import StoreContents, read_contents
 
     try:
-        async with _opened(store, create=False):
+        async with _open_store(store, create=False):
             return await read_contents(store)
     except StoreMissing:
         return StoreContents()
 
 
 @contextlib.asynccontextmanager
-async def _opened(store: Store, *, create: bool = True) -> AsyncIterator[None]:
+async def _open_store(store: Store, *, create: bool = True) -> AsyncIterator[None]:
     await store.open(create=create)
     try:
         yield
@@ -162,10 +162,10 @@ def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
     if output.as_json:
         yield lambda done, total: None
     elif not sys.stderr.isatty():
-        yield _ProgressLines(output).tell
+        yield _ProgressLines(output).show
     else:
-        with _bar() as tell:
-            yield tell
+        with _bar() as show:
+            yield show
 
 
 class _ProgressLines:
@@ -175,7 +175,7 @@ class _ProgressLines:
         self._output = output
         self._next = PROGRESS_INTERVAL
 
-    def tell(self, done: int, total: int) -> None:
+    def show(self, done: int, total: int) -> None:
         if done >= self._next:
             self._output.note(f"{done:,} of {plural(total, 'run')}")
             self._next = done - done % PROGRESS_INTERVAL + PROGRESS_INTERVAL

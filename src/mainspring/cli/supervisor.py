@@ -73,7 +73,7 @@ class Supervisor:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for child in self._children.values():
-            _tell(child, number)
+            _send_signal(child, number)
 
     async def _keep(self, place: int) -> None:
         """Keep one process running until all stop."""
@@ -93,7 +93,7 @@ class Supervisor:
                 "process %d of %d ended %s; another starts in %.1f s",
                 place,
                 self._count,
-                _in_words(code),
+                _describe_exit(code),
                 pause,
             )
             with contextlib.suppress(TimeoutError):
@@ -108,19 +108,19 @@ class Supervisor:
         )
         self._children[place] = child
         if self._stopping.is_set():
-            _tell(child, self._signal)
+            _send_signal(child, self._signal)
         try:
             return await child.wait()
         finally:
             del self._children[place]
 
 
-def _tell(child: Process, number: signal.Signals) -> None:
+def _send_signal(child: Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(number)
 
 
-def _in_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"with exit code {code}"
     with contextlib.suppress(ValueError):

@@ -154,15 +154,15 @@ def worker(
 def _work(command: WorkerCommand) -> None:
     folder = os.getcwd()
     _end_quietly_on_signals()
-    scheduler = _prepared(command)
+    scheduler = _prepare_scheduler(command)
     if finish(_run(scheduler, command)):
         _replace_process(command, folder)
 
 
-def _prepared(command: WorkerCommand) -> Scheduler:
+def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
     from mainspring.cli import log_format
 
-    scheduler = _scheduler(command)
+    scheduler = _load_scheduler(command)
     log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
     scheduler.configure(
         workers=command.workers,
@@ -182,7 +182,7 @@ def _prepared(command: WorkerCommand) -> Scheduler:
     return scheduler
 
 
-def _scheduler(command: WorkerCommand) -> Scheduler:
+def _load_scheduler(command: WorkerCommand) -> Scheduler:
     """The app's scheduler, or a new one for a file of jobs."""
     from mainspring.cli.app_loader import load_scheduler
     from mainspring.cli.store_access import StoreChoice
@@ -229,7 +229,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
         nonlocal spent
         tune_garbage_collector()
         if command.place == 1 and not command.quiet:
-            await _greeted(scheduler, command)
+            await _start_printed(scheduler, command)
         while not (spent := await _must_be_replaced(scheduler, replacements)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
@@ -246,12 +246,12 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     return spent and not stopped
 
 
-async def _greeted(scheduler: Scheduler, command: WorkerCommand) -> None:
-    from mainspring.cli.greeting import greet
+async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
+    from mainspring.cli.start_output import print_start
     from mainspring.errors import MainspringError
 
     try:
-        await greet(scheduler, as_json=command.as_json)
+        await print_start(scheduler, as_json=command.as_json)
     except MainspringError as error:  # a store that went away again: the engine waits for it
         log.warning("could not read the jobs: %s", error)
 

@@ -64,13 +64,13 @@ async def serve(
     create_app: Callable[..., FastAPI],
     *,
     first_key: str = "mainspring keys create NAME --scope admin",
-    greet: Callable[[str], Awaitable[None]] | None = None,
+    on_listening: Callable[[str], Awaitable[None]] | None = None,
     replacement_pause: Callable[[], float] = lambda: 0.0,
 ) -> bool:
     """Start the scheduler and serve its application, which `create_app` makes, until SIGTERM or
-    SIGINT. `first_key` is the command that makes an API key in this store; `greet` is called with
-    the URL. True if the process has reached its memory limit: the caller replaces it. It goes on
-    answering for as many seconds as `replacement_pause` says."""
+    SIGINT. `first_key` is the command that makes an API key in this store; `on_listening` is called
+    with the URL. True if the process has reached its memory limit: the caller replaces it. It goes
+    on answering for as many seconds as `replacement_pause` says."""
     loopback = is_loopback(settings.host)
     _ = scheduler.webhooks.vault  # a wrong or missing key for secrets is reported now
     with listening(settings.host, settings.port) as bound:
@@ -88,7 +88,7 @@ async def serve(
             service.max_streams = min(service.max_streams, limits.max_connections // 2)
             server = _server(app, limits)
             replace = await _run_until_signal(
-                scheduler, service, server, bound, greet, replacement_pause
+                scheduler, service, server, bound, on_listening, replacement_pause
             )
             await service.audit.flush()
             return replace
@@ -165,7 +165,7 @@ async def _run_until_signal(
     service: Service,
     server: _Server,
     bound: socket.socket,
-    greet: Callable[[str], Awaitable[None]] | None,
+    on_listening: Callable[[str], Awaitable[None]] | None,
     replacement_pause: Callable[[], float],
 ) -> bool:
     """Serve until a signal, or until the memory limit is reached (True)."""
@@ -175,8 +175,8 @@ async def _run_until_signal(
         serving = asyncio.ensure_future(server.serve(sockets=[bound]))
         ends = [asyncio.ensure_future(event.wait()) for event in (signalled, memory_limit_reached)]
         try:
-            if greet is not None:
-                await greet(url_of(bound))
+            if on_listening is not None:
+                await on_listening(url_of(bound))
             await asyncio.wait([serving, *ends], return_when=asyncio.FIRST_COMPLETED)
             if memory_limit_reached.is_set() and not signalled.is_set():
                 await asyncio.wait(

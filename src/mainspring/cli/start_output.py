@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from mainspring.core.model import Job
     from mainspring.scheduler import Scheduler
 
-__all__ = ["greet"]
+__all__ = ["print_start"]
 
-MOST = 20
+MOST_JOBS = 20
 """Jobs that are listed; of more only the number is shown."""
 
 
-async def greet(scheduler: Scheduler, *, as_json: bool) -> None:
+async def print_start(scheduler: Scheduler, *, as_json: bool) -> None:
     """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
     page = await scheduler.list_jobs(limit=1000, last_runs=False)
     paused_since = await scheduler.paused_since()
     store = Found(scheduler.store, scheduler.url).name
     if as_json:
-        _greet_program(scheduler, store, page.items, paused_since)
+        _print_document(scheduler, store, page.items, paused_since)
     else:
         orphaned = without_worker(page.items, await scheduler.list_workers())
-        _greet_person(scheduler, store, page.items, {job.id for job in orphaned}, paused_since)
+        _print_text(scheduler, store, page.items, {job.id for job in orphaned}, paused_since)
 
 
-def _greet_program(
+def _print_document(
     scheduler: Scheduler, store: str, jobs: list[Job], paused_since: datetime | None
 ) -> None:
     from mainspring.cli.output import Output
@@ -60,7 +60,7 @@ def _greet_program(
     sys.stdout.flush()
 
 
-def _greet_person(
+def _print_text(
     scheduler: Scheduler,
     store: str,
     jobs: list[Job],
@@ -83,17 +83,17 @@ def _greet_person(
         )
     if not jobs:
         console.print("  no jobs yet: decorate a function with @scheduler.job()", markup=False)
-    width = max((len(job.id) for job in jobs[:MOST]), default=0)
+    width = max((len(job.id) for job in jobs[:MOST_JOBS]), default=0)
     soonest = sorted(jobs, key=lambda job: (job.next_run_at is None, job.next_run_at or 0, job.id))
-    for job in soonest[:MOST]:
-        plan = "no running worker can run it" if job.id in orphaned else _next(job)
+    for job in soonest[:MOST_JOBS]:
+        plan = "no running worker can run it" if job.id in orphaned else _describe_next(job)
         console.print(f"  {job.id:{width}}  {plan}", markup=False)
-    if len(jobs) > MOST:
-        console.print(f"  and {len(jobs) - MOST} more: mainspring jobs list", markup=False)
+    if len(jobs) > MOST_JOBS:
+        console.print(f"  and {len(jobs) - MOST_JOBS} more: mainspring jobs list", markup=False)
     console.print(f"  {HOW_TO_STOP}", style="dim")
 
 
-def _next(job: Job) -> str:
+def _describe_next(job: Job) -> str:
     if not job.enabled:
         return "paused"
     if job.next_run_at is None:
