@@ -11,7 +11,7 @@ import sqlite3
 BENCHMARKS = {
     "sqlite": "enqueue, drain and end to end on SQLite, beside the bare loop and Huey",
     "latency": "enqueue to start on an idle worker, beside a bare writer and polling reader",
-    "punctual": "lateness of starts for 100 and 1,000 jobs that share each second",
+    "lateness": "lateness of starts for 100 and 1,000 jobs that share each second",
     "slots": "1,000 slots a second for a minute, on one instance and two: lost, twice, lateness",
     "catch_up": "20,000 jobs after an outage of 30 days: how long until schedules are up to date",
     "cron": "time per `next`, beside croniter",

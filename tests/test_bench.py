@@ -23,7 +23,7 @@ pytestmark = pytest.mark.thorough
 SMALL: dict[str, dict[str, Any]] = {
     "sqlite": {"ROUNDS": 1, "RUNS": 40, "SINGLE": 5},
     "latency": {"SAMPLES": 3},
-    "punctual": {"JOBS": (3,), "SECONDS": 1},
+    "lateness": {"JOBS": (3,), "SECONDS": 1},
     "slots": {"SETTLE": 1},
     "catch_up": {"RUNNING": 1},
     "cron": {"_ROUNDS": 1, "_MOMENTS": _MOMENTS[:3]},
