@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options, more = parser.parse_known_args()
     names = list(BENCHMARKS) if options.name == "all" else [options.name]
-    report = {name: measured(name, more) for name in names}
+    report = {name: measure(name, more) for name in names}
     if options.json:
         print(json.dumps({"machine": machine(), **report}, indent=2))
         return
@@ -47,7 +47,7 @@ def main() -> None:
         show(figures, "  ")
 
 
-def measured(name: str, more: list[str]) -> object:
+def measure(name: str, more: list[str]) -> object:
     """The figures of one benchmark. Some have options of their own."""
     module = importlib.import_module(f"bench.{name}")
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=module.__doc__)

@@ -58,23 +58,23 @@ async def _run() -> dict[str, Any]:
         # Servers let go of idle connections after 5 s: let go first.
         lines = aiohttp.TCPConnector(keepalive_timeout=2)
         async with (
-            _ours(f"sqlite:///{path}/ours.db") as ours,
-            _bare(path) as bare,
+            _serve_ours(f"sqlite:///{path}/ours.db") as ours,
+            _serve_bare(path) as bare,
             aiohttp.ClientSession(connector=lines) as client,
         ):
             sides = {"ours": ours, "bare": bare}
             for _ in range(ROUNDS):
                 for name, url in sides.items():
-                    rates[name].append(await _creations(client, url, CREATIONS))
+                    rates[name].append(await _measure_creations(client, url, CREATIONS))
             for url in sides.values():
-                await _filled(client, url, JOBS - ROUNDS * CREATIONS)
+                await _fill_jobs(client, url, JOBS - ROUNDS * CREATIONS)
             async with AsyncExitStack() as stack:
                 if mongodb is not None:
-                    sides["ours on MongoDB"] = await stack.enter_async_context(_ours(mongodb))
-                    await _filled(client, sides["ours on MongoDB"], JOBS)
+                    sides["ours on MongoDB"] = await stack.enter_async_context(_serve_ours(mongodb))
+                    await _fill_jobs(client, sides["ours on MongoDB"], JOBS)
                 for _ in range(ROUNDS):
                     for name, url in sides.items():
-                        lists.setdefault(name, []).extend(await _lists(client, url))
+                        lists.setdefault(name, []).extend(await _measure_lists(client, url))
     return {
         "creations_per_second": {name: spread(values) for name, values in rates.items()},
         "creations_of_bare": ratio(rates["ours"], rates["bare"]),
@@ -91,7 +91,7 @@ def _latencies(seconds: list[float]) -> dict[str, float]:
     return {name: round(quantile(seconds, part) * 1000, 2) for name, part in parts.items()}
 
 
-async def _creations(client: aiohttp.ClientSession, url: str, count: int) -> float:
+async def _measure_creations(client: aiohttp.ClientSession, url: str, count: int) -> float:
     left = iter(range(count))
 
     async def worker() -> None:
@@ -105,14 +105,14 @@ async def _creations(client: aiohttp.ClientSession, url: str, count: int) -> flo
     return count / (time.perf_counter() - began)
 
 
-async def _filled(client: aiohttp.ClientSession, url: str, count: int) -> None:
+async def _fill_jobs(client: aiohttp.ClientSession, url: str, count: int) -> None:
     for start in range(0, count, CHUNK):
         jobs = [JOB] * min(CHUNK, count - start)
         async with client.post(f"{url}/api/jobs/bulk", json={"jobs": jobs}) as answer:
             assert (await answer.json())["done"] == len(jobs)
 
 
-async def _lists(client: aiohttp.ClientSession, url: str) -> list[float]:
+async def _measure_lists(client: aiohttp.ClientSession, url: str) -> list[float]:
     rng = random.Random(1)
     times = []
     for _ in range(LISTS):
@@ -139,7 +139,7 @@ def _mongodb() -> Iterator[tuple[str | None, str | None]]:
 
 
 @asynccontextmanager
-async def _ours(store: str) -> AsyncIterator[str]:
+async def _serve_ours(store: str) -> AsyncIterator[str]:
     words = ["-m", "mainspring", "serve", "--quiet", "--store", store]
     secret = base64.b64encode(os.urandom(32)).decode()  # a shared store has none of its own
     async with _process([*words, "--port"], {"MAINSPRING_SECRET_KEY": secret}) as url:
@@ -147,7 +147,7 @@ async def _ours(store: str) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _bare(path: Path) -> AsyncIterator[str]:
+async def _serve_bare(path: Path) -> AsyncIterator[str]:
     words = ["-m", "uvicorn", "bench.bare_api:app", "--log-level", "warning", "--no-access-log"]
     environ = {"BARE_DATABASE": str(path / "bare.db")}
     async with _process([*words, "--port"], environ) as url:
@@ -166,14 +166,14 @@ async def _process(words: list[str], environ: dict[str, str]) -> AsyncIterator[s
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        await _up(url)
+        await _wait_until_up(url)
         yield url
     finally:
         process.terminate()
         await process.wait()
 
 
-async def _up(url: str) -> None:
+async def _wait_until_up(url: str) -> None:
     async with aiohttp.ClientSession() as client:
         for _ in range(600):
             try:

@@ -23,13 +23,15 @@ from pymongo.errors import DuplicateKeyError
 from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 
-__all__ = ["Document", "connect", "drain", "listen", "ping", "runs_of", "with_slots"]
+__all__ = ["Document", "connect", "drain", "drain_under_limit", "listen", "ping", "runs_of"]
 
 Document = dict[str, Any]
 
 BY_ID = [("_id", ASCENDING)]
 ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
-SHOWN = dict.fromkeys(("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1)
+CLAIM_FIELDS = dict.fromkeys(
+    ("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1
+)
 NOW = {"$multiply": [{"$toLong": "$$NOW"}, 1000]}
 LEASE = 30_000_000
 RENEW_SECONDS = 1.0
@@ -63,7 +65,7 @@ def claim(
 ) -> list[Document]:
     """Find, update many, find by nonce. `among`: choose from so many times as many."""
     due = {"state": "pending", "lane": where, "$expr": {"$lte": ["$run_at", NOW]}}
-    walk = runs.find(due, SHOWN).sort(ORDER).limit(batch * among).batch_size(batch * among)
+    walk = runs.find(due, CLAIM_FIELDS).sort(ORDER).limit(batch * among).batch_size(batch * among)
     found = [run["_id"] for run in walk]
     ids = found if among == 1 else random.sample(found, min(batch, len(found)))
     if not ids:
@@ -129,7 +131,7 @@ def drain(url: str, database: str, job: str, batch: int) -> int:
 # -- a limit, with slots held over many runs ------------------------------------------------
 
 
-def with_slots(url: str, database: str, job: str, slots: int, part: int) -> int:
+def drain_under_limit(url: str, database: str, job: str, slots: int, part: int) -> int:
     """The same under a limit of `slots`: have up to `part` of them, by documents with leases that
     are renewed every second, and claim so many runs of 1 ms at a time."""
     me = ObjectId()
@@ -139,7 +141,7 @@ def with_slots(url: str, database: str, job: str, slots: int, part: int) -> int:
         mine: list[int] = []
         while len(mine) < part:
             for number in range(slots):
-                if len(mine) < part and number not in mine and have(held, number, me):
+                if len(mine) < part and number not in mine and acquire_slot(held, number, me):
                     mine.append(number)
         renewed, stamp = renew(held, me)
         where = lane(job, limited=True)
@@ -156,7 +158,7 @@ def with_slots(url: str, database: str, job: str, slots: int, part: int) -> int:
     return done
 
 
-def have(held: Collection[Document], number: int, me: ObjectId) -> bool:
+def acquire_slot(held: Collection[Document], number: int, me: ObjectId) -> bool:
     try:
         held.update_one({"_id": number, "by": me}, {"$currentDate": {"at": True}}, upsert=True)
     except DuplicateKeyError:

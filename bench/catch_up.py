@@ -25,15 +25,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bench.measure import milliseconds
-from bench.slots import STORES, place
+from bench.slots import STORES, empty_store
 from mainspring import RunContext, Scheduler, State, cron, every
 from mainspring.core.model import Job
 from mainspring.stores import open_store
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing.store_calls import add_jobs
 
-RUNNING = 5
-LONGEST = 120.0
+RUNS_IN_PROGRESS = 5
+LONGEST_SECONDS = 120.0
 """Seconds after which it is given up."""
 
 
@@ -49,13 +49,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     stores = STORES if options.store == "both" else (options.store,)
     figures = {}
     for store in stores:
-        with place(store) as (url, _):
-            figures[store] = asyncio.run(measured(url, options.jobs, timedelta(options.days)))
+        with empty_store(store) as (url, _):
+            figures[store] = asyncio.run(measure(url, options.jobs, timedelta(options.days)))
     return figures | {"jobs": 2 * options.jobs, "load_before": load, "cores": os.cpu_count()}
 
 
-async def measured(url: str, jobs: int, outage: timedelta) -> dict[str, Any]:
-    scheduler = Scheduler(url, lease="5s", workers=10 + RUNNING)
+async def measure(url: str, jobs: int, outage: timedelta) -> dict[str, Any]:
+    scheduler = Scheduler(url, lease="5s", workers=10 + RUNS_IN_PROGRESS)
     over = asyncio.Event()
 
     @scheduler.job()
@@ -72,7 +72,7 @@ async def measured(url: str, jobs: int, outage: timedelta) -> dict[str, Any]:
         producer.job(id="tick")(tick)
         producer.job(id="long", priority=9)(long)
         handler = (await producer.get_job("tick")).handler
-        running = await producer.enqueue_many("long", [{}] * RUNNING)
+        running = await producer.enqueue_many("long", [{}] * RUNS_IN_PROGRESS)
     store = open_store(url)
     await store.open()
     await define(store, handler, jobs, outage)
@@ -90,7 +90,7 @@ async def measured(url: str, jobs: int, outage: timedelta) -> dict[str, Any]:
         watching = asyncio.create_task(watch(scheduler, waits))
         while (await store.jobs(JobQuery(due=now, limit=1))).items:
             await asyncio.sleep(0.25)
-            if time.monotonic() - started > LONGEST:
+            if time.monotonic() - started > LONGEST_SECONDS:
                 break
         took = time.monotonic() - started
         used = time.process_time() - used
@@ -105,7 +105,7 @@ async def measured(url: str, jobs: int, outage: timedelta) -> dict[str, Any]:
         "caught_up_s": round(took, 1),
         "left": left,
         "missed": missed,
-        "leases_kept": f"{len(kept)} of {RUNNING}",
+        "leases_kept": f"{len(kept)} of {RUNS_IN_PROGRESS}",
         "no_op": milliseconds(waits) if waits else {},
         "cpu": round(used, 1),
     }
@@ -141,6 +141,6 @@ async def watch(scheduler: Scheduler, waits: list[float]) -> None:
     while True:
         began = time.monotonic()
         run = await scheduler.enqueue("no_op")
-        await scheduler.wait(run.id, LONGEST)
+        await scheduler.wait(run.id, LONGEST_SECONDS)
         waits.append(time.monotonic() - began)
         await asyncio.sleep(0.5)

@@ -62,7 +62,7 @@ def _compare(expression: str, zone: str) -> dict[str, str | float]:
         for moment in local:
             peer.get_next(datetime, start_time=moment)
 
-    rounds = [(_timed(ours), _timed(theirs)) for _ in range(_ROUNDS)]
+    rounds = [(_time(ours), _time(theirs)) for _ in range(_ROUNDS)]
     mine, peers = (min(times) for times in zip(*rounds, strict=True))
     return {
         "expression": expression,
@@ -73,7 +73,7 @@ def _compare(expression: str, zone: str) -> dict[str, str | float]:
     }
 
 
-def _timed(work: Callable[[], None]) -> float:
+def _time(work: Callable[[], None]) -> float:
     began = time.perf_counter()
     work()
     return (time.perf_counter() - began) / len(_MOMENTS) * 1e6

@@ -36,10 +36,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     with folder() as place:
-        return asyncio.run(_measured(f"sqlite:///{place}/many.db", options.jobs, options.runs))
+        return asyncio.run(_measure(f"sqlite:///{place}/many.db", options.jobs, options.runs))
 
 
-async def _measured(url: str, jobs: int, runs: int) -> dict[str, Any]:
+async def _measure(url: str, jobs: int, runs: int) -> dict[str, Any]:
     async with demo_scheduler(url, workers=0) as scheduler:
         await _fill(scheduler, jobs, runs)
         await scheduler.pause_all()

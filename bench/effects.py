@@ -24,13 +24,13 @@ CAPACITY = 10
 
 def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
-        report = {"sqlite": asyncio.run(_measured_sqlite(Path(place) / "bench.db"))}
+        report = {"sqlite": asyncio.run(_measure_sqlite(Path(place) / "bench.db"))}
     if url := os.environ.get("MAINSPRING_BENCH_MONGODB"):
-        report["mongodb"] = asyncio.run(_measured_mongodb(url))
+        report["mongodb"] = asyncio.run(_measure_mongodb(url))
     return report
 
 
-async def _measured_sqlite(file: Path) -> dict[str, Any]:
+async def _measure_sqlite(file: Path) -> dict[str, Any]:
     connection = sqlite3.connect(file, timeout=30, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -45,12 +45,12 @@ async def _measured_sqlite(file: Path) -> dict[str, Any]:
         connection.execute(insert, (ctx.run_id,))
 
     try:
-        return await _measured(f"sqlite:///{file}", inside, beside)
+        return await _measure(f"sqlite:///{file}", inside, beside)
     finally:
         connection.close()
 
 
-async def _measured_mongodb(url: str) -> dict[str, Any]:
+async def _measure_mongodb(url: str) -> dict[str, Any]:
     from pymongo import AsyncMongoClient
 
     client: Any = AsyncMongoClient(url, w="majority")
@@ -67,13 +67,13 @@ async def _measured_mongodb(url: str) -> dict[str, Any]:
         await effects.insert_one({"run": ctx.run_id})
 
     try:
-        return await _measured(url, inside, beside)
+        return await _measure(url, inside, beside)
     finally:
         await client.drop_database("bench_effects")
         await client.close()
 
 
-async def _measured(url: str, inside: Any, beside: Any) -> dict[str, Any]:
+async def _measure(url: str, inside: Any, beside: Any) -> dict[str, Any]:
     once = await _rate(url, inside, delivery="effect_once")
     least = await _rate(url, beside)
     return {

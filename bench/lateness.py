@@ -14,10 +14,10 @@ SECONDS = 10
 
 
 def run() -> dict[str, Any]:
-    return {f"{jobs} jobs a second": asyncio.run(lateness(jobs)) for jobs in JOBS}
+    return {f"{jobs} jobs a second": asyncio.run(measure_lateness(jobs)) for jobs in JOBS}
 
 
-async def lateness(jobs: int) -> dict[str, float]:
+async def measure_lateness(jobs: int) -> dict[str, float]:
     late: list[float] = []
     with folder() as path:
         scheduler = Scheduler(f"sqlite:///{path / 'jobs.db'}", workers=100)

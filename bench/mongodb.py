@@ -73,12 +73,12 @@ def database(url: str) -> Iterator[tuple[str, str]]:
             client.drop_database(name)
 
 
-def filled(url: str, job: str, count: int, delay: float = 0, **policy: Any) -> None:
+def fill(url: str, job: str, count: int, delay: float = 0, **policy: Any) -> None:
     """So many runs of a job, due at one moment, as the store writes them."""
-    asyncio.run(_filled(url, job, count, delay, policy))
+    asyncio.run(_fill(url, job, count, delay, policy))
 
 
-async def _filled(url: str, job: str, count: int, delay: float, policy: dict[str, Any]) -> None:
+async def _fill(url: str, job: str, count: int, delay: float, policy: dict[str, Any]) -> None:
     async with Scheduler(url, workers=0) as producer:
 
         @producer.job(id=job, **policy)
@@ -120,7 +120,7 @@ def drain_round(url: str) -> dict[str, float]:
 
 def bare_drain(url: str, batch: int) -> float:
     with database(url) as (place, name):
-        filled(place, "noop", RUNS)
+        fill(place, "noop", RUNS)
         began = time.perf_counter()
         assert bare_mongodb.drain(url, name, "noop", batch) == RUNS
         return RUNS / (time.perf_counter() - began)
@@ -128,7 +128,7 @@ def bare_drain(url: str, batch: int) -> float:
 
 def our_drain(url: str) -> float:
     with database(url) as (place, _):
-        filled(place, "noop", RUNS)
+        fill(place, "noop", RUNS)
         return asyncio.run(_our_drain(place))
 
 
@@ -179,8 +179,8 @@ def processes_drain(
     with database(url) as (place, name):
         workers = MeasuredProcesses(mongodb_workers.worker, [(place, seconds, limit)] * count)
         workers.send("go")
-        filled(place, "work", runs, HEAD_START, concurrency=limit)
-        with Watch(url, name, limited=limit is not None) as watch:
+        fill(place, "work", runs, HEAD_START, concurrency=limit)
+        with RunWatcher(url, name, limited=limit is not None) as watch:
             watch.wait()
             workers.send("stop")
         shares = workers.results()
@@ -188,7 +188,7 @@ def processes_drain(
     return {"rate": runs / watch.seconds, "most": watch.most, "shares": shares}
 
 
-class Watch:
+class RunWatcher:
     """Looks every few milliseconds whether all runs have ended and, under a limit, how many hold a
     valid lease. The clock begins with the first that runs: processes start at different speeds."""
 
@@ -197,11 +197,11 @@ class Watch:
     def __init__(self, url: str, name: str, *, limited: bool) -> None:
         self._url, self._name, self._limited = url, name, limited
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._watch)
         self.most = 0
         self.seconds = 0.0
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RunWatcher:
         self._thread.start()
         return self
 
@@ -212,7 +212,7 @@ class Watch:
     def wait(self) -> None:
         assert self._over.wait(600), "the runs were not worked off in ten minutes"
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         began = None
         with bare_mongodb.connect(self._url) as client:
             runs = bare_mongodb.runs_of(client, self._name)
@@ -220,14 +220,14 @@ class Watch:
                 if began is None and runs.find_one({"state": "running"}, {"_id": 1}):
                     began = time.perf_counter()
                 if self._limited:
-                    self.most = max(self.most, holding(runs))
+                    self.most = max(self.most, count_valid_leases(runs))
                 left = {"state": {"$in": ["pending", "running"]}}
                 if began and not runs.find_one(left, {"_id": 1}):
                     self.seconds = time.perf_counter() - began
                     self._over.set()
 
 
-def holding(runs: Any) -> int:
+def count_valid_leases(runs: Any) -> int:
     """How many runs have a valid lease."""
     valid = {"$gt": [{"$add": ["$leased_at", {"$divide": ["$lease", 1000]}]}, "$$NOW"]}
     running = {"state": "running", "leased_at": {"$type": "date"}, "$expr": valid}
@@ -253,13 +253,13 @@ def limits(url: str) -> dict[str, Any]:
 
 def bare_limit(url: str) -> float:
     with database(url) as (place, name):
-        filled(place, "work", LIMITED_RUNS, concurrency=LIMIT)
+        fill(place, "work", LIMITED_RUNS, concurrency=LIMIT)
         least, more = divmod(LIMIT, PROCESSES)
         parts = [least + (n < more) for n in range(PROCESSES)]
         workers = MeasuredProcesses(
             mongodb_workers.bare_slots, [(url, name, LIMIT, part) for part in parts]
         )
-        with Watch(url, name, limited=True) as watch:
+        with RunWatcher(url, name, limited=True) as watch:
             workers.send("go")
             watch.wait()
         assert sum(workers.results()) == LIMITED_RUNS
@@ -310,7 +310,7 @@ async def _produce(url: str, seed: int) -> None:
 
 def bare_latency(url: str, seed: int) -> list[float]:
     with database(url) as (place, name):
-        filled(place, "ping", 0)
+        fill(place, "ping", 0)
         with bare_mongodb.connect(url) as client:
             client[name].create_collection("bare_hints", capped=True, size=64 * 1024)
             client[name]["bare_hints"].insert_one({"first": True})

@@ -23,7 +23,7 @@ __all__ = [
     "bare_slots",
     "idler",
     "listener",
-    "next_word",
+    "receive_word",
     "worker",
 ]  # fmt: skip
 
@@ -79,14 +79,14 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
     await store.open()  # so that what is measured does not begin with indexes
     await store.close()
     pipe.send("ready")
-    await next_word(pipe)
+    await receive_word(pipe)
     async with scheduler:
         tune_garbage_collector()
-        await next_word(pipe)
+        await receive_word(pipe)
     pipe.send(json.dumps(done))
 
 
-async def next_word(pipe: Connection) -> str:
+async def receive_word(pipe: Connection) -> str:
     """The next word that the parent sends."""
     word: str = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
     return word
@@ -95,7 +95,7 @@ async def next_word(pipe: Connection) -> str:
 def bare_slots(pipe: Connection, url: str, database: str, slots: int, part: int) -> None:
     pipe.send("ready")
     pipe.recv()
-    pipe.send(json.dumps(bare_mongodb.with_slots(url, database, "work", slots, part)))
+    pipe.send(json.dumps(bare_mongodb.drain_under_limit(url, database, "work", slots, part)))
 
 
 def listener(pipe: Connection, url: str) -> None:
@@ -113,7 +113,7 @@ async def _listener(pipe: Connection, url: str) -> None:
 
     async with scheduler:
         pipe.send("ready")
-        await next_word(pipe)
+        await receive_word(pipe)
     pipe.send(json.dumps(taken))
 
 

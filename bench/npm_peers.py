@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-__all__ = ["drain", "fetched"]
+__all__ = ["drain", "fetch_peers"]
 
 SCRIPTS = Path(__file__).parent / "npm"
 CACHE = Path(__file__).parents[1] / ".cache" / "mainspring-bench"
@@ -20,7 +20,7 @@ SETTINGS = {  # concurrency and polling in ms: the best of those tried
 }
 
 
-def fetched() -> Path:
+def fetch_peers() -> Path:
     """A folder with the scripts and what they need, at the versions in package.json."""
     place = Path(os.environ.get("MAINSPRING_BENCH_CACHE", CACHE)) / "npm"
     place.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def drain(peer: str, url: str, concurrency: int, poll: int, runs: int = RUNS) ->
     arguments = [peer, url, str(runs), str(concurrency), str(poll)]
     done = subprocess.run(
         ["node", "drain.mjs", *arguments],
-        cwd=fetched(), check=True, capture_output=True, text=True, timeout=600,
+        cwd=fetch_peers(), check=True, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     rate: float = json.loads(done.stdout.splitlines()[-1])["rate"]
     return rate

@@ -34,7 +34,7 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import RunQuery
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
-KEPT = int(os.environ.get("BENCH_SIZING_RUNS", "1000000"))
+RUNS_STORED = int(os.environ.get("BENCH_SIZING_RUNS", "1000000"))
 SAMPLE = 2000
 JOBS = 20
 DAYS = 10
@@ -53,9 +53,9 @@ def run() -> dict[str, Any]:
         MongoClient[Document](servers.url) as client,
     ):
         return {
-            "a run": asyncio.run(_worked_off(servers.url, client)),
+            "a run": asyncio.run(_measure_ended_runs(servers.url, client)),
             "waiting": asyncio.run(_waiting(servers.url, client)),
-            "kept": _kept(servers.url, client),
+            "kept": _measure_stored_runs(servers.url, client),
             "connections": connections(),
         }
 
@@ -63,7 +63,7 @@ def run() -> dict[str, Any]:
 # -- a run ----------------------------------------------------------------------------------
 
 
-async def _worked_off(url: str, client: MongoClient[Document]) -> dict[str, Any]:
+async def _measure_ended_runs(url: str, client: MongoClient[Document]) -> dict[str, Any]:
     """Runs that a scheduler has ended, in a database for each payload; and their traces."""
     figures: dict[str, Any] = {}
     for name, payload in PAYLOADS.items():
@@ -110,7 +110,7 @@ async def _waiting(url: str, client: MongoClient[Document]) -> dict[str, Any]:
         async def work(**given: Any) -> None:
             pass
 
-        for _ in range(max(1, KEPT // 20 // 1000)):
+        for _ in range(max(1, RUNS_STORED // 20 // 1000)):
             await work.enqueue_many([payload(rng) for _ in range(1000)])
     return _bytes(client, "sizing_waiting")
 
@@ -135,13 +135,13 @@ def _bytes(client: MongoClient[Document], database: str) -> dict[str, Any]:
 # -- kept -----------------------------------------------------------------------------------
 
 
-def _kept(url: str, client: MongoClient[Document]) -> dict[str, Any]:
+def _measure_stored_runs(url: str, client: MongoClient[Document]) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name in PAYLOADS:
-        count = KEPT if name == "small payload" else KEPT // 10
+        count = RUNS_STORED if name == "small payload" else RUNS_STORED // 10
         database = _database(name)
-        tenth = asyncio.run(_counted(with_database(url, database), client, count // 10))
-        whole = asyncio.run(_counted(with_database(url, database), client, count))
+        tenth = asyncio.run(_measure_counts(with_database(url, database), client, count // 10))
+        whole = asyncio.run(_measure_counts(with_database(url, database), client, count))
         figures[name] = {
             **_bytes(client, database),
             f"at {count // 10}": tenth,
@@ -150,7 +150,7 @@ def _kept(url: str, client: MongoClient[Document]) -> dict[str, Any]:
     return figures
 
 
-async def _counted(url: str, client: MongoClient[Document], count: int) -> dict[str, Any]:
+async def _measure_counts(url: str, client: MongoClient[Document], count: int) -> dict[str, Any]:
     """Fill up to so many, then what it takes to count and to list them."""
     runs = client.get_database(url.rpartition("/")[2].partition("?")[0])["mainspring_runs"]
     missing = count - runs.estimated_document_count()
@@ -238,19 +238,19 @@ async def _connections(url: str, clients: dict[str, MongoClient[Document]]) -> d
         with ctx.transaction():
             time.sleep(0.01)
 
-    def there() -> Counter[str]:
+    def open_connections() -> Counter[str]:
         return Counter({name: _open(client) for name, client in clients.items()})
 
     figures = {}
     async with scheduler:
         await asyncio.sleep(3)
-        figures["idle"] = dict(there())
+        figures["idle"] = dict(open_connections())
         for job in (work, once, once_plain):
             await job.enqueue_many([{}] * 500)
             ended = asyncio.create_task(_all_ended(scheduler))
             most: Counter[str] = Counter()
             while not ended.done():
-                most |= await asyncio.to_thread(there)
+                most |= await asyncio.to_thread(open_connections)
                 await asyncio.sleep(0.1)
             await ended
             figures[f"at work: {job.id}"] = dict(most)

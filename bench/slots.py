@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from bench.measure import cpu_of, folder, milliseconds
-from bench.mongodb_workers import MeasuredProcesses, next_word
+from bench.mongodb_workers import MeasuredProcesses, receive_word
 from mainspring import Run, RunContext, Scheduler
 from mainspring.cli.gc_tuning import tune_garbage_collector
 from mainspring.core.model import State
@@ -39,7 +39,7 @@ from mainspring.stores.protocol import RunQuery
 
 CAPACITY = 200
 STORES = ("sqlite", "mongodb")
-SETTLE = 5
+SETTLE_SECONDS = 5
 """Seconds between the start of the instances and the first slot that is measured."""
 
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     instances = options.instances or [1, 2]
     return {
         store: {
-            f"{count} instance{'s' if count > 1 else ''}": measured(
+            f"{count} instance{'s' if count > 1 else ''}": measure(
                 store, count, options.rate, options.seconds
             )
             for count in instances
@@ -65,11 +65,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     } | {"slots_a_second": options.rate, "load_before": load, "cores": os.cpu_count()}
 
 
-def measured(store: str, instances: int, rate: int, seconds: int) -> dict[str, Any]:
-    with place(store) as (url, server):
+def measure(store: str, instances: int, rate: int, seconds: int) -> dict[str, Any]:
+    with empty_store(store) as (url, server):
         asyncio.run(define(url, rate))
         workers = MeasuredProcesses(instance, [(url,)] * instances)
-        first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=SETTLE)
+        first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=SETTLE_SECONDS)
         last = first + timedelta(seconds=seconds)
         workers.send(json.dumps([first.timestamp(), last.timestamp()]))
         server_used = cpu_of(server) if server else 0.0
@@ -88,13 +88,13 @@ def measured(store: str, instances: int, rate: int, seconds: int) -> dict[str, A
         "lateness": milliseconds(lateness) if lateness else {},
         "cpu": {
             "instances": [round(one["cpu"] / seconds, 2) for one in told],
-            **({"mongod": round(server_used / (seconds + SETTLE), 2)} if server else {}),
+            **({"mongod": round(server_used / (seconds + SETTLE_SECONDS), 2)} if server else {}),
         },
     }
 
 
 @contextmanager
-def place(store: str) -> Iterator[tuple[str, int | None]]:
+def empty_store(store: str) -> Iterator[tuple[str, int | None]]:
     """The URL of an empty store, and the id of its server's process."""
     if store == "sqlite":
         with folder() as path:
@@ -163,7 +163,7 @@ async def _instance(pipe: Connection, url: str) -> None:
     async with scheduler:
         tune_garbage_collector()
         pipe.send("ready")
-        first, last = json.loads(await next_word(pipe))
+        first, last = json.loads(await receive_word(pipe))
         await asyncio.sleep(max(0.0, first - time.time()))
         used = time.process_time()
         await asyncio.sleep(max(0.0, last - time.time()))

@@ -19,7 +19,7 @@ from mainspring import Scheduler
 
 ROUNDS = 5
 RUNS = 20_000
-SINGLE = 3_000
+SINGLE_RUNS = 3_000
 IN_FLIGHT = 64
 WORKERS = 100
 
@@ -44,12 +44,12 @@ def one_round(path: Path, at: int) -> dict[str, float]:
         "bare enqueue": bare_sqlite.bare_enqueue(path / "bare-enqueue.db", RUNS, batch=RUNS),
         "bare drain": bare_sqlite.bare_drain(path / "bare-drain.db", RUNS, batch=200),
     }
-    figures |= asyncio.run(ours(path / "ours.db"))
-    figures |= huey(path / "huey.db")
+    figures |= asyncio.run(measure_ours(path / "ours.db"))
+    figures |= measure_huey(path / "huey.db")
     return {name: rounded(value) for name, value in figures.items()}
 
 
-async def ours(path: Path) -> dict[str, float]:
+async def measure_ours(path: Path) -> dict[str, float]:
     done = 0
     goal = RUNS
     reached = asyncio.Event()
@@ -78,7 +78,7 @@ async def ours(path: Path) -> dict[str, float]:
             await asyncio.sleep(0.005)
         drain = RUNS / (time.perf_counter() - began)
 
-        goal, done = SINGLE, 0
+        goal, done = SINGLE_RUNS, 0
         reached.clear()
         turns = asyncio.Semaphore(IN_FLIGHT)
 
@@ -87,10 +87,10 @@ async def ours(path: Path) -> dict[str, float]:
                 await worker.enqueue("noop", {"n": n})
 
         began = time.perf_counter()
-        await asyncio.gather(*(one(n) for n in range(SINGLE)))
-        single = SINGLE / (time.perf_counter() - began)
+        await asyncio.gather(*(one(n) for n in range(SINGLE_RUNS)))
+        single = SINGLE_RUNS / (time.perf_counter() - began)
         await reached.wait()
-        end_to_end = SINGLE / (time.perf_counter() - began)
+        end_to_end = SINGLE_RUNS / (time.perf_counter() - began)
     return {
         "enqueue many": enqueue,
         "drain": drain,
@@ -99,7 +99,7 @@ async def ours(path: Path) -> dict[str, float]:
     }
 
 
-def huey(path: Path) -> dict[str, float]:
+def measure_huey(path: Path) -> dict[str, float]:
     """Huey's consumer in threads of this process, at its best of one worker and four."""
     return {"huey drain": max(huey_drain(path, workers) for workers in (1, 4))}
 

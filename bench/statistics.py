@@ -26,10 +26,10 @@ from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.sqlite import commit as sqlite_commit
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
-DRAINED = 5_000
-TURNS = 3
-KEPT = 1_000_000
-FEW = 1_000
+RUNS_DRAINED = 5_000
+ROUNDS = 3
+MANY_RUNS = 1_000_000
+FEW_RUNS = 1_000
 JOBS = 20
 BATCH = 5_000
 TIMES = 20
@@ -43,15 +43,15 @@ def run() -> dict[str, Any]:
                 "mongodb": _drains(lambda n: with_database(servers.url, f"statistics{n}")),
             },
             "read": {
-                f"{FEW} runs": asyncio.run(_reads(Path(place) / "few.db", FEW)),
-                f"{KEPT} runs": asyncio.run(_reads(Path(place) / "many.db", KEPT)),
+                f"{FEW_RUNS} runs": asyncio.run(_reads(Path(place) / "few.db", FEW_RUNS)),
+                f"{MANY_RUNS} runs": asyncio.run(_reads(Path(place) / "many.db", MANY_RUNS)),
             },
         }
 
 
 def _drains(url_of: Callable[[str], str]) -> dict[str, Any]:
     counted, uncounted = [], []
-    for turn in range(TURNS):
+    for turn in range(ROUNDS):
         counted.append(asyncio.run(_drain(url_of(f"{turn}a"))))
         with ExitStack() as stack:
             stack.enter_context(patch.object(sqlite_commit, "count", lambda tx, endings: None))
@@ -71,9 +71,9 @@ async def _drain(url: str) -> float:
         @producer.job(id="work")
         async def queued() -> None: ...
 
-        await queued.enqueue_many([{}] * DRAINED)
+        await queued.enqueue_many([{}] * RUNS_DRAINED)
     worker = Scheduler(url, workers=50)
-    left, over = DRAINED, asyncio.Event()
+    left, over = RUNS_DRAINED, asyncio.Event()
 
     @worker.job(id="work")
     async def work() -> None:
@@ -85,7 +85,7 @@ async def _drain(url: str) -> float:
     began = time.perf_counter()
     async with worker:
         await over.wait()
-    return DRAINED / (time.perf_counter() - began)
+    return RUNS_DRAINED / (time.perf_counter() - began)
 
 
 async def _reads(path: Path, count: int) -> dict[str, float]:
@@ -110,12 +110,15 @@ async def _fill(path: Path, count: int) -> None:
     step = timedelta(days=7) / count
     for start in range(0, count, BATCH):
         await store.add(
-            [_ended(n, now - step * (count - n)) for n in range(start, min(start + BATCH, count))]
+            [
+                _ended_run(n, now - step * (count - n))
+                for n in range(start, min(start + BATCH, count))
+            ]
         )
     await store.close()
 
 
-def _ended(n: int, at: datetime) -> Run:
+def _ended_run(n: int, at: datetime) -> Run:
     return Run(
         id=f"run{n:08}",
         job_id=f"job{n % JOBS}",

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
 
-from bench.slots import place
+from bench.slots import empty_store
 from mainspring.core.model import Job, Run, new_run_id, replace, slot_run_id
 from mainspring.core.policy import Overlap
 from mainspring.core.schedules import every
@@ -32,11 +32,11 @@ Operation = Callable[[int], Awaitable[None]]
 
 
 def run() -> dict[str, Any]:
-    with place("mongodb") as (url, _):
-        return asyncio.run(_measured(url))
+    with empty_store("mongodb") as (url, _):
+        return asyncio.run(_measure(url))
 
 
-async def _measured(url: str) -> dict[str, Any]:
+async def _measure(url: str) -> dict[str, Any]:
     store = open_store(url)
     await store.open()
     rng = random.Random(1)

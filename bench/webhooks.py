@@ -82,11 +82,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.scheduled:
-        return scheduled(options.rate, options.seconds)
-    return enqueued()
+        return measure_scheduled(options.rate, options.seconds)
+    return measure_enqueued()
 
 
-def enqueued() -> dict[str, Any]:
+def measure_enqueued() -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
     tune_garbage_collector()
     with endpoint() as url:
@@ -170,12 +170,12 @@ async def bare_loop(request: PreparedRequest) -> tuple[float, float]:
 # -- scheduled ------------------------------------------------------------------------------
 
 
-def scheduled(rate: int, seconds: int) -> dict[str, Any]:
+def measure_scheduled(rate: int, seconds: int) -> dict[str, Any]:
     load = [round(value, 2) for value in os.getloadavg()]
     with endpoint() as url, folder() as path:
         store = f"sqlite:///{path}/jobs.db"
         asyncio.run(define(store, url, rate))
-        with serving(path, store) as process:
+        with serve(path, store) as process:
             first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
             time.sleep((first - datetime.now(UTC)).total_seconds())
             used = cpu_of(process)
@@ -212,7 +212,7 @@ async def define(store: str, url: str, rate: int) -> None:
 
 
 @contextmanager
-def serving(path: Path, store: str) -> Iterator[int]:
+def serve(path: Path, store: str) -> Iterator[int]:
     """`mainspring serve` on this store, once it is ready; the id of its process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

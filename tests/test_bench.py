@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from bench.__main__ import BENCHMARKS, measured, show
+from bench.__main__ import BENCHMARKS, measure, show
 from bench.cron import _MOMENTS
 from tests.support.servers.fixtures import *  # noqa: F403
 
 pytestmark = pytest.mark.thorough
 
 SMALL: dict[str, dict[str, Any]] = {
-    "sqlite": {"ROUNDS": 1, "RUNS": 40, "SINGLE": 5},
+    "sqlite": {"ROUNDS": 1, "RUNS": 40, "SINGLE_RUNS": 5},
     "latency": {"SAMPLES": 3},
     "lateness": {"JOBS": (3,), "SECONDS": 1},
-    "slots": {"SETTLE": 1},
-    "catch_up": {"RUNNING": 1},
+    "slots": {"SETTLE_SECONDS": 1},
+    "catch_up": {"RUNS_IN_PROGRESS": 1},
     "cron": {"_ROUNDS": 1, "_MOMENTS": _MOMENTS[:3]},
     "effects": {"COUNT": 5},
     "api": {"ROUNDS": 1, "CREATIONS": 3, "JOBS": 10, "LISTS": 2, "LIMIT": 2},
@@ -44,8 +44,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "SETTLE_SECONDS": 0.1,
     },
     "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
-    "statistics": {"DRAINED": 20, "TURNS": 1, "KEPT": 60, "FEW": 40, "TIMES": 1},
-    "sizing": {"KEPT": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
+    "statistics": {"RUNS_DRAINED": 20, "ROUNDS": 1, "MANY_RUNS": 60, "FEW_RUNS": 40, "TIMES": 1},
+    "sizing": {"RUNS_STORED": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
     "scale": {
         "SHAPES": {f"{n}": {"pending": 401, "future": 10 * (n == 4)} for n in range(5)},
         **{"ROUNDS": 1, "CLAIMS": 1},
@@ -98,7 +98,7 @@ def test_a_benchmark_gives_figures(small: str, monkeypatch: pytest.MonkeyPatch) 
             yield None, "this is a test"
 
         monkeypatch.setattr("bench.api._mongodb", without_mongodb)
-    _check_figures(measured(small, OPTIONS.get(small, [])))
+    _check_figures(measure(small, OPTIONS.get(small, [])))
 
 
 @pytest.mark.parametrize("small", ON_MONGODB, indirect=True)
@@ -110,16 +110,16 @@ def test_a_benchmark_on_mongodb_gives_figures(
         yield SimpleNamespace(url=replica_set_url)
 
     @contextmanager
-    def place(store: str) -> Iterator[tuple[str, None]]:
+    def empty_store(store: str) -> Iterator[tuple[str, None]]:
         yield replica_set_url.replace("/?", "/bench_test?"), None
 
     module = import_module(f"bench.{small}")
     monkeypatch.setattr(module, "ReplicaSet", shared, raising=False)
-    monkeypatch.setattr(module, "place", place, raising=False)
+    monkeypatch.setattr(module, "empty_store", empty_store, raising=False)
     monkeypatch.setattr("bench.npm_peers.SETTINGS", {})
     for part in SLOW_PARTS & set(vars(module)):
         monkeypatch.setattr(module, part, lambda *given: {"not": "tried"})
-    _check_figures(measured(small, []))
+    _check_figures(measure(small, []))
 
 
 def _check_figures(figures: object) -> None:
