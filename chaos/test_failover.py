@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.mongodb.fault_scenarios import failover, kill_primary, orphaned_slots, step_down
-from tests.support.mongodb.majority_loss import KINDS, cut
+from tests.support.mongodb.majority_loss import KINDS, lose_unreplicated_writes
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
 
@@ -16,10 +16,10 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 async def test_no_run_is_lost_or_done_twice_in_ten_failovers(tmp_path: Path) -> None:
     """`failover` checks the runs."""
     with ReplicaSet() as servers:
-        deeds = [kill_primary, step_down] * 5
-        report = await failover(tmp_path, servers, deeds, workers=3, timeout=300)
+        faults = [kill_primary, step_down] * 5
+        report = await failover(tmp_path, servers, faults, workers=3, timeout=300)
     print(report)
-    assert len(report.stalls) == len(deeds)  # after each of them the store took runs again
+    assert len(report.stalls) == len(faults)  # after each of them the store took runs again
     assert report.runs >= report.acknowledged > 0
 
 
@@ -39,8 +39,8 @@ async def test_a_default_failover_costs_no_lease(tmp_path: Path) -> None:
 async def test_nothing_acknowledged_is_lost_when_a_primary_is_cut_off() -> None:
     with ReplicaSet(election_timeout=10) as servers:
         for _ in range(5):
-            told, lost = await cut(servers)
-            assert told.keys() == KINDS
+            acknowledged, lost = await lose_unreplicated_writes(servers)
+            assert acknowledged.keys() == KINDS
             assert lost == {}
 
 

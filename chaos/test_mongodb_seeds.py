@@ -27,5 +27,5 @@ def test_seeds(url: str, first: int) -> None:
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.name.replace(" ", "-"))
 def test_planted_bug_is_caught(url: str, bug: Planted) -> None:
     report = hunt(bug, url, most=72)
-    assert report is not None, f"nothing noticed it: {bug.story}"
+    assert report is not None, f"nothing noticed it: {bug.description}"
     assert report.violations[0].invariant in bug.caught_by, "\n".join(map(str, report.violations))

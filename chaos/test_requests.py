@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.support.malformed_requests import barrage
+from tests.support.malformed_requests import send_malformed_requests
 from tests.support.service import Serve
 from tests.support.service import serve as serve
 
@@ -25,9 +25,9 @@ def test_ten_thousand_malformed_requests(serve: Serve) -> None:
         client.post(
             "/api/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
         )
-    barrage(served.url, 0, 500)
+    send_malformed_requests(served.url, 0, 500)
     before = resident_mib(served.popen.pid)
-    assert barrage(served.url, 1, COUNT) == []
+    assert send_malformed_requests(served.url, 1, COUNT) == []
     assert resident_mib(served.popen.pid) - before < GROWTH_MIB
     with served.client() as client:
         assert client.get("/readyz").status_code == 200

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from tests.support.command_line import Run
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 WEEK = ("--from", "2026-01-05", "--to", "2026-01-12")
 
 
-def test_past_slots_are_run_once(run: Run, stocked: Stocked) -> None:
+def test_past_slots_are_run_once(run: Run, stored_runs: StoredRuns) -> None:
     plan = run("backfill", "daily_report", *WEEK, "--dry-run")
     assert plan.out == "5 slots of daily_report: 5 runs would be added, 0 left alone\n"
     assert "older than the runs that are kept" in plan.err
@@ -20,7 +20,7 @@ def test_past_slots_are_run_once(run: Run, stocked: Stocked) -> None:
     assert (shown["source"], shown["priority"]) == ("backfill", 0)
 
 
-def test_what_is_wrong_is_said(run: Run, stocked: Stocked) -> None:
+def test_what_is_wrong_is_said(run: Run, stored_runs: StoredRuns) -> None:
     bad = run("backfill", "daily_report", "--from", "soon")
     assert bad.code == 2
     assert "--from 'soon' is no ISO 8601 date-time" in bad.err

@@ -22,7 +22,7 @@ from mainspring.stores.protocol import Claim, StoreInfo
 from mainspring.testing.store_calls import claim_runs
 from tests.support.command_line import Run, until
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 AGO = timedelta(minutes=10)
 
@@ -53,7 +53,7 @@ def producer() -> Scheduler:
     return scheduler
 
 
-def test_a_healthy_store_passes_every_check(run: Run, stocked: Stocked) -> None:
+def test_a_healthy_store_passes_every_check(run: Run, stored_runs: StoredRuns) -> None:
     code, found = checks(run)
     assert code == 0
     assert {"python", "mainspring", "sqlite", "tzdata", "clock steady"} <= found.keys()
@@ -65,13 +65,13 @@ def test_a_healthy_store_passes_every_check(run: Run, stocked: Stocked) -> None:
     assert said.out.splitlines()[0].startswith("ok    python")
 
 
-def test_doctor_leaves_nothing_behind(run: Run, stocked: Stocked) -> None:
+def test_doctor_leaves_nothing_behind(run: Run, stored_runs: StoredRuns) -> None:
     before = run("runs", "list", "--json").json, run("jobs", "list", "--json").json
     assert run("doctor").code == 0
     assert (run("runs", "list", "--json").json, run("jobs", "list", "--json").json) == before
 
 
-def test_files_that_every_user_may_use(run: Run, stocked: Stocked) -> None:
+def test_files_that_every_user_may_use(run: Run, stored_runs: StoredRuns) -> None:
     _, found = checks(run)
     assert found["files"]["status"] == "ok"
     Path("mainspring.db-secret.key").touch(mode=0o600)

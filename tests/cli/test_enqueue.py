@@ -7,28 +7,28 @@ import pytest
 
 from tests.support.command_line import Run, Start
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_prints_the_id_alone_in_a_pipe(run: Run, stocked: Stocked) -> None:
+def test_prints_the_id_alone_in_a_pipe(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "send_email", '{"to": "b"}')
     assert answer.code == 0
     found = run("runs", "show", answer.out.strip(), "--json").json
     assert (found["payload"], found["source"]) == ({"to": "b"}, "enqueue")
 
 
-def test_payload_from_stdin(run: Run, stocked: Stocked) -> None:
+def test_payload_from_stdin(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "send_email", "-", "--json", stdin='{"to": "c"}\n')
     assert answer.json["payload"] == {"to": "c"}
 
 
-def test_a_payload_comes_back_as_it_went_in(run: Run, stocked: Stocked) -> None:
+def test_a_payload_comes_back_as_it_went_in(run: Run, stored_runs: StoredRuns) -> None:
     given = '{"day": {"$date": "2026-11-15"}, "n": 1.5}'
     made = run("enqueue", "send_email", given, "--json").json
     assert made["payload"] == {"day": {"$date": "2026-11-15"}, "n": 1.5}
 
 
-def test_delay_priority_queue_and_time_reach_the_run(run: Run, stocked: Stocked) -> None:
+def test_delay_priority_queue_and_time_reach_the_run(run: Run, stored_runs: StoredRuns) -> None:
     made = run(
         "enqueue", "whoami", "--delay", "1h", "--priority", "9", "--queue", "mail", "--json"
     ).json
@@ -41,14 +41,14 @@ def test_delay_priority_queue_and_time_reach_the_run(run: Run, stocked: Stocked)
     assert plain["run_at"] == "2030-01-01T09:00:00Z"
 
 
-def test_a_second_run_with_the_same_dedupe_key_is_a_duplicate(run: Run, stocked: Stocked) -> None:
+def test_a_second_run_with_the_same_dedupe_key_is_a_duplicate(run: Run, stored_runs: StoredRuns) -> None:
     words = ("enqueue", "whoami", "--dedupe-key", "k", "--dedupe-for", "1h", "--json")
     first, second = run(*words).json, run(*words).json
     assert second["id"] == first["id"]
     assert (first["duplicate"], second["duplicate"]) == (False, True)
 
 
-def test_wait_tells_the_end_by_its_exit_code(start: Start, run: Run, stocked: Stocked) -> None:
+def test_wait_tells_the_end_by_its_exit_code(start: Start, run: Run, stored_runs: StoredRuns) -> None:
     start("worker", "app:scheduler")
     good = run("enqueue", "send_email", '{"to": "d"}', "--wait", "--json")
     assert (good.code, good.json["result"]) == (0, "sent to d")
@@ -56,14 +56,14 @@ def test_wait_tells_the_end_by_its_exit_code(start: Start, run: Run, stocked: St
     assert (bad.code, bad.json["state"]) == (1, "failed")
 
 
-def test_wait_gives_up(run: Run, stocked: Stocked) -> None:
+def test_wait_gives_up(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "whoami", "--wait", "--timeout", "50ms")
     assert answer.code == 1
     assert "did not end within 50ms: it is pending" in answer.err
     assert "mainspring doctor" in answer.err
 
 
-def test_with_the_app_arguments_are_checked(run: Run, stocked: Stocked) -> None:
+def test_with_the_app_arguments_are_checked(run: Run, stored_runs: StoredRuns) -> None:
     assert run("enqueue", "send_email", '{"too": "b"}').code == 0
     answer = run("enqueue", "send_email", '{"too": "b"}', "--app", "app:scheduler")
     assert answer.code == 2
@@ -89,7 +89,7 @@ def test_with_the_app_arguments_are_checked(run: Run, stocked: Stocked) -> None:
     ],
 )
 def test_wrong_input_is_refused_and_nothing_is_enqueued(
-    run: Run, stocked: Stocked, words: tuple[str, ...], message: str
+    run: Run, stored_runs: StoredRuns, words: tuple[str, ...], message: str
 ) -> None:
     answer = run("enqueue", *words)
     assert (answer.code, answer.out) == (2, "")
@@ -97,13 +97,13 @@ def test_wrong_input_is_refused_and_nothing_is_enqueued(
     assert len(run("runs", "list", "--json").json["items"]) == 2
 
 
-def test_a_payload_that_is_too_large_is_refused(run: Run, stocked: Stocked) -> None:
+def test_a_payload_that_is_too_large_is_refused(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "whoami", "-", stdin='"' + "x" * 300_000 + '"')
     assert answer.code == 2
     assert "at most 262,144" in answer.err
 
 
-def test_each_line_of_a_file_becomes_a_run(run: Run, stocked: Stocked, folder: Path) -> None:
+def test_each_line_of_a_file_becomes_a_run(run: Run, stored_runs: StoredRuns, folder: Path) -> None:
     lines = "".join(f'{{"to": "{n}"}}\n\n' for n in range(2500))
     (folder / "many.jsonl").write_text(lines)
     answer = run("enqueue", "send_email", "--many", "many.jsonl", "--delay", "1h", "--json")
@@ -117,7 +117,7 @@ def test_each_line_of_a_file_becomes_a_run(run: Run, stocked: Stocked, folder: P
 
 
 def test_a_bad_line_stops_everything_before_it_begins(
-    run: Run, stocked: Stocked, folder: Path
+    run: Run, stored_runs: StoredRuns, folder: Path
 ) -> None:
     (folder / "many.jsonl").write_text('{"to": "a"}\n' * 1500 + "oops\n")
     answer = run("enqueue", "send_email", "--many", "many.jsonl")
@@ -126,7 +126,7 @@ def test_a_bad_line_stops_everything_before_it_begins(
     assert len(run("runs", "list", "--json").json["items"]) == 2
 
 
-def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stocked: Stocked) -> None:
+def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "send_email", "--many", "-", stdin='{"to": "a"}\n' * 1500 + "oops\n")
     assert answer.code == 2
     assert "stdin, line 1501 is not JSON" in answer.err

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from tests.support.command_line import Run
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_a_job_a_slot_and_a_run_are_explained(run: Run, stocked: Stocked) -> None:
+def test_a_job_a_slot_and_a_run_are_explained(run: Run, stored_runs: StoredRuns) -> None:
     job = run("explain", "daily_report")
     assert job.code == 0
     assert job.out.startswith("daily_report: its next slot is at ")
@@ -13,13 +13,13 @@ def test_a_job_a_slot_and_a_run_are_explained(run: Run, stocked: Stocked) -> Non
     # At 09:00 in Asia/Kolkata, in which the time is read.
     assert (slot["code"], slot["at"]) == ("not_created", "2020-01-06T03:30:00Z")
     assert "is not a slot of its schedule" in run("explain", "daily_report", "23:59").out
-    bad = run("explain", stocked["bad"])
-    assert bad.out.startswith(f"{stocked['bad']}: it ran, and failed: ")
+    bad = run("explain", stored_runs["bad"])
+    assert bad.out.startswith(f"{stored_runs['bad']}: it ran, and failed: ")
     assert run("explain", "daily_report", "soon").code == 2
     assert run("explain", "nobody").code == 2
 
 
-def test_jobs_show_says_what_is_wrong(run: Run, stocked: Stocked) -> None:
+def test_jobs_show_says_what_is_wrong(run: Run, stored_runs: StoredRuns) -> None:
     assert run("jobs", "show", "daily_report", "--json").json["why"] is None
     run("jobs", "pause", "daily_report")
     shown = run("jobs", "show", "daily_report")

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from tests.support.command_line import Run
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_all_firing_is_paused_and_resumed(run: Run, stocked: Stocked) -> None:
+def test_all_firing_is_paused_and_resumed(run: Run, stored_runs: StoredRuns) -> None:
     assert run("pause", "--all").out.startswith("all firing is paused since ")
     since = run("pause", "--all", "--json").json["paused_since"]
     listed = run("jobs", "list")
@@ -19,7 +19,7 @@ def test_all_firing_is_paused_and_resumed(run: Run, stocked: Stocked) -> None:
     assert run("jobs", "show", "daily_report", "--json").json["enabled"] is True
 
 
-def test_one_job_is_paused_by_another_command(run: Run, stocked: Stocked) -> None:
+def test_one_job_is_paused_by_another_command(run: Run, stored_runs: StoredRuns) -> None:
     refused = run("pause")
     assert refused.code == 2
     assert "mainspring jobs pause JOB" in refused.err

@@ -10,10 +10,10 @@ from mainspring.cli.app_loader import load_scheduler
 from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_jobs_are_listed_with_their_schedules(run: Run, stocked: Stocked) -> None:
+def test_jobs_are_listed_with_their_schedules(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("jobs", "list")
     assert answer.code == 0
     header, *rows = answer.out.splitlines()
@@ -30,7 +30,7 @@ def test_jobs_are_listed_with_their_schedules(run: Run, stocked: Stocked) -> Non
     assert "\033" not in answer.out
 
 
-def test_list_as_json_in_pages(run: Run, stocked: Stocked) -> None:
+def test_list_as_json_in_pages(run: Run, stored_runs: StoredRuns) -> None:
     first = run("jobs", "list", "--limit", "3", "--json").json
     assert [job["id"] for job in first["items"]] == ["daily_report", "hang", "linger"]
     job = first["items"][0]
@@ -42,23 +42,23 @@ def test_list_as_json_in_pages(run: Run, stocked: Stocked) -> None:
     assert f"--cursor {first['cursor']}" in run("jobs", "list", "--limit", "3").err
 
 
-def test_list_by_tag(run: Run, stocked: Stocked) -> None:
+def test_list_by_tag(run: Run, stored_runs: StoredRuns) -> None:
     tagged = run("jobs", "list", "--tag", "reports", "--json").json["items"]
     assert [job["id"] for job in tagged] == ["daily_report"]
     assert "no jobs with the tag 'none' yet" in run("jobs", "list", "--tag", "none").err
 
 
-def test_a_job_is_shown_with_its_health_and_metrics(run: Run, stocked: Stocked) -> None:
+def test_a_job_is_shown_with_its_health_and_metrics(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("jobs", "show", "send_email")
     assert answer.code == 0
     assert "1 of 2 succeeded (50%)" in answer.out
-    assert stocked["bad"] in answer.out
+    assert stored_runs["bad"] in answer.out
     assert "health:" in answer.out
     assert "(by enqueue): ValueError: no such address\n" in answer.out
     assert "on average, 95 % within" in answer.out
     facts = run("jobs", "show", "send_email", "--json").json
     assert facts["health"]["success_rate"] == 0.5
-    assert facts["health"]["last_run"]["id"] == stocked["bad"]
+    assert facts["health"]["last_run"]["id"] == stored_runs["bad"]
     assert (facts["metrics"]["total"], facts["metrics"]["ended"]["failed"]) == (2, 1)
     assert facts["metrics"]["duration"]["max"] >= 0
     assert facts["metrics"]["recent_failures"][0]["error"] == "ValueError: no such address"
@@ -69,7 +69,7 @@ def test_a_job_is_shown_with_its_health_and_metrics(run: Run, stocked: Stocked) 
     assert "it has not run yet" in run("jobs", "show", "daily_report").out
 
 
-def test_reset_a_breaker(run: Run, stocked: Stocked) -> None:
+def test_reset_a_breaker(run: Run, stored_runs: StoredRuns) -> None:
     scheduler = load_scheduler("app:scheduler")
     with scheduler.blocking as blocking:
         blocking.add_job("mail", handler="send_email", breaker=Breaker(failures=1, reset="1h"))
@@ -89,7 +89,7 @@ def test_reset_a_breaker(run: Run, stocked: Stocked) -> None:
     assert "has no circuit breaker to reset" in without.err
 
 
-def test_pause_and_resume(run: Run, stocked: Stocked) -> None:
+def test_pause_and_resume(run: Run, stored_runs: StoredRuns) -> None:
     paused = run("jobs", "pause", "daily_report", "--json").json
     assert (paused["enabled"], paused["next_run_at"]) == (False, None)
     assert "paused" in run("jobs", "list").out
@@ -98,20 +98,20 @@ def test_pause_and_resume(run: Run, stocked: Stocked) -> None:
     assert run("jobs", "show", "daily_report", "--json").json["enabled"] is True
 
 
-def test_a_paused_job_can_be_triggered(run: Run, stocked: Stocked) -> None:
+def test_a_paused_job_can_be_triggered(run: Run, stored_runs: StoredRuns) -> None:
     run("jobs", "pause", "daily_report")
     made = run("jobs", "trigger", "daily_report")
     found = run("runs", "show", made.out.strip(), "--json").json
     assert (found["source"], found["state"]) == ("trigger", "pending")
 
 
-def test_trigger_with_the_app_checks_arguments(run: Run, stocked: Stocked) -> None:
+def test_trigger_with_the_app_checks_arguments(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("jobs", "trigger", "send_email", "--app", "app:scheduler")
     assert answer.code == 2
     assert "missing to" in answer.err
 
 
-def test_a_job_of_the_code_is_removed_only_by_force(run: Run, stocked: Stocked) -> None:
+def test_a_job_of_the_code_is_removed_only_by_force(run: Run, stored_runs: StoredRuns) -> None:
     owned = run("jobs", "remove", "whoami")
     assert owned.code == 1
     assert "defined in code" in owned.err
@@ -125,7 +125,7 @@ def test_a_job_of_the_code_is_removed_only_by_force(run: Run, stocked: Stocked) 
 
 @pytest.mark.parametrize("verb", ["show", "pause", "resume", "trigger", "remove"])
 def test_an_unknown_job_is_refused_with_the_command_that_lists_jobs(
-    run: Run, stocked: Stocked, verb: str
+    run: Run, stored_runs: StoredRuns, verb: str
 ) -> None:
     answer = run("jobs", verb, "nothing")
     assert (answer.code, answer.out) == (2, "")
@@ -137,13 +137,13 @@ def test_an_unknown_job_is_refused_with_the_command_that_lists_jobs(
     assert told.err.startswith('{"error":')
 
 
-def test_looking_through_an_app_changes_nothing(run: Run, stocked: Stocked, folder: Path) -> None:
+def test_looking_through_an_app_changes_nothing(run: Run, stored_runs: StoredRuns, folder: Path) -> None:
     run("jobs", "remove", "whoami", "--force")
     listed = run("jobs", "list", "--app", "app:scheduler", "--json").json["items"]
     assert "whoami" not in [job["id"] for job in listed]
 
 
-def test_a_webhook_is_shown_without_its_secrets(run: Run, stocked: dict[str, str]) -> None:
+def test_a_webhook_is_shown_without_its_secrets(run: Run, stored_runs: dict[str, str]) -> None:
     store = "sqlite:///mainspring.db"
     with Scheduler(store, workers=0).blocking as blocking:
         webhook = {"url": "https://example.org/x", "headers": {"Authorization": "Bearer t0k3n-1"}}
@@ -195,7 +195,7 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
     assert "no worker" not in run("jobs", "list").out
 
 
-def test_orphans_are_listed_and_removed(run: Run, stocked: Stocked) -> None:
+def test_orphans_are_listed_and_removed(run: Run, stored_runs: StoredRuns) -> None:
     refused = run("jobs", "prune-orphans", "--yes")
     assert refused.code == 1
     assert "no worker is alive" in refused.err
@@ -240,7 +240,7 @@ def test_show_says_where_each_option_comes_from(run: Run, folder: Path) -> None:
     ]
 
 
-def test_add_and_update(run: Run, stocked: Stocked) -> None:
+def test_add_and_update(run: Run, stored_runs: StoredRuns) -> None:
     added = run(
         *("jobs", "add", "ping", "--url", "https://example.org/ping", "--schedule", "1h"),
         *("--set", "webhook.method=GET", "--set", "retries=3", "--set", "backoff.kind=fixed"),
@@ -262,7 +262,7 @@ def test_add_and_update(run: Run, stocked: Stocked) -> None:
     assert policy["concurrency"] == 2
 
 
-def test_messages_of_add_and_update_can_be_followed(run: Run, stocked: Stocked) -> None:
+def test_messages_of_add_and_update_can_be_followed(run: Run, stored_runs: StoredRuns) -> None:
     assert run("jobs", "add", "one", "--handler", "send_email", "--schedule", "1h").code == 0
     again = run("jobs", "add", "one", "--handler", "send_email")
     assert again.code == 1
@@ -281,7 +281,7 @@ def test_messages_of_add_and_update_can_be_followed(run: Run, stocked: Stocked) 
     assert wrong.err.startswith("error: schedule: minute '61' cannot be used")
 
 
-def test_none_unsets_what_is_no_policy(run: Run, stocked: Stocked) -> None:
+def test_none_unsets_what_is_no_policy(run: Run, stored_runs: StoredRuns) -> None:
     given = ("--handler", "elsewhere", "--schedule", "1h", "--set", 'metadata={"a": 1}')
     assert run("jobs", "add", "one", *given, "--description", "none").code == 0
     assert run("jobs", "show", "one", "--json").json["description"] == "none"
@@ -296,7 +296,7 @@ def test_none_unsets_what_is_no_policy(run: Run, stocked: Stocked) -> None:
     assert job["policy"]["after"] == ["first"]
 
 
-def test_wrong_options_are_named(run: Run, stocked: Stocked) -> None:
+def test_wrong_options_are_named(run: Run, stored_runs: StoredRuns) -> None:
     unknown = run("jobs", "add", "x", "--handler", "send_email", "--set", "retrys=2")
     assert unknown.code == 2
     assert "keys are after, " in unknown.err
@@ -307,7 +307,7 @@ def test_wrong_options_are_named(run: Run, stocked: Stocked) -> None:
     assert "is defined in code" in owned.err
 
 
-def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(run: Run, stocked: Stocked) -> None:
+def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(run: Run, stored_runs: StoredRuns) -> None:
     made = run(
         *("jobs", "add", "night", "--schedule", "30 2 * * *", "--timezone", "Europe/Berlin"),
         *("--url", "https://example.org/"),

@@ -15,7 +15,7 @@ import pytest
 from mainspring import __version__
 from tests.support.command_line import Run, Start, until
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 COMMANDS = [
     ("worker",),
@@ -143,7 +143,7 @@ def moved_away(folder: Path) -> Path:
 
 
 def test_where_the_store_is(
-    run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, stored_runs: StoredRuns, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = moved_away(folder)
     url = f"sqlite:///{moved}"
@@ -159,7 +159,7 @@ def test_where_the_store_is(
 @pytest.mark.parametrize("words", [("jobs", "list"), ("runs", "list"), ("doctor",)], ids=" ".join)
 def test_every_command_finds_the_services_store(
     run: Run,
-    stocked: Stocked,
+    stored_runs: StoredRuns,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
@@ -176,7 +176,7 @@ def test_every_command_finds_the_services_store(
 
 
 def test_without_the_extra_the_file_is_left_alone(
-    run: Run, stocked: Stocked, folder: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, stored_runs: StoredRuns, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "dotenv", None)
     (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///nowhere.db\n")
@@ -184,15 +184,15 @@ def test_without_the_extra_the_file_is_left_alone(
 
 
 def test_enqueue_and_the_worker_heed_the_env_file(
-    run: Run, start: Start, stocked: Stocked, folder: Path
+    run: Run, start: Start, stored_runs: StoredRuns, folder: Path
 ) -> None:
     (folder / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
     answer = run("enqueue", "send_email", '{"too": "ada"}')
     assert (answer.code, "wrong arguments for send_email" in answer.err) == (2, True)
-    start("worker").says("2 runs at once")
+    start("worker").wait_for_output("2 runs at once")
 
 
-def test_an_empty_store_says_how_to_go_on(run: Run, stocked: Stocked) -> None:
+def test_an_empty_store_says_how_to_go_on(run: Run, stored_runs: StoredRuns) -> None:
     for job in run("jobs", "list", "--json").json["items"]:
         run("jobs", "remove", job["id"], "--force")
     answer = run("jobs", "list")
@@ -207,7 +207,7 @@ def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "Traceback" in answer.err
 
 
-def test_completion_offers_job_ids_and_states(stocked: Stocked, folder: Path) -> None:
+def test_completion_offers_job_ids_and_states(stored_runs: StoredRuns, folder: Path) -> None:
     def offered(line: str) -> str:
         words = [sys.executable, "-c", "from mainspring.cli import main; main()"]
         environment = {
@@ -222,7 +222,7 @@ def test_completion_offers_job_ids_and_states(stocked: Stocked, folder: Path) ->
 
     # A store that takes longer than a second is given up, so a busy machine needs more tries.
     until(lambda: offered("mainspring jobs show send").split() == ["send_email"])
-    until(lambda: stocked["good"] in offered("mainspring runs show "))
+    until(lambda: stored_runs["good"] in offered("mainspring runs show "))
     assert offered("mainspring runs list --state su").split() == ["succeeded"]
     (folder / "trap.py").write_text("open('sprung', 'w').close()")
     (folder / ".env").write_text("MAINSPRING_APP=trap:scheduler\n")
@@ -265,16 +265,16 @@ def on_terminal(folder: Path, *words: str, **environment: str) -> str:
     return written.decode().replace("\r\n", "\n")
 
 
-def test_a_terminal_gets_colour_and_words(folder: Path, stocked: Stocked) -> None:
+def test_a_terminal_gets_colour_and_words(folder: Path, stored_runs: StoredRuns) -> None:
     text = on_terminal(folder, "runs", "list")
     assert "\033[32msucceeded" in text
     assert re.search(r"(ago|now)\)", text)
-    assert stocked["good"] in text
+    assert stored_runs["good"] in text
     assert "in " in on_terminal(folder, "jobs", "list")
     assert "\033[" in on_terminal(folder, "--help")
 
 
-def test_no_color_is_respected(folder: Path, stocked: Stocked) -> None:
+def test_no_color_is_respected(folder: Path, stored_runs: StoredRuns) -> None:
     for words in (("runs", "list"), ("jobs", "show", "send_email"), ("doctor",)):
         text = on_terminal(folder, *words, NO_COLOR="1")
         assert not re.search(r"\033\[[0-9;]*3[0-9]m", text)

@@ -15,34 +15,34 @@ from mainspring.cli.app_loader import load_scheduler
 from mainspring.webhooks import WebhookSettings
 from tests.support.command_line import Run, until
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_list_newest_first_with_whole_ids(run: Run, stocked: Stocked) -> None:
+def test_list_newest_first_with_whole_ids(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("runs", "list")
     _, *rows = answer.out.splitlines()
-    assert [row.split()[0] for row in rows] == [stocked["bad"], stocked["good"]]
+    assert [row.split()[0] for row in rows] == [stored_runs["bad"], stored_runs["good"]]
     assert "ValueError: no such address" in rows[0]
 
 
-def test_runs_are_listed_by_state_and_job(run: Run, stocked: Stocked) -> None:
+def test_runs_are_listed_by_state_and_job(run: Run, stored_runs: StoredRuns) -> None:
     def ids(*words: str) -> list[str]:
         return [item["id"] for item in run("runs", "list", *words, "--json").json["items"]]
 
-    assert ids("--state", "failed") == [stocked["bad"]]
-    assert ids("--state", "failed,succeeded") == [stocked["bad"], stocked["good"]]
-    assert ids("--state", "pending", "--state", "succeeded") == [stocked["good"]]
-    assert ids("--job", "send_email", "--limit", "1") == [stocked["bad"]]
+    assert ids("--state", "failed") == [stored_runs["bad"]]
+    assert ids("--state", "failed,succeeded") == [stored_runs["bad"], stored_runs["good"]]
+    assert ids("--state", "pending", "--state", "succeeded") == [stored_runs["good"]]
+    assert ids("--job", "send_email", "--limit", "1") == [stored_runs["bad"]]
     assert ids("--job", "whoami") == []
 
 
-def test_list_in_pages(run: Run, stocked: Stocked) -> None:
+def test_list_in_pages(run: Run, stored_runs: StoredRuns) -> None:
     first = run("runs", "list", "--limit", "1", "--json").json
     second = run("runs", "list", "--cursor", first["cursor"], "--json").json
-    assert [run["id"] for run in second["items"]] == [stocked["good"]]
+    assert [run["id"] for run in second["items"]] == [stored_runs["good"]]
 
 
-def test_list_says_what_there_is_not(run: Run, stocked: Stocked) -> None:
+def test_list_says_what_there_is_not(run: Run, stored_runs: StoredRuns) -> None:
     assert run("runs", "list", "--state", "running").err == "no running runs\n"
     assert run("runs", "list", "--job", "whoami").err == "no runs of whoami\n"
     assert run("runs", "list", "--job", "whoamI").code == 2
@@ -51,28 +51,28 @@ def test_list_says_what_there_is_not(run: Run, stocked: Stocked) -> None:
     assert "states are waiting, pending" in unknown.err
 
 
-def test_a_run_is_shown_with_its_result_log_and_traceback(run: Run, stocked: Stocked) -> None:
-    good = run("runs", "show", stocked["good"])
+def test_a_run_is_shown_with_its_result_log_and_traceback(run: Run, stored_runs: StoredRuns) -> None:
+    good = run("runs", "show", stored_runs["good"])
     assert good.code == 0
     assert '"sent to a@example.org"' in good.out
     assert "INFO writing to a@example.org" in good.out
-    bad = run("runs", "show", stocked["bad"])
+    bad = run("runs", "show", stored_runs["bad"])
     assert bad.code == 0
     assert "attempt 1: failed after" in bad.out
     assert "Traceback (most recent call last)" in bad.out
-    document = run("runs", "show", stocked["bad"], "--json").json
+    document = run("runs", "show", stored_runs["bad"], "--json").json
     assert document["state"] == "failed"
     assert document["attempts"][0]["error"] == "ValueError: no such address"
     assert document["finished_at"].endswith("Z")
 
 
-def test_show_says_why_a_run_did_not_run(run: Run, stocked: Stocked) -> None:
+def test_show_says_why_a_run_did_not_run(run: Run, stored_runs: StoredRuns) -> None:
     made = run("enqueue", "whoami").out.strip()
     run("runs", "cancel", made, "--reason", "not today")
     assert "not today" in run("runs", "show", made).out
 
 
-def test_a_run_is_cancelled_once(run: Run, stocked: Stocked) -> None:
+def test_a_run_is_cancelled_once(run: Run, stored_runs: StoredRuns) -> None:
     made = run("enqueue", "whoami", "--delay", "1h").out.strip()
     answer = run("runs", "cancel", made, "--json")
     assert (answer.code, answer.json["state"]) == (0, "cancelled")
@@ -81,22 +81,22 @@ def test_a_run_is_cancelled_once(run: Run, stocked: Stocked) -> None:
     assert "had ended already: it is cancelled" in again.err
 
 
-def test_only_a_failed_run_is_retried(run: Run, stocked: Stocked) -> None:
-    answer = run("runs", "retry", stocked["bad"])
-    assert answer.out == f"{stocked['bad']} is pending again\n"
-    again = run("runs", "retry", stocked["good"], "--json")
+def test_only_a_failed_run_is_retried(run: Run, stored_runs: StoredRuns) -> None:
+    answer = run("runs", "retry", stored_runs["bad"])
+    assert answer.out == f"{stored_runs['bad']} is pending again\n"
+    again = run("runs", "retry", stored_runs["good"], "--json")
     assert again.code == 1
     assert "only a failed or cancelled run" in again.err
 
 
-def test_an_unknown_run_is_refused(run: Run, stocked: Stocked) -> None:
+def test_an_unknown_run_is_refused(run: Run, stored_runs: StoredRuns) -> None:
     for verb in ("show", "cancel", "retry"):
         answer = run("runs", verb, "nothing")
         assert answer.code == 2
         assert "there is no run 'nothing'" in answer.err
 
 
-def test_text_that_is_no_unicode_is_shown_escaped(run: Run, stocked: Stocked) -> None:
+def test_text_that_is_no_unicode_is_shown_escaped(run: Run, stored_runs: StoredRuns) -> None:
     odd = "caf\udce9.txt"
     with load_scheduler("app:scheduler").blocking as blocking:
         made = blocking.enqueue("send_email", {"to": odd})

@@ -19,7 +19,7 @@ HERE, THERE = "sqlite:///mainspring.db", "sqlite:///copy.db"
 
 
 def test_a_copy_back_equals_the_original(
-    run: Run, stocked: dict[str, str], replica_set_url: str, database_name: str
+    run: Run, stored_runs: dict[str, str], replica_set_url: str, database_name: str
 ) -> None:
     cluster = with_database(replica_set_url, database_name)
     answer = run("store", "copy", HERE, cluster)
@@ -38,7 +38,7 @@ def test_a_copy_back_equals_the_original(
         "mended": 0,
         "jobs_with_secrets": 0,
     }
-    for words in (["runs", "list"], ["jobs", "list"], ["runs", "show", stocked["bad"]]):
+    for words in (["runs", "list"], ["jobs", "list"], ["runs", "show", stored_runs["bad"]]):
         before = run(*words, "--store", HERE, "--json").json
         assert run(*words, "--store", cluster, "--json").json["items" if "list" in words else "id"]
         after = run(*words, "--store", THERE, "--json").json
@@ -47,7 +47,7 @@ def test_a_copy_back_equals_the_original(
         assert after == before
 
 
-def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) -> None:
+def test_secrets_need_their_key_over_there(run: Run, stored_runs: dict[str, str]) -> None:
     with Scheduler(HERE, workers=0).blocking as blocking:
         webhook = {"url": "https://example.org/", "headers": {"Authorization": "Bearer t0k3n"}}
         blocking.add_job("call", webhook=webhook)
@@ -68,14 +68,14 @@ def test_secrets_need_their_key_over_there(run: Run, stocked: dict[str, str]) ->
                 there.webhooks.preview(job, NOW)
 
 
-def test_a_second_copy_adds_nothing(run: Run, stocked: dict[str, str]) -> None:
+def test_a_second_copy_adds_nothing(run: Run, stored_runs: dict[str, str]) -> None:
     run("store", "copy", HERE, THERE)
     answer = run("store", "copy", HERE, THERE)
     assert answer.code == 0
     assert "already in TO: 2 runs, of which 0 had changed in FROM" in answer.out
 
 
-def test_a_dry_run_writes_nothing(run: Run, stocked: dict[str, str], folder: Path) -> None:
+def test_a_dry_run_writes_nothing(run: Run, stored_runs: dict[str, str], folder: Path) -> None:
     answer = run("store", "copy", HERE, THERE, "--dry-run")
     assert answer.code == 0
     assert answer.out.startswith(f"would copy {HERE} to {THERE}\njobs:        5\nruns:        2\n")
@@ -102,7 +102,7 @@ def names(folder: Path) -> set[str]:
     ],
 )
 def test_a_wrong_source_or_target_is_refused_and_leaves_no_file(
-    run: Run, stocked: dict[str, str], folder: Path, source: str, target: str, words: str
+    run: Run, stored_runs: dict[str, str], folder: Path, source: str, target: str, words: str
 ) -> None:
     before = names(folder)
     answer = run("store", "copy", source, target)
@@ -122,7 +122,7 @@ def test_a_database_that_is_not_there_is_not_made(
 
 def test_while_a_worker_works(run: Run, start: Start, folder: Path) -> None:
     worker = start("worker", "app:scheduler")
-    worker.says("Press Ctrl+C to stop")
+    worker.wait_for_output("Press Ctrl+C to stop")
     scheduler = load_scheduler("app:scheduler").configure(workers=0)
     with scheduler.blocking as blocking:
         blocking.enqueue("linger", {"until": str(folder / "end")})
@@ -137,7 +137,7 @@ def test_while_a_worker_works(run: Run, start: Start, folder: Path) -> None:
 
 
 def test_a_store_in_a_directory_is_copied_there_and_back(
-    run: Run, stocked: dict[str, str], tmp_path: Path
+    run: Run, stored_runs: dict[str, str], tmp_path: Path
 ) -> None:
     directory = f"file://{tmp_path}/objects"
     answer = run("store", "copy", HERE, directory)

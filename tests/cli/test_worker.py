@@ -19,7 +19,7 @@ READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immedi
 
 def test_sigterm_lets_running_work_end(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     assert "sqlite:///mainspring.db" in worker.output
     assert "2 runs at once from all queues" in worker.output
     assert "Monday through Friday" in worker.output
@@ -31,7 +31,7 @@ def test_sigterm_lets_running_work_end(start: Start, run: Run, folder: Path) -> 
     lingering = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
     until(Path(flag + ".began").exists)
     worker.popen.send_signal(signal.SIGTERM)
-    worker.says("stopping")
+    worker.wait_for_output("stopping")
     Path(flag).touch()
     assert worker.ends() == 0
     assert run("runs", "show", lingering, "--json").json["result"] == "lingered"
@@ -39,7 +39,7 @@ def test_sigterm_lets_running_work_end(start: Start, run: Run, folder: Path) -> 
 
 def test_ctrl_c_stops_too(start: Start) -> None:
     worker = start("worker", "app:make", "--workers", "7", "--queues", "mail,default")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     assert "7 runs at once from default, mail" in worker.output
     worker.popen.send_signal(signal.SIGINT)
     assert worker.ends() == 0
@@ -57,7 +57,7 @@ def test_worker_freezes_startup_objects_and_raises_the_gc_threshold(
         "scheduler = Scheduler('sqlite:///mainspring.db')\n"
         "calm = scheduler.job(id='calm')(lambda: [gc.get_freeze_count(), *gc.get_threshold()])\n"
     )
-    start(*command).says(READY)
+    start(*command).wait_for_output(READY)
     done = run("enqueue", "calm", "--app", "calm:scheduler", "--wait", "--json")
     frozen, young, *_ = done.json["result"]
     assert frozen > 10_000
@@ -66,12 +66,12 @@ def test_worker_freezes_startup_objects_and_raises_the_gc_threshold(
 
 def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     flag = str(folder / "never")
     run("enqueue", "linger", json.dumps({"until": flag}))
     until(Path(flag + ".began").exists)
     worker.popen.send_signal(signal.SIGTERM)
-    worker.says("stopping")
+    worker.wait_for_output("stopping")
     worker.popen.send_signal(signal.SIGTERM)
     assert worker.ends() == 128 + signal.SIGTERM
 
@@ -93,7 +93,7 @@ def test_what_does_not_end_within_the_drain_timeout_is_given_back(
         "    await asyncio.sleep(600)\n"
     )
     worker = start(*command, "--drain-timeout", "100ms")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     began = folder / "began"
     run_id = run("enqueue", "sleep_long", json.dumps({"began": str(began)})).out.strip()
     until(began.exists)
@@ -113,19 +113,21 @@ def test_start_says_which_jobs_no_worker_can_run(start: Start, folder: Path) -> 
     with Client("sqlite:///mainspring.db").blocking as client:
         client.add_job("gone", handler="renamed", schedule="1h")
     worker = start("worker", "app:scheduler")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     [line] = [line for line in worker.output.splitlines() if line.startswith("  gone ")]
     assert line.endswith(" no running worker can run it")
 
 
 def test_failures_are_logged(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--verbose")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     run("enqueue", "send_email", '{"to": "nobody"}')
-    worker.says("job send_email: attempt 1 failed, no attempt follows: ValueError: no such address")
-    worker.says('raise ValueError("no such address")')
+    worker.wait_for_output(
+        "job send_email: attempt 1 failed, no attempt follows: ValueError: no such address"
+    )
+    worker.wait_for_output('raise ValueError("no such address")')
     run("enqueue", "send_email", '{"to": "b"}')
-    worker.says("job send_email: succeeded in")
+    worker.wait_for_output("job send_email: succeeded in")
     assert "writing to b" in worker.output
     worker.popen.terminate()
     assert worker.ends() == 0
@@ -134,13 +136,13 @@ def test_failures_are_logged(start: Start, run: Run) -> None:
 
 def test_json_tells_the_start_as_a_document_and_logs_as_lines(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--json")
-    worker.says("\n}\n")
+    worker.wait_for_output("\n}\n")
     greeting, _ = json.JSONDecoder().raw_decode(worker.output, worker.output.index("{\n"))
     assert greeting["pid"] == worker.pid
     assert greeting["workers"] == 2
     assert "send_email" in [job["id"] for job in greeting["jobs"]]
     run("enqueue", "send_email", '{"to": "nobody"}')
-    worker.says("attempt 1 failed")
+    worker.wait_for_output("attempt 1 failed")
     lines = [json.loads(line) for line in worker.output.splitlines() if line.startswith('{"')]
     [failure] = [line for line in lines if line["level"] == "error"]
     assert (failure["job_id"], failure["attempt"]) == ("send_email", 1)
@@ -160,10 +162,12 @@ def test_quiet_prints_nothing_without_a_failure(start: Start, run: Run) -> None:
 
 def test_a_process_full_of_stuck_threads_is_replaced(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     run("enqueue", "hang")
-    worker.says("threads that outlived their timeout take 1 of the worker's capacity of 2")
-    worker.says(READY, times=2)
+    worker.wait_for_output(
+        "threads that outlived their timeout take 1 of the worker's capacity of 2"
+    )
+    worker.wait_for_output(READY, times=2)
     # The same process id, working again with all its places.
     assert run("enqueue", "whoami", "--wait", "--json").json["result"] == worker.pid
     worker.popen.terminate()
@@ -172,7 +176,7 @@ def test_a_process_full_of_stuck_threads_is_replaced(start: Start, run: Run) -> 
 
 def test_several_processes_work_and_stop_together(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2", "--workers", "1")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     flag = str(folder / "flag")
     busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
     until(Path(flag + ".began").exists)
@@ -180,7 +184,7 @@ def test_several_processes_work_and_stop_together(start: Start, run: Run, folder
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     assert pid != worker.pid
     worker.popen.terminate()
-    worker.says("stopping 2 processes")
+    worker.wait_for_output("stopping 2 processes")
     Path(flag).touch()
     assert worker.ends() == 0
     assert run("runs", "show", busy, "--json").json["state"] == "succeeded"
@@ -191,14 +195,14 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(
     start: Start, run: Run, folder: Path
 ) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     assert os.getpgid(pid) != os.getpgid(worker.pid)  # else it would get the signal twice
     flag = str(folder / "flag")
     busy = run("enqueue", "linger", json.dumps({"until": flag})).out.strip()
     until(Path(flag + ".began").exists)
     os.killpg(worker.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
-    worker.says("for running work; send the signal again")
+    worker.wait_for_output("for running work; send the signal again")
     Path(flag).touch()
     assert worker.ends() == 0
     assert run("runs", "show", busy, "--json").json["result"] == "lingered"
@@ -206,10 +210,10 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(
 
 def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     os.kill(pid, signal.SIGKILL)
-    worker.says("ended by SIGKILL; another starts in 0.5 s")
+    worker.wait_for_output("ended by SIGKILL; another starts in 0.5 s")
     worker.popen.terminate()
     assert worker.ends() == 0
 
@@ -217,21 +221,21 @@ def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
 def test_the_pause_grows_while_a_process_keeps_dying(start: Start, folder: Path) -> None:
     (folder / "mainspring.db").write_text("this is no database" * 100)
     worker = start("worker", "app:scheduler", "--processes", "2")
-    worker.says("ended with exit code 3; another starts in 0.5 s", times=2)
-    worker.says("ended with exit code 3; another starts in 1.0 s", times=2)
+    worker.wait_for_output("ended with exit code 3; another starts in 0.5 s", times=2)
+    worker.wait_for_output("ended with exit code 3; another starts in 1.0 s", times=2)
     worker.popen.terminate()
     assert worker.ends() == 0
 
 
 def test_second_signal_kills_all_processes(start: Start, run: Run, folder: Path) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     flag = str(folder / "never")
     run("enqueue", "linger", json.dumps({"until": flag}))
     until(Path(flag + ".began").exists)
     worker.popen.terminate()
-    worker.says("stopping 2 processes")
+    worker.wait_for_output("stopping 2 processes")
     worker.popen.terminate()
     assert worker.ends() == 128 + signal.SIGTERM
     assert "killing all processes" in worker.output
@@ -240,7 +244,7 @@ def test_second_signal_kills_all_processes(start: Start, run: Run, folder: Path)
 
 def test_processes_end_when_their_supervisor_is_gone(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
     worker.popen.kill()
     until(lambda: not _alive(pid))
@@ -261,7 +265,7 @@ def test_a_signal_ends_the_wait_for_a_store_that_is_away(start: Start, folder: P
     app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", "mongodb://[::1]:1/x")
     (folder / "app.py").write_text(app)
     worker = start("worker", "app:scheduler")
-    worker.says("waiting for the store up to 30 seconds: no MongoDB server answers")
+    worker.wait_for_output("waiting for the store up to 30 seconds: no MongoDB server answers")
     worker.popen.send_signal(signal.SIGTERM)
     assert worker.ends() == 0
 
@@ -325,9 +329,9 @@ def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
         "    return len(kept)\n"
     )
     worker = start("worker", "leaky:scheduler", "--memory-limit", "300MB")
-    worker.says(READY)
+    worker.wait_for_output(READY)
     first = run("enqueue", "leak", '{"size": 400000000}', "--app", "leaky:scheduler", "--json").json
-    worker.says("it is replaced")
+    worker.wait_for_output("it is replaced")
     answer = run("enqueue", "leak", '{"size": 10}', "--app", "leaky:scheduler", "--wait", "--json")
     assert (answer.code, answer.json["result"]) == (0, 1)  # a new process: nothing is kept
     shown = run("runs", "show", first["id"], "--app", "leaky:scheduler", "--json").json
@@ -362,7 +366,7 @@ def test_a_limit_that_each_process_reaches_at_once_makes_the_pauses_grow(
     )
     worker = start("worker", "large:scheduler", "--memory-limit", "300MB")
     for seconds in (1, 2, 4):
-        worker.says(f"it is replaced in {seconds} s")
+        worker.wait_for_output(f"it is replaced in {seconds} s")
     assert "as the 2 before it did" in worker.output
     assert "Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit=" in worker.output
     assert worker.popen.poll() is None

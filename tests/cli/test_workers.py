@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from tests.support.command_line import Run
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_without_a_worker_the_list_says_how_to_start_one(run: Run, stocked: Stocked) -> None:
+def test_without_a_worker_the_list_says_how_to_start_one(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("workers", "list")
     assert (answer.code, answer.out) == (0, "")
     assert "no worker is running: start one" in answer.err

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.support.command_line import Run
 
-Stocked = dict[str, str]
+StoredRuns = dict[str, str]
 
 
-def test_a_chain_is_queued_and_drawn(run: Run, stocked: Stocked) -> None:
+def test_a_chain_is_queued_and_drawn(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("chain", "whoami", 'send_email={"to": "b"}')
     assert answer.code == 0
     first, second = answer.out.split()
@@ -18,7 +18,7 @@ def test_a_chain_is_queued_and_drawn(run: Run, stocked: Stocked) -> None:
     assert graph["edges"] == [{"from": first, "to": second}]
 
 
-def test_a_wrong_chain_says_what_is_wrong(run: Run, stocked: Stocked) -> None:
+def test_a_wrong_chain_says_what_is_wrong(run: Run, stored_runs: StoredRuns) -> None:
     unknown = run("chain", "whoami", "whoareyou")
     assert unknown.code == 2
     assert "whoareyou" in unknown.err

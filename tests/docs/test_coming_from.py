@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.pages import DOCS
+from tests.support.doc_examples import DOCS
 
 PAGES = {
     "mongo-job-scheduler": """

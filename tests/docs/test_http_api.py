@@ -15,7 +15,7 @@ import pytest
 
 from mainspring.dashboard.app import create_app
 from mainspring.service.settings import ServiceSettings
-from tests.support.pages import DOCS, ROOT, Command, blocks, commands, differs
+from tests.support.doc_examples import DOCS, ROOT, Command, blocks, commands, differs
 from tests.support.service import Serve, sample_scheduler
 from tests.support.service import serve as serve
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mainspring.cli.program import app as program
 from tests.support.deploy_files import KNOWN
-from tests.support.pages import DOCS, ROOT, blocks, page_files
+from tests.support.doc_examples import DOCS, ROOT, blocks, page_files
 
 SOURCES = [
     path

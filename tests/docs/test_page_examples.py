@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pages import (
+from tests.support.doc_examples import (
     DOCS,
     ROOT,
     Block,

@@ -23,7 +23,7 @@ from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 from mainspring.webhooks.definition import FIELDS as WEBHOOK_FIELDS
 from tests.support.deploy_files import KNOWN
-from tests.support.pages import DOCS, ROOT
+from tests.support.doc_examples import DOCS, ROOT
 from tests.support.public_names import public_names
 from tools import reference
 

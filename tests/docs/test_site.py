@@ -14,7 +14,7 @@ import pytest
 import mainspring.errors
 from mainspring import Client, Scheduler
 from tests.support.browser.page import opened
-from tests.support.pages import DOCS, ROOT
+from tests.support.doc_examples import DOCS, ROOT
 from tests.support.public_names import public_names
 
 pytestmark = pytest.mark.thorough

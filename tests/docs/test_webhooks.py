@@ -20,7 +20,7 @@ from mainspring.webhooks.definition import FIELDS
 from mainspring.webhooks.request import HmacKey, RequestTemplate
 from mainspring.webhooks.templates import NAMES
 from mainspring.webhooks.vault import signing_bytes
-from tests.support.pages import DOCS, blocks
+from tests.support.doc_examples import DOCS, blocks
 from tests.support.webhook_endpoint import endpoint
 
 REFERENCE = (DOCS / "reference" / "webhooks.md").read_text()

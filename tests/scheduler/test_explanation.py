@@ -20,8 +20,8 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
+from tests.support.doc_examples import DOCS
 from tests.support.engine import EventRecorder, ended
-from tests.support.pages import DOCS
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 

@@ -18,7 +18,7 @@ from mainspring import Scheduler
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.service.api_keys import ApiKeys
-from tests.support.pages import DOCS, blocks
+from tests.support.doc_examples import DOCS, blocks
 from tests.support.service import WEBHOOK
 
 

@@ -1,8 +1,8 @@
-"""A short barrage of malformed requests; `chaos/test_requests.py` has the long one."""
+"""A few hundred malformed requests; `chaos/test_requests.py` sends more."""
 
 from __future__ import annotations
 
-from tests.support.malformed_requests import barrage
+from tests.support.malformed_requests import send_malformed_requests
 from tests.support.service import Serve
 
 
@@ -12,7 +12,7 @@ def test_malformed_requests_are_refused_in_words(serve: Serve) -> None:
         client.post(
             "/api/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
         )
-        assert barrage(served.url, 7, 600) == []
+        assert send_malformed_requests(served.url, 7, 600) == []
         assert client.get("/readyz").status_code == 200
     served.signal()
     assert served.ends() == 0

@@ -40,5 +40,5 @@ IN_SHORT = ("no fence", "claim by id")  # the others need minutes: chaos/test_mo
 def test_planted_bug_is_caught_on_mongodb(url: str, bug: Planted) -> None:
     assert bug.caught_by <= INVARIANTS.keys()
     report = hunt(bug, url)
-    assert report is not None, f"nothing noticed it: {bug.story}"
+    assert report is not None, f"nothing noticed it: {bug.description}"
     assert report.violations[0].invariant in bug.caught_by, "\n".join(map(str, report.violations))

@@ -73,5 +73,5 @@ def test_another_process_gives_the_same_trace() -> None:
 def test_planted_bug_is_caught_on_objects(bug: Planted) -> None:
     assert bug.caught_by <= INVARIANTS.keys()
     report = hunt(bug)
-    assert report is not None, f"nothing noticed it: {bug.story}"
+    assert report is not None, f"nothing noticed it: {bug.description}"
     assert report.violations[0].invariant in bug.caught_by, "\n".join(map(str, report.violations))

@@ -12,5 +12,5 @@ from tests.support.simulation.planted_bugs import PLANTED, Planted, hunt
 def test_planted_bug_is_caught(bug: Planted) -> None:
     assert bug.caught_by <= INVARIANTS.keys()
     report = hunt(bug)
-    assert report is not None, f"nothing noticed it: {bug.story}"
+    assert report is not None, f"nothing noticed it: {bug.description}"
     assert report.violations[0].invariant in bug.caught_by, "\n".join(map(str, report.violations))

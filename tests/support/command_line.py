@@ -145,7 +145,7 @@ def run(folder: Path) -> Run:
 
 
 @pytest.fixture
-def stocked(folder: Path, run: Run) -> dict[str, str]:
+def stored_runs(folder: Path, run: Run) -> dict[str, str]:
     """A database after some work: the ids of a run that succeeded and of one that failed."""
     scheduler = load_scheduler("app:scheduler")
     with scheduler.blocking as blocking:
@@ -192,7 +192,7 @@ class Process:
                 self._lines.append(line)
                 self._news.notify_all()
 
-    def says(self, text: str, times: int = 1, timeout: float = 60) -> None:
+    def wait_for_output(self, text: str, times: int = 1, timeout: float = 60) -> None:
         """Wait until a text has been written so many times."""
         with self._news:
             told = self._news.wait_for(lambda: self.output.count(text) >= times, timeout)

@@ -25,11 +25,11 @@ Work = Callable[..., Awaitable[dict[str, int]]]
 
 def build(url: str, log: Path, *, workers: int = 8) -> Scheduler:
     scheduler = Scheduler(url, lease=LEASE, poll="200ms", workers=workers)
-    equip(scheduler, log)
+    register_jobs(scheduler, log)
     return scheduler
 
 
-def equip(scheduler: Scheduler, log: Path) -> Work:
+def register_jobs(scheduler: Scheduler, log: Path) -> Work:
     """Give it the jobs of a crash test, whose one handler notes what it does in a file."""
     out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

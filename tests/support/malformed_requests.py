@@ -1,7 +1,7 @@
 """Malformed requests by seed: broken HTTP, broken JSON, wrong values, wrong paths.
 
-`barrage` sends them to a service process and returns what was wrong with its responses. Tests send
-a few, `chaos/` sends thousands.
+`send_malformed_requests` sends them to a service process and returns what was wrong with its
+responses. Tests send a few, `chaos/` sends thousands.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import string
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-__all__ = ["barrage"]
+__all__ = ["send_malformed_requests"]
 
 FIELDS = (
     *("name", "id", "description", "tags", "schedule", "every", "runAt", "timezone", "jitter"),
@@ -42,7 +42,7 @@ TEXTS = (
 NUMBERS = (0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 10**30, 1e308, 0.1, 5e-324)
 
 
-def barrage(url: str, seed: int, count: int) -> list[str]:
+def send_malformed_requests(url: str, seed: int, count: int) -> list[str]:
     """Send so many; what the service did wrong."""
     rng = random.Random(seed)
     wrong: list[str] = []

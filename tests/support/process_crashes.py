@@ -158,13 +158,13 @@ async def _enqueue(producer: Scheduler, rng: random.Random, count: int) -> list[
 
 async def kill_and_freeze(workers: WorkerProcesses, kills: int, stops: int, lease: float) -> None:
     rng = workers.rng
-    deeds = ["kill"] * kills + ["stop"] * stops
-    rng.shuffle(deeds)
+    signals = ["kill"] * kills + ["stop"] * stops
+    rng.shuffle(signals)
     await asyncio.sleep(1.0)
-    for deed in deeds:
+    for signal_name in signals:
         await asyncio.sleep(rng.uniform(0, 0.8))
         victim = rng.choice(workers.alive)
-        if deed == "kill":
+        if signal_name == "kill":
             workers.kill(victim)
             workers.start()
         else:

@@ -21,7 +21,7 @@ from tests.support.mongodb.fault_scenarios import (
     skewed,
     step_down,
 )
-from tests.support.mongodb.majority_loss import KINDS, cut
+from tests.support.mongodb.majority_loss import KINDS, lose_unreplicated_writes
 from tests.support.mongodb.query_plans import SentCommands
 from tests.support.mongodb.worker import PLANTED
 from tests.support.servers.mongodb import ReplicaSet, with_database
@@ -40,17 +40,17 @@ async def test_writes_acknowledged_by_a_majority_survive_the_loss_of_the_primary
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with ReplicaSet(election_timeout=10) as servers:
-        told, lost = await cut(servers)
-        assert told == BEFORE_THE_CUT
+        acknowledged, lost = await lose_unreplicated_writes(servers)
+        assert acknowledged == BEFORE_THE_CUT
         assert lost == {}
         # The same with one server's word for it: the test would notice, whatever was written.
-        told, lost = await cut(servers, "&w=1")
-        assert all(told[kind] > BEFORE_THE_CUT[kind] for kind in KINDS)
+        acknowledged, lost = await lose_unreplicated_writes(servers, "&w=1")
+        assert all(acknowledged[kind] > BEFORE_THE_CUT[kind] for kind in KINDS)
         # What came before the cut may be lost too: one server's word for it is no more.
-        assert lost >= told - Counter(BEFORE_THE_CUT)
+        assert lost >= acknowledged - Counter(BEFORE_THE_CUT)
         # And where that slipped into completions alone.
         monkeypatch.setattr(commit, "_send", _one_servers_word(commit._send))
-        told, lost = await cut(servers)
+        acknowledged, lost = await lose_unreplicated_writes(servers)
         assert set(lost) == {"ended", "cancelled"}
 
 

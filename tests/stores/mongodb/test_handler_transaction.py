@@ -23,9 +23,9 @@ from mainspring.stores import open_store
 from mainspring.stores.mongodb import handler_transaction
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from mainspring.testing.store_calls import get_runs
+from tests.support.doc_examples import DOCS, blocks
 from tests.support.effect_counts import effect_test
 from tests.support.engine import EventRecorder
-from tests.support.pages import DOCS, blocks
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 

@@ -26,7 +26,7 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 __all__ = ["FailoverReport", "failover", "orphaned_slots", "skewed"]
 
 NODE = "tests.support.mongodb.worker"
-Deed = Callable[[ReplicaSet], None]
+Fault = Callable[[ReplicaSet], None]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FailoverReport:
     refused: int
     runs: int
     stalls: list[float]
-    """Seconds from each deed to the next acknowledged run."""
+    """Seconds from each fault to the next acknowledged run."""
     lost_leases: int
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ def step_down(servers: ReplicaSet) -> None:
 async def failover(
     place: Path,
     servers: ReplicaSet,
-    deeds: Sequence[Deed],
+    faults: Sequence[Fault],
     *,
     workers: int = 2,
     lease: float = 15,
@@ -124,9 +124,9 @@ async def failover(
             producing = asyncio.create_task(produce())
             await _begun(processes, producer)
             began = []
-            for deed in deeds:
+            for fault in faults:
                 began.append(time.monotonic())
-                await asyncio.to_thread(deed, servers)
+                await asyncio.to_thread(fault, servers)
                 done = time.monotonic()
                 while not times or times[-1] < done:
                     await asyncio.sleep(0.05)

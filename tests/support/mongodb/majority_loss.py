@@ -25,53 +25,55 @@ from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.servers.mongodb import Mongod, ReplicaSet, with_database
 from tests.support.servers.server import wait_for
 
-__all__ = ["KINDS", "cut"]
+__all__ = ["KINDS", "lose_unreplicated_writes"]
 
 KINDS = frozenset({"added", "claimed", "ended", "cancelled", "put", "fired"})
 """What a store acknowledges."""
 LEASE = timedelta(minutes=10)
 
 
-async def cut(servers: ReplicaSet, options: str = "") -> tuple[Counter[str], Counter[str]]:
+async def lose_unreplicated_writes(
+    servers: ReplicaSet, options: str = ""
+) -> tuple[Counter[str], Counter[str]]:
     """How much of each kind was acknowledged, and how much of that is gone or undone."""
     database = f"cut{uuid.uuid4().hex[:8]}"
     url = f"{with_database(servers.url, database)}&timeoutMS=1000{options}"
-    account = _Account(MongoStore(url))
-    await account.store.open()
+    client = _AcknowledgingClient(MongoStore(url))
+    await client.store.open()
     try:
-        await account.prepare()
+        await client.prepare()
         first = servers.primary()
         for member in servers.secondaries():
             member.freeze()
-        await account.write()
+        await client.write()
     finally:
-        await account.store.close()
+        await client.store.close()
     others = [member for member in servers.members if member is not first]
     for member in servers.members:
         member.kill()
     await asyncio.to_thread(_restart, servers, others)
     await asyncio.to_thread(servers.heal)
-    await account.store.open()
+    await client.store.open()
     try:
-        return Counter(map(_kind, account.told)), Counter(map(_kind, await account.lost()))
+        return Counter(map(_kind, client.acknowledged)), Counter(map(_kind, await client.lost()))
     finally:
-        await account.store.close()
+        await client.store.close()
 
 
-Told = tuple[str, str, Any]
+Acknowledged = tuple[str, str, Any]
 """A kind, an id, and what was said of it."""
 
 
-def _kind(told: Told) -> str:
-    return told[0]
+def _kind(acknowledged: Acknowledged) -> str:
+    return acknowledged[0]
 
 
-class _Account:
-    """What a client was told, by a store that may have been wrong."""
+class _AcknowledgingClient:
+    """A client that remembers what the store acknowledged, which may have been wrong."""
 
     def __init__(self, store: MongoStore) -> None:
         self.store = store
-        self.told: list[Told] = []
+        self.acknowledged: list[Acknowledged] = []
         self._held: list[Run] = []
         self._first_versions: dict[str, int] = {}
 
@@ -106,19 +108,21 @@ class _Account:
         now = await self.store.now()
         blank = Run(id="", job_id="j", handler="work", created_at=now, scheduled_at=now, run_at=now)
         batch = [replace(blank, id=f"{name}-{n:02}") for n in range(count)]
-        self.told += [("added", one.run.id, None) for one in await self.store.add(batch)]
+        self.acknowledged += [("added", one.run.id, None) for one in await self.store.add(batch)]
 
     async def _claim(self, worker: str, limit: int) -> None:
         handlers = frozenset({"work"})
         claim = Claim(worker=worker, handlers=handlers, limit=limit, lease=LEASE)
         held = await claim_runs(self.store, claim)
         self._held += held
-        self.told += [("claimed", run.id, (worker, run.token)) for run in held]
+        self.acknowledged += [("claimed", run.id, (worker, run.token)) for run in held]
 
     async def _end(self, runs: Sequence[Run]) -> None:
         now = await self.store.now()
         kept = await self.store.commit([transitions.succeeded(run, now, run.id) for run in runs])
-        self.told += [("ended", run.id, None) for run, mine in zip(runs, kept, strict=True) if mine]
+        self.acknowledged += [
+            ("ended", run.id, None) for run, mine in zip(runs, kept, strict=True) if mine
+        ]
 
     async def _cancel(self, *ids: str) -> None:
         found = await get_runs(self.store, ids)
@@ -126,14 +130,14 @@ class _Account:
         wishes = [transitions.cancelled(run, now, "no more") for run in found.values()]
         for run_id, done in zip(found, await self.store.commit(wishes), strict=True):
             if done:
-                self.told.append(("cancelled", run_id, None))
+                self.acknowledged.append(("cancelled", run_id, None))
 
     async def _put(self, name: str) -> None:
         now = await self.store.now()
         job = Job(id=name, handler="none", created_at=now, updated_at=now, next_run_at=now)
         self._first_versions[name] = job.next_version()
         if await put_job(self.store, job):
-            self.told.append(("put", name, None))
+            self.acknowledged.append(("put", name, None))
 
     async def _fire(self, name: str) -> None:
         now = await self.store.now()
@@ -156,14 +160,14 @@ class _Account:
         )
         [fired] = await self.store.fire([firing])
         if fired.done:
-            self.told.append(("fired", slot.id, None))
+            self.acknowledged.append(("fired", slot.id, None))
 
-    async def lost(self) -> list[Told]:
-        runs = await get_runs(self.store, [run_id for _, run_id, _ in self.told])
+    async def lost(self) -> list[Acknowledged]:
+        runs = await get_runs(self.store, [run_id for _, run_id, _ in self.acknowledged])
         jobs = {job.id for job in (await self.store.jobs(JobQuery())).items}
-        ended = {run_id for kind, run_id, _ in self.told if kind == "ended"}
+        ended = {run_id for kind, run_id, _ in self.acknowledged if kind == "ended"}
 
-        def stands(kind: str, name: str, said: Any) -> bool:
+        def is_stored(kind: str, name: str, said: Any) -> bool:
             if kind == "put":
                 return name in jobs
             run = runs.get(name)
@@ -178,7 +182,7 @@ class _Account:
                     return name in ended or (run.worker, run.token) == tuple(said)
             return True
 
-        return [told for told in self.told if not stands(*told)]
+        return [acknowledged for acknowledged in self.acknowledged if not is_stored(*acknowledged)]
 
 
 def _restart(servers: ReplicaSet, members: Sequence[Mongod]) -> None:

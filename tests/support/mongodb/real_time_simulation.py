@@ -26,7 +26,7 @@ from tests.support.servers.mongodb import with_database
 from tests.support.simulation.cluster import Node
 from tests.support.simulation.machines import Machine, RealMachineLoop
 from tests.support.simulation.monitor import LATE, Violation
-from tests.support.simulation.scenario import CAPACITY, Report, Simulation, quiet
+from tests.support.simulation.scenario import CAPACITY, Report, Simulation, silence_logs
 from tests.support.simulation.workload import Client, Workload
 
 __all__ = ["PLANTED", "Planted", "hunt", "simulate_for_real"]
@@ -216,7 +216,7 @@ def simulate_for_real(
             for task in done:
                 task.result()
 
-    with quiet():
+    with silence_logs():
         asyncio.set_event_loop(loop)
         try:
             loop.run_until_complete(main())
@@ -251,7 +251,7 @@ def _close_simulations(
 @dataclass(frozen=True)
 class Planted:
     name: str
-    story: str
+    description: str
     caught_by: frozenset[str]
     patched: tuple[object, str, Any]
     stress: bool = False

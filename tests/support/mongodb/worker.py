@@ -20,7 +20,7 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.collections import Database
 from mainspring.stores.mongodb.server_clock import read_moment
 from mainspring.stores.protocol import Store
-from tests.support.crash_worker import equip
+from tests.support.crash_worker import register_jobs
 
 CAPACITY = 8
 """Of each worker."""
@@ -30,7 +30,7 @@ def build(
     store: str | Store, log: Path, *, lease: float, workers: int = CAPACITY, ticks: bool = True
 ) -> Scheduler:
     scheduler = Scheduler(store, lease=lease, poll="500ms", workers=workers)
-    work = equip(scheduler, log)
+    work = register_jobs(scheduler, log)
 
     async def delegate(ctx: RunContext, delay: float) -> str:
         """Enqueue a run for later, from wherever this process believes to be in time."""

@@ -29,7 +29,7 @@ Patched = AbstractContextManager[Any]
 @dataclass(frozen=True)
 class Planted:
     name: str
-    story: str
+    description: str
     caught_by: frozenset[str]
     plant: Callable[[], Patched]
     first_seed: int
@@ -116,13 +116,13 @@ WRONG_STATE = f"{UNFENCED}, limit, slots, counters, storage, lost, engine"
 
 def _bug(
     name: str,
-    story: str,
+    description: str,
     caught_by: str,
     plant: Callable[[], Patched],
     first_seed: int,
     **how: Any,
 ) -> Planted:
-    return Planted(name, story, frozenset(caught_by.split(", ")), plant, first_seed, **how)
+    return Planted(name, description, frozenset(caught_by.split(", ")), plant, first_seed, **how)
 
 
 PLANTED = (

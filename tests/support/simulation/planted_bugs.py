@@ -70,7 +70,7 @@ Patches = list[AbstractContextManager[Any]]
 @dataclass(frozen=True)
 class Planted:
     name: str
-    story: str
+    description: str
     caught_by: frozenset[str]
     make_store: MakeStore = MemoryStore
     patches: Callable[[], Patches] = list
@@ -109,7 +109,7 @@ def _apply(stack: ExitStack, bug: Planted) -> None:
         stack.enter_context(one)
 
 
-def _nap() -> Any:
+def _let_others_run() -> Any:
     """Where another client gets in between."""
     return asyncio.sleep(0.05)
 
@@ -133,7 +133,7 @@ class SameToken(MemoryStore):
 class CountThenClaim(MemoryStore):
     async def claim(self, claim: Claim) -> Claimed:
         counted = self._used_capacity(self._clock.now())
-        await _nap()
+        await _let_others_run()
         with patch.object(self, "_used_capacity", lambda now: counted):
             return await super().claim(claim)
 
@@ -157,7 +157,7 @@ class AdvanceThenAdd(MemoryStore):
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         counted = copy.deepcopy(self._counters)
         fired = await super().fire(firings)
-        if _unlucky(firings):
+        if _is_unlucky(firings):
             for one in fired:
                 for run in one.runs:
                     self._runs.pop(run.id, None)
@@ -180,7 +180,7 @@ class RandomSlotIds(MemoryStore):
             named.append(replace(firing, runs=(root, *firing.runs[1:])))
         jobs = dict(self._jobs)
         fired = await super().fire(named)
-        if _unlucky(firings):
+        if _is_unlucky(firings):
             self._jobs.update(jobs)
             raise StoreUnavailable("the process died between the run and the advance")
         return fired
@@ -195,7 +195,7 @@ class KeyCheckedBefore(MemoryStore):
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._clock.now()
         held = {run.id: self._holder(run.dedupe_key, now) for run in runs}
-        await _nap()
+        await _let_others_run()
         with patch.object(self, "_holder", lambda key, now: None):
             added = await super().add([run for run in runs if held[run.id] is None])
         fresh = iter(added)
@@ -240,7 +240,7 @@ class EffectFirst(MemoryStore):
 
         async def commit(change: Change) -> bool:
             self.data = deepcopy(right._session)
-            await _nap()
+            await _let_others_run()
             return (await MemoryStore.commit(self, [change]))[0]
 
         return Proxy(right, commit=lambda _: commit)
@@ -259,7 +259,7 @@ class EffectUnfenced(MemoryStore):
         return Proxy(right, commit=lambda _: commit)
 
 
-def _unlucky(firings: Sequence[Firing]) -> bool:
+def _is_unlucky(firings: Sequence[Firing]) -> bool:
     return bool(firings) and firings[0].version % 3 == 0
 
 
@@ -572,7 +572,7 @@ class StartsCountedBefore(MemoryStore):
 
     async def claim(self, claim: Claim) -> Claimed:
         rates = self._rate_allowance(self._clock.now())
-        await _nap()
+        await _let_others_run()
         with patch.object(self, "_rate_allowance", lambda now: rates):
             return await super().claim(claim)
 
@@ -700,8 +700,8 @@ def _nodes_overlooked() -> Patches:
 
 
 def _bugs() -> Iterator[Planted]:
-    def bug(name: str, story: str, *caught_by: str, **how: Any) -> Planted:
-        return Planted(name, story, frozenset(caught_by), **how)
+    def bug(name: str, description: str, *caught_by: str, **how: Any) -> Planted:
+        return Planted(name, description, frozenset(caught_by), **how)
 
     yield bug("no fence", "a commit ignores what it expects", "fence", "finished",
               "completion", "cancel", "attempts", "rescue", make_store=NoFence)  # fmt: skip

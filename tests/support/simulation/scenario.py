@@ -19,7 +19,7 @@ from tests.support.simulation.machines import MachineLoop
 from tests.support.simulation.monitor import Monitor, Violation
 from tests.support.simulation.workload import Client, Workload
 
-__all__ = ["Report", "Simulation", "quiet", "run_simulation", "simulate"]
+__all__ = ["Report", "Simulation", "run_simulation", "silence_logs", "simulate"]
 
 WORKERS = 4
 CAPACITY = 3
@@ -64,7 +64,7 @@ def simulate(
 
 def run_simulation(world: Simulation, steps: int = 600_000) -> Report:
     """Run a world on virtual time, for so many steps at most."""
-    with quiet():
+    with silence_logs():
         try:
             run_virtual(world.run, world.seed, until=3600, steps=steps, make_loop=MachineLoop)
         except (Deadlock, SimulationLimit) as error:
@@ -132,7 +132,7 @@ class Simulation:
     async def _until_broken(self) -> None:
         """The story, to its end or to the first thing that must not happen."""
         monitor, loop = self.monitor, asyncio.get_running_loop()
-        story = loop.create_task(self._story())
+        story = loop.create_task(self._run_scenario())
         broken = loop.create_task(monitor.broken.wait())
         await asyncio.wait({story, broken}, return_when=asyncio.FIRST_COMPLETED)
         self.ended_at = self._time()
@@ -142,7 +142,7 @@ class Simulation:
             monitor.fail("engine", f"{error!r} reached the client")
         monitor.broken.set()  # what happens from here on is the end of the loop itself
 
-    async def _story(self) -> None:
+    async def _run_scenario(self) -> None:
         rng, monitor = self._rng, self.monitor
         workload = self._workload()
         nodes = [self._node(f"w{n}", workload, 2.0) for n in range(WORKERS)]
@@ -152,7 +152,7 @@ class Simulation:
                 node.faults.worsen(rng.getrandbits(32))
             node.boot(**self._settings)
         producer.boot(**{**self._settings, "workers": 0})
-        fates = [asyncio.ensure_future(self._fate(node)) for node in nodes]
+        fates = [asyncio.ensure_future(self._inject_faults(node)) for node in nodes]
         fates.append(asyncio.ensure_future(self._set_clock()))
         while producer.scheduler is None:
             await asyncio.sleep(0.1)
@@ -229,11 +229,11 @@ class Simulation:
         while True:
             await asyncio.sleep(1)
             for node in nodes:
-                if node.machine in workload.fallen:
-                    workload.fallen.remove(node.machine)
+                if node.machine in workload.killed_machines:
+                    workload.killed_machines.remove(node.machine)
                     node.boot(**self._settings)
 
-    async def _fate(self, node: Node) -> None:
+    async def _inject_faults(self, node: Node) -> None:
         """What befalls one worker, until the calm; then it is up."""
         rng = self._rng
         while True:
@@ -315,7 +315,7 @@ class Simulation:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_logs() -> Iterator[None]:
     """The engine's warnings about the faults it lives through are no news here."""
     log = logging.getLogger("mainspring")
     level, log.level = log.level, logging.CRITICAL + 1

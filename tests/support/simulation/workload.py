@@ -48,7 +48,7 @@ class Workload:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     killers: int = 0
     """How many runs there are that kill their worker whenever they begin."""
-    fallen: list[Machine] = field(default_factory=list)
+    killed_machines: list[Machine] = field(default_factory=list)
     """Machines that such a run has killed."""
     transacting: set[str] = field(default_factory=set)
     """The runs whose handler is inside of its transaction now."""
@@ -154,7 +154,7 @@ class Workload:
                 self.monitor.ended(ctx.run_id, ctx.token, "stopped")
                 raise
             machine.kill()
-            self.fallen.append(machine)
+            self.killed_machines.append(machine)
             self.monitor.died(author)
             await asyncio.sleep(0)
 
@@ -225,7 +225,7 @@ class Client:
 
     async def act(self) -> None:
         """One thing that a user may do at any time."""
-        deeds: list[tuple[int, Callable[[], Any]]] = [
+        actions: list[tuple[int, Callable[[], Any]]] = [
             (10, self._enqueue),
             (3, self._enqueue_many),
             (3, self._enqueue_keyed),
@@ -237,9 +237,9 @@ class Client:
             (40 if self._workload.focus == "slots" else 2, self._resume),
             (3, self._edit),
         ]
-        [deed] = self._rng.choices([d for _, d in deeds], [weight for weight, _ in deeds])
+        [action] = self._rng.choices([d for _, d in actions], [weight for weight, _ in actions])
         try:
-            await deed()
+            await action()
         except EXPECTED as error:
             self._monitor.counted[f"refused {type(error).__name__}"] += 1
 
