@@ -12,7 +12,7 @@ import pytest
 
 from mainspring.core.context import RunContext
 from mainspring.core.model import Progress, Run, State
-from mainspring.core.upstream import UpstreamResults, UpstreamRun
+from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.process_pool import ProcessPool, RemoteError, Reply, Target
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -15,7 +15,7 @@ import msgspec
 
 from mainspring.core import codec
 from mainspring.core.model import Job, Progress, Run
-from mainspring.core.upstream import UpstreamResults
+from mainspring.core.upstream_results import UpstreamResults
 from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
 
 __all__ = [

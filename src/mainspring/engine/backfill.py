@@ -16,8 +16,8 @@ from msgspec import Struct
 from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.policy import MAX_PRIORITY
 from mainspring.core.schedules import Schedule
-from mainspring.engine.absences import followers_to_run
 from mainspring.engine.context import EngineContext
+from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.pruner import first_kept_run, retention_of
 from mainspring.engine.slots import make_run, with_followers
 from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable

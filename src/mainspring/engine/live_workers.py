@@ -5,7 +5,7 @@ job whose handler no live worker has, such as one whose function was renamed, is
 grace its slots are no longer fired: they count as missed, as if no scheduler had run, and its
 misfire policy decides what runs once a worker has the handler again. During the grace a slot that
 would only be skipped, because a run of the job waits already, is not fired either. What happens to
-a job that runs after others is in `absences.py`.
+a job that runs after others is in `jobs_without_worker.py`.
 
 Since when a job has had no worker is kept in a note, so that the grace is given once, and not once
 more for every process that starts; otherwise each start would leave runs that no worker claims.
@@ -28,8 +28,8 @@ from msgspec import Struct, convert, structs
 
 from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
 from mainspring.core.policy import Overlap
-from mainspring.engine.absences import GRACE, drop_absence, put_absence, read_absences
 from mainspring.engine.context import EngineContext
+from mainspring.engine.jobs_without_worker import GRACE, drop_absence, put_absence, read_absences
 from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name

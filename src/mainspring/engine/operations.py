@@ -32,11 +32,11 @@ from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
 from mainspring.core.schedules.base import iso
 from mainspring.core.schedules.zones import zone_named
 from mainspring.core.transitions import Change
-from mainspring.engine.absences import followers_to_run
 from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
 from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
+from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import LiveWorker, find_orphans, find_workers
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters

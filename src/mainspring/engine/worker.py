@@ -18,7 +18,7 @@ from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Job, Run
 from mainspring.core.node_runs import node_handler, node_ids, node_of, node_run_id
-from mainspring.core.upstream import UpstreamResults, UpstreamRun
+from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import PUT_OFF_REASON, BreakerNotes
 from mainspring.engine.completer import Completer

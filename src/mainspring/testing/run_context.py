@@ -8,7 +8,7 @@ from typing import Any
 
 from mainspring.core.context import RunContext
 from mainspring.core.model import Run, State
-from mainspring.core.upstream import UpstreamResults, UpstreamRun
+from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 
 __all__ = ["make_context"]
 

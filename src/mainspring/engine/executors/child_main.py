@@ -34,7 +34,7 @@ from mainspring.core.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.core.durations import duration
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
-from mainspring.core.upstream import UpstreamResults, UpstreamRun
+from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.process_usage import ProcessUsage
 from mainspring.engine.results import storable_result
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze

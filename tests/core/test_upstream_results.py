@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mainspring.core.model import State
-from mainspring.core.upstream import UpstreamResults, UpstreamRun
+from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 
 SUCCEEDED = UpstreamRun(run_id="a-1", job_id="extract", state=State.SUCCEEDED, result=3)
 FAILED = UpstreamRun(run_id="b-1", job_id="load", state=State.FAILED, error="OSError: disk full")
