@@ -212,9 +212,9 @@ async def test_prefetched_runs_are_given_back_unstarted(make: Make, second_clien
         runs = await work.enqueue_many([{}] * 20)
         assert scheduler._engine is not None
         worker = scheduler._engine.worker
-        await until(lambda: worker.running == 1 and worker.ahead, "claiming ahead")
+        await until(lambda: worker.running == 1 and worker.claimed_ahead, "claiming ahead")
         stopping = asyncio.ensure_future(scheduler.stop())
-        await until(lambda: not worker.ahead)
+        await until(lambda: not worker.claimed_ahead)
         go.set()
         await stopping
     found = (await get_runs(second_client, [run.id for run in runs])).values()

@@ -68,7 +68,7 @@ class ArgumentTypes:
         parameters = inspect.signature(self._function).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}
 
-    def stored(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    def encode(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as they are stored. Values of types that JSON lacks are converted; others
         are left to the codec, which accepts or refuses them."""
         written = {
@@ -91,7 +91,7 @@ class ArgumentTypes:
         if wrong:
             raise ArgumentMismatch("; ".join(wrong))
 
-    def made(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    def decode(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as the function takes them. JSON's own types are passed unchanged: they
         were checked at enqueue."""
         kinds = self._converted

@@ -158,7 +158,7 @@ class RunContext:
     @property
     def log_lines(self) -> tuple[str, ...]:
         """The lines that the handler has logged so far, as they will be kept with the attempt."""
-        return self._lines.taken() if self._lines is not None else ()
+        return self._lines.lines() if self._lines is not None else ()
 
     @property
     def detail(self) -> Any:
@@ -281,7 +281,7 @@ class _LogBuffer(logging.Handler):
             self._size -= self._kept.popleft()[1]
             self._dropped += 1
 
-    def taken(self) -> tuple[str, ...]:
+    def lines(self) -> tuple[str, ...]:
         lines = tuple(line for line, _ in self._kept)
         return (f"… {self._dropped} earlier lines dropped", *lines) if self._dropped else lines
 

@@ -138,7 +138,7 @@ class _Group:
     shortest_gap: float | None = None
 
 
-def _go_on() -> None:
+def _no_rest() -> None:
     """The `rest` of a caller that has nothing else to do."""
 
 
@@ -147,7 +147,7 @@ def forecast_load(
     start: datetime,
     days: int = 30,
     timezone: str = "UTC",
-    rest: Callable[[], None] = _go_on,
+    rest: Callable[[], None] = _no_rest,
 ) -> Forecast:
     """The load of these jobs in the `days` from `start` on: it includes `start`, not the end.
     `rest` is called after each millisecond of work or so, because thousands of jobs take seconds:

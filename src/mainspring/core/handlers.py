@@ -102,13 +102,13 @@ class Handler:
                 variable = next(reversed(self._signature.parameters))
                 arguments.update(arguments.pop(variable, {}))
         self._check_names(arguments)
-        stored = dict(self._types.stored(arguments))
+        stored = dict(self._types.encode(arguments))
         self._check_types(stored)
         return stored
 
-    def stored(self, payload: Any) -> Any:
+    def encode_payload(self, payload: Any) -> Any:
         """The payload as it is stored: types that JSON lacks are written by their annotations."""
-        return self._types.stored(payload) if isinstance(payload, Mapping) else payload
+        return self._types.encode(payload) if isinstance(payload, Mapping) else payload
 
     def check(self, payload: Any) -> None:
         """Check a stored payload: an object whose keys are the parameters.
@@ -133,7 +133,7 @@ class Handler:
 
     def call(self, context: RunContext, payload: Any) -> Any:
         try:
-            arguments = self._types.made(self.stored_arguments(payload))
+            arguments = self._types.decode(self.stored_arguments(payload))
         except ArgumentMismatch as error:
             raise ArgumentsRefused(str(self._refusal(str(error)))) from None
         given = (context,) if self.takes_context else ()

@@ -78,7 +78,7 @@ def merge_policy(
     options that are for handlers.
     """
     used = {name: value for name, value in defaults.items() if name not in given}
-    _leave_out_unfit(used, given, longest_timeout)
+    _leave_out_misfits(used, given, longest_timeout)
     base = Policy.read(**{**_without(built_in, used), **used})
     more = {}
     if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
@@ -107,7 +107,9 @@ def _without(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in options.items() if name not in others}
 
 
-def _leave_out_unfit(used: dict[str, Any], given: Mapping[str, Any], longest_timeout: Any) -> None:
+def _leave_out_misfits(
+    used: dict[str, Any], given: Mapping[str, Any], longest_timeout: Any
+) -> None:
     if given.get("delivery") == Delivery.AT_MOST_ONCE:
         used.pop("retries", None)
     if given.get("retries") and used.get("delivery") == Delivery.AT_MOST_ONCE:

@@ -46,7 +46,7 @@ class RunTransaction:
 
     async def __aenter__(self) -> Any:
         self._make(blocking=False)
-        session = await self._begun()
+        session = await self._begin()
         self._timer = asyncio.timeout(self._limit.total_seconds())
         await self._timer.__aenter__()
         return session
@@ -61,7 +61,7 @@ class RunTransaction:
         if self._attempt.handler.is_async:
             raise InvalidState("an async handler writes `async with ctx.transaction()`")
         self._make(blocking=True)
-        return _run_blocking(self._begun())
+        return _run_blocking(self._begin())
 
     def __exit__(self, *given: Any) -> None:
         _run_blocking(self._end(given[1], expired=False))
@@ -86,12 +86,12 @@ class RunTransaction:
         held = Held(run.id, run.token)
         self._transaction = store.transaction(held, self._limit, blocking=blocking)
 
-    async def _begun(self) -> Any:
+    async def _begin(self) -> Any:
         try:
             session = await self._transaction.begin()
         except BaseException as error:
             await self._transaction.rollback()
-            self._tell(error)
+            self._raise_for_handler(error)
             raise
         self._began = self._engine.clock.monotonic()
         self._attempt.context.in_transaction = True
@@ -109,14 +109,14 @@ class RunTransaction:
             await self._transaction.rollback()
         except BaseException as reason:
             await self._transaction.rollback()
-            self._tell(reason)
+            self._raise_for_handler(reason)
             raise
         finally:
             self._attempt.context.in_transaction = False
         if expired:
             raise self._expired() from error
         if error is not None and self._transaction.transient(error):
-            self._tell(TransactionAborted(f"{type(error).__name__}: {error}"[:500]))
+            self._raise_for_handler(TransactionAborted(f"{type(error).__name__}: {error}"[:500]))
 
     async def _complete(self) -> None:
         self._raise_if_stopped()
@@ -149,7 +149,7 @@ class RunTransaction:
             " third of the lease, and was rolled back: do what is slow before the block"
         )
 
-    def _tell(self, error: BaseException) -> None:
+    def _raise_for_handler(self, error: BaseException) -> None:
         """Raise the error for the handler that stands for an error of the store."""
         what = f"the transaction of run {self._attempt.run.id}"
         if isinstance(error, TransactionAborted):

@@ -15,7 +15,13 @@ from mainspring.engine.context import EngineContext
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
 
-__all__ = ["GRACE", "drop_absence", "followers_to_run", "put_absence", "read_absences"]
+__all__ = [
+    "GRACE",
+    "drop_job_without_worker",
+    "followers_to_run",
+    "note_job_without_worker",
+    "read_jobs_without_worker",
+]
 
 KIND = "mainspring.absence"
 """The kind of the notes. Their name is the job's id."""
@@ -24,7 +30,7 @@ GRACE = timedelta(seconds=60)
 """How long a job goes on although no live worker can run it: a deploy may be under way."""
 
 
-async def read_absences(store: Store) -> dict[str, datetime]:
+async def read_jobs_without_worker(store: Store) -> dict[str, datetime]:
     """The jobs without a worker, by id, and since when."""
     noted: dict[str, datetime] = {}
     async for note in all_items(store.notes, NoteQuery(kind=KIND, limit=1000)):
@@ -34,11 +40,11 @@ async def read_absences(store: Store) -> dict[str, datetime]:
     return noted
 
 
-def put_absence(job_id: str, since: datetime) -> NoteWrite:
+def note_job_without_worker(job_id: str, since: datetime) -> NoteWrite:
     return NoteWrite.put(Note(kind=KIND, name=job_id, value={"since": since}))
 
 
-def drop_absence(job_id: str) -> NoteWrite:
+def drop_job_without_worker(job_id: str) -> NoteWrite:
     return NoteWrite.drop(KIND, job_id)
 
 
@@ -53,7 +59,7 @@ async def followers_to_run(engine: EngineContext, roots: Collection[str]) -> lis
     followers = await engine.jobs.followers()
     if not any(name in roots for job in followers for name in job.policy.after):
         return followers  # none of them is in these instances
-    noted = await read_absences(engine.store)
+    noted = await read_jobs_without_worker(engine.store)
     now = engine.time.now()
     left_out = set()
     for job in followers:

@@ -29,7 +29,12 @@ from msgspec import Struct, convert, structs
 from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
 from mainspring.core.policy import Overlap
 from mainspring.engine.context import EngineContext
-from mainspring.engine.jobs_without_worker import GRACE, drop_absence, put_absence, read_absences
+from mainspring.engine.jobs_without_worker import (
+    GRACE,
+    drop_job_without_worker,
+    note_job_without_worker,
+    read_jobs_without_worker,
+)
 from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
@@ -256,7 +261,7 @@ class LiveWorkers:
     @property
     def orphaned(self) -> tuple[str, ...]:
         """The ids of the jobs whose code is gone for longer than the grace: see `find_orphans`."""
-        workers = [self.myself(), *self._workers]
+        workers = [self.this_worker(), *self._workers]
         return tuple(sorted(job.id for job in find_orphans(self._past_grace.values(), workers)))
 
     async def announce_periodically(self) -> None:
@@ -269,8 +274,8 @@ class LiveWorkers:
         """The live workers by the store, and this one even before its first note."""
         found = await find_workers(self._engine.store)
         if self._engine.settings.workers > 0:
-            myself = self._described()
-            found = [worker for worker in found if worker.id != myself.id] + [myself]
+            this_worker = self._announcement()
+            found = [worker for worker in found if worker.id != this_worker.id] + [this_worker]
         return found
 
     async def listed(self) -> list[LiveWorker]:
@@ -285,23 +290,23 @@ class LiveWorkers:
             [NoteWrite.drop(NOTE_KIND, self._engine.settings.worker_id)]
         )
 
-    def may_fire(self, job: Job, myself: LiveWorker) -> bool:
+    def may_fire(self, job: Job, this_worker: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while the store has not answered for so long that
         it is not known who is alive; at the start a job of others waits for the first answer.
-        `myself` is made once for many jobs: it names all handlers."""
-        if not self._has_searched and not myself.takes(job.handler, job.policy.queue):
+        `this_worker` is made once for many jobs: it names all handlers."""
+        if not self._has_searched and not this_worker.takes(job.handler, job.policy.queue):
             return False
-        if self._has_worker(job, myself) is not False:
-            self._forget_absence(job.id)
+        if self._has_worker(job, this_worker) is not False:
+            self._forget_job_without_worker(job.id)
             return True
         since = self._without_worker_since.get(job.id)
         if since is None:
-            self._report_without_worker(job, myself)
+            self._report_without_worker(job, this_worker)
             return True
         if self._engine.time.now() - since < GRACE:
             # While a run waits, a further slot would only leave the record of a skip.
             return job.policy.overlap is not Overlap.SKIP or job.id not in self._with_waiting_run
-        self._grace_is_over(job, myself)
+        self._grace_is_over(job, this_worker)
         return False
 
     def fired(self, job_id: str) -> None:
@@ -309,25 +314,25 @@ class LiveWorkers:
         if job_id in self._without_worker_since:
             self._with_waiting_run.add(job_id)
 
-    def _has_worker(self, job: Job, myself: LiveWorker) -> bool | None:
-        if myself.takes(job.handler, job.policy.queue):
+    def _has_worker(self, job: Job, this_worker: LiveWorker) -> bool | None:
+        if this_worker.takes(job.handler, job.policy.queue):
             return True
         age = None if self._read_at is None else self._engine.clock.monotonic() - self._read_at
         if age is None or age > LIFETIME.total_seconds():
             return None
         return not without_worker([job], self._workers)
 
-    def myself(self) -> LiveWorker:
+    def this_worker(self) -> LiveWorker:
         settings = self._engine.settings
         return LiveWorker(
             id=settings.worker_id, handlers=self._engine.registry.names(), queues=settings.queues
         )
 
-    def _described(self) -> LiveWorker:
+    def _announcement(self) -> LiveWorker:
         """This worker with all that its note says of it."""
         settings = self._engine.settings
         return replace(
-            self.myself(),
+            self.this_worker(),
             node=node_name(),
             pid=os.getpid(),
             version=_version(),
@@ -346,40 +351,40 @@ class LiveWorkers:
     async def _write_and_read(self) -> None:
         if self._started_at is None:
             self._started_at = self._engine.time.now()
-        myself = self._described()
-        value = {name: getattr(myself, name) for name in ANNOUNCED}
-        value["handlers"] = sorted(myself.handlers)
-        value["queues"] = None if myself.queues is None else sorted(myself.queues)
-        note = Note(kind=NOTE_KIND, name=myself.id, value=value)
+        this_worker = self._announcement()
+        value = {name: getattr(this_worker, name) for name in ANNOUNCED}
+        value["handlers"] = sorted(this_worker.handlers)
+        value["queues"] = None if this_worker.queues is None else sorted(this_worker.queues)
+        note = Note(kind=NOTE_KIND, name=this_worker.id, value=value)
         # Nobody else writes this note, so whatever version it has is replaced. With a ttl it also
         # lasts as long as it should when the store's clock is set.
         await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note, LIFETIME)])
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
         await record_alive(self._engine.store, self._engine.time.now())
-        before, self._can_run = self._can_run, _what_runs([myself, *self._workers])
+        before, self._can_run = self._can_run, _what_runs([this_worker, *self._workers])
         if not self._has_searched or before - self._can_run:
-            await self._find_absences(JobQuery(enabled=True, limit=JOBS_AT_ONCE))
+            await self._find_jobs_without_worker(JobQuery(enabled=True, limit=JOBS_AT_ONCE))
         else:
-            await self._find_absences(JobQuery(follows=True, limit=JOBS_AT_ONCE))
-        await self._settle_absences()
+            await self._find_jobs_without_worker(JobQuery(follows=True, limit=JOBS_AT_ONCE))
+        await self._settle_jobs_without_worker()
         self._has_searched = True
 
-    async def _settle_absences(self) -> None:
+    async def _settle_jobs_without_worker(self) -> None:
         """Bring what this process knows of jobs without a worker, and the notes about them, into
         line with each other and with the jobs and workers that there are."""
-        noted = await read_absences(self._engine.store)
+        noted = await read_jobs_without_worker(self._engine.store)
         for job_id, since in noted.items():
             self._without_worker_since[job_id] = min(
                 since, self._without_worker_since.get(job_id, since)
             )
         ids = list(self._without_worker_since)
         for start in range(0, len(ids), JOBS_AT_ONCE):
-            await self._reconcile_absences(ids[start : start + JOBS_AT_ONCE], noted)
+            await self._reconcile_notes(ids[start : start + JOBS_AT_ONCE], noted)
 
-    async def _reconcile_absences(self, ids: list[str], noted: Mapping[str, datetime]) -> None:
+    async def _reconcile_notes(self, ids: list[str], noted: Mapping[str, datetime]) -> None:
         page = await self._engine.store.jobs(JobQuery(ids=frozenset(ids), limit=len(ids)))
-        jobs, myself = {job.id: job for job in page.items}, self.myself()
+        jobs, this_worker = {job.id: job for job in page.items}, self.this_worker()
         writes = []
         for job_id in ids:
             job = jobs.get(job_id)
@@ -388,18 +393,18 @@ class LiveWorkers:
                 self._past_grace.pop(job_id, None)
                 self._with_waiting_run.discard(job_id)
                 self._warned.discard(job_id)
-            elif self._has_worker(job, myself):
-                self._forget_absence(job_id)
+            elif self._has_worker(job, this_worker):
+                self._forget_job_without_worker(job_id)
             else:
                 since = self._without_worker_since[job_id]
                 if job_id not in noted:
-                    writes.append(put_absence(job_id, since))
+                    writes.append(note_job_without_worker(job_id, since))
                 if self._engine.time.now() - since >= GRACE:
-                    self._grace_is_over(job, myself)
+                    self._grace_is_over(job, this_worker)
                 elif job.schedule is not None and await self._has_unfinished_slot(job):
                     self._with_waiting_run.add(job_id)
             if job_id not in self._without_worker_since and job_id in noted:
-                writes.append(drop_absence(job_id))
+                writes.append(drop_job_without_worker(job_id))
         if writes:
             await self._engine.store.put_notes(writes)
 
@@ -408,7 +413,7 @@ class LiveWorkers:
         page = await self._engine.store.find(query)
         return any(run.source is Source.SCHEDULE for run in page.items)
 
-    async def _find_absences(self, query: JobQuery) -> None:
+    async def _find_jobs_without_worker(self, query: JobQuery) -> None:
         """Search for jobs that no worker can run: among all at the start and when a handler is gone
         that a worker had, and each time among those that come after others, for their runs would
         pile up. A job with a schedule is also noticed when it is due.
@@ -417,20 +422,20 @@ class LiveWorkers:
         no worker for a moment."""
         orphans = 0
         async for jobs in pages(self._engine.store.jobs, query):
-            myself = self.myself()
-            workers = [myself, *self._workers]
+            this_worker = self.this_worker()
+            workers = [this_worker, *self._workers]
             for job in without_worker((job for job in jobs if job.enabled), workers):
                 if job.schedule is None and not job.policy.after and job.owner is not Owner.CODE:
                     continue  # nothing makes runs of it but its users
                 self._without_worker_since.setdefault(job.id, self._engine.time.now())
                 if not self._has_searched:
-                    self._report_without_worker(job, myself)
+                    self._report_without_worker(job, this_worker)
                     orphans += len(find_orphans([job], workers))
         if orphans > 1:
             command = prune_command(self._store_url)
             log.warning("%d jobs have no code here any more: `%s` lists them", orphans, command)
 
-    def _forget_absence(self, job_id: str) -> None:
+    def _forget_job_without_worker(self, job_id: str) -> None:
         """A worker can run the job."""
         self._without_worker_since.pop(job_id, None)
         self._with_waiting_run.discard(job_id)
@@ -439,13 +444,13 @@ class LiveWorkers:
             again = "is fired again" if job.schedule else "runs again"
             log.warning("job %s %s: a worker can run it", job_id, again)
 
-    def _grace_is_over(self, job: Job, myself: LiveWorker) -> None:
+    def _grace_is_over(self, job: Job, this_worker: LiveWorker) -> None:
         known = job.id in self._past_grace
         self._past_grace[job.id] = job
         if known:
             return
-        self._report_without_worker(job, myself)
-        why = describe_missing_worker(job, [myself, *self._workers])
+        self._report_without_worker(job, this_worker)
+        why = describe_missing_worker(job, [this_worker, *self._workers])
         if job.schedule is not None:
             log.warning(
                 "job %s is not fired any more: %s. It is fired again as soon as one does",
@@ -461,12 +466,12 @@ class LiveWorkers:
                 why,
             )
 
-    def _report_without_worker(self, job: Job, myself: LiveWorker) -> None:
+    def _report_without_worker(self, job: Job, this_worker: LiveWorker) -> None:
         self._without_worker_since.setdefault(job.id, self._engine.time.now())
         if job.id in self._warned or len(self._warned) >= MOST_WARNINGS:
             return
         self._warned.add(job.id)
-        workers = [myself, *self._workers]
+        workers = [this_worker, *self._workers]
         why = describe_missing_worker(job, workers)
         if lacks_only_queue(job, workers):
             log.warning("%s: start one that does", why)

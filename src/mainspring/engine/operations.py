@@ -119,7 +119,7 @@ class Operations:
         handler = self._engine.registry.find(job.handler)
         known = handler is not None and handler is checked_by
         if handler is not None and not known:
-            payloads = [handler.stored(payload) for payload in payloads]
+            payloads = [handler.encode_payload(payload) for payload in payloads]
         for payload in payloads:  # the store encodes each one, and refuses what is not JSON
             if handler is not None and (payload is None or not known):
                 handler.check(job.payload if payload is None else payload)
@@ -156,7 +156,7 @@ class Operations:
         for at, (job_id, payload) in enumerate(links):
             job = await self.known_job(job_id)
             if (handler := self._engine.registry.find(job.handler)) is not None:
-                payload = handler.stored(payload)
+                payload = handler.encode_payload(payload)
                 handler.check(job.payload if payload is None else payload)
             options = Options(after=runs[-1].id, after_failure=after_failure) if runs else Options()
             made_at = now + timedelta(microseconds=at)

@@ -227,16 +227,16 @@ class SlotFirer:
         asked = limit + len(self._set_aside) + len(self._live_workers.not_fired)
         while True:
             page: Page[Job] = await self._engine.store.jobs(JobQuery(due=moment, limit=asked))
-            myself = self._live_workers.myself()
-            fit = [job for job in page.items if self._can_fire(job, myself)]
+            this_worker = self._live_workers.this_worker()
+            fit = [job for job in page.items if self._can_fire(job, this_worker)]
             if len(fit) >= limit or len(page.items) < asked:
                 return fit[:limit]
             asked *= 2
 
-    def _can_fire(self, job: Job, myself: LiveWorker) -> bool:
+    def _can_fire(self, job: Job, this_worker: LiveWorker) -> bool:
         if job.unreadable is not None or self._is_set_aside(job):
             return False
-        return self._live_workers.may_fire(job, myself)
+        return self._live_workers.may_fire(job, this_worker)
 
     # Planning
 

@@ -117,7 +117,7 @@ class Worker:
         return len(self._active) - self._dispatcher.queued
 
     @property
-    def ahead(self) -> int:
+    def claimed_ahead(self) -> int:
         """How many claimed runs wait for capacity."""
         held = len(self._ready) + len(self._recording) + len(self._suspects.waiting)
         return held + self._dispatcher.queued
@@ -205,7 +205,7 @@ class Worker:
         and larger claims cost fewer commits."""
         if self._suspects.blocks_others or self.claims_no_more:
             return 0
-        free, ready = max(self._free(), 0), self.ahead
+        free, ready = max(self._free(), 0), self.claimed_ahead
         asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
         ahead = min(int(asked), MOST_AHEAD)
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0

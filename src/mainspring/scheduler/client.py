@@ -833,7 +833,7 @@ class Client:
         job_id, operations = job_id_of(job), self._running().operations
         if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
             # Here and not on the engine's loop: making the arguments runs the program's own code.
-            payloads = [checked_by.stored(payload) for payload in payloads]
+            payloads = [checked_by.encode_payload(payload) for payload in payloads]
             for payload in payloads:
                 if payload is not None:
                     checked_by.check(payload)

@@ -104,7 +104,7 @@ def draft_job(
     with errors:
         check_job_id(job_id)
     with errors:
-        payload = payload if isinstance(handler, str) else handler.stored(payload)
+        payload = payload if isinstance(handler, str) else handler.encode_payload(payload)
     with errors:
         read_schedule = _schedule(schedule, timezone, default_zone, jitter)
     policy, origins = merge_policy(
@@ -253,7 +253,7 @@ def edit_job(
     payload = given.pop("payload", job.payload)
     if handler is not None:
         with errors:
-            payload = handler.stored(payload)
+            payload = handler.encode_payload(payload)
     policy = Policy.collect(errors, job.policy, **given)
     after = replace(job, payload=payload, enabled=enabled, policy=policy, **about)
     if job.origins is not None:

@@ -95,7 +95,7 @@ def _complete(path: str, method: str, operation: Schema, schemas: dict[str, Sche
             if "schema" in content and "$ref" in content["schema"]:
                 content["example"] = example(content["schema"], schemas)
         if headers := _headers(path, method, int(status)):
-            response["headers"] = _described(headers)
+            response["headers"] = _header_schemas(headers)
     if path in OPEN_PATHS:
         operation["security"] = []
         if path == "/readyz":
@@ -157,7 +157,7 @@ def _error(path: str, status: int) -> Schema:
         },
     }
     if status in (429, 503):
-        error["headers"] = _described(_RETRY_AFTER)
+        error["headers"] = _header_schemas(_RETRY_AFTER)
     return error
 
 
@@ -194,7 +194,7 @@ def _headers(path: str, method: str, status: int) -> dict[str, tuple[str, str]]:
     return headers
 
 
-def _described(headers: dict[str, tuple[str, str]]) -> Schema:
+def _header_schemas(headers: dict[str, tuple[str, str]]) -> Schema:
     return {
         name: {"description": text, "schema": {"type": kind}}
         for name, (kind, text) in headers.items()

@@ -52,7 +52,7 @@ from mainspring.core.model import (
 from mainspring.core.policy import Policy
 from mainspring.core.schedules import Schedule
 from mainspring.errors import InvalidInput
-from mainspring.stores.unreadable_records import report
+from mainspring.stores.unreadable_records import log_unreadable
 
 __all__ = [
     "ATTEMPT",
@@ -127,10 +127,10 @@ def _cached(read: Callable[[str], T]) -> Callable[[str], T]:
     kept = lru_cache(maxsize=4096)(read)
 
     @wraps(read)
-    def reading(text: str) -> T:
+    def read_or_cached(text: str) -> T:
         return (kept if len(text) <= LONGEST_CACHED else read)(text)
 
-    return reading
+    return read_or_cached
 
 
 @_cached
@@ -447,13 +447,13 @@ def compile_reader(
     for field in table.fields.values():
         if field.name not in values:
             known |= field.kind.names
-            made.append(f"{field.name}={_reading(field)}")
+            made.append(f"{field.name}={_read_code(field)}")
     source = [f"def read({parameters}):", *lines, f"return Made({', '.join(made)})"]
     read: Callable[..., T] = _compile("read", source, known)
     return read
 
 
-def _reading(field: Field) -> str:
+def _read_code(field: Field) -> str:
     read = field.kind.fast_read.format(field.name)
     if not field.sparse or (field.default is None and read == field.name):
         return read
@@ -483,7 +483,7 @@ def compile_row(
     known: dict[str, Any] = {}
     arguments = [text for text in values.values() if text.isidentifier()]
     made = [
-        values.get(name) or _writing(table.fields[name], known, absent.get(name, "None"))
+        values.get(name) or _write_code(table.fields[name], known, absent.get(name, "None"))
         for name in fields
     ]
     source = [f"def write({', '.join(['value', *arguments])}):", f"return ({', '.join(made)},)"]
@@ -491,7 +491,7 @@ def compile_row(
     return write
 
 
-def _writing(field: Field, known: dict[str, Any], absent: str = "None") -> str:
+def _write_code(field: Field, known: dict[str, Any], absent: str = "None") -> str:
     raw, write = f"value.{field.name}", f"write_{field.name}"
     if field.kind.write is None:
         return raw
@@ -506,12 +506,14 @@ def compile_writer(table: Table[T], leave_out: Iterable[str] = ()) -> Callable[[
     """A function that makes a record, without the fields to leave out."""
     known: dict[str, Any] = {}
     fields = [field for field in table.fields.values() if field.name not in set(leave_out)]
-    always = [f"{field.name!r}: {_writing(field, known)}" for field in fields if not field.sparse]
+    always = [
+        f"{field.name!r}: {_write_code(field, known)}" for field in fields if not field.sparse
+    ]
     lines = ["def write(value):", f"made = {{{', '.join(always)}}}"]
     for field in fields:
         if field.sparse:
             is_there = " is not None" if field.default is None else ""
-            made = _writing(replace(field, sparse=False), known)
+            made = _write_code(replace(field, sparse=False), known)
             lines.append(f"if value.{field.name}{is_there}: made[{field.name!r}] = {made}")
     write: Callable[[T], Record] = _compile("write", [*lines, "return made"], known)
     return write
@@ -567,7 +569,7 @@ def read_parts(
     if problem is None:
         return made
     made = replace(made, unreadable=problem)
-    report(made)
+    log_unreadable(made)
     return made
 
 

@@ -12,7 +12,7 @@ from threading import Lock
 
 from mainspring.core.model import Job, Run
 
-__all__ = ["report"]
+__all__ = ["log_unreadable"]
 
 log = logging.getLogger("mainspring")
 
@@ -23,7 +23,7 @@ _reported: set[tuple[str, str]] = set()
 _guard = Lock()
 
 
-def report(record: Run | Job) -> None:
+def log_unreadable(record: Run | Job) -> None:
     """Log a record that cannot be read. A process logs each record once."""
     kind = "run" if isinstance(record, Run) else "job"
     with _guard:

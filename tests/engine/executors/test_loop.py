@@ -112,7 +112,7 @@ async def test_attempts_queued_for_the_loop_do_not_delay_threads(make: Make) -> 
 
     async with scheduler:
         await stream.enqueue()
-        await until(lambda: scheduler._engine and scheduler._engine.worker.ahead)
+        await until(lambda: scheduler._engine and scheduler._engine.worker.claimed_ahead)
         run = await in_thread.enqueue()
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
         go = False
@@ -194,7 +194,7 @@ async def test_a_queued_attempt_can_be_cancelled(make: Make) -> None:
         first, second, third = await work.enqueue_many([{"name": n} for n in "abc"])
         assert scheduler._engine is not None
         worker = scheduler._engine.worker
-        await until(lambda: worker.running == 1 and worker.ahead == 2, "claiming ahead")
+        await until(lambda: worker.running == 1 and worker.claimed_ahead == 2, "claiming ahead")
         assert await scheduler.cancel(second.id)
         assert (await ended(scheduler, second)).state is State.CANCELLED
         go.set()
@@ -223,7 +223,7 @@ async def test_run_started_is_emitted_when_the_handler_starts(
         first, second = await work.enqueue_many([{}] * 2)
         assert scheduler._engine is not None
         worker = scheduler._engine.worker
-        await until(lambda: worker.running == 1 and worker.ahead == 1, "claiming ahead")
+        await until(lambda: worker.running == 1 and worker.claimed_ahead == 1, "claiming ahead")
         await until(lambda: started)
         assert started == [first.id]
         go.set()

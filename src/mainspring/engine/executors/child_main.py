@@ -296,7 +296,7 @@ def _call(
     handler: Callable[..., Any], context: RunContext | None, request: Mapping[str, Any]
 ) -> Any:
     try:
-        arguments = ArgumentTypes(handler).made(decode(request["arguments"]))
+        arguments = ArgumentTypes(handler).decode(decode(request["arguments"]))
     except ArgumentMismatch as error:
         name = getattr(handler, "__name__", request["target"]["qualname"])
         raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
