@@ -41,14 +41,18 @@ def test_delay_priority_queue_and_time_reach_the_run(run: Run, stored_runs: Stor
     assert plain["run_at"] == "2030-01-01T09:00:00Z"
 
 
-def test_a_second_run_with_the_same_dedupe_key_is_a_duplicate(run: Run, stored_runs: StoredRuns) -> None:
+def test_a_second_run_with_the_same_dedupe_key_is_a_duplicate(
+    run: Run, stored_runs: StoredRuns
+) -> None:
     words = ("enqueue", "whoami", "--dedupe-key", "k", "--dedupe-for", "1h", "--json")
     first, second = run(*words).json, run(*words).json
     assert second["id"] == first["id"]
     assert (first["duplicate"], second["duplicate"]) == (False, True)
 
 
-def test_wait_tells_the_end_by_its_exit_code(start: Start, run: Run, stored_runs: StoredRuns) -> None:
+def test_wait_tells_the_end_by_its_exit_code(
+    start: Start, run: Run, stored_runs: StoredRuns
+) -> None:
     start("worker", "app:scheduler")
     good = run("enqueue", "send_email", '{"to": "d"}', "--wait", "--json")
     assert (good.code, good.json["result"]) == (0, "sent to d")

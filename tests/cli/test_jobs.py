@@ -137,7 +137,9 @@ def test_an_unknown_job_is_refused_with_the_command_that_lists_jobs(
     assert told.err.startswith('{"error":')
 
 
-def test_looking_through_an_app_changes_nothing(run: Run, stored_runs: StoredRuns, folder: Path) -> None:
+def test_looking_through_an_app_changes_nothing(
+    run: Run, stored_runs: StoredRuns, folder: Path
+) -> None:
     run("jobs", "remove", "whoami", "--force")
     listed = run("jobs", "list", "--app", "app:scheduler", "--json").json["items"]
     assert "whoami" not in [job["id"] for job in listed]
@@ -307,7 +309,9 @@ def test_wrong_options_are_named(run: Run, stored_runs: StoredRuns) -> None:
     assert "is defined in code" in owned.err
 
 
-def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(run: Run, stored_runs: StoredRuns) -> None:
+def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(
+    run: Run, stored_runs: StoredRuns
+) -> None:
     made = run(
         *("jobs", "add", "night", "--schedule", "30 2 * * *", "--timezone", "Europe/Berlin"),
         *("--url", "https://example.org/"),

@@ -51,7 +51,9 @@ def test_list_says_what_there_is_not(run: Run, stored_runs: StoredRuns) -> None:
     assert "states are waiting, pending" in unknown.err
 
 
-def test_a_run_is_shown_with_its_result_log_and_traceback(run: Run, stored_runs: StoredRuns) -> None:
+def test_a_run_is_shown_with_its_result_log_and_traceback(
+    run: Run, stored_runs: StoredRuns
+) -> None:
     good = run("runs", "show", stored_runs["good"])
     assert good.code == 0
     assert '"sent to a@example.org"' in good.out
