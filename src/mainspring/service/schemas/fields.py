@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Any, Generic, Self, TypeVar
 
@@ -17,6 +18,7 @@ from fastapi import Query
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -32,7 +34,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from mainspring.core.model import check_job_id
 from mainspring.core.policy import MAX_NAME, MAX_PRIORITY
 from mainspring.errors import InvalidInput
-from mainspring.service.schemas.json_format import WrongFormat, read_datetime, read_duration
+from mainspring.service.schemas.json_format import WrongFormat, read_datetime, read_duration, to_iso
 
 __all__ = [
     "LEFT_OUT",
@@ -75,13 +77,19 @@ def _job_id(text: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _written_time(given: Any) -> Any:
+    return to_iso(given) if isinstance(given, datetime) else given
+
+
 def _priority(given: int) -> int:
     if not 0 <= given <= MAX_PRIORITY:
         raise WrongFormat(f"is a whole number from 0 to {MAX_PRIORITY}, not {given}")
     return given
 
 
-Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+Time = Annotated[
+    str, BeforeValidator(_written_time), Field(json_schema_extra={"format": "date-time"})
+]
 Milliseconds = Annotated[float, Field(description="Milliseconds.")]
 Cursor = Annotated[
     str | None, Field(description="The cursor of the next page. Null on the last page.")

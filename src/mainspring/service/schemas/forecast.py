@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, TypeVar
 
 from pydantic import Field
 
 from mainspring.core import forecast as values
 from mainspring.service.schemas.fields import Document, Time
-from mainspring.service.schemas.json_format import to_iso
 
 __all__ = ["Forecast", "PageForecast", "forecast_document"]
 
@@ -80,52 +80,34 @@ class PageForecast(Document):
 
 
 MOST_JOBS = 100
+Cut = TypeVar("Cut", values.Collision, values.ClockChange, values.Suggestion)
 
 
 def forecast_document(found: values.Forecast) -> Forecast:
-    return Forecast(
-        start=to_iso(found.start) or "",
-        end=to_iso(found.end) or "",
-        timezone=found.timezone,
-        runs=found.runs,
-        paused=found.paused,
-        unscheduled=found.unscheduled,
-        heat=[list(row) for row in found.heat],
-        jobs=[
-            JobLoad(
-                job_id=load.job_id,
-                schedule=load.schedule,
-                runs=load.runs,
-                shortest_gap=None if load.shortest_gap is None else round(load.shortest_gap * 1000),
-            )
+    """The forecast with at most 100 jobs in each list and durations in milliseconds."""
+
+    def cut(one: Cut) -> Cut:
+        return replace(one, jobs=one.jobs[:MOST_JOBS])
+
+    shown = replace(
+        found,
+        jobs=tuple(
+            replace(load, shortest_gap=load.shortest_gap and round(load.shortest_gap * 1000))
             for load in found.jobs[:MOST_JOBS]
-        ],
-        collisions=[
-            Collision(time=one.time, most=one.most, days=one.days, jobs=list(one.jobs[:MOST_JOBS]))
-            for one in found.collisions
-        ],
-        clock_changes=[
-            ClockChange(effect=one.effect, jobs=list(one.jobs[:MOST_JOBS]))
-            for one in found.clock_changes
-        ],
-        overruns=[
-            Overrun(
-                job_id=one.job_id,
+        ),
+        collisions=tuple(map(cut, found.collisions)),
+        clock_changes=tuple(map(cut, found.clock_changes)),
+        overruns=tuple(
+            replace(
+                one,
                 p95_duration=round(one.p95_duration * 1000),
                 interval=round(one.interval * 1000),
-                effect=one.effect,
             )
             for one in found.overruns[:MOST_JOBS]
-        ],
-        suggestions=[
-            Suggestion(
-                advice=one.advice,
-                jobs=list(one.jobs[:MOST_JOBS]),
-                schedules=dict(list(one.schedules.items())[:MOST_JOBS]),
-                most_before=one.most_before,
-                most_after=one.most_after,
-            )
+        ),
+        suggestions=tuple(
+            replace(cut(one), schedules=dict(list(one.schedules.items())[:MOST_JOBS]))
             for one in found.suggestions
-        ],
-        notes=list(found.notes),
+        ),
     )
+    return Forecast.model_validate(shown, from_attributes=True)
