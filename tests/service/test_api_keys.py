@@ -45,7 +45,7 @@ async def test_a_key_expires_by_the_stores_clock() -> None:
         clock.advance(61)
         assert await keys.check(text) is None
         assert await keys.any_usable() is False
-        assert await keys.exist() is True  # so that nothing is open again
+        assert await keys.any_exists() is True  # so that nothing is open again
 
 
 async def test_a_revoked_key_is_noticed_by_other_instances_within_seconds() -> None:

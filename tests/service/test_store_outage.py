@@ -174,7 +174,7 @@ async def test_what_was_read_before_does_not_overtake_what_is_known_since(away: 
     answer.set_result(before)
     assert await looking is None
     away.go()
-    assert await keys.check(text, away=True) is None
+    assert await keys.check(text, cached_if_away=True) is None
 
 
 def scraped(client: httpx.Client) -> str:

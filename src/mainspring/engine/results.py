@@ -29,7 +29,9 @@ def storable_result(result: Any, context: RunContext) -> Any:
         codec.encode(result, what="result")
     except BaseException as error:  # the result's own methods may raise anything
         context.log.warning(
-            "job %s returned a result that is kept as text only: %s", context.job_id, _words(error)
+            "job %s returned a result that is kept as text only: %s",
+            context.job_id,
+            _describe(error),
         )
         return {"kept_as": "text", "repr": _repr(result)}
     return result
@@ -43,7 +45,7 @@ def _repr(result: Any) -> str:
     return text if len(text) <= LONGEST_REPR else text[: LONGEST_REPR - 1] + "…"
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
     except BaseException:

@@ -147,15 +147,17 @@ class ApiKeys:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
 
-    async def exist(self, fresh: float = CACHE_SECONDS, *, away: bool = False) -> bool:
-        """Whether a key was ever made: from then on every request needs one. `away` as in
+    async def any_exists(
+        self, max_age: float = CACHE_SECONDS, *, cached_if_away: bool = False
+    ) -> bool:
+        """Whether a key was ever made: from then on every request needs one. `cached_if_away` as in
         `check`."""
         known = self._any
         if known is None:
             return await self._read_any()
-        if self._clock.monotonic() - known[0] <= fresh:
+        if self._clock.monotonic() - known[0] <= max_age:
             return known[1]
-        return await (_read_or(self._read_any(), known[1]) if away else self._read_any())
+        return await (_read_or(self._read_any(), known[1]) if cached_if_away else self._read_any())
 
     async def _read_any(self) -> bool:
         now = self._clock.monotonic()
@@ -172,13 +174,13 @@ class ApiKeys:
         now = await self._notes.now()
         return any(key.usable(now) for key in await self.list())
 
-    async def check(self, text: str, *, away: bool = False) -> Key | None:
-        """The key with this text, if it is valid now. With `away`, what was last read counts while
-        the store does not answer, but never beyond the key's expiry."""
+    async def check(self, text: str, *, cached_if_away: bool = False) -> Key | None:
+        """The key with this text, if it is valid now. With `cached_if_away`, what was last read
+        counts while the store does not answer, but never beyond the key's expiry."""
         prefix, _, rest = text.partition("_")
         key_id, _, secret = rest.partition("_")
         fits = prefix == "ms" and key_id.isascii()
-        known = await self._key(key_id, away=away) if fits else None
+        known = await self._key(key_id, cached_if_away=cached_if_away) if fits else None
         # Always compared, so that the time taken does not show which ids exist.
         same = hmac.compare_digest(_hash(secret), known.hash if known else _hash(""))
         return known if same and known is not None and known.usable(self._time.now()) else None
@@ -188,23 +190,23 @@ class ApiKeys:
         known = await self._key(key_id)
         return known if known is not None and known.usable(self._time.now()) else None
 
-    async def still_valid(self, key_id: str | None, fresh: float) -> bool:
+    async def still_valid(self, key_id: str | None, max_age: float) -> bool:
         """Whether a request with that key, or with none, would be accepted now, by what was read at
-        most `fresh` seconds ago."""
+        most `max_age` seconds ago."""
         if key_id is None:
-            return not await self.exist(fresh)
-        known = await self._key(key_id, fresh)
+            return not await self.any_exists(max_age)
+        known = await self._key(key_id, max_age)
         return known is not None and known.usable(self._time.now())
 
     async def _key(
-        self, key_id: str, fresh: float = CACHE_SECONDS, *, away: bool = False
+        self, key_id: str, max_age: float = CACHE_SECONDS, *, cached_if_away: bool = False
     ) -> Key | None:
         if len(key_id) != 12:
             return None
         read_at, known = self._known.get(key_id, (None, None))
-        if read_at is not None and self._clock.monotonic() - read_at <= fresh:
+        if read_at is not None and self._clock.monotonic() - read_at <= max_age:
             return known
-        if away and known is not None:
+        if cached_if_away and known is not None:
             return await _read_or(self._read_key(key_id), known)
         return await self._read_key(key_id)
 

@@ -290,7 +290,7 @@ class RequestChecks:
         if texts and (cookie is None or texts != [""]):  # a proxy may use another scheme for itself
             return await self._find_key(scope, texts, headers)
         local = self._rules.loopback and _is_local(headers)
-        if local and not await self._keys.exist(away=_is_scrape(scope)):
+        if local and not await self._keys.any_exists(cached_if_away=_is_scrape(scope)):
             return None
         key = None if cookie is None else await self._sessions.key(cookie)
         if key is None:
@@ -314,7 +314,7 @@ class RequestChecks:
         clients share one address, and one that guesses must not lock out the others. Guessing finds
         nothing, because a secret has 256 random bits; after many wrong keys the answer is 429."""
         for text in texts:
-            key = await self._keys.check(text, away=_is_scrape(scope))
+            key = await self._keys.check(text, cached_if_away=_is_scrape(scope))
             if key is not None:
                 return key
         self._count_wrong_key(scope)

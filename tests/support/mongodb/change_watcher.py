@@ -28,7 +28,7 @@ from tests.support.simulation.monitor import Key, Monitor, _Handling
 __all__ = ["WatchClock", "WatchMonitor", "Watcher"]
 
 RUNS, JOBS = DEFAULT_PREFIX + "runs", DEFAULT_PREFIX + "jobs"
-Event = Mapping[str, Any]
+ChangeEvent = Mapping[str, Any]
 
 
 class Mirror:
@@ -117,7 +117,7 @@ class Watcher:
             standing.cancel()
             await self._client.close()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ChangeEvent) -> None:
         if event["operationType"] not in ("insert", "update", "replace", "delete"):
             return
         clock = self._monitor._watch
@@ -133,7 +133,7 @@ class Watcher:
         finally:
             clock.then = None
 
-    def _take_run(self, event: Event) -> None:
+    def _take_run(self, event: ChangeEvent) -> None:
         run_id, kept = event["documentKey"]["_id"], event.get("fullDocument")
         runs = self._mirror._runs
         if kept is None:
@@ -148,7 +148,7 @@ class Watcher:
                 method = "fire" if run.source is Source.SCHEDULE else "add"
             self._monitor.observe(author, method)
 
-    def _take_job(self, event: Event) -> None:
+    def _take_job(self, event: ChangeEvent) -> None:
         job_id, kept = event["documentKey"]["_id"], event.get("fullDocument")
         if kept is None:
             self._mirror._jobs.pop(job_id, None)

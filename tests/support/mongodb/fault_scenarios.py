@@ -122,7 +122,7 @@ async def failover(
             for _ in range(workers):
                 processes.start()
             producing = asyncio.create_task(produce())
-            await _begun(processes, producer)
+            await _wait_until_begun(processes, producer)
             began = []
             for fault in faults:
                 began.append(time.monotonic())
@@ -147,7 +147,9 @@ async def failover(
     return FailoverReport(len(ids), refused, len(runs), stalls, lost)
 
 
-async def _begun(processes: WorkerProcesses, producer: Scheduler, timeout: float = 60) -> None:
+async def _wait_until_begun(
+    processes: WorkerProcesses, producer: Scheduler, timeout: float = 60
+) -> None:
     """Until every worker has begun something, or the time is over.
 
     There is work for all of them at once: of a run a second, the quickest might take every one.
@@ -194,7 +196,7 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
             for _ in range(3):
                 processes.start()
             for _ in range(kills):
-                await _begun(processes, producer)
+                await _wait_until_begun(processes, producer)
                 leader = None
                 while leader is None:  # the dead lead on until their term is over
                     await asyncio.sleep(0.3)
@@ -238,7 +240,7 @@ async def skewed(
         async with producer:
             for number, clock in enumerate(clocks):
                 processes.start(clock, routers[number % len(routers)] if routers else None)
-            await _begun(processes, producer, 10 if planted else 60)
+            await _wait_until_begun(processes, producer, 10 if planted else 60)
             held = await producer.enqueue_many("free", [{"seconds": long}] * 12)
             later = [await producer.enqueue("free", delay=delay) for delay in (1.5, 3, 4.5)]
             asked = await producer.enqueue_many("delegate", [{"delay": 3}] * 12)

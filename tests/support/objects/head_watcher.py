@@ -210,9 +210,11 @@ class HeadWatcher:
         answer = done.result()
         if call.stored is not None:
             if call.stored.answer != answer:
-                self._fail(f"{_told(call)} was answered by {answer}, not {call.stored.answer}")
+                self._fail(
+                    f"{_describe_call(call)} was answered by {answer}, not {call.stored.answer}"
+                )
         elif not any(one.answer is answer and not one.records for one in call.evaluations):
-            self._fail(f"{_told(call)} was answered by {answer}, and is not stored")
+            self._fail(f"{_describe_call(call)} was answered by {answer}, and is not stored")
 
     # -- the storage
 
@@ -294,7 +296,7 @@ class HeadWatcher:
             if not evaluation.records:
                 continue
             if call.stored is not None:
-                self._fail(f"{_told(call)} is stored twice")
+                self._fail(f"{_describe_call(call)} is stored twice")
             call.stored = evaluation
             self._monitor.evaluated_at = evaluation.at
             self._put(evaluation.records)
@@ -404,7 +406,7 @@ class HeadWatcher:
         if self._monitor.broken.is_set():
             return
         read, followed = self._load(self._head).tables(), self._truth.tables()
-        if _filled(read) != _filled(followed):
+        if _without_empty_tables(read) != _without_empty_tables(followed):
             self._fail(f"the snapshot of write {self._head.snapshot_seq} is not of that write")
 
     def _fail(self, text: str) -> None:
@@ -452,7 +454,7 @@ def _named(method: str, work: Callable[..., None]) -> Callable[..., None]:
     return named
 
 
-def _told(call: _Call) -> str:
+def _describe_call(call: _Call) -> str:
     return f"a {call.method} of {call.author}"
 
 
@@ -467,5 +469,5 @@ def _places(tables: Tables) -> list[Place]:
     return [(table, key) for table, records in tables.items() for key in records]
 
 
-def _filled(tables: Tables) -> Tables:
+def _without_empty_tables(tables: Tables) -> Tables:
     return {name: records for name, records in tables.items() if records}

@@ -19,7 +19,7 @@ log = logging.getLogger("mainspring")
 BLOCKED_AFTER = 1.0
 """Seconds without an answer after which a loop counts as blocked."""
 
-LOOK_EVERY = 0.25
+CHECK_INTERVAL = 0.25
 
 _LIBRARY = os.path.dirname(os.__file__)
 
@@ -40,7 +40,7 @@ class LoopWatch:
         if self._executor.loop is engine:  # inline: this task would be blocked as well
             return
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(CHECK_INTERVAL)
             if not self._executor.unended:
                 continue
             answered = asyncio.Event()

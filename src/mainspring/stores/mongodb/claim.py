@@ -199,7 +199,7 @@ async def _first(
 ) -> list[Document]:
     """The first runs of the lanes that have capacity left: no more than could be taken."""
     open_lanes = [lane for lane in lanes if capacity.left(lane["g"])]
-    most = capacity.most(lane["g"] for lane in open_lanes)
+    most = capacity.most_runs(lane["g"] for lane in open_lanes)
     count = claim.limit if most is None else min(claim.limit, most)
     return await _first_due_runs(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
 

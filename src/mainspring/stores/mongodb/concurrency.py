@@ -51,21 +51,21 @@ class FreeCapacity:
         return self.limits.keys() | self.rate_limits.keys()
 
     def left(self, job_id: str) -> bool:
-        most, key = self.limits.get(job_id, (1, ""))
-        return (not key or self.used[key] < most) and self.rates.allows(job_id)
+        most_runs, key = self.limits.get(job_id, (1, ""))
+        return (not key or self.used[key] < most_runs) and self.rates.allows(job_id)
 
-    def most(self, job_ids: Iterable[str]) -> int | None:
+    def most_runs(self, job_ids: Iterable[str]) -> int | None:
         """How many runs of these jobs could be taken in all, at most; None where one has no
         limit."""
-        most: dict[tuple[tuple[int, str] | None, RateLimit | None], int] = {}
+        most_runs: dict[tuple[tuple[int, str] | None, RateLimit | None], int] = {}
         for job_id in job_ids:
             limit, started = self.limits.get(job_id), self.rates.left(job_id)
             left = [] if limit is None else [limit[0] - self.used[limit[1]]]
             left += [] if started is None else [started]
             if not left:
                 return None
-            most[limit, self.rate_limits.get(job_id)] = max(0, min(left))
-        return sum(most.values())
+            most_runs[limit, self.rate_limits.get(job_id)] = max(0, min(left))
+        return sum(most_runs.values())
 
     def take(self, job_id: str) -> None:
         self.rates.take(job_id)
@@ -122,9 +122,9 @@ async def read_limits(db: Database, job_ids: Iterable[str], at: int | None = Non
 def _read_limit(job: Document) -> tuple[int, str]:
     """The number of runs and the key. A damaged limit allows no runs."""
     limit = job["limit"] if isinstance(job["limit"], dict) else {}
-    most, key = limit.get("most"), limit.get("key")
-    if isinstance(most, int) and isinstance(key, str) and key:
-        return most, key
+    most_runs, key = limit.get("most"), limit.get("key")
+    if isinstance(most_runs, int) and isinstance(key, str) and key:
+        return most_runs, key
     return 0, f"job:{job['_id']}"
 
 

@@ -86,22 +86,22 @@ def _translated(error: Exception) -> Exception:
     if code == _REFUSED or "authentication failed" in str(error).lower():
         return StoreError(
             "MongoDB refused the user or the password. Check the URL, and its authSource: the"
-            f" database that holds the user ({_words(error)})"
+            f" database that holds the user ({_describe(error)})"
         )
     if code == _FORBIDDEN:
         return StoreError(
             "the MongoDB user may not do this. It needs the role readWrite on the database; see"
-            f" docs/how-to/use-mongodb.md ({_words(error)})"
+            f" docs/how-to/use-mongodb.md ({_describe(error)})"
         )
     if code in _INDEX_CONFLICTS:
         return StoreError(
             "an index of the same name or keys is there with other options. Drop it and start"
-            f" again, or make ours by hand: `mainspring store indexes` ({_words(error)})"
+            f" again, or make ours by hand: `mainspring store indexes` ({_describe(error)})"
         )
     if isinstance(error, ServerSelectionTimeoutError):
         return StoreUnavailable(
             "no MongoDB server answers, or none is primary at the moment. It will be tried again"
-            f" ({_words(error)})"
+            f" ({_describe(error)})"
         )
     if isinstance(error, ConfigurationError):
         if "wire version" in str(error):
@@ -109,13 +109,13 @@ def _translated(error: Exception) -> Exception:
         return StoreError(f"the MongoDB URL cannot be used: {error}")
     if isinstance(error, ConnectionFailure | AutoReconnect) or error.timeout or code in _AWAY:
         return StoreUnavailable(
-            f"MongoDB is away for now. It will be tried again ({_words(error)})"
+            f"MongoDB is away for now. It will be tried again ({_describe(error)})"
         )
     if isinstance(error, DocumentTooLarge):
         return InvalidInput(f"too large for a MongoDB document: {error}")
     if isinstance(error, InvalidOperation):
         return StoreError(f"the store is closed ({error})")
-    return StoreError(f"MongoDB: {_words(error)}")
+    return StoreError(f"MongoDB: {_describe(error)}")
 
 
 def error_code(error: PyMongoError) -> int | None:
@@ -128,7 +128,7 @@ def error_code(error: PyMongoError) -> int | None:
     return error.code if isinstance(error, OperationFailure) else None
 
 
-def _words(error: PyMongoError) -> str:
+def _describe(error: PyMongoError) -> str:
     """The message, without the topology or the command that the driver appends."""
     text = str(error)
     for dump in (", Timeout: ", ", full error: ", " to execute command {"):

@@ -240,7 +240,7 @@ _NO_CAPACITY = (0, "")
 """Stands for a limit that is damaged. It is unknown how many runs it allows, so none is claimed."""
 
 
-def _heads(
+def _first_due_runs(
     connection: sqlite3.Connection, claim: Claim, lanes: list[_Lane], now: int, wanted: int
 ) -> list[str]:
     """JSON lists of (run_at, seq, position of the lane): the first `wanted` of each lane."""
@@ -273,7 +273,7 @@ def _earliest(
     width = wanted
     while level:
         lanes = level[:width]
-        texts = _heads(connection, claim, lanes, now, wanted)
+        texts = _first_due_runs(connection, claim, lanes, now, wanted)
         taken: list[tuple[int, _Lane]] = []
         trial, over_limit = limits.copy(), False
         for _, seq, at in sorted(row for text in texts for row in json.loads(text)):

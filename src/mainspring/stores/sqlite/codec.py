@@ -330,8 +330,8 @@ def runs_one_by_one(
 
 
 _ONE_RUN = f"SELECT {', '.join((*_PLAIN, *_JSON))} FROM mainspring_runs WHERE seq = ?"
-_SHOWN = (f"NULL AS {name}" if name in _NOT_BRIEF else name for name in (*_PLAIN, *_JSON))
-_ONE_BRIEF = f"SELECT {', '.join(_SHOWN)} FROM mainspring_runs WHERE seq = ?"
+_BRIEF_COLUMNS = (f"NULL AS {name}" if name in _NOT_BRIEF else name for name in (*_PLAIN, *_JSON))
+_ONE_BRIEF = f"SELECT {', '.join(_BRIEF_COLUMNS)} FROM mainspring_runs WHERE seq = ?"
 
 
 def _raw_rows(
