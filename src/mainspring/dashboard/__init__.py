@@ -3,8 +3,8 @@
     app.py          makes the application: the HTTP API with the pages
     pages.py        what all pages share: templates, who looks at them, pages for errors
     assets.py       scripts, styles and pictures, with their hashes
-    pictures.py     small pictures as inline SVG
-    sample.py       a job to try things out with
+    charts.py       small charts as inline SVG
+    sample_job.py   a job to try things out with
     curl.py         commands for curl
     forecast_cache.py  forecasts, made beside the requests
     formats.py      times, durations and numbers as people read them
