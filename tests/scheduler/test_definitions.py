@@ -43,6 +43,11 @@ def test_a_wrong_option_of_a_scheduler_is_refused(options: dict[str, Any], words
     assert words in str(caught.value)
 
 
+def test_the_name_of_a_file_gets_the_url_that_was_meant() -> None:
+    with pytest.raises(InvalidInput, match=r"not 'jobs.db' \(did you mean sqlite:///jobs.db\?\);"):
+        Scheduler("jobs.db")
+
+
 @pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])
 def test_a_url_without_a_known_store_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"supported are sqlite:///|names no file"):

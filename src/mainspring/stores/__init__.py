@@ -22,8 +22,11 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
     """Make the store that a URL names. It is not open yet: `await store.open()` opens it."""
     scheme, separator, rest = url.partition("://")
     if not separator:
+        is_file = url.lower().endswith((".db", ".sqlite", ".sqlite3"))
+        advice = f" (did you mean sqlite:///{url}?)" if is_file else ""
         raise InvalidInput(
-            f"a store is named by a URL, not {without_password(url)!r}; supported are {_KNOWN}"
+            f"a store is named by a URL, not {without_password(url)!r}{advice}; supported are"
+            f" {_KNOWN}"
         )
     if scheme == "memory":
         from mainspring.stores.memory import MemoryStore
