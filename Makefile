@@ -70,7 +70,8 @@ types: .venv/ready
 
 check: lint types thorough ## format, lint, types, all tests: what CI runs
 
-simulate: .venv/ready ## 20,000 seeds of a cluster on virtual time
+simulate: .venv/ready ## new random examples for the tests of properties; 20,000 seeds of a cluster on virtual time
+	$(BIN)/python -m pytest -n auto --hypothesis-profile=random tests/machine tests/core
 	$(BIN)/python -m tests.simulation --seeds 20000
 
 chaos: .venv/ready ## real processes and kill -9; a few minutes

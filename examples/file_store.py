@@ -138,7 +138,8 @@ class Data:
         if write.expected_version not in (None, stored.version if stored else 0):
             return False
         if write.job is None:
-            self.counters.remove_job(write.id)
+            if stored is not None:
+                self.counters.remove_job(write.id)
             return self.job_records.pop(write.id, None) is not None
         self.job_records[write.id] = codec.job_to_record(write.job)
         return True

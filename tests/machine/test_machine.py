@@ -75,6 +75,7 @@ TestDirectory.settings = settings(
 )
 
 
+@pytest.mark.thorough
 def test_seaweedfs(object_storage_url: str) -> None:
     """Each example has a prefix of its own."""
     url, _, options = object_storage_url.partition("?")

@@ -35,6 +35,7 @@ def test_seeds_on_mongodb(url: str) -> None:
 IN_SHORT = ("no fence", "claim by id")  # the others need minutes: chaos/test_mongodb_seeds.py
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", [b for b in PLANTED if b.name in IN_SHORT], ids=lambda b: b.name)
 def test_planted_bug_is_caught_on_mongodb(url: str, bug: Planted) -> None:

@@ -505,7 +505,8 @@ class Store(Protocol):
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
         """Insert, update or delete jobs by compare-and-set, each by itself and in order; say which
-        were done. With a job its definition and its counts are deleted: its runs stay.
+        were done. With a job its definition and its counts are deleted: its runs stay. A delete of
+        a job that is not there is False and changes nothing.
 
         The writes of a call that are done are stored as one: a crash leaves all of them or none.
         (The counts of deleted jobs may be deleted a moment later.)

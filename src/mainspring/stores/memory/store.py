@@ -256,8 +256,11 @@ class MemoryStore:
         if job is not None:
             self._jobs[write.id] = job
             return True
+        if stored is None:
+            return False
+        del self._jobs[write.id]
         self._counters.remove_job(write.id)
-        return self._jobs.pop(write.id, None) is not None
+        return True
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return evaluation.page_of_notes(self._notes.values(), query, self._now())

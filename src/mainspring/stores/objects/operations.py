@@ -275,10 +275,11 @@ def _put_job(work: Workspace, new: NewJob) -> bool:
     stored = work.state.job(new.write.id)
     if new.write.expected_version not in (None, stored.version if stored else 0):
         return False
+    if new.record is None and stored is None:
+        return False
     work.state.put("jobs", new.write.id, new.record)
     if new.record is None:
         period_counts.remove_job(work.state, new.write.id)
-        return stored is not None
     return True
 
 

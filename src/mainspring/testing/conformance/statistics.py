@@ -189,6 +189,15 @@ class StatisticsTests(Suite):
         both = await store.counts(jobs=frozenset({"job", "other"}))
         assert set(both.totals) == {"other"}
 
+    async def test_deleting_a_job_that_is_not_there_keeps_counts(self, store: Store) -> None:
+        """Those of runs that end after their job was removed; `maintain` deletes them."""
+        await self.put(store)
+        run = await self.running(store)
+        assert await drop_job(store, "job")
+        await store.commit([self.succeeding(run)])
+        assert not await drop_job(store, "job")
+        assert (await self.totals(store)).ended == {State.SUCCEEDED: 1}
+
     async def test_old_periods_are_deleted_and_totals_stay(self, store: Store) -> None:
         if not self.reads_clock:
             pytest.skip("its clock cannot be moved by days")
