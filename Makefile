@@ -41,10 +41,10 @@ servers: .venv/ready ## fetch the servers that tests use (they would too, under 
 run: .venv/serving ## start the service on http://127.0.0.1:3000, on the embedded store
 	@$(BIN)/mainspring serve
 
-test: servers ## the tests of every behaviour, on a fresh machine too; about 14 minutes on two cores
+test: servers ## the tests of every behaviour, on a fresh machine too; about 10 minutes on two cores
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not thorough"
 
-thorough: servers ## all tests, the thorough ones too; about 20 minutes on two cores
+thorough: servers ## all tests, the thorough ones too; about 17 minutes on two cores
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 format: .venv/ready ## rewrite the sources in the house style

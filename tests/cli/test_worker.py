@@ -352,6 +352,7 @@ def test_finished_runs_are_deleted_as_often_as_the_option_or_the_file_says(
     until(lambda: len(run("runs", "list", "--json").json["items"]) == 2)
 
 
+@pytest.mark.thorough
 def test_a_limit_that_each_process_reaches_at_once_makes_the_pauses_grow(
     start: Start, folder: Path
 ) -> None:

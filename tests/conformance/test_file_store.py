@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from examples.file_store import FileStore
 from mainspring.stores.codec import JOB, RUN, Table
 from mainspring.stores.protocol import Store
@@ -16,6 +18,7 @@ from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
 
 
+@pytest.mark.thorough
 class TestFileStore(StoreConformance):
     reads_clock = True
 

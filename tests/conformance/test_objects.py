@@ -6,7 +6,7 @@ sleep.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -86,21 +86,25 @@ class OnBucket(StoreConformance):
         return repair
 
 
-class TestMemoryBucket(OnBucket):
+class OnMemoryBucket(OnBucket):
     reads_clock = True
+    limits: Mapping[str, Any] = {}
 
     def make_store(self) -> Store:
         self.objects: Objects = getattr(self, "objects", None) or Objects(self.clock)
-        return ObjectStore(MemoryBucket(self.objects))
+        return ObjectStore(MemoryBucket(self.objects), **self.limits)
 
 
-class TestSmallParts(TestMemoryBucket):
+@pytest.mark.thorough
+class TestMemoryBucket(OnMemoryBucket):
+    pass
+
+
+class TestSmallParts(OnMemoryBucket):
     """With limits so small that every other write makes a snapshot, and every other end a
     segment."""
 
-    def make_store(self) -> Store:
-        self.objects = getattr(self, "objects", None) or Objects(self.clock)
-        return ObjectStore(MemoryBucket(self.objects), tail_bytes=300, most_finished=2)
+    limits: Mapping[str, Any] = {"tail_bytes": 300, "most_finished": 2}
 
 
 class TestDirectory(OnBucket):

@@ -14,7 +14,7 @@ from mainspring.stores.protocol import Store
 Make = Callable[..., Scheduler]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.thorough), "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Store:
     """Where the jobs are kept: what `Scheduler` takes first. Outlives a scheduler."""
     if request.param == "memory":
