@@ -95,7 +95,10 @@ async def test_an_instance_is_ready_while_the_store_answers_and_it_does_not_drai
     assert (await api.get("/readyz")).status_code == 200
     faults.failing.add("jobs")
     away = await api.get("/readyz")
-    assert (away.status_code, away.json()) == (503, {"status": "the store is away"})
+    # The scheduler may have met the fault first: then the answer names what it could not do.
+    said = away.json()["status"]
+    assert away.status_code == 503
+    assert said in ("the store is away", "the store fails these calls: fire")
     health = (await api.get("/api/observability/health")).json()
     assert (health["success"], health["status"]) == (False, "degraded")
     listed = await api.get("/api/jobs")
