@@ -27,5 +27,6 @@ def api_router(**options: Any) -> APIRouter:
 
 
 def add_routes(app: FastAPI, *routers: APIRouter) -> None:
+    """Let the application answer at the routes of these routers. It shares them with others."""
     for router in routers:
         app.router.routes.extend(router.routes)

@@ -34,6 +34,7 @@ async def pages(
 
 
 async def all_items(read: Callable[[Q], Awaitable[Page[T]]], query: Q) -> AsyncIterator[T]:
+    """The same items one by one."""
     async for page in pages(read, query):
         for item in page:
             yield item

@@ -40,7 +40,7 @@ WITH RECURSIVE lanes (lane) AS (
     ) FROM lanes WHERE lanes.lane IS NOT NULL
 )"""
 """All lanes with a pending run: one seek from each lane to the next."""
-# And one to the first run in each before or after a time.
+# SQLite then makes one seek in each lane, to its first run before or after a given time.
 _HEADS = f"""{LANES}, heads (lane, head) AS (
     SELECT lane, (
         SELECT min(run_at) FROM mainspring_runs INDEXED BY mainspring_runs_lane
