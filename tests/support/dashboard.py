@@ -64,6 +64,7 @@ async def served(
                 app.state.service.draining.set()  # ends event streams
                 server.should_exit = server.force_exit = True
                 await serving
+                await made.stop(graceful=False)  # some handlers of the samples run for ever
 
 
 @pytest.fixture

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-MOST_SHOWN = 5
-
 
 def register(app: typer.Typer) -> None:
     app.command(

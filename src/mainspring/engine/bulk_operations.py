@@ -15,7 +15,7 @@ from mainspring.core import transitions
 from mainspring.core.model import FINISHED, LIVE, Run, State, replace
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EngineContext
-from mainspring.engine.operations import Operations
+from mainspring.engine.run_operations import RunOperations
 from mainspring.errors import Conflict, NotFound
 from mainspring.stores.protocol import RunQuery
 
@@ -40,16 +40,16 @@ async def _none(runs: list[Run]) -> set[str]:
 class BulkOperations:
     """`query.limit` is the most runs that are changed; `ids` names single runs instead."""
 
-    def __init__(self, engine: EngineContext, operations: Operations) -> None:
+    def __init__(self, engine: EngineContext, run_operations: RunOperations) -> None:
         self._engine = engine
-        self._operations = operations
+        self._run_operations = run_operations
 
     async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
         return await self._all(
             _Chosen(query, ids, LIVE),
             change=lambda run, now: transitions.cancelled_or_requested(run, now, reason),
-            tell=self._operations.announce_cancel,
-            alone=lambda run_id: self._operations.cancel(run_id, reason),
+            tell=self._run_operations.announce_cancel,
+            alone=lambda run_id: self._run_operations.cancel(run_id, reason),
             commit=partial(self._commit_cancels, reason),
         )
 
@@ -58,9 +58,9 @@ class BulkOperations:
             _Chosen(query, ids, _REVIVABLE),
             change=transitions.revived,
             tell=lambda run: self._engine.emit("run.enqueued", run),
-            alone=self._operations.retry,
-            left=self._operations.not_revivable,
-            commit=self._operations.commit_retries,
+            alone=self._run_operations.retry,
+            left=self._run_operations.find_not_revivable,
+            commit=self._run_operations.commit_retries,
         )
 
     async def _commit_cancels(
@@ -68,7 +68,7 @@ class BulkOperations:
     ) -> list[bool]:
         kept = await self._engine.store.commit(changes)
         changed = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
-        await self._engine.store.commit(await self._operations.cancel_nodes(changed, reason))
+        await self._engine.store.commit(await self._run_operations.cancel_nodes(changed, reason))
         return kept
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:

@@ -1,6 +1,7 @@
 """Puts the components of one process together, starts and stops them.
 
-These are the worker with its executors, the leader, the slot firer, the sweeper and the operations.
+These are the worker with its executors, the leader, the slot firer, the sweeper and the operations
+on jobs and runs.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
+from mainspring.engine.job_operations import Adapt, JobOperations
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
-from mainspring.engine.operations import Adapt, Operations
 from mainspring.engine.pruner import Pruner, first_kept_run, history_of, retention_of
+from mainspring.engine.run_operations import RunOperations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
 from mainspring.engine.slot_firer import SlotFirer
@@ -102,10 +104,13 @@ class Engine:
             unblock=self.sweeper.run_ended,
         )
         self.run_waiters = RunWaiters(self._context.store)
-        self.operations = Operations(
-            self._context, self.worker, self.slot_firer, self.sweeper, self.run_waiters
+        self.job_operations = JobOperations(
+            self._context, self.slot_firer, self.sweeper, self.run_waiters
         )
-        self.bulk_operations = BulkOperations(self._context, self.operations)
+        self.run_operations = RunOperations(
+            self._context, self.job_operations, self.worker, self.sweeper, self.run_waiters
+        )
+        self.bulk_operations = BulkOperations(self._context, self.run_operations)
 
     @property
     def store(self) -> Store:
@@ -199,7 +204,9 @@ class Engine:
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
             if context.settings.enabled:
-                await self.operations.run_on_start([d.id for d in drafts if d.policy.run_on_start])
+                await self.run_operations.run_on_start(
+                    [d.id for d in drafts if d.policy.run_on_start]
+                )
         context.emit("scheduler.started")
 
     def _loop_executor(
@@ -298,11 +305,11 @@ class Engine:
         await self._open_store()
         try:
             context.time.correct(await context.store.now())
-            await self.operations.check_order(drafts)
+            await self.job_operations.check_order(drafts)
             for draft in drafts:
                 # The store has logged it. Nothing may overwrite it, and the other jobs go on.
                 with contextlib.suppress(RecordUnreadable):
-                    await self.operations.define(draft, adapt)
+                    await self.job_operations.define(draft, adapt)
         except BaseException:
             await context.store.close()
             raise

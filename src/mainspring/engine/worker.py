@@ -45,10 +45,6 @@ of short ones are claimed in batches, which share a commit."""
 
 MOST_AHEAD = 1000
 
-POLLS_BETWEEN = 5
-"""After so many polls without runs the worker asks the store again when the next run is due. A run
-that is added comes with a hint; if the hint is lost, the claim of a poll finds the run."""
-
 BUSY_SECONDS = 0.01
 """After a claim that found runs the next one mostly comes soon. Only after so many seconds without
 a wake-up the worker asks when the next run is due."""

@@ -268,15 +268,15 @@ class Client:
             defaults=defaults,
             **options,
         )
-        operations = self._running().operations
+        job_operations = self._running().job_operations
         if not replace:
-            return await self._call(operations.create(draft, dry_run=dry_run))
+            return await self._call(job_operations.create(draft, dry_run=dry_run))
         own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
         def adapt(draft: Job, stored: Job) -> Job:
             return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
 
-        return await self._call(operations.put(draft, adapt, dry_run=dry_run))
+        return await self._call(job_operations.put(draft, adapt, dry_run=dry_run))
 
     def draft(self, id: str, *, defaults: PolicyOptions | None = None, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
@@ -301,7 +301,9 @@ class Client:
             return self.edited(job, now, changes)
 
         return await self._call(
-            self._running().operations.edit(job_id_of(id), edit, expected_version=expected_version)
+            self._running().job_operations.edit(
+                job_id_of(id), edit, expected_version=expected_version
+            )
         )
 
     def edited(self, job: Job, now: datetime, changes: Mapping[str, Any]) -> Job:
@@ -353,10 +355,10 @@ class Client:
                 kept[job.id] = job
             return jobs.states_name
 
-        operations = self._running().operations
+        job_operations = self._running().job_operations
         with jobs.add_error_places():
             pairs = await self._call(
-                operations.replace_all(drafts, adapt, belongs, dry_run=dry_run)
+                job_operations.replace_all(drafts, adapt, belongs, dry_run=dry_run)
             )
         return applied_jobs(jobs.name or "", pairs, list(kept.values()), dry_run=dry_run)
 
@@ -406,14 +408,14 @@ class Client:
             shown[:] = [made]
             return replace(job, webhook=webhook)
 
-        await self._call(self._running().operations.edit(id, rotate))
+        await self._call(self._running().job_operations.edit(id, rotate))
         return shown[0]
 
     async def reseal_secrets(self) -> int:
         """Encrypt again, with the newest key, every secret that an older key encrypted. Returns
         the number of jobs changed."""
-        operations, webhooks = self._running().operations, self.webhooks
-        return await self._call(operations.edit_all(webhooks.has_old_secrets, webhooks.reseal))
+        job_operations, webhooks = self._running().job_operations, self.webhooks
+        return await self._call(job_operations.edit_all(webhooks.has_old_secrets, webhooks.reseal))
 
     async def remove_job(
         self, id: JobRef, *, force: bool = False, expected_version: Job | None = None
@@ -422,7 +424,7 @@ class Client:
         `force` also removes a job that code owns, for when that code is gone. `expected_version`:
         see `update_job`."""
         await self._call(
-            self._running().operations.remove(
+            self._running().job_operations.remove(
                 job_id_of(id), force=force, expected_version=expected_version
             )
         )
@@ -431,7 +433,7 @@ class Client:
         """Fire no slots of the job until it is resumed. It can still be triggered.
         `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().operations.set_enabled(
+            self._running().job_operations.set_enabled(
                 job_id_of(id), False, expected_version=expected_version
             )
         )
@@ -439,7 +441,7 @@ class Client:
     async def resume_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
         """Fire slots of a paused job again, from now on. `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().operations.set_enabled(
+            self._running().job_operations.set_enabled(
                 job_id_of(id), True, expected_version=expected_version
             )
         )
@@ -448,7 +450,7 @@ class Client:
         """Close the circuit breaker of a job by hand, on all nodes: its failures are forgotten, and
         the runs that it has put off start now. Returns whether it was open or half-open;
         `InvalidState` if the job has no breaker."""
-        return await self._call(self._running().operations.reset_breaker(job_id_of(id)))
+        return await self._call(self._running().job_operations.reset_breaker(job_id_of(id)))
 
     async def open_breakers(self) -> dict[str, BreakerStatus]:
         """The circuit breakers that are open or half-open, by job id, as all nodes see them."""
@@ -457,17 +459,17 @@ class Client:
     async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
         `pause_job` would raise; an error of one job does not stop the others."""
-        return await self._call(self._running().operations.set_many_enabled(ids, False))
+        return await self._call(self._running().job_operations.set_many_enabled(ids, False))
 
     async def resume_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
         """Resume many jobs. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().operations.set_many_enabled(ids, True))
+        return await self._call(self._running().job_operations.set_many_enabled(ids, True))
 
     async def remove_jobs(
         self, ids: Iterable[str], *, force: bool = False
     ) -> dict[str, MainspringError | None]:
         """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().operations.remove_many(ids, force=force))
+        return await self._call(self._running().job_operations.remove_many(ids, force=force))
 
     async def prune_orphans(self, *, dry_run: bool = False, force: bool = False) -> list[Job]:
         """Delete the jobs that code defined and whose handler no live worker has: their function
@@ -478,7 +480,7 @@ class Client:
 
         async def prune() -> list[Job]:
             workers = await engine.live_workers.current()
-            return await engine.operations.prune_orphans(workers, dry_run=dry_run, force=force)
+            return await engine.job_operations.prune_orphans(workers, dry_run=dry_run, force=force)
 
         return await self._call(prune())
 
@@ -486,17 +488,17 @@ class Client:
         """Fire no slots of any job, on any node, until `resume_all`. Jobs are not changed, and what
         is enqueued or triggered still runs. Every node sees it within about a second, also one that
         starts later. Returns since when all firing is paused."""
-        return await self._call(self._running().operations.pause_firing())
+        return await self._call(self._running().job_operations.pause_firing())
 
     async def resume_all(self) -> bool:
         """Fire slots again, from now on: those that have passed meanwhile do not run, and each job
         keeps one skipped run that counts them. A job that is paused by itself stays paused. False
         if firing was not paused."""
-        return await self._call(self._running().operations.resume_firing())
+        return await self._call(self._running().job_operations.resume_firing())
 
     async def paused_since(self) -> datetime | None:
         """Since when all firing is paused by `pause_all`, or None."""
-        return await self._call(self._running().operations.paused_since())
+        return await self._call(self._running().job_operations.paused_since())
 
     async def get_job(self, id: JobRef) -> Job:
         """The job of this id; `JobNotFound` if there is none."""
@@ -581,7 +583,9 @@ class Client:
                     given=link,
                 )
         pairs = [(job_id_of(job), payload) for job, payload in named]
-        return await self._call(self._running().operations.chain(pairs, after_failure, self._zone))
+        return await self._call(
+            self._running().run_operations.chain(pairs, after_failure, self._zone)
+        )
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
         """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
@@ -629,12 +633,12 @@ class Client:
             )
         plan = BackfillPlan(start=first, end=last, limit=limit, priority=priority, dry_run=dry_run)
         return await self._call(
-            self._running().operations.backfill(job_id_of(job_id), plan, progress)
+            self._running().run_operations.backfill(job_id_of(job_id), plan, progress)
         )
 
     async def get_run(self, run_id: str) -> Run:
         """The run of this id; `RunNotFound` if there is none."""
-        return await self._call(self._running().operations.run(run_id))
+        return await self._call(self._running().run_operations.get_run(run_id))
 
     async def list_runs(
         self,
@@ -673,12 +677,12 @@ class Client:
 
     async def cancel(self, run_id: str, *, reason: str = "cancelled by request") -> bool:
         """Cancel a run; it stays cancelled. False if it had ended already."""
-        return await self._call(self._running().operations.cancel(run_id, reason))
+        return await self._call(self._running().run_operations.cancel(run_id, reason))
 
     async def retry(self, run_id: str) -> Run:
         """Make a failed or cancelled run pending again. It is the same run, and its failures no
         longer count."""
-        return await self._call(self._running().operations.retry(run_id))
+        return await self._call(self._running().run_operations.retry(run_id))
 
     # Many runs: those named, or all that match (at most 10,000 in a call)
 
@@ -762,7 +766,7 @@ class Client:
         """Jobs and runs whose records this version cannot read (damaged, or written by a newer
         version): up to `limit` of each, with the cause in `unreadable`. No process changes them.
         All jobs are searched; of runs those set aside and the newest 1,000 of each state."""
-        return await self._call(self._running().operations.unreadable(page_limit(limit)))
+        return await self._call(self._running().run_operations.find_unreadable(page_limit(limit)))
 
     async def forecast(
         self, days: int = 30, *, start: datetime | None = None, timezone: str | None = None
@@ -830,7 +834,7 @@ class Client:
     ) -> list[Run]:
         """Queue a run for each payload. `checked_by`: the handler that has checked them."""
         self._refuse_in_transaction()
-        job_id, operations = job_id_of(job), self._running().operations
+        job_id, run_operations = job_id_of(job), self._running().run_operations
         if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
             # Here and not on the engine's loop: making the arguments runs the program's own code.
             payloads = [checked_by.encode_payload(payload) for payload in payloads]
@@ -838,7 +842,7 @@ class Client:
                 if payload is not None:
                     checked_by.check(payload)
         return await self._call(
-            operations.enqueue(job_id, payloads, options, self._zone, source, checked_by)
+            run_operations.enqueue(job_id, payloads, options, self._zone, source, checked_by)
         )
 
     def _refuse_in_transaction(self) -> None:

@@ -13,6 +13,7 @@ from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import JobChanges, JobOptions, option_names
+from mainspring.core.job_updates import ended_schedule_error, refuse_owned
 from mainspring.core.model import (
     Job,
     Origin,
@@ -27,7 +28,6 @@ from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
-from mainspring.engine.operations import refuse_owned, schedule_over
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
@@ -266,7 +266,7 @@ def edit_job(
     if after.schedule != job.schedule or enabled is not job.enabled:
         upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
         if after.schedule and enabled is True and upcoming is None:
-            errors.add(schedule_over(job.id, after.schedule, now))
+            errors.add(ended_schedule_error(job.id, after.schedule, now))
         after = replace(after, next_run_at=upcoming)
     has_schedule = rescheduling.get("schedule", after.schedule) is not None
     _check(after, handler, errors, has_schedule=has_schedule)

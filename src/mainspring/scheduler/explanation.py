@@ -132,7 +132,9 @@ async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation
 
 
 async def explain_run(engine: Engine, run_id: str) -> Explanation:
-    return await _explain_run(engine, await engine.operations.run(run_id), MAX_UPSTREAM_DEPTH)
+    return await _explain_run(
+        engine, await engine.run_operations.get_run(run_id), MAX_UPSTREAM_DEPTH
+    )
 
 
 # Jobs
@@ -149,7 +151,7 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     due = [run for run in live if run.state is State.PENDING and run.run_at <= now]
     if due:
         return await _explain_run(engine, min(due, key=lambda run: run.run_at), MAX_UPSTREAM_DEPTH)
-    since = await engine.operations.paused_since()
+    since = await engine.job_operations.paused_since()
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
         return _of_job(job, Reason.ALL_PAUSED, text, since=since)

@@ -12,7 +12,7 @@ from mainspring.core.durations import humanize
 from mainspring.core.model import Job
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.cron import Cron
-from mainspring.engine.operations import Replacement
+from mainspring.engine.job_operations import Replacement
 from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.service import masked_webhook
 

@@ -331,7 +331,7 @@ class Scheduler(Client):
         """Store a job that was decorated after the start. Later calls wait for it (`_call`)."""
         self._refuse_fork()
         if self._engine is not None and self._engine_loop is not None:
-            coroutine = self._engine.operations.define_after_start(draft)
+            coroutine = self._engine.job_operations.define_after_start(draft)
             self._late_jobs.add(asyncio.run_coroutine_threadsafe(coroutine, self._engine_loop.loop))
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -214,7 +214,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     paused_since = None
     try:
         await engine.store.jobs(JobQuery(limit=1))
-        paused_since = await engine.operations.paused_since()
+        paused_since = await engine.job_operations.paused_since()
     except StoreError as error:
         store = str(error)
     not_fired = engine.live_workers.not_fired
@@ -240,7 +240,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
 
 
 async def get_job(engine: Engine, job_id: str) -> Job:
-    [job] = await with_last_runs(engine, [await engine.operations.job(job_id)])
+    [job] = await with_last_runs(engine, [await engine.job_operations.get_job(job_id)])
     [job] = await with_slots_to_come(engine, [job])
     return job
 
@@ -256,7 +256,7 @@ async def with_slots_to_come(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
     passes then never runs. Otherwise a slot in the past shows that no node has fired it."""
     now = engine.time.now()
     passed = {job.id for job in jobs if job.next_run_at is not None and job.next_run_at < now}
-    if not passed or await engine.operations.paused_since() is None:
+    if not passed or await engine.job_operations.paused_since() is None:
         return list(jobs)
     return [
         replace(job, next_run_at=job.schedule.next(job.not_before(now)))
@@ -315,7 +315,7 @@ async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
     counts = await engine.store.counts(since, frozenset(job.id for job in jobs))
     breakers = await breaker_statuses(engine.store, jobs)
     workers = await engine.live_workers.current()
-    is_paused = await engine.operations.paused_since() is not None
+    is_paused = await engine.job_operations.paused_since() is not None
     found = []
     for job in jobs:
         totals, breaker = counts.totals.get(job.id, Totals()), breakers.get(job.id)
@@ -377,7 +377,7 @@ def _summed(counts: Counts, job_id: str) -> Period:
 
 async def job_metrics(engine: Engine, job_id: str, window: Span) -> JobMetrics:
     span = _window(window)
-    await engine.operations.job(job_id)
+    await engine.job_operations.get_job(job_id)
     since = period_start(engine.time.now() - span, HOUR)
     counts = await engine.store.counts(since, frozenset({job_id}))
     totals, found = counts.totals.get(job_id, Totals()), _summed(counts, job_id)

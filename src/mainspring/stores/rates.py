@@ -140,9 +140,6 @@ class RateAllowance:
         if (limit := self._limits.get(job_id)) is not None:
             self._taken[limit.name] += 1
 
-    def limit_of(self, job_id: str) -> RateLimit | None:
-        return self._limits.get(job_id)
-
     def writes(self, now: int | None = None) -> list[NoteWrite]:
         """What counts the starts that were taken: notes to write, each by compare-and-set. `now`:
         the time to count them at, if it is later than the time this object was made for."""

@@ -18,16 +18,16 @@ from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
-from mainspring.core import transitions
+from mainspring.core import job_updates, transitions
 from mainspring.core.model import Run, State, replace, slot_run_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine import (
     backfill,
     breakers,
-    operations,
     outcome,
     revival,
+    run_operations,
     slot_firer,
     slots,
     sweeper,
@@ -512,7 +512,7 @@ def _stale_skips() -> Patches:
 
 
 def _looks_before_it_commits() -> Patches:
-    commit_retries = operations.Operations.commit_retries
+    commit_retries = run_operations.RunOperations.commit_retries
 
     async def early(self: Any, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
         found = await revival._followers(self._engine, runs)
@@ -524,8 +524,8 @@ def _looks_before_it_commits() -> Patches:
         return []
 
     return [
-        patch.object(operations.Operations, "commit_retries", early),
-        patch.object(operations, "revive_followers", nothing),
+        patch.object(run_operations.RunOperations, "commit_retries", early),
+        patch.object(run_operations, "revive_followers", nothing),
     ]
 
 
@@ -539,7 +539,7 @@ def _registered_afresh() -> Patches:
     def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
         return schedule.bind(stored.id, now).next(now)
 
-    return [patch.object(operations, "_kept_slot", next_slot)]
+    return [patch.object(job_updates, "_kept_slot", next_slot)]
 
 
 def _drains_and_fires() -> Patches:

@@ -68,11 +68,6 @@ class StorageClock:
         self._is_machine_clock = False
         self._reported: int | None = None
 
-    @property
-    def is_machine_clock(self) -> bool:
-        """Whether the storage's clock is the wall clock of this machine. Known after `read`."""
-        return self._is_machine_clock
-
     async def read_if_due(self, stored: int = 0) -> None:
         """Read the storage's clock, unless what is known is good enough. `stored`: the time of the
         last write. Raises `StoreUnavailable` if the known bounds cannot be used without a reading.

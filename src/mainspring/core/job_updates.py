@@ -1,0 +1,181 @@
+"""What a stored job becomes when it is defined, defined again, paused or resumed, and which edits
+are refused.
+
+Pure decisions: the caller reads the stored job, decides here, and writes by compare-and-set.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from mainspring.core.durations import duration
+from mainspring.core.model import Job, Owner, replace
+from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
+from mainspring.core.schedules.base import iso
+from mainspring.core.schedules.zones import zone_named
+from mainspring.errors import (
+    InvalidSchedule,
+    JobChanged,
+    JobExists,
+    JobOwnedByCode,
+    JobOwnedByFile,
+    RecordUnreadable,
+)
+
+__all__ = [
+    "differ_only_in_enabled",
+    "ended_schedule_error",
+    "merge_job",
+    "next_slot",
+    "refuse_concurrent_edit",
+    "refuse_ended_schedule",
+    "refuse_owned",
+    "refuse_unreadable_job",
+    "with_first_slot",
+]
+
+
+def with_first_slot(draft: Job, now: datetime) -> Job:
+    """The job that is stored for a draft whose id is free."""
+    schedule = draft.schedule.bind(draft.id, now) if draft.schedule else None
+    job = replace(draft, schedule=schedule, created_at=now, updated_at=now)
+    return replace(job, next_run_at=_first_slot(job, now))
+
+
+def merge_job(draft: Job, stored: Job, now: datetime) -> Job:
+    """Merge a draft into the stored job. An unchanged schedule keeps its anchor and its next slot,
+    so that slots that were missed while nothing ran are found."""
+    if draft.owner is Owner.FILE and (stored.owner, stored.file) != (draft.owner, draft.file):
+        raise JobExists(
+            f"job {draft.id!r} of the file {draft.file!r} exists already, and another owner made it"
+            " (code, the API or another file): give it another id, or take it over with `mainspring"
+            " apply --take-over`",
+            job_id=draft.id,
+        )
+    if stored.handler != draft.handler and stored.owner is not draft.owner:
+        raise JobExists(
+            f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"
+            f" {draft.handler!r}. Give one of them another id"
+        )
+    schedule, next_run_at = None, None
+    if draft.schedule is not None:
+        schedule = draft.schedule.bind(draft.id, _anchor_of(stored))
+        if schedule == stored.schedule:
+            next_run_at = stored.next_run_at
+        else:
+            # The stored schedule may start in the future; its replacement starts now.
+            anchor = min(_anchor_of(stored), now) if _keeps_anchor(draft.schedule) else now
+            schedule = draft.schedule.bind(draft.id, anchor)
+            kept = _kept_slot(draft.schedule, schedule, stored, now)
+            next_run_at = kept if stored.enabled else None
+    return replace(
+        draft,
+        schedule=schedule,
+        next_run_at=next_run_at,
+        enabled=stored.enabled,
+        last_run_at=stored.last_run_at,
+        created_at=stored.created_at,
+        updated_at=now,
+        version=stored.version,
+    )
+
+
+def next_slot(job: Job, enabled: bool, now: datetime) -> datetime | None:
+    """The next slot of a job that is, or is about to be, `enabled` or paused."""
+    return job.schedule.next(job.not_before(now)) if enabled and job.schedule is not None else None
+
+
+def refuse_owned(job: Job) -> None:
+    """Refuse an edit of a job that is defined elsewhere."""
+    if job.owner is Owner.CODE:
+        raise JobOwnedByCode(job.id)
+    if job.owner is Owner.FILE:
+        raise JobOwnedByFile(job.id, job.file)
+
+
+def refuse_concurrent_edit(job: Job, expected_version: Job | None) -> None:
+    """Refuse an edit if the stored job was edited since the caller read `expected_version`."""
+    if expected_version is not None and job.definition() != expected_version.definition():
+        raise JobChanged(job.id)
+
+
+def differ_only_in_enabled(job: Job, edited: Job) -> bool:
+    """Whether the two differ in nothing but `enabled`."""
+    return replace(edited, enabled=job.enabled).definition() == job.definition()
+
+
+def refuse_unreadable_job(job: Job) -> None:
+    if job.unreadable is not None:
+        raise RecordUnreadable("job", job.id, job.unreadable)
+
+
+def refuse_ended_schedule(job: Job, now: datetime) -> None:
+    if job.schedule is not None and job.schedule.next(now) is None:
+        error = ended_schedule_error(job.id, job.schedule, now)
+        error.job_id = job.id
+        raise error
+
+
+def ended_schedule_error(job_id: str, schedule: Schedule, now: datetime) -> InvalidSchedule:
+    """The error of a schedule that has no slot after `now`."""
+    last = schedule.previous(now)
+    passed = "" if last is None else f". Its last slot, {iso(last)}, has passed: give a later time"
+    return InvalidSchedule(f"the schedule of job {job_id!r} is over: it would never fire{passed}")
+
+
+def _first_slot(job: Job, now: datetime) -> datetime | None:
+    """Return the first slot of a new job. If its schedule is over, the last slot still runs within
+    the misfire grace: `at` a moment that passed while the program started."""
+    upcoming = next_slot(job, job.enabled, now)
+    if upcoming is not None or job.schedule is None or not job.enabled:
+        return upcoming
+    last = job.schedule.previous(now)
+    fresh = last is not None and now - last <= duration(job.policy.misfire.grace)
+    return last if fresh else None
+
+
+def _anchor_of(stored: Job) -> datetime:
+    """The moment from which a schedule without its own start counts."""
+    match stored.schedule:
+        case Interval(anchor=datetime() as anchor):
+            return anchor
+        case Recurrence(dtstart=datetime() as dtstart, timezone=timezone):
+            return dst.instant_of(dtstart, zone_named(timezone))
+        case _:
+            return stored.created_at
+
+
+def _counts_from_anchor(schedule: Schedule | None) -> bool:
+    """Whether a schedule, as given, counts from the moment that it is bound to."""
+    match schedule:
+        case Interval():
+            return True
+        case Recurrence(dtstart=dtstart):
+            return dtstart is None
+        case _:
+            return False
+
+
+def _keeps_anchor(schedule: Schedule) -> bool:
+    """Whether a changed schedule goes on from the anchor of the stored one. A rule with COUNT
+    does not: its times would be used up from the beginning."""
+    ends_by_count = isinstance(schedule, Recurrence) and schedule.most_times is not None
+    return _counts_from_anchor(schedule) and not ends_by_count
+
+
+def _kept_slot(given: Schedule, schedule: Schedule, stored: Job, now: datetime) -> datetime | None:
+    """The next slot of a job whose schedule has changed to `schedule` (`given`: before it was
+    bound), but that had one before.
+
+    A slot that is due stays. Where both schedules count from an anchor (intervals, and rules
+    without a DTSTART), the next slot never moves to a later time: two versions of a program that
+    register the same job by turns, as a rolling deploy has them, would otherwise postpone it again
+    and again. Of a stored rule it is not known whether its DTSTART was given.
+    """
+    upcoming, kept = schedule.next(stored.not_before(now)), stored.next_run_at
+    if kept is None:
+        return upcoming
+    if kept <= now:
+        return kept
+    both = _counts_from_anchor(given) and isinstance(stored.schedule, Interval | Recurrence)
+    return min(kept, upcoming) if both and upcoming is not None else upcoming

@@ -1,0 +1,538 @@
+"""What a caller asks for about jobs: add, change, pause, resume, remove, and pause all firing.
+
+Everything here happens on the engine's loop and goes straight to the store. Errors of the
+store reach the caller: unlike the engine's own loops, a caller can decide to try again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from datetime import datetime
+
+from mainspring.core import transitions
+from mainspring.core.input_errors import InputErrors
+from mainspring.core.job_updates import (
+    differ_only_in_enabled,
+    merge_job,
+    next_slot,
+    refuse_concurrent_edit,
+    refuse_ended_schedule,
+    refuse_owned,
+    refuse_unreadable_job,
+    with_first_slot,
+)
+from mainspring.core.model import Job, State, replace
+from mainspring.core.policy import Delivery
+from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
+from mainspring.engine.context import EngineContext
+from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
+from mainspring.engine.live_workers import LiveWorker, find_orphans
+from mainspring.engine.run_waiters import RunWaiters
+from mainspring.engine.slot_firer import SlotFirer
+from mainspring.engine.slots import over_before
+from mainspring.engine.sweeper import Sweeper
+from mainspring.engine.workflow import check_order, upstream_of
+from mainspring.errors import (
+    Conflict,
+    InvalidInput,
+    InvalidState,
+    JobChanged,
+    JobExists,
+    JobNotFound,
+    MainspringError,
+)
+from mainspring.stores.paging import all_items
+from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
+
+__all__ = ["TRIES", "Adapt", "JobOperations", "Replacement", "contended"]
+
+log = logging.getLogger("mainspring")
+
+TRIES = 20
+"""How often a compare-and-set is tried before the operation raises Conflict."""
+
+MANY_AT_ONCE = 1000
+"""How many jobs one commit writes."""
+
+Replacement = tuple[Job | None, Job | None]
+"""A job before and after; None: there was none, or it was removed."""
+
+Edit = Callable[[Job, datetime], Job]
+Adapt = Callable[[Job, Job], Job]
+
+
+class JobOperations:
+    def __init__(
+        self,
+        engine: EngineContext,
+        slot_firer: SlotFirer,
+        sweeper: Sweeper,
+        run_waiters: RunWaiters,
+    ) -> None:
+        self._engine = engine
+        self._slot_firer = slot_firer
+        self._sweeper = sweeper
+        self._run_waiters = run_waiters
+
+    def all_jobs(self) -> AsyncIterator[Job]:
+        return all_items(self._engine.store.jobs, JobQuery(limit=1000))
+
+    async def find_job(self, job_id: str) -> Job | None:
+        page = await self._engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+        return page.items[0] if page.items else None
+
+    async def get_job(self, job_id: str) -> Job:
+        job = await self.find_job(job_id)
+        if job is None:
+            raise JobNotFound(job_id)
+        return job
+
+    async def get_cached_job(self, job_id: str) -> Job:
+        """Return the job as it was at most a second ago."""
+        job = (await self._engine.jobs.get([job_id]))[job_id]
+        if job is None:
+            stored = (await self._engine.store.jobs(JobQuery(limit=1000))).items
+            raise JobNotFound(job_id, {*self._engine.registry.names(), *(j.id for j in stored)})
+        refuse_unreadable_job(job)
+        return job
+
+    async def check_order(self, jobs: Sequence[Job], *, all_known: bool = True) -> None:
+        """Raise InvalidInput for jobs that could never run because of the jobs they run after.
+        `all_known`: those must exist, or be among `jobs`."""
+        if not any(job.policy.after for job in jobs):
+            return
+        order = {job.id: job.policy.after for job in await self._engine.jobs.followers()}
+        order |= {job.id: job.policy.after for job in jobs}
+        names = frozenset(name for after in order.values() for name in after)
+        page = await self._engine.store.jobs(JobQuery(ids=names, limit=len(names)))
+        known = {job.id for job in page.items} | order.keys()
+        check_order(order, [job.id for job in jobs], known, all_known=all_known)
+
+    async def create(self, draft: Job, *, dry_run: bool = False) -> Job:
+        """Store a new job. Raises if a job of that id exists, or if the schedule has no more slots.
+        A `dry_run` makes the same checks and stores nothing."""
+        await self.check_order([draft])
+        self._refuse_effect_once(draft)
+        now = await self._engine.store.now()
+        job = with_first_slot(draft, now)
+        refuse_ended_schedule(job, now)
+        free = await (self._is_free(job.id) if dry_run else self._put(job))
+        if not free:
+            raise JobExists(
+                f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
+                " place, update_job changes parts of it",
+                job_id=job.id,
+            )
+        return job if dry_run else self._announce_change(job, "job.created")
+
+    async def put(self, draft: Job, adapt: Adapt, *, dry_run: bool = False) -> Job:
+        """Store a new job, or put it in the place of the one that has its id, whose `enabled` and
+        creation stay. `adapt(draft, stored)` says what else of that one stays, or refuses.
+        An equal definition changes nothing. A `dry_run` makes the same checks and stores
+        nothing."""
+        stored = await self.find_job(draft.id)
+        if stored is None or stored.policy.after != draft.policy.after:
+            await self._check_reorder(draft)
+        now = await self._engine.store.now()
+        job = with_first_slot(draft, now)
+        if stored is not None:
+            job = merge_job(adapt(draft, stored), stored, now)
+        if stored is None or job.schedule != stored.schedule:
+            refuse_ended_schedule(job, now)
+        return job if dry_run else await self.define(draft, adapt)
+
+    async def _put(self, job: Job) -> bool:
+        [done] = await self._engine.store.put_jobs([JobWrite.put(job)])
+        return done
+
+    async def _is_free(self, job_id: str) -> bool:
+        return await self.find_job(job_id) is None
+
+    async def define_after_start(self, draft: Job) -> Job:
+        """Store a job that was decorated after the start: the jobs it runs after may come later."""
+        await self.check_order([draft], all_known=False)
+        return await self.define(draft)
+
+    async def define(self, draft: Job, adapt: Adapt | None = None) -> Job:
+        """Store a job as given; one that is there is replaced, but for what belongs to the
+        operator (`enabled`) and to time (creation, slots already named). `adapt` is as for `put`.
+        """
+        self._refuse_effect_once(draft)
+        for _ in range(TRIES):
+            now = await self._engine.store.now()
+            stored = await self.find_job(draft.id)
+            if stored is not None:
+                refuse_unreadable_job(stored)
+            wanted = adapt(draft, stored) if adapt is not None and stored is not None else draft
+            job = with_first_slot(draft, now) if stored is None else merge_job(wanted, stored, now)
+            if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
+                return stored
+            if await self._put(job):
+                changed = self._announce_change(job, "job.updated" if stored else "job.created")
+                if stored is None or stored.schedule != job.schedule:
+                    await self._warn_if_schedule_ended(changed, now)
+                return changed
+        raise contended(f"job {draft.id}")
+
+    async def replace_all(
+        self,
+        drafts: Sequence[Job],
+        adapt: Adapt,
+        belongs: Callable[[Job], bool],
+        *,
+        dry_run: bool,
+    ) -> list[Replacement]:
+        """Make the stored jobs that `belongs` chooses equal to the drafts: add, change and remove
+        jobs. Everything is checked before anything is written, and all is written in one call.
+        Returns every job before and after. `adapt` is as for `put`.
+
+        A crash leaves all of it or nothing, as `put_jobs` does. Only jobs that others change at
+        that moment (a slot fires) are read and written again, after the rest.
+        """
+        first: dict[str, Replacement] = {}
+        for _ in range(TRIES):
+            stored = {job.id: job async for job in self.all_jobs()}
+            pairs = await self._plan_replacements(drafts, stored, adapt, belongs)
+            first = first or pairs
+            writes = [_write_of(pair) for pair in pairs.values() if not _is_unchanged(pair)]
+            if dry_run or not writes:
+                return list(first.values())
+            done = await self._engine.store.put_jobs(writes)
+            await self._announce_writes([w for w, kept in zip(writes, done, strict=True) if kept])
+            if all(done):
+                return list(first.values())
+        raise contended("a job of the set")
+
+    async def _plan_replacements(
+        self,
+        drafts: Sequence[Job],
+        stored: dict[str, Job],
+        adapt: Adapt,
+        belongs: Callable[[Job], bool],
+    ) -> dict[str, Replacement]:
+        now = await self._engine.store.now()
+        wanted = {draft.id for draft in drafts}
+        removed = {job.id for job in stored.values() if belongs(job) and job.id not in wanted}
+        errors = InputErrors()
+        for draft in drafts:
+            for gone in sorted(removed.intersection(draft.policy.after)):
+                wrong = InvalidInput(
+                    f"job {draft.id!r} comes after {gone!r}, and that job is no longer listed: list"
+                    " it again, or leave it out of `after`",
+                    field="after",
+                    given=gone,
+                    job_id=draft.id,
+                )
+                errors.add(wrong)
+        with errors:
+            await self.check_order(drafts)
+        pairs: dict[str, Replacement] = {}
+        for draft in drafts:
+            with errors:
+                pairs[draft.id] = self._plan_replacement(draft, stored.get(draft.id), adapt, now)
+        errors.check()
+        return pairs | {job_id: (stored[job_id], None) for job_id in sorted(removed)}
+
+    def _plan_replacement(
+        self, draft: Job, old: Job | None, adapt: Adapt, now: datetime
+    ) -> Replacement:
+        self._refuse_effect_once(draft)
+        job = with_first_slot(draft, now)
+        if old is not None:
+            refuse_unreadable_job(old)
+            # `adapt` has refused it if it belongs to another owner that must keep it.
+            mine = replace(old, owner=draft.owner, file=draft.file)
+            job = merge_job(adapt(draft, old), mine, now)
+        if old is None or job.schedule != old.schedule:
+            refuse_ended_schedule(job, now)
+        return old, job
+
+    async def _warn_if_schedule_ended(self, job: Job, now: datetime) -> None:
+        """Warn if a job was defined after its last slot, since it never runs by itself, and leave a
+        skipped run that says why."""
+        if job.schedule is None or not job.enabled or job.next_run_at is not None:
+            return
+        missed = over_before(job, now)
+        if missed is None:
+            return
+        firing, gap = missed
+        log.warning(
+            "job %s will not run: its schedule was over (%s) when it was first stored; trigger it,"
+            " or give it another schedule",
+            job.id,
+            gap.last,
+        )
+        [fired] = await self._engine.store.fire([firing])
+        for run in fired.runs:
+            self._engine.emit("schedule.missed", run, **gap.data())
+
+    async def edit(
+        self,
+        job_id: str,
+        edit: Edit,
+        *,
+        operator: bool = False,
+        expected_version: Job | None = None,
+    ) -> Job:
+        """Change a stored job. Of a job that code owns, only an operator may change `enabled`.
+        `expected_version` is the job as the caller read it: an edit made since raises `JobChanged`;
+        slots that fired since do not."""
+        for _ in range(TRIES):
+            job = await self.get_job(job_id)
+            refuse_unreadable_job(job)
+            refuse_concurrent_edit(job, expected_version)
+            now = await self._engine.store.now()
+            edited = replace(edit(job, now), updated_at=now)
+            if not operator and not differ_only_in_enabled(job, edited):
+                refuse_owned(job)
+            if edited.policy.after != job.policy.after:
+                await self._check_reorder(edited)
+            if edited.policy != job.policy:
+                self._refuse_effect_once(edited)
+            if await self._put(edited):
+                return self._announce_change(edited, "job.updated")
+        raise contended(f"job {job_id}")
+
+    async def edit_all(self, needed: Callable[[Job], bool], edit: Callable[[Job], Job]) -> int:
+        """Change every job that needs it; return how many did. A job may be removed meanwhile."""
+        count = 0
+        async for job in self.all_jobs():
+            if job.unreadable is None and needed(job):
+                with contextlib.suppress(JobNotFound):
+                    await self.edit(job.id, lambda job, now: edit(job), operator=True)
+                    count += 1
+        return count
+
+    async def set_enabled(
+        self, job_id: str, enabled: bool, *, expected_version: Job | None = None
+    ) -> Job:
+        """Pause or resume: a paused job has no next slot, a resumed one none in the past, and one
+        whose schedule is over cannot be resumed. `expected_version` is as for `edit`."""
+
+        def with_enabled(job: Job, now: datetime) -> Job:
+            if job.enabled is enabled:
+                return job
+            if enabled:
+                refuse_ended_schedule(job, now)
+            return replace(job, enabled=enabled, next_run_at=next_slot(job, enabled, now))
+
+        return await self.edit(
+            job_id, with_enabled, operator=True, expected_version=expected_version
+        )
+
+    async def set_many_enabled(
+        self, job_ids: Iterable[str], enabled: bool
+    ) -> dict[str, MainspringError | None]:
+        """Pause or resume many jobs, a thousand in one commit; return the error of each job."""
+
+        def make_write(job: Job, now: datetime) -> JobWrite | None:
+            refuse_unreadable_job(job)
+            if job.enabled is enabled:
+                return None
+            if enabled:
+                refuse_ended_schedule(job, now)
+            slot = next_slot(job, enabled, now)
+            return JobWrite.put(replace(job, enabled=enabled, next_run_at=slot, updated_at=now))
+
+        return await self._write_many(job_ids, make_write)
+
+    async def remove_many(
+        self, job_ids: Iterable[str], *, force: bool
+    ) -> dict[str, MainspringError | None]:
+        """Delete many jobs, a thousand in one commit; return the error of each job."""
+
+        def make_write(job: Job, now: datetime) -> JobWrite:
+            if not force:
+                refuse_owned(job)
+            return JobWrite.drop(job.id, job.version)
+
+        return await self._write_many(job_ids, make_write)
+
+    async def _write_many(
+        self, job_ids: Iterable[str], make_write: Callable[[Job, datetime], JobWrite | None]
+    ) -> dict[str, MainspringError | None]:
+        """Read jobs, decide what to write for each, and write; repeat for those that somebody else
+        changed meanwhile. `make_write` returns None if there is nothing to write."""
+        outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
+        ids = list(outcome)
+        for start in range(0, len(ids), MANY_AT_ONCE):
+            left = ids[start : start + MANY_AT_ONCE]
+            for _ in range(TRIES):
+                if not left:
+                    break
+                query = JobQuery(ids=frozenset(left), limit=len(left))
+                jobs = {job.id: job for job in (await self._engine.store.jobs(query)).items}
+                now = await self._engine.store.now()
+                writes = []
+                for job_id in left:
+                    try:
+                        if job_id not in jobs:
+                            raise JobNotFound(job_id)
+                        if (write := make_write(jobs[job_id], now)) is not None:
+                            writes.append(write)
+                    except MainspringError as error:
+                        outcome[job_id] = error
+                done = await self._engine.store.put_jobs(writes)
+                await self._announce_writes(
+                    [w for w, kept in zip(writes, done, strict=True) if kept]
+                )
+                left = [w.id for w, kept in zip(writes, done, strict=True) if not kept]
+            for job_id in left:
+                outcome[job_id] = contended(f"job {job_id}")
+        return outcome
+
+    async def _announce_writes(self, writes: Sequence[JobWrite]) -> None:
+        for write in writes:
+            self._engine.jobs.forget(write.id)
+            if write.job is not None:
+                self._engine.emit("job.updated", job_id=write.id, job=write.job)
+        removed = {write.id for write in writes if write.job is None}
+        if len(removed) < len(writes):
+            self._slot_firer.jobs_changed()
+        if not removed:
+            return
+        await forget_breakers(self._engine.store, removed)
+        counts = (await self._engine.store.counts()).runs
+        for job_id in removed:
+            if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
+                await self._cancel_unstarted(job_id)
+            self._engine.emit("job.removed", job_id=job_id)
+
+    async def remove(
+        self, job_id: str, *, force: bool, expected_version: Job | None = None
+    ) -> None:
+        """Delete a job, cancel its pending runs, let running ones end: with this attempt, for a
+        retry is cancelled when it is claimed. `expected_version` is as for `edit`."""
+        for _ in range(TRIES):
+            job = await self.get_job(job_id)
+            refuse_concurrent_edit(job, expected_version)
+            if not force:
+                refuse_owned(job)
+            [removed] = await self._engine.store.put_jobs([JobWrite.drop(job_id, job.version)])
+            if removed:
+                break
+        else:
+            raise contended(f"job {job_id}")
+        self._engine.jobs.forget(job_id)
+        await forget_breakers(self._engine.store, [job_id])
+        await self._cancel_unstarted(job_id)
+        self._engine.emit("job.removed", job_id=job_id)
+
+    async def prune_orphans(
+        self, workers: Sequence[LiveWorker], *, dry_run: bool, force: bool
+    ) -> list[Job]:
+        """Delete the jobs whose code is gone, and cancel their pending runs; return them. While no
+        worker is alive it is not known whose code is gone: then only `force` deletes."""
+        if not workers and not force:
+            raise InvalidState(
+                "no worker is alive, so every job looks as if its code were gone: start a worker of"
+                " each program first, or force it"
+            )
+        # Also without a worker this program's own handlers are there.
+        known = LiveWorker(id="", handlers=self._engine.registry.names())
+        jobs = [job async for job in self.all_jobs()]
+        orphans = find_orphans(jobs, [*workers, known])
+        if dry_run:
+            return orphans
+        removed = []
+        for job in orphans:
+            # One that was edited or removed since it was read is left alone.
+            with contextlib.suppress(JobNotFound, JobChanged):
+                await self.remove(job.id, force=True, expected_version=job)
+                removed.append(job)
+        return removed
+
+    async def reset_breaker(self, job_id: str) -> bool:
+        """Close the circuit breaker of a job, forget its failures, and let the runs that it has put
+        off start now. Return whether it was open or half-open."""
+        job = await self.get_job(job_id)
+        refuse_unreadable_job(job)
+        if job.policy.breaker is None:
+            raise InvalidState(
+                f"job {job_id!r} has no circuit breaker to reset: give it one with breaker=…"
+            )
+        opened = await close_breaker(self._engine.store, job)
+        await start_put_off(self._engine.store, job_id)
+        if opened:
+            self._engine.emit("breaker.closed", job_id=job_id)
+        return opened
+
+    async def pause_firing(self) -> datetime:
+        """Fire no slot on any node until `resume_firing`; return since when that holds."""
+        pause = await pause_firing(self._engine.store)
+        assert pause.since is not None
+        return pause.since
+
+    async def resume_firing(self) -> bool:
+        """Fire slots again, from now on. False: firing was not paused."""
+        resumed = await resume_firing(self._engine.store)
+        self._slot_firer.jobs_changed()
+        return resumed is not None
+
+    async def paused_since(self) -> datetime | None:
+        return (await read_pause(self._engine.store)).since
+
+    async def _cancel_unstarted(self, job_id: str) -> None:
+        """Cancel the pending runs of a removed job, but not those of a new job with the same id."""
+        unstarted = frozenset({State.PENDING, State.WAITING})
+        until: datetime | None = None
+        while True:
+            query = RunQuery(job=job_id, states=unstarted, until=until, limit=1000)
+            if not (found := (await self._engine.store.find(query)).items):
+                return
+            # Read after the runs: a new job exists before its first run.
+            anew = await self.find_job(job_id)
+            if anew is not None:
+                until = anew.created_at
+            now = await self._engine.store.now()
+            left = [run for run in found if until is None or run.created_at < until]
+            changes = [transitions.cancelled(run, now, "job removed") for run in left]
+            done = await self._engine.store.commit(changes)
+            for run, change, kept in zip(left, changes, done, strict=True):
+                if kept:
+                    self._run_waiters.finished(run.id)
+                    self._sweeper.run_ended(run.id)
+                    self._engine.emit("run.cancelled", change.after(run))
+
+    async def _check_reorder(self, job: Job) -> None:
+        """Check the order of a job and of all jobs that run after it."""
+        followers = await self._engine.jobs.followers()
+        order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
+        behind = [one for one in followers if job.id in upstream_of(one.id, order)]
+        await self.check_order([job])
+        await self.check_order([job, *behind], all_known=False)
+
+    def _refuse_effect_once(self, job: Job) -> None:
+        why = self._engine.store.info().no_transactions
+        if why is not None and job.policy.delivery is Delivery.EFFECT_ONCE:
+            raise InvalidInput(
+                f'job {job.id!r} cannot have delivery="effect_once": {why}',
+                field="delivery",
+                job_id=job.id,
+            )
+
+    def _announce_change(self, job: Job, event: str) -> Job:
+        job = replace(job, version=job.next_version())
+        self._engine.jobs.forget(job.id)
+        self._slot_firer.jobs_changed()
+        self._engine.emit(event, job_id=job.id, job=job)
+        return job
+
+
+def _write_of(pair: Replacement) -> JobWrite:
+    old, new = pair
+    if new is not None:
+        return JobWrite.put(new)
+    assert old is not None
+    return JobWrite.drop(old.id, old.version)
+
+
+def contended(what: str) -> Conflict:
+    return Conflict(f"{what} was changed {TRIES} times while this call tried to write; try again")
+
+
+def _is_unchanged(pair: Replacement) -> bool:
+    old, new = pair
+    return old is not None and new is not None and replace(new, updated_at=old.updated_at) == old

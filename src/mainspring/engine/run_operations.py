@@ -1,0 +1,343 @@
+"""What a caller asks for about runs: enqueue, chain, backfill, cancel, retry.
+
+Everything here happens on the engine's loop and goes straight to the store. Errors of the
+store reach the caller: unlike the engine's own loops, a caller can decide to try again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any
+
+from mainspring.core import transitions
+from mainspring.core.enqueue_options import Options
+from mainspring.core.handlers import Handler
+from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
+from mainspring.core.node_runs import node_ids, node_of
+from mainspring.core.policy import AfterFailure
+from mainspring.core.transitions import Change
+from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
+from mainspring.engine.context import EngineContext
+from mainspring.engine.firing_pause import read_pause
+from mainspring.engine.job_operations import TRIES, JobOperations, contended
+from mainspring.engine.jobs_without_worker import followers_to_run
+from mainspring.engine.live_workers import find_workers
+from mainspring.engine.revival import forget_retry, note_retry, revive_followers
+from mainspring.engine.run_waiters import RunWaiters
+from mainspring.engine.slots import is_orphan, make_run, with_followers
+from mainspring.engine.sweeper import Sweeper
+from mainspring.engine.worker import Worker
+from mainspring.engine.workflow import refuse_circle_of_links, upstream_first
+from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
+from mainspring.stores.protocol import RunQuery
+
+__all__ = ["RunOperations"]
+
+MANY_AT_ONCE = 1000
+"""How many runs one search names."""
+
+START_HELD = timedelta(seconds=60)
+
+
+class RunOperations:
+    def __init__(
+        self,
+        engine: EngineContext,
+        jobs: JobOperations,
+        worker: Worker,
+        sweeper: Sweeper,
+        run_waiters: RunWaiters,
+    ) -> None:
+        self._engine = engine
+        self._jobs = jobs
+        self._worker = worker
+        self._sweeper = sweeper
+        self._run_waiters = run_waiters
+
+    async def enqueue(
+        self,
+        job_id: str,
+        payloads: Sequence[Any],
+        options: Options,
+        zone: tzinfo,
+        source: Source,
+        checked_by: Handler | None = None,
+    ) -> list[Run]:
+        """Add a run for each payload, all in one commit. A payload of None is the job's own.
+        `checked_by`: the handler that the caller has checked the payloads with, on its thread."""
+        job = await self._jobs.get_cached_job(job_id)
+        handler = self._engine.registry.find(job.handler)
+        known = handler is not None and handler is checked_by
+        if handler is not None and not known:
+            payloads = [handler.encode_payload(payload) for payload in payloads]
+        for payload in payloads:  # the store encodes each one, and refuses what is not JSON
+            if handler is not None and (payload is None or not known):
+                handler.check(job.payload if payload is None else payload)
+        await self._check_upstream(options.upstream())
+        now = await self._engine.store.now()
+        roots = self._make_runs(job, payloads, options, zone, source, now)
+        followers = await followers_to_run(self._engine, {job.id})
+        instances = [with_followers(root, followers, root.created_at) for root in roots]
+        added = await self._engine.store.add(_flatten(instances))
+        if options.after:  # it may have ended before its follower was added
+            with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
+                await self._sweeper.release_followers(options.upstream())
+        stands = {made.id: one for made, one in zip(_flatten(instances), added, strict=True)}
+        answers = [stands[root.id] for root in roots]
+        for one in answers:
+            if not one.duplicate:
+                self._engine.emit("run.enqueued", one.run)
+        return [one.run for one in answers]
+
+    async def chain(
+        self, links: Sequence[tuple[str, Any]], after_failure: str | None, zone: tzinfo
+    ) -> list[Run]:
+        """Add a run of each job, each after the one before it, all in one commit. A link is a job
+        id and a payload; None is the job's own payload.
+
+        A link starts the workflow of its job, so a later link may be of a job that follows it
+        already. The run that follows is the link then: the job runs once.
+        """
+        now = await self._engine.store.now()
+        followers = await followers_to_run(self._engine, {job_id for job_id, _ in links})
+        runs: list[Run] = []
+        made: dict[str, Run] = {}
+        following: dict[str, str] = {}  # runs of jobs that follow a link, by job
+        for at, (job_id, payload) in enumerate(links):
+            job = await self._jobs.get_cached_job(job_id)
+            if (handler := self._engine.registry.find(job.handler)) is not None:
+                payload = handler.encode_payload(payload)
+                handler.check(job.payload if payload is None else payload)
+            options = Options(after=runs[-1].id, after_failure=after_failure) if runs else Options()
+            made_at = now + timedelta(microseconds=at)
+            [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
+            if (run_id := following.pop(job_id, None)) is not None:
+                refuse_circle_of_links(runs[-1], made[run_id], made)
+                run = replace(run, id=run_id, after=_union(made[run_id].after, run.after))
+                made[run.id] = run
+            else:
+                instance = with_followers(run, followers, run.created_at)
+                made |= {one.id: one for one in instance}
+                following |= {one.job_id: one.id for one in instance[1:]}
+            runs.append(run)
+        await self._engine.store.add(upstream_first(made))
+        self._engine.emit("run.enqueued", runs[0])
+        return runs
+
+    async def cancel(self, run_id: str, reason: str) -> bool:
+        """Cancel a run; return False if it has ended. The handler of a running one is stopped, and
+        the run ends as cancelled whatever the handler does."""
+        for _ in range(TRIES):
+            run = await self.get_run(run_id)
+            if run.finished:
+                return False
+            if run.cancel_requested:
+                return True
+            change = transitions.cancelled_or_requested(run, await self._engine.store.now(), reason)
+            [kept, *_] = await self._engine.store.commit(
+                [change, *await self.cancel_nodes([run], reason)]
+            )
+            if kept:
+                self.announce_cancel(change.after(run))
+                return True
+        raise contended(f"run {run_id}")
+
+    async def cancel_nodes(self, runs: Sequence[Run], reason: str) -> list[Change]:
+        """The changes that cancel the node runs of runs that were spread over nodes."""
+        names = frozenset(name for run in runs for name in node_ids(run))
+        if not names:
+            return []
+        now = await self._engine.store.now()
+        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
+        return [
+            transitions.cancelled_or_requested(run, now, reason)
+            for run in found
+            if not run.finished
+        ]
+
+    def announce_cancel(self, after: Run) -> None:
+        """After a cancel was committed: emit its end, or stop the handler if it runs here."""
+        if after.finished:
+            self._run_waiters.finished(after.id)
+            self._sweeper.run_ended(after.id)
+            self._engine.emit("run.cancelled", after)
+        else:
+            self._worker.leases.apply_remote_changes([after])
+
+    async def retry(self, run_id: str) -> Run:
+        """Make a failed or cancelled run pending again. Runs that were skipped because it did not
+        succeed wait for it again."""
+        run = await self.get_run(run_id)
+        if run.state not in (State.FAILED, State.CANCELLED):
+            raise InvalidState(
+                f"only a failed or cancelled run can be tried again; {run_id} is {run.state}"
+            )
+        if run.unreadable is not None:
+            raise RecordUnreadable("run", run_id, run.unreadable)
+        if await self.find_orphans([run]):
+            raise InvalidState(
+                f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
+            )
+        change = transitions.revived(run, await self._engine.store.now())
+        [kept] = await self.commit_retries([run], [change])
+        if not kept:
+            now = await self.get_run(run_id)
+            held = f"its dedupe key {run.dedupe_key!r} is held by another run"
+            raise InvalidState(
+                f"run {run_id} cannot be tried again: "
+                + (held if now.state is run.state else f"it is {now.state} by now")
+            )
+        after = change.after(run)
+        self._engine.emit("run.enqueued", after)
+        return after
+
+    async def commit_retries(self, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
+        """Commit changes that make these runs pending again, and return which were kept. Their node
+        runs are tried again too, and the runs after them wait again. If that is interrupted, the
+        leader completes it."""
+        store = self._engine.store
+        note = await note_retry(self._engine, runs)
+        nodes = await self._retry_node_runs([run for run in runs if run.dedupe_key is None])
+        kept = (await store.commit([*changes, *nodes]))[: len(changes)]
+        revived = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
+        # Only after this commit is it certain that no other run took the dedupe key.
+        held = [run for run in revived if run.dedupe_key is not None]
+        await store.commit(await self._retry_node_runs(held))
+        reached: list[str] = []
+        if revived:
+            try:
+                reached = await revive_followers(self._engine, revived)
+            except StoreError:
+                return kept  # the note stands
+        await forget_retry(self._engine, note)
+        with contextlib.suppress(StoreError):  # the next sweep releases them
+            # One may have ended before its followers waited again.
+            for start in range(0, len(reached), MANY_AT_ONCE):
+                await self._sweeper.release_followers(reached[start : start + MANY_AT_ONCE])
+        return kept
+
+    async def _retry_node_runs(self, runs: Sequence[Run]) -> list[Change]:
+        """The changes that try the failed node runs of runs again that were spread over nodes,
+        and the skipped ones whose worker is alive."""
+        names = frozenset(name for run in runs for name in node_ids(run))
+        if not names:
+            return []
+        now = await self._engine.store.now()
+        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
+        alive = {worker.id for worker in await find_workers(self._engine.store)}
+        bad = (State.FAILED, State.CANCELLED)
+        return [
+            transitions.revived(run, now)
+            for run in found
+            if run.state in bad or (run.state is State.SKIPPED and node_of(run) in alive)
+        ]
+
+    async def find_orphans(self, runs: Sequence[Run]) -> set[str]:
+        """Return the runs whose job was removed: a retry would only end as cancelled."""
+        ids = {run.job_id for run in runs}
+        jobs = await self._engine.jobs.get(ids, newest=ids)
+        return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
+
+    async def find_not_revivable(self, runs: Sequence[Run]) -> set[str]:
+        """Return the runs that cannot be retried, whatever their state."""
+        unreadable = {run.id for run in runs if run.unreadable is not None}
+        return unreadable | await self.find_orphans(runs)
+
+    async def get_run(self, run_id: str) -> Run:
+        return await self._run_waiters.read(run_id)
+
+    async def find_unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
+        """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
+        looked at; of runs those that were set aside, those that are lapsed, and the newest 1,000
+        of each other kind."""
+        jobs = [job async for job in self._jobs.all_jobs() if job.unreadable is not None][:limit]
+        looks = [RunQuery(set_aside=True), RunQuery(lapsed=True)]
+        looks += [RunQuery(states=frozenset({state})) for state in State]
+        runs: dict[str, Run] = {}
+        for look in looks:
+            page = await self._engine.store.find(replace(look, limit=1000))
+            runs |= {run.id: run for run in page.items if run.unreadable is not None}
+        return jobs, list(runs.values())[:limit]
+
+    async def backfill(
+        self, job_id: str, plan: BackfillPlan, progress: Callable[[int, int], None] | None
+    ) -> Backfill:
+        """Add a run for each slot of the plan that has none."""
+        return await backfill(self._engine, await self._jobs.get_job(job_id), plan, progress)
+
+    async def run_on_start(self, job_ids: Sequence[str]) -> None:
+        """Enqueue one run of each job, also if several nodes start within the same minute. None
+        while all firing is paused."""
+        if not job_ids or (await read_pause(self._engine.store)).since is not None:
+            return
+        for job_id in job_ids:
+            job = await self._jobs.find_job(job_id)
+            if job is not None and job.unreadable is None and job.enabled:
+                once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
+                await self.enqueue(job_id, [None], once, UTC, Source.START)
+
+    def _make_runs(
+        self,
+        job: Job,
+        payloads: Sequence[Any],
+        options: Options,
+        zone: tzinfo,
+        source: Source,
+        now: datetime,
+    ) -> list[Run]:
+        run_at, held_until = options.run_at(now, zone), options.held_until(now)
+        after = options.upstream()
+        runs = []
+        for at, (payload, key) in enumerate(
+            zip(payloads, options.keys(len(payloads)), strict=True)
+        ):
+            run = make_run(
+                job,
+                run_id=new_run_id(now, self._engine.rng),
+                now=now + timedelta(microseconds=at),  # they run, and are listed, in this order
+                source=source,
+                scheduled_at=run_at,
+                run_at=run_at,
+                payload=payload,
+                priority=options.priority,
+                queue=options.queue,
+                dedupe_key=key,
+                dedupe_until=held_until,
+            )
+            if after:
+                run = replace(
+                    run,
+                    state=State.WAITING,
+                    after=after,
+                    after_any=_runs_after_failure(job, options),
+                    start_by=None,
+                )
+            runs.append(run)
+        return runs
+
+    async def _check_upstream(self, run_ids: tuple[str, ...]) -> None:
+        """Raise RunNotFound for the first run of these that does not exist."""
+        if not run_ids:
+            return
+        page = await self._engine.store.find(RunQuery(ids=frozenset(run_ids), brief=True))
+        known = {run.id for run in page.items}
+        for run_id in run_ids:
+            if run_id not in known:
+                raise RunNotFound(run_id)
+
+
+def _runs_after_failure(job: Job, options: Options) -> bool:
+    """Whether a run also runs if a run that it comes after did not succeed: as the caller says, or
+    as the job's policy says."""
+    chosen = job.policy.after_failure if options.after_failure is None else options.after_failure
+    return chosen == AfterFailure.RUN
+
+
+def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *second)))
+
+
+def _flatten(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
+    return [run for runs in instances for run in runs]

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from mainspring.core.job_updates import (
+    differ_only_in_enabled,
+    merge_job,
+    next_slot,
+    refuse_concurrent_edit,
+    refuse_ended_schedule,
+    refuse_owned,
+    with_first_slot,
+)
+from mainspring.core.model import Job, Owner, replace
+from mainspring.core.schedules import parse
+from mainspring.errors import (
+    InvalidSchedule,
+    JobChanged,
+    JobExists,
+    JobOwnedByCode,
+    JobOwnedByFile,
+)
+
+NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+def draft(schedule: str | datetime | None, **fields: object) -> Job:
+    return Job(
+        id="mail",
+        handler="mail",
+        schedule=None if schedule is None else parse(schedule),
+        created_at=NOON,
+        updated_at=NOON,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def stored(schedule: str | datetime | None, **fields: object) -> Job:
+    return replace(with_first_slot(draft(schedule), NOON), version=7, **fields)
+
+
+class TestFirstSlot:
+    def test_an_interval_first_fires_one_interval_after_its_job_is_stored(self) -> None:
+        assert with_first_slot(draft("10m"), NOON).next_run_at == NOON + 10 * MINUTE
+
+    def test_a_paused_job_and_one_without_a_schedule_have_none(self) -> None:
+        assert with_first_slot(draft("10m", enabled=False), NOON).next_run_at is None
+        assert with_first_slot(draft(None), NOON).next_run_at is None
+
+    def test_a_moment_that_passed_while_the_program_started_still_runs(self) -> None:
+        within_grace, before_it = NOON - timedelta(seconds=50), NOON - timedelta(seconds=70)
+        assert with_first_slot(draft(within_grace), NOON).next_run_at == within_grace
+        assert with_first_slot(draft(before_it), NOON).next_run_at is None
+
+
+class TestMerge:
+    def test_the_operators_switch_and_the_history_of_the_stored_job_stay(self) -> None:
+        before = stored("10m", enabled=False, next_run_at=None, last_run_at=NOON)
+        later = NOON + 30 * MINUTE
+        after = merge_job(draft("10m", description="new"), before, later)
+        assert (after.enabled, after.last_run_at, after.created_at) == (False, NOON, NOON)
+        assert (after.version, after.updated_at, after.description) == (7, later, "new")
+
+    def test_an_unchanged_schedule_keeps_a_slot_that_was_missed(self) -> None:
+        before = stored("10m")
+        after = merge_job(draft("10m"), before, NOON + timedelta(hours=5))
+        assert after.next_run_at == NOON + 10 * MINUTE
+        assert after.schedule == before.schedule
+
+    def test_a_changed_schedule_keeps_a_slot_that_is_due(self) -> None:
+        after = merge_job(draft("0 9 * * *"), stored("10m"), NOON + 11 * MINUTE)
+        assert after.next_run_at == NOON + 10 * MINUTE
+
+    def test_a_changed_cron_expression_takes_its_own_next_slot(self) -> None:
+        after = merge_job(draft("0 9 * * *"), stored("0 18 * * *"), NOON)
+        assert after.next_run_at == datetime(2030, 5, 2, 9, tzinfo=UTC)
+
+    def test_two_versions_that_register_by_turns_do_not_postpone_an_interval(self) -> None:
+        """As in a rolling deploy: one program says 10 minutes, the other says 15."""
+        job = stored("10m")
+        for minute in range(1, 10):
+            job = merge_job(draft("15m" if minute % 2 else "10m"), job, NOON + minute * MINUTE)
+        assert job.next_run_at == NOON + 10 * MINUTE
+
+    def test_a_file_takes_no_job_of_another_owner(self) -> None:
+        mine = draft("10m", owner=Owner.FILE, file="jobs.toml")
+        with pytest.raises(JobExists, match="--take-over"):
+            merge_job(mine, stored("10m", owner=Owner.API), NOON)
+
+    def test_another_owner_cannot_change_the_handler(self) -> None:
+        mine = replace(draft("10m"), handler="report", owner=Owner.API)
+        with pytest.raises(JobExists, match="handler 'mail'; it cannot become 'report'"):
+            merge_job(mine, stored("10m", owner=Owner.CODE), NOON)
+
+
+def test_slots_that_have_fired_are_not_named_again_when_the_clock_is_set_back() -> None:
+    fired = NOON + 20 * MINUTE
+    job = stored("10m", last_run_at=fired)
+    assert next_slot(job, True, NOON + MINUTE) == fired + 10 * MINUTE
+    assert next_slot(job, False, NOON + MINUTE) is None
+
+
+def test_only_an_edit_made_since_the_caller_read_the_job_is_a_conflict() -> None:
+    read = stored("10m")
+    fired = replace(read, last_run_at=NOON + 10 * MINUTE, next_run_at=NOON + 20 * MINUTE, version=8)
+    refuse_concurrent_edit(fired, read)
+    refuse_concurrent_edit(replace(read, description="new"), None)
+    with pytest.raises(JobChanged):
+        refuse_concurrent_edit(replace(fired, description="new"), read)
+
+
+def test_a_pause_differs_only_in_enabled() -> None:
+    job = stored("10m")
+    paused = replace(job, enabled=False, next_run_at=None)
+    assert differ_only_in_enabled(job, paused)
+    assert not differ_only_in_enabled(job, replace(paused, description="new"))
+
+
+def test_a_job_that_code_or_a_file_owns_is_not_edited_elsewhere() -> None:
+    refuse_owned(stored("10m", owner=Owner.API))
+    with pytest.raises(JobOwnedByCode):
+        refuse_owned(stored("10m", owner=Owner.CODE))
+    with pytest.raises(JobOwnedByFile):
+        refuse_owned(stored("10m", owner=Owner.FILE, file="jobs.toml"))
+
+
+def test_a_schedule_without_another_slot_is_refused_with_its_last_one() -> None:
+    refuse_ended_schedule(stored(NOON + MINUTE), NOON)
+    with pytest.raises(InvalidSchedule, match="12:01:00.00:00, has passed") as refused:
+        refuse_ended_schedule(stored(NOON + MINUTE), NOON + 2 * MINUTE)
+    assert refused.value.job_id == "mail"
