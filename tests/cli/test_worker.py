@@ -250,9 +250,8 @@ def test_processes_end_when_their_supervisor_is_gone(start: Start, run: Run) -> 
     until(lambda: not _alive(pid))
     until(lambda: not _session_alive(worker.pid))
     left = run("enqueue", "whoami", "--json").json["id"]
-    assert (
-        run("runs", "show", left, "--json").json["state"] == "pending"
-    )  # nobody is left to run it
+    shown = run("runs", "show", left, "--json").json
+    assert shown["state"] == "pending"  # no worker is left to run it
 
 
 def test_an_app_that_cannot_be_loaded_ends_the_supervisor(start: Start) -> None:

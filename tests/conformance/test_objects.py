@@ -124,9 +124,8 @@ class OnServer(OnBucket):
     def _trust_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def trust(*arguments: object, **options: object) -> None: ...
 
-        monkeypatch.setattr(
-            self_test, "check_conditions", trust
-        )  # it would be half of all requests
+        # The self-test would be half of all requests.
+        monkeypatch.setattr(self_test, "check_conditions", trust)
 
     def make_store(self) -> Store:
         return ObjectStore(GivenTimeBucket(Address.of(self.url), self.clock))

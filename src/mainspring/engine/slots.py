@@ -106,9 +106,8 @@ def plan(
         following = ahead or job.schedule.next(slot if left else until)
         firing = _firing(job, job.version + len(firings), runs, slot, following, now)
         if catching_up and firing.overlap is Overlap.SKIP:
-            firing = replace(
-                firing, overlap=Overlap.QUEUE
-            )  # `misfire="all"` runs all of them, one by one
+            # `misfire="all"` runs all of them, one by one.
+            firing = replace(firing, overlap=Overlap.QUEUE)
         firings.append(firing)
         if full:
             break

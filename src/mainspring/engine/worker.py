@@ -82,12 +82,10 @@ class Worker:
         self._ready: deque[LocalAttempt] = deque()
         self._groups = GroupLimits(engine.settings.workers, engine.clock.monotonic)
         self._search_at = 0.0  # when to claim again while a group is busy
-        self._active: dict[
-            LocalAttempt, None
-        ] = {}  # a run may be here twice: lost, and claimed again
-        self._recording: dict[
-            LocalAttempt, None
-        ] = {}  # their begin is being committed; each takes capacity
+        # A run may be active twice: its first attempt was lost, and it was claimed again.
+        self._active: dict[LocalAttempt, None] = {}
+        # Attempts whose begin is being committed; each takes capacity.
+        self._recording: dict[LocalAttempt, None] = {}
         self._suspects = Suspects(
             engine.time,
             engine.clock,

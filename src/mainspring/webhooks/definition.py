@@ -123,9 +123,8 @@ def host_of(url: str) -> str:
 
 def check_body(body: Any, what: str = "the body") -> Any:
     """A copy of a body that can be sent: text or JSON, with known templates only."""
-    codec.encode(
-        body, what=what.removeprefix("the ")
-    )  # refuses NaN, keys that are not text, and large values
+    # This refuses NaN, keys that are not text, and large values.
+    codec.encode(body, what=what.removeprefix("the "))
     _refuse_non_json(body, what)
     templates.check(body, what)
     try:

@@ -118,9 +118,8 @@ async def test_runs_that_ended_before_the_counters_were_made_are_counted_as_tota
         )
         await store.add([a_run("waits", state=State.WAITING, after=("r0",)), a_run("due")])
     other = sqlite3.connect(path)
-    other.executescript(
-        f"DROP TABLE mainspring_counters; {schema._ADD_COUNTERS}"
-    )  # as the step does
+    # As the step of the migration does.
+    other.executescript(f"DROP TABLE mainspring_counters; {schema._ADD_COUNTERS}")
     other.close()
     async with opened(path) as store:
         counts = await store.counts(jobs=frozenset({"j0", "j1", "job", WHOLE_STORE}))

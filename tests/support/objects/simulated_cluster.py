@@ -116,9 +116,8 @@ class WorkerBucket(MemoryBucket):
     async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
         if key == HEAD:
             assert self.store is not None
-            self._group_commit = (
-                self.store._group_commit or self._group_commit
-            )  # a store that closes has none
+            # A store that closes has none.
+            self._group_commit = self.store._group_commit or self._group_commit
             self._watcher.sent(self._group_commit)
         return await super().put(key, data, expected_etag=expected_etag)
 

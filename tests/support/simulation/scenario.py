@@ -249,9 +249,8 @@ class Simulation:
                 node.boot(**self._settings)
             elif kind < 0.35 * self._crashes + 0.4 * self._freezes:
                 node.freeze()
-                longest = (
-                    1.3 if self._stress else rng.choice((1.3, 3))
-                )  # often just past the lease, where rescues meet it
+                # Often just past the lease, when another worker rescues its runs.
+                longest = 1.3 if self._stress else rng.choice((1.3, 3))
                 await asyncio.sleep(rng.uniform(0.5, longest) * self._lease)
                 node.thaw()
             elif kind > 0.93:

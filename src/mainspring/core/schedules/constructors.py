@@ -265,9 +265,8 @@ def _rule_text(rule: object) -> str:
         return rule
     dateutil = sys.modules.get("dateutil.rrule")
     if dateutil is not None and isinstance(rule, dateutil.rruleset):
-        rules, gaps, more, without = (
-            getattr(rule, name) for name in ("_rrule", "_exrule", "_rdate", "_exdate")
-        )  # dateutil has no public names for them
+        parts = ("_rrule", "_exrule", "_rdate", "_exdate")  # dateutil has no public names for them
+        rules, gaps, more, without = (getattr(rule, name) for name in parts)
         if len(rules) != 1 or gaps:
             raise InvalidSchedule("of a dateutil rruleset, give one with one rrule and no exrule")
         lines = [_rule_text(rules[0])]

@@ -26,9 +26,8 @@ class Timeouts:
         self._loop = loop
         self._clock = clock
         self._expire = expire
-        self._ends: dict[
-            timedelta, dict[LocalAttempt, float]
-        ] = {}  # by length, each in the order of their ends
+        # By length; attempts of one length are in the order of their ends.
+        self._ends: dict[timedelta, dict[LocalAttempt, float]] = {}
         self._timers: dict[timedelta, asyncio.TimerHandle] = {}
 
     def watch(self, attempt: LocalAttempt) -> None:
