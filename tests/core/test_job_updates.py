@@ -129,6 +129,6 @@ def test_a_job_that_code_or_a_file_owns_is_not_edited_elsewhere() -> None:
 
 def test_a_schedule_without_another_slot_is_refused_with_its_last_one() -> None:
     refuse_ended_schedule(stored(NOON + MINUTE), NOON)
-    with pytest.raises(InvalidSchedule, match="12:01:00.00:00, has passed") as refused:
+    with pytest.raises(InvalidSchedule, match=r"2030-05-01T12:01:00.+ has passed") as refused:
         refuse_ended_schedule(stored(NOON + MINUTE), NOON + 2 * MINUTE)
     assert refused.value.job_id == "mail"
