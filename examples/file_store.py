@@ -23,7 +23,7 @@ from mainspring.core.transitions import Change
 from mainspring.errors import StoreMissing, StoreUnavailable
 from mainspring.stores import codec, evaluation, protocol
 from mainspring.stores.counters import Counters
-from mainspring.stores.protocol import Held, Renewed
+from mainspring.stores.protocol import Held, Renewed, runs_ended_by
 
 NO_TRANSACTIONS = "a JSON file has no transactions"
 Record = dict[str, Any]
@@ -68,10 +68,12 @@ class Data:
 
     def allow_for_clock_steps(self, steady: SteadyClock) -> None:
         """If somebody has set the clock, what was to last for a while still lasts as long."""
-        boot, offset = self.contents.get("clock", ["", 0])
-        step = steady.step_from(offset) if boot == steady.boot else 0
-        if boot != steady.boot or step:
-            self.contents["clock"] = [steady.boot, steady.wall_offset_us() or 0]
+        boot, offset = self.contents.get("clock", ["", None])
+        if boot != steady.boot or offset is None:  # the first reading since the machine started
+            self.contents["clock"] = [steady.boot, steady.wall_offset_us()]
+            return
+        step = steady.step_from(offset)
+        self.contents["clock"] = [boot, offset + step]
         for run in list(self.runs.values()) if step else ():
             moved = evaluation.fields_of_clock_step(run, timedelta(microseconds=step), self.now)
             self.update_run(run.id, moved)
@@ -125,8 +127,8 @@ class Data:
             broken_chains.add(firing.job_id)
             return protocol.Fired(False)
         unfinished = evaluation.unfinished_slots(self.runs.values(), job.id)
-        runs, changes = protocol.overlapped(firing, unfinished, self.now)
-        replaced = protocol.ended(unfinished, changes, [self.commit(change) for change in changes])
+        runs, changes = protocol.resolve_overlap(firing, unfinished, self.now)
+        replaced = runs_ended_by(unfinished, changes, [self.commit(change) for change in changes])
         stored = tuple(self.add(run, set()).run for run in runs)
         fields = {"next_run_at": firing.next_run_at, "last_run_at": firing.last_run_at}
         record = self.job_records[job.id] | {"version": job.version + 1}
@@ -163,8 +165,7 @@ class Data:
 
 class FileStore:
     def __init__(self, path: str | Path, clock: Clock | None = None) -> None:
-        self._path = Path(path)
-        self._clock = clock or SystemClock()
+        self._path, self._clock = Path(path), clock or SystemClock()
         self._steady = SteadyClock(self._clock)
 
     @contextmanager

@@ -21,6 +21,7 @@ from mainspring.testing.conformance.base import Repair
 @pytest.mark.thorough
 class TestFileStore(StoreConformance):
     reads_clock = True
+    refuses_when_closed = False  # it opens the file for each call
 
     def make_store(self) -> Store:
         return FileStore(self.place / "jobs.json", self.clock)

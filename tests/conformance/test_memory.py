@@ -13,6 +13,7 @@ _EMPTY: dict[str, Any] = {"attempts": (), "after": ()}
 
 class TestMemory(StoreConformance):
     reads_clock = True
+    refuses_when_closed = False
 
     def make_store(self) -> Store:
         return MemoryStore(self.clock)

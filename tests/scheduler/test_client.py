@@ -103,6 +103,16 @@ async def test_a_client_keeps_notes(tmp_path: Path) -> None:
         assert note.value == {"id": 7}
 
 
+@pytest.mark.parametrize("kind", ["rate", "breaker", "worker", "mainspring.pause"])
+async def test_notes_of_mainspring_itself_are_not_written_by_programs(kind: str) -> None:
+    """A note of the kind `rate` could stop a job, one of `mainspring.pause` all of them."""
+    async with Client("memory://") as client:
+        with pytest.raises(InvalidInput, match="belong to Mainspring: choose another kind"):
+            await client.put_note(Note(kind=kind, name="mail", value=1))
+        with pytest.raises(InvalidInput, match="belong to Mainspring"):
+            await client.remove_note(kind, "mail")
+
+
 async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
     client = Client("memory://")
     with pytest.raises(NotStarted, match="async with client"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -46,6 +47,19 @@ def test_a_wrong_option_of_a_scheduler_is_refused(options: dict[str, Any], words
 def test_the_name_of_a_file_gets_the_url_that_was_meant() -> None:
     with pytest.raises(InvalidInput, match=r"not 'jobs.db' \(did you mean sqlite:///jobs.db\?\);"):
         Scheduler("jobs.db")
+
+
+def test_a_path_or_nothing_is_no_store() -> None:
+    with pytest.raises(InvalidInput, match=r"did you mean sqlite:///jobs.db\?"):
+        Scheduler(Path("jobs.db"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="a store is named by a URL, not None"):
+        Scheduler(None)  # type: ignore[arg-type]
+
+
+def test_a_sqlite_url_with_options_is_refused() -> None:
+    """Other libraries take options there. As part of the file's name they would make a new file."""
+    with pytest.raises(InvalidInput, match=r"takes none; write sqlite:///jobs.db$"):
+        Scheduler("sqlite:///jobs.db?timeout=5")
 
 
 @pytest.mark.parametrize("url", ["jobs.db", "redis://x", "sqlite://", "sqlite:///", "://", ""])

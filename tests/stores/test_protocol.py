@@ -19,7 +19,7 @@ from mainspring.core.policy import Overlap
 from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.protocol import Counts, Firing, Store, overlapped
+from mainspring.stores.protocol import Counts, Firing, Store, resolve_overlap
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore
 
@@ -48,29 +48,31 @@ def firing(overlap: Overlap, *runs: Run) -> Firing:
 
 @pytest.mark.parametrize("overlap", list(Overlap))
 def test_nothing_unfinished_changes_nothing(overlap: Overlap) -> None:
-    assert overlapped(firing(overlap, SLOT, DEPENDENT), [], NOW) == ((SLOT, DEPENDENT), [])
+    assert resolve_overlap(firing(overlap, SLOT, DEPENDENT), [], NOW) == ((SLOT, DEPENDENT), [])
 
 
 @pytest.mark.parametrize("overlap", list(Overlap))
 @pytest.mark.parametrize("state", [State.SKIPPED, State.WAITING])
 def test_a_slot_that_will_not_run_now_overlaps_nothing(overlap: Overlap, state: State) -> None:
     slot = replace(SLOT, state=state)
-    assert overlapped(firing(overlap, slot), EARLIER, NOW) == ((slot,), [])
+    assert resolve_overlap(firing(overlap, slot), EARLIER, NOW) == ((slot,), [])
 
 
 @pytest.mark.parametrize("overlap", list(Overlap))
 def test_a_run_of_the_slot_itself_is_not_earlier(overlap: Overlap) -> None:
     """A store that adds first and advances second may have crashed in between."""
     there = replace(SLOT, state=State.RUNNING, token=1)
-    assert overlapped(firing(overlap, SLOT), [there], NOW) == ((SLOT,), [])
+    assert resolve_overlap(firing(overlap, SLOT), [there], NOW) == ((SLOT,), [])
 
 
 def test_allow_changes_nothing() -> None:
-    assert overlapped(firing(Overlap.ALLOW, SLOT), EARLIER, NOW) == ((SLOT,), [])
+    assert resolve_overlap(firing(Overlap.ALLOW, SLOT), EARLIER, NOW) == ((SLOT,), [])
 
 
 def test_skip_takes_the_dependents_along() -> None:
-    (slot, dependent), changes = overlapped(firing(Overlap.SKIP, SLOT, DEPENDENT), EARLIER, NOW)
+    (slot, dependent), changes = resolve_overlap(
+        firing(Overlap.SKIP, SLOT, DEPENDENT), EARLIER, NOW
+    )
     ended: dict[str, Any] = {"state": State.SKIPPED, "finished_at": NOW}
     unfinished = {"unfinished": [run.id for run in EARLIER]}
     assert slot == replace(SLOT, **ended, reason="overlap", result=unfinished)
@@ -79,14 +81,16 @@ def test_skip_takes_the_dependents_along() -> None:
 
 
 def test_queue_waits_for_every_end_of_the_earlier_ones() -> None:
-    (slot, dependent), changes = overlapped(firing(Overlap.QUEUE, SLOT, DEPENDENT), EARLIER, NOW)
+    (slot, dependent), changes = resolve_overlap(
+        firing(Overlap.QUEUE, SLOT, DEPENDENT), EARLIER, NOW
+    )
     after = ("waiting", "pending", "running")
     assert slot == replace(SLOT, state=State.WAITING, after=after, after_any=True)
     assert (dependent, changes) == (DEPENDENT, [])
 
 
 def test_replace_ends_what_nobody_holds_and_asks_who_does() -> None:
-    runs, changes = overlapped(firing(Overlap.REPLACE, SLOT), EARLIER, NOW)
+    runs, changes = resolve_overlap(firing(Overlap.REPLACE, SLOT), EARLIER, NOW)
     assert runs == (SLOT,)
     after = [change.after(old) for change, old in zip(changes, EARLIER, strict=True)]
     assert [r.state for r in after] == [State.CANCELLED, State.CANCELLED, State.RUNNING]

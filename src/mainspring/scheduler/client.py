@@ -126,7 +126,11 @@ class Client:
     ) -> None:
         self._clock = clock or SystemClock()
         self._url = store if isinstance(store, str) else None
-        self._store = open_store(store, self._clock) if isinstance(store, str) else store
+        self._store: Store
+        if store is None or isinstance(store, str | os.PathLike):
+            self._store = open_store(store, self._clock)
+        else:
+            self._store = store
         self._timezone = timezone
         self._zone = zone_named(timezone)
         self._defaults = check_defaults(defaults)
@@ -800,14 +804,17 @@ class Client:
         return await self._call(self._running().store.notes(query))
 
     async def put_note(self, note: Note) -> int | None:
-        """Write a note by compare-and-set: its new version, or None if another came first."""
+        """Write a note by compare-and-set: its new version, or None if another came first.
+        Mainspring's own kinds (`mainspring.…`, `breaker`, `rate`, `worker`) are refused."""
         check_key(note.kind, "a note's kind")
+        _refuse_reserved(note.kind)
         check_key(note.name, "a note's name")
         [version] = await self._call(self._running().store.put_notes([NoteWrite.put(note)]))
         return version
 
     async def remove_note(self, kind: str, name: str) -> bool:
-        """Delete a note. False if there was none."""
+        """Delete a note. False if there was none. Kinds are refused as by `put_note`."""
+        _refuse_reserved(kind)
         write = NoteWrite.drop(kind, name)
         [version] = await self._call(self._running().store.put_notes([write]))
         return version is not None
@@ -972,6 +979,20 @@ class Client:
 def _rest() -> None:
     """Let the other threads of this process work. `sleep(0)` would take the lock back at once."""
     time.sleep(0.0005)
+
+
+RESERVED_KINDS = frozenset({"breaker", "rate", "worker"})
+"""Kinds of notes that the engine and the stores write, besides those that begin with
+`mainspring.`: what a program puts there could stop its jobs."""
+
+
+def _refuse_reserved(kind: str) -> None:
+    if kind in RESERVED_KINDS or kind.startswith("mainspring."):
+        raise InvalidInput(
+            f"notes of the kind {kind!r} belong to Mainspring: choose another kind",
+            field="kind",
+            given=kind,
+        )
 
 
 def _has_own_secret(given: Mapping[str, Any]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from mainspring.core.clock import Clock
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import Store
@@ -18,8 +20,13 @@ _KNOWN = (
 _OTHER_SCHEMES = {"gcs": "gs", "google": "gs", "azure": "az", "abfs": "az", "mongo": "mongodb"}
 
 
-def open_store(url: str, clock: Clock | None = None) -> Store:
+def open_store(url: object, clock: Clock | None = None) -> Store:
     """Make the store that a URL names. It is not open yet: `await store.open()` opens it."""
+    if not isinstance(url, str):
+        advice = f" (did you mean sqlite:///{url}?)" if isinstance(url, PurePath) else ""
+        raise InvalidInput(
+            f"a store is named by a URL, not {url!r}{advice}; supported are {_KNOWN}", field="store"
+        )
     scheme, separator, rest = url.partition("://")
     if not separator:
         is_file = url.lower().endswith((".db", ".sqlite", ".sqlite3"))
@@ -37,6 +44,12 @@ def open_store(url: str, clock: Clock | None = None) -> Store:
 
         if not rest.startswith("/") or len(rest) < 2:
             raise InvalidInput(f"{url!r} names no file; write sqlite:///jobs.db")
+        file, question_mark, _ = rest.partition("?")
+        if question_mark:
+            raise InvalidInput(
+                f"{url!r} has options behind its '?', and a SQLite store takes none; write"
+                f" sqlite://{file}"
+            )
         return SqliteStore(rest[1:], clock)
     if scheme in ("mongodb", "mongodb+srv"):
         try:

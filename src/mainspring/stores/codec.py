@@ -208,6 +208,21 @@ def _value(what: str) -> Kind:
     return Kind("value", write, codec.decode, None, "decode({})", {"decode": codec.decode})
 
 
+def _note_value() -> Kind:
+    """A note whose value is damaged has the value None. It must not look absent, because an
+    election or a limit may rest on it, and it must not fail the reads of other notes."""
+
+    def read(text: Any) -> Any:
+        try:
+            return codec.decode(text)
+        except Exception:  # a damaged value may raise anything
+            return None
+
+    return replace(
+        _value("note"), read=read, fast_read="read_value({})", names={"read_value": read}
+    )
+
+
 def _write_mapping(value: Mapping[str, Any]) -> str:
     return codec.encode(dict(value), what="metadata")
 
@@ -413,7 +428,7 @@ NOTE: Table[Note] = Table(
         Field("name", TEXT, indexed=True),
         Field("version", NUMBER),
         Field("expires_at", TIME, sparse=True, indexed=True),
-        Field("value", _value("note")),
+        Field("value", _note_value()),
     ],
 )
 

@@ -34,10 +34,7 @@ async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | N
     replaced.
     """
     query = NoteQuery(kind=TERMS, names=frozenset({name}), limit=1)
-    try:
-        term = next(iter((await store.notes(query)).items), None)
-    except (TypeError, ValueError):  # its value is no JSON
-        return None
+    term = next(iter((await store.notes(query)).items), None)
     if term is None and not ttl:
         return None
     value: dict[str, Any] = {"holder": holder}

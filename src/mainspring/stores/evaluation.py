@@ -75,7 +75,7 @@ def choose_claimed(
     used = used.copy()
     chosen: list[Run] = []
     for run in sorted(due, key=lambda run: (-run.priority, run.run_at)):
-        if len(chosen) == claim.limit:
+        if len(chosen) >= claim.limit:
             break
         job = jobs.get(run.job_id)
         if has_capacity(job, used) and rates.allows(run.job_id):

@@ -74,8 +74,8 @@ __all__ = [
     "Store",
     "StoreInfo",
     "Transaction",
-    "ended",
-    "overlapped",
+    "resolve_overlap",
+    "runs_ended_by",
 ]
 
 
@@ -157,8 +157,8 @@ class Fired(Struct, frozen=True):
 
 
 class RunQuery(Struct, frozen=True, kw_only=True):
-    """Newest first. `ids`: a look-up of these runs, those that exist, each once, in any order and
-    all in one page; besides `ids` only `brief` counts then.
+    """Newest first. `ids`: returns those of these runs that exist, each once, in any order, in one
+    page. Then every other field but `brief` is ignored.
     `lapsed`: running with a lease that is over by the store's clock.
     `failing`: with a failed attempt since they were last made or revived, in whatever state.
     `tried`: with an attempt, over or under way.
@@ -167,7 +167,9 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     `upstream`: waiting runs that come after any of these runs.
     `brief`: leaves out payloads, results and attempts with their logs (they are empty, and `brief`
     of each run is set); a record in which only those cannot be read is given as readable.
-    `since` (inclusive) and `until` (exclusive) bound `created_at`."""
+    `since` (inclusive) and `until` (exclusive) bound `created_at`.
+    `set_aside` and `upstream` are combined with `brief`, `limit` and `cursor` alone, `lapsed` also
+    with `job`, `states`, `since` and `until`. Other combinations are not defined."""
 
     ids: frozenset[str] | None = None
     job: str | None = None
@@ -334,10 +336,10 @@ class Transaction(Protocol):
     """Commits a handler's own writes and the completion of its run as one.
 
     Used where the handler runs: in another thread than the store's other calls, on another loop.
-    It begins once and ends once, by `commit`, by `rollback` or by the store when its time is up:
-    from then on `commit` and the session raise `TransactionExpired`. A crash of the client rolls
-    it back. One made with `blocking` is for plain code: its coroutines never suspend, they block
-    the calling thread.
+    It begins once and ends once, by `commit`, by `rollback` or, where the store limits its time,
+    when that is up: from then on `commit` and the session raise `TransactionExpired`. A crash of
+    the client rolls it back. One made with `blocking` is for plain code: its coroutines never
+    suspend, they block the calling thread.
     """
 
     async def begin(self) -> Any:
@@ -384,7 +386,8 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish the calls that were accepted and release everything. A closed store may be closed
-        again. `info` still answers; every other call of a closed store raises `StoreError`."""
+        again. `info` still answers. Every other call of a closed store raises `StoreError`, unless
+        the store has released nothing (the memory store, which several clients may share)."""
         ...
 
     def info(self) -> StoreInfo:
@@ -422,11 +425,13 @@ class Store(Protocol):
         does not exclude; where there are none, say when to claim again.
 
         Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
-        over running runs with a valid lease. No job exceeds its `rate`: within any span of that
-        length, by the store's clock and over all clients, no more runs are taken than it says, also
-        through crashes and restarts (`stores/rates.py` counts them). Each run is returned in the
-        state `running`: its token and attempt are one higher, the store's clock has set
-        `started_at` and `lease_until`, `worker` is that of the claim, and `began` is false.
+        over running runs with a valid lease: its own, or those of all stored jobs that share its
+        `concurrency_key` (a run of a job that was removed no longer counts for the others). No job
+        exceeds its `rate`: within any span of that length, by the store's clock and over all
+        clients, no more runs are taken than it says, also through crashes and restarts
+        (`stores/rates.py` counts them). Each run is returned in the state `running`: its token and
+        attempt are one higher, the store's clock has set `started_at` and `lease_until`, `worker`
+        is that of the claim, and `began` is false.
 
         Not idempotent: each call takes other runs. Runs that a lost answer named are rescued when
         their lease has lapsed; those of a cancelled caller are released at once where possible.
@@ -498,8 +503,8 @@ class Store(Protocol):
         """The jobs that match, in the order that the query names, a page at a time (those that are
         `due`: the earliest first, in one page).
 
-        A page has a cursor only where the jobs are in ascending order of their ids. It is the last
-        id of the page, so that of a job which is gone meanwhile continues the list as well. In
+        A page has a cursor only where the jobs are in ascending order of their ids. The cursor is
+        the id of the page's last job, and still works if that job has been deleted since. In
         another order a cursor is ignored: give `offset`."""
         ...
 
@@ -518,9 +523,9 @@ class Store(Protocol):
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         """The notes that match and have not expired, by kind and name, a page at a time. A note
-        whose value cannot be read has the value None, or the call fails: it never looks absent
-        before it expires, because an election or a limit may rest on it. `InvalidInput` for a
-        cursor that no page gave."""
+        whose value cannot be read has the value None. It never looks absent before it expires,
+        because an election or a limit may rest on it. `InvalidInput` for a cursor that no page
+        gave."""
         ...
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
@@ -540,7 +545,7 @@ class Store(Protocol):
         that slept between its plan and this call has to look again). Firings of one job in a
         call are a chain: where one is not done, those behind it are not either (an edit may
         have brought the job to the very version that the second expects). Overlap is decided
-        in here, by `overlapped`, on what the store holds at that moment.
+        in here, by `resolve_overlap`, on what the store holds at that moment.
 
         A firing that is sent again is not done: the job has advanced. A store that cannot write
         both as one inserts the runs first and then advances the job; the runs are visible, and may
@@ -558,8 +563,8 @@ class Store(Protocol):
         """A transaction for the handler of a run that the caller holds: see `Transaction`. Where
         `info().no_transactions` gives a reason, it raises `NotImplementedError` with that reason.
 
-        The store rolls it back when `limit` has passed since it began. No renewal waits for it
-        longer than that.
+        The caller rolls it back when `limit` has passed since it began. A store in which it blocks
+        others (SQLite) does that itself too, so that no renewal waits for it longer than that.
         """
         ...
 
@@ -568,7 +573,7 @@ MOST_NAMED = 5
 """How many unfinished runs the result of a skipped run lists."""
 
 
-def overlapped(
+def resolve_overlap(
     firing: Firing, unfinished: Sequence[Run], now: datetime
 ) -> tuple[tuple[Run, ...], list[Change]]:
     """What a firing adds and changes, given the job's earlier slot runs that are unfinished.
@@ -605,10 +610,7 @@ def overlapped(
         case Overlap.REPLACE:
             reason = f"replaced by {run.id}"
             return firing.runs, [
-                transitions.request_cancel(r, reason)
-                if r.state is State.RUNNING
-                else transitions.cancelled(r, now, reason)
-                for r in unfinished
+                transitions.cancelled_or_requested(r, now, reason) for r in unfinished
             ]
 
 
@@ -617,7 +619,7 @@ def _is_set_aside(run: Run) -> bool:
     return run.unreadable is not None and run.state is not State.RUNNING
 
 
-def ended(
+def runs_ended_by(
     unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
 ) -> tuple[Run, ...]:
     """The runs that these changes have ended, in their new state."""

@@ -117,6 +117,21 @@ async def test_what_went_on_between_two_tries_is_caught_up_with(on_disk: Make) -
         assert await everything(target) == await everything(source)
 
 
+async def test_a_second_copy_keeps_the_counts_of_edited_jobs(on_disk: Make) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        await fill(source)
+        await copy(source, target)
+        jobs = frozenset(job.id for job in (await source.jobs(JobQuery())).items)
+        before = (await target.counts(jobs=jobs)).totals
+        assert before
+        for job in (await source.jobs(JobQuery())).items:
+            assert await put_job(source, replace(job, description="edited since"))
+        await copy(source, target)
+        assert (await target.counts(jobs=jobs)).totals == before
+        assert await everything(target) == await everything(source)
+
+
 async def test_notes_come_along(on_disk: Make, on_mongo: Make) -> None:
     """API keys among them: one that was revoked meanwhile must not live on."""
     source, target = on_disk("a"), on_mongo("b")

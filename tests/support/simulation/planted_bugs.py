@@ -428,10 +428,10 @@ def _backfills() -> Patches:
 
 
 def _overlap_unseen() -> Patches:
-    def overlapped(firing: Firing, unfinished: Any, now: datetime) -> Any:
+    def resolve_overlap(firing: Firing, unfinished: Any, now: datetime) -> Any:
         return firing.runs, []
 
-    return [patch.object(memory, "overlapped", overlapped)]
+    return [patch.object(memory, "resolve_overlap", resolve_overlap)]
 
 
 def _keeps_dedupe_key() -> Patches:

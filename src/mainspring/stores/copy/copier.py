@@ -153,14 +153,14 @@ class _Copier:
             there = {
                 job.id: job for job in await retry_while_unavailable(find_jobs, self._target, query)
             }
-            changed = [job for job in jobs if job.id in there and there[job.id] != job]
-            for job in changed:
-                _refuse_newer(f"job {job.id}", "version", there[job.id].version, job.version)
-                await retry_while_unavailable(self._target.put_jobs, [JobWrite.drop(job.id)])
-            missing = [job for job in jobs if job.id not in there or job in changed]
-            await retry_while_unavailable(
-                self._target.put_jobs, [JobWrite.add(job) for job in missing]
-            )
+            writes = []
+            for job in jobs:
+                old = there.get(job.id)
+                if old is not None and old != job:
+                    _refuse_newer(f"job {job.id}", "version", old.version, job.version)
+                if old != job:
+                    writes.append(JobWrite(job.id, 0 if old is None else old.version, job))
+            await retry_while_unavailable(self._target.put_jobs, writes)
             self.copied.jobs += len(jobs)
 
     async def copy_runs(self, runs: Sequence[Run]) -> None:

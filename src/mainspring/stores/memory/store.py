@@ -1,8 +1,8 @@
 """`memory://`: keeps everything in dicts, for tests and simulation.
 
-Tests compare other stores with it, so it is the simplest correct implementation of the protocol,
-and nothing in it is optimised. No method awaits in the middle of its work, so each is atomic on its
-event loop.
+Tests compare other stores with it, so it is the simplest correct implementation of the protocol. It
+has one index, the unfinished runs, so that long simulations stay fast. No method awaits in the
+middle of its work, so each is atomic on its event loop.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ from mainspring.stores.protocol import (
     Renewed,
     RunQuery,
     StoreInfo,
-    ended,
-    overlapped,
+    resolve_overlap,
+    runs_ended_by,
 )
 from mainspring.stores.rates import RateAllowance
 
 __all__ = ["MemoryStore"]
 
 
-_LimitKey = tuple[str, str]
 P = ParamSpec("P")
 T = TypeVar("T")
 _Result = Coroutine[Any, Any, T]
@@ -370,8 +369,8 @@ class MemoryStore:
         if firing.valid_until is not None and now > firing.valid_until:
             return Fired(False)
         unfinished = evaluation.unfinished_slots(self._runs.live.values(), job.id)
-        runs, changes = overlapped(firing, unfinished, now)
-        replaced = ended(unfinished, changes, [self._commit(c, now) for c in changes])
+        runs, changes = resolve_overlap(firing, unfinished, now)
+        replaced = runs_ended_by(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(
             records.copy_for_caller(self._add(records.storable_run(run), now).run) for run in runs
         )

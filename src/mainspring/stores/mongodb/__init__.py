@@ -14,6 +14,7 @@ sessions.py             ends the transactions of clients that are gone
 jobs.py                 jobs, and the firing of their slots
 commit.py               commit
 notes.py                notes
+counters.py             counters of ended runs
 queries.py              find, counts, jobs
 prune.py                deletes old runs and expired notes
 handler_transaction.py  `ctx.transaction()`

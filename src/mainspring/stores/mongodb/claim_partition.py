@@ -29,6 +29,9 @@ RECENT_SECONDS = 1.0
 
 LONGEST_PAUSE = 0.1
 
+MOST_OTHERS = 1000
+"""How many clients are remembered before those are forgotten that no longer claim."""
+
 
 class ClaimPartition:
     """`elapsed` gives seconds by a clock that only goes forward."""
@@ -53,6 +56,12 @@ class ClaimPartition:
     def record_other(self, other: ObjectId) -> None:
         """Another client claims."""
         self._others[other] = self._elapsed()
+        if len(self._others) > MOST_OTHERS:
+            self._forget_others()
+
+    def _forget_others(self) -> None:
+        now = self._elapsed()
+        self._others = {by: at for by, at in self._others.items() if now - at < RECENT_SECONDS}
 
     def record_contention(self, missed: bool) -> None:
         self._met = 20 if missed else max(0, self._met - 1)
@@ -66,8 +75,7 @@ class ClaimPartition:
         run to another client lately."""
         if not self._met:
             return list(lanes), []
-        now = self._elapsed()
-        self._others = {by: at for by, at in self._others.items() if now - at < RECENT_SECONDS}
+        self._forget_others()
         if self._others:
             partition = sorted([self.me, *self._others])
             parts = min(len(partition), LANE_PARTS)

@@ -85,7 +85,10 @@ class Database:
         )
         moment = None if found is None else read_moment(found["now"])
         if moment is None:
-            raise StoreUnavailable("the database was dropped; it will be made again at the start")
+            raise StoreUnavailable(
+                "the database was dropped while this program used it: restart the program, which"
+                " makes the database again"
+            )
         return moment
 
     async def settled(self, collection: Collection, ids: Iterable[str]) -> dict[str, Document]:

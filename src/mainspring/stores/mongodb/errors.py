@@ -95,8 +95,9 @@ def _translated(error: Exception) -> Exception:
         )
     if code in _INDEX_CONFLICTS:
         return StoreError(
-            "an index of the same name or keys is there with other options. Drop it and start"
-            f" again, or make ours by hand: `mainspring store indexes` ({_describe(error)})"
+            "MongoDB has an index of this name or these keys with other options. Drop it and"
+            " restart, or create Mainspring's indexes by hand: `mainspring store indexes` prints"
+            f" them ({_describe(error)})"
         )
     if isinstance(error, ServerSelectionTimeoutError):
         return StoreUnavailable(
@@ -109,7 +110,8 @@ def _translated(error: Exception) -> Exception:
         return StoreError(f"the MongoDB URL cannot be used: {error}")
     if isinstance(error, ConnectionFailure | AutoReconnect) or error.timeout or code in _AWAY:
         return StoreUnavailable(
-            f"MongoDB is away for now. It will be tried again ({_describe(error)})"
+            "MongoDB cannot be reached, or is electing a primary. It will be tried again"
+            f" ({_describe(error)})"
         )
     if isinstance(error, DocumentTooLarge):
         return InvalidInput(f"too large for a MongoDB document: {error}")

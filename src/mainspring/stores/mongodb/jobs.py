@@ -42,7 +42,7 @@ from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.commit import apply
 from mainspring.stores.mongodb.insert import add_in_transaction, documents
 from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction
-from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
+from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
 
 __all__ = ["fire", "live_slots", "put_jobs"]
 
@@ -157,14 +157,18 @@ def _version(stored: Document | None) -> int:
     return stored["version"] if stored else 0
 
 
-async def fire(db: Database, firings: Sequence[Firing], fired: list[Fired]) -> None:
+async def fire(
+    db: Database, firings: Sequence[Firing], fired: list[Fired], ended: list[Run]
+) -> None:
     """Fire the first firings of all jobs in one batch, the second ones in the next, and so on.
     After a firing that is not done, the later ones of its job are not done either. What is done is
-    put into `fired` after each batch: a later one may fail."""
+    put into `fired` after each batch, and the runs that it has ended (skipped or replaced) into
+    `ended`: a later batch may fail."""
     broken: set[str] = set()
     for batch in split_by_key(firings, lambda firing: firing.job_id):
         chained = {at: firings[at] for at in batch if firings[at].job_id not in broken}
-        fired_now = await _fire(db, chained) if chained else {}
+        fired_now, ended_now = await _fire(db, chained) if chained else ({}, [])
+        ended += ended_now
         for at, firing in chained.items():
             fired[at] = fired_now.get(at, Fired(False))
             if not fired[at].done:
@@ -175,22 +179,25 @@ async def fire(db: Database, firings: Sequence[Firing], fired: list[Fired]) -> N
 class _Plan:
     """What a firing adds and changes, and the earlier runs that it rests on."""
 
-    firing: Firing
     earlier: Sequence[Run]
     runs: tuple[Run, ...]
     changes: Sequence[Change]
 
 
-async def _fire(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]:
+_Done = tuple[dict[int, Fired], list[Run]]
+"""What was fired, and the runs that this has ended."""
+
+
+async def _fire(db: Database, firings: Mapping[int, Firing]) -> _Done:
     return await in_transaction(db, lambda db: _fire_in_transaction(db, firings))
 
 
-async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> dict[int, Fired]:
+async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> _Done:
     began = db.time.elapsed()
     jobs = await _due_jobs(db, firings.values())
     due = {at: firing for at, firing in firings.items() if firing.job_id in jobs}
     if not due:
-        return {}
+        return {}, []
     plans = await _plans(db, due, jobs)
     runs = [run for plan in plans.values() for run in plan.runs]
     limited = {job_id: "limit" in job for job_id, job in jobs.items()}
@@ -205,10 +212,15 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> d
         _seconds_left(one, jobs[one.job_id]) for one in due.values()
     ):
         raise WriteConflict  # the jobs are read again, with the time that it is now
-    return {
+    fired = {
         at: Fired(True, tuple(stored[run.id] for run in plan.runs), replaced[at])
         for at, plan in plans.items()
     }
+    # A run that was stored and had ended before (by a backfill) has another end than the plan's.
+    skipped = [
+        run for run in runs if run.finished and stored[run.id].finished_at == run.finished_at
+    ]
+    return fired, [*skipped, *(run for one in replaced.values() for run in one)]
 
 
 async def _due_jobs(db: Database, firings: Iterable[Firing]) -> dict[str, Document]:
@@ -236,8 +248,8 @@ async def _plans(
     plans = {}
     for at, firing in firings.items():
         earlier = unfinished.get(firing.job_id, [])
-        runs, changes = overlapped(firing, earlier, from_us(jobs[firing.job_id]["now"]))
-        plans[at] = _Plan(firing, earlier, runs, changes)
+        runs, changes = resolve_overlap(firing, earlier, from_us(jobs[firing.job_id]["now"]))
+        plans[at] = _Plan(earlier, runs, changes)
     return plans
 
 
@@ -276,7 +288,7 @@ async def _replace_earlier(db: Database, plans: Mapping[int, _Plan]) -> dict[int
     changes = [change for plan in plans.values() for change in plan.changes]
     done = dict(zip((change.id for change in changes), await apply(db, changes), strict=True))
     return {
-        at: ended(plan.earlier, plan.changes, [done[change.id] for change in plan.changes])
+        at: runs_ended_by(plan.earlier, plan.changes, [done[change.id] for change in plan.changes])
         for at, plan in plans.items()
     }
 

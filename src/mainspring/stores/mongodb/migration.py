@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pymongo import ReplaceOne
 
 from mainspring.core import transitions
-from mainspring.core.model import LIVE, State
+from mainspring.core.model import LIVE
 from mainspring.stores.mongodb.codec import read_run, to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.commit import apply
@@ -76,9 +76,7 @@ async def _replace_earlier(db: Database, ids: Sequence[str], reason: str) -> Non
     now = await db.now()
     found = [read_run(run) async for run in db.runs.find({"_id": {"$in": ids}}, hint=BY_ID)]
     changes = [
-        transitions.request_cancel(run, reason)
-        if run.state is State.RUNNING
-        else transitions.cancelled(run, now, reason)
+        transitions.cancelled_or_requested(run, now, reason)
         for run in found
         if run.state in LIVE and not run.cancel_requested
     ]

@@ -21,7 +21,7 @@ from pymongo.read_concern import ReadConcern
 from mainspring.core import transitions
 from mainspring.core.clock import Clock
 from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
-from mainspring.core.statistics import WHOLE_STORE, Ending, ending_of
+from mainspring.core.statistics import WHOLE_STORE, ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
 from mainspring.stores.mongodb import counters, insert, notes, queries, schema
@@ -105,14 +105,15 @@ class MongoStore:
         try:
             with translating():
                 if not create and not await schema.is_there(db):
-                    raise StoreMissing(
-                        f"there is nothing of Mainspring's in {self.info().location}"
-                    )
+                    raise StoreMissing(f"{self.info().location} holds no Mainspring data")
                 await schema.prepare(db)
                 await db.sessions.end_dead_sessions()
         except BaseException:
             await db.client.close()
             raise
+        if self._session is not None:  # another task has opened it meanwhile
+            await db.client.close()
+            return
         clients = Clients(self.mongo_url, db)
         partition = ClaimPartition(random.Random(), db.time.elapsed)
         notifier = Notifier(db, partition)
@@ -134,20 +135,20 @@ class MongoStore:
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         with translating():
-            ended = await self._new_endings(runs)
+            new = await self._new_finished(runs)
             added = await insert.add(self._db, runs)
-            await counters.count(self._db, ended)
+            ended = [one.run for one in added if one.run.id in new and not one.duplicate]
+            await counters.count(self._db, map(ending_of, ended))
         self._notify()
         return added
 
-    async def _new_endings(self, runs: Sequence[Run]) -> list[Ending | None]:
-        """Of runs that are to be added as they ended, the ends of those that are not there yet."""
+    async def _new_finished(self, runs: Sequence[Run]) -> frozenset[str]:
+        """The ids of the finished runs that the store does not have yet."""
         ids = frozenset(run.id for run in runs if run.finished)
         if not ids:
-            return []
+            return ids
         page = await queries.find(self._db, RunQuery(ids=ids, brief=True))
-        known = {run.id for run in page.items}
-        return [ending_of(run) for run in runs if run.id in ids - known]
+        return ids - {run.id for run in page.items}
 
     async def claim(self, claim: Claim) -> Claimed:
         session = self._open_session()
@@ -174,6 +175,7 @@ class MongoStore:
             return await renew_leases(self._db, held, lease)
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        self._open_session()
         if not changes:
             return []
         with translating():
@@ -243,16 +245,17 @@ class MongoStore:
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
         with translating():
-            return [await notes.put(self._db, write) for write in writes]
+            db = self._db
+            return [await notes.put(db, write) for write in writes]
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
         with translating():
             fired = [Fired(False)] * len(firings)
+            ended: list[Run] = []
             try:
-                await fire(self._db, firings, fired)
+                await fire(self._db, firings, fired, ended)
             finally:  # sent again, what was fired is not counted
-                changed = [run for one in fired if one.done for run in (*one.replaced, *one.runs)]
-                await counters.count(self._db, map(ending_of, changed))
+                await counters.count(self._db, map(ending_of, ended))
         self._notify()
         return fired
 

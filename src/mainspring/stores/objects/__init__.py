@@ -1,4 +1,32 @@
-"""`s3://`, `gs://`, `az://`, `file://`: keeps everything in a bucket with conditional writes."""
+"""`s3://`, `gs://`, `az://`, `file://`: keeps everything in a bucket with conditional writes.
+
+A round is one read, evaluation and conditional write of the head, for all operations that wait.
+
+    store.py             the methods of the seam: each is an operation of a round
+    group_commit.py      rounds: all operations that wait go into one write of the head
+    operations.py        what each call does to the state
+    state.py             the live state: runs, jobs, notes and counters
+    head.py              the head: the one object that every write compares and swaps
+    part_cache.py        parts: objects that are written once and never changed
+    layout.py            the names and the encoding of the objects
+    run_search.py        find
+    history.py           finished runs in segments, and the catalogue of the segments
+    period_counts.py     counters of ended runs
+    compaction.py        moves finished runs to segments, prunes, collects garbage
+    storage_clock.py     the storage's time, as an earliest and a latest bound
+    date_header.py       reads the storage's clock from its answers
+    bucket.py            all that the store needs of object storage
+    bucket_factory.py    the bucket that a URL names
+    url.py               the URL of a store
+    obstore_bucket.py    S3, Google Cloud Storage and Azure
+    obstore_errors.py    their errors as errors of Mainspring
+    aws_profiles.py      the profiles of AWS
+    directory_bucket.py  a directory as a bucket
+    self_test.py         proves that a bucket obeys conditions
+    retries.py           repeats requests that failed for now
+
+docs/decisions/0020-object-storage.md says why it is built so.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ _MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")
 _ADDRESS: Final = re.compile(r"(https?://)(?:[^\s?/]*@)?([^\s?/]+)\S*")
 _CAUSES: Final = {
     "ConnectionRefused": "it refused the connection, so no server listens there",
-    "dns error": "its name is not known",
-    "NetworkUnreachable": "no network leads there",
+    "dns error": "its host name cannot be resolved",
+    "NetworkUnreachable": "there is no route to it",
     "HostUnreachable": "no network leads there",
     "ertificate": "its certificate is not trusted",
     "InvalidMessage": "it does not speak TLS: write http:// if that is meant",

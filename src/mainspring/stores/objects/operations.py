@@ -42,8 +42,8 @@ from mainspring.stores.protocol import (
     NoteQuery,
     NoteWrite,
     Renewed,
-    ended,
-    overlapped,
+    resolve_overlap,
+    runs_ended_by,
 )
 
 __all__ = [
@@ -295,9 +295,9 @@ def _fire(work: Workspace, firing: Firing, broken_chains: set[str]) -> Fired:
         broken_chains.add(firing.job_id)
         return Fired(False)
     unfinished = evaluation.unfinished_slots(work.state.unfinished(), job.id)
-    runs, changes = overlapped(firing, unfinished, work.now)
+    runs, changes = resolve_overlap(firing, unfinished, work.now)
     done = commit(work, [NewChange.of(change) for change in changes])
-    replaced = ended(unfinished, changes, done)
+    replaced = runs_ended_by(unfinished, changes, done)
     stored = tuple(_add(work, NewRun.of(run), set()).run for run in runs)
     fields = {"next_run_at": firing.next_run_at, "last_run_at": firing.last_run_at}
     record = work.state.get("jobs", job.id) or {}

@@ -204,15 +204,11 @@ def _index_values(record: Record | None) -> tuple[bool | None, str | None]:
 
 
 def _read_note(record: Record) -> Note | None:
-    """A note whose value is damaged is returned with the value None until it expires, because
-    another client may rely on it. None if it is damaged in another way."""
+    """None if more of it is damaged than its value."""
     try:
         return note_from_record(record)
     except Exception:  # a damaged record may raise anything
-        try:
-            return note_from_record({**record, "value": "null"})
-        except Exception:
-            return None
+        return None
 
 
 def _make_patch(before: Record | None, now: Record | None) -> Record | None:

@@ -162,6 +162,7 @@ class ObjectStore:
     # -- runs
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
+        self._check_open()
         made = [NewRun.of(run) for run in runs]
         if not made:
             return []
@@ -176,10 +177,12 @@ class ObjectStore:
         return await self.group_commit.submit(operation)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+        self._check_open()
         held = list(held)
         return await self._write(lambda work: operations.renew(work, held, lease)) if held else []
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        self._check_open()
         made = [NewChange.of(change) for change in changes]
         if not made:
             return []
@@ -241,6 +244,7 @@ class ObjectStore:
         return await self._read(lambda work: operations.jobs(work, query))
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        self._check_open()
         made = [
             NewJob(write, None if write.job is None else job_to_record(write.job))
             for write in writes
@@ -251,10 +255,12 @@ class ObjectStore:
         return await self._read(lambda work: operations.notes(work, query))
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        self._check_open()
         made = [NewNote.of(write) for write in writes]
         return await self._write(lambda work: operations.put_notes(work, made)) if made else []
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        self._check_open()
         firings = list(firings)
         return await self._write(lambda work: operations.fire(work, firings)) if firings else []
 

@@ -15,6 +15,7 @@
     commit.py               commit
     jobs.py                 jobs, and the firing of their slots
     notes.py                notes
+    counters.py             counters of ended runs
     claim.py                selects due runs, at a cost that does not grow with the backlog
     queries.py              find, counts, jobs
     codec.py                values to rows and back

@@ -22,7 +22,7 @@ _AWAY = {
     sqlite3.SQLITE_IOERR: "could not be read or written (I/O error). Check the disk",
     sqlite3.SQLITE_CANTOPEN: "could not be opened. Check that the file and its folder are there"
     " and may be written",
-    sqlite3.SQLITE_READONLY: "may only be read. Check the permissions of the file and its folder",
+    sqlite3.SQLITE_READONLY: "is read-only. Check the permissions of the file and its folder",
     sqlite3.SQLITE_NOMEM: "could not be used: out of memory",
     sqlite3.SQLITE_PROTOCOL: "is locked by another program; it will be tried again",
 }
@@ -65,8 +65,7 @@ def _of_system(error: OSError, path: Path) -> StoreError:
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return StoreError(
-            f"{file} may not be written to ({why}). SQLite needs to write to the file and to its"
-            " folder"
+            f"{file} cannot be written to ({why}). SQLite writes to the file and to its folder"
         )
     return StoreUnavailable(f"{file}: {why}")
 

@@ -9,12 +9,13 @@ process writes next. Without `fcntl` (Windows) there is only SQLite's busy handl
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.sqlite.files import open_private
 
 try:
@@ -67,7 +68,11 @@ class FileLock:
             if self._try_lock(self._fd):
                 return
             self._queued = _QueuedLock(self._fd)
-        if not self._queued.wait(self._timeout):
+        got_lock = self._queued.wait(self._timeout)
+        if self._queued.error is not None:
+            error, self._queued = self._queued.error, None
+            raise self._refused(error) from error
+        if not got_lock:
             if self._queued.released:  # the thread got the lock and released it just now
                 self.__enter__()
                 return
@@ -82,13 +87,20 @@ class FileLock:
         if self._fd is not None:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    @staticmethod
-    def _try_lock(fd: int) -> bool:
+    def _try_lock(self, fd: int) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise self._refused(error) from error
         return True
+
+    def _refused(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"{self._path} cannot be locked: {error.strerror}. Its file system must support file"
+            " locks; a network file system may not"
+        )
 
 
 class _QueuedLock:
@@ -97,6 +109,8 @@ class _QueuedLock:
 
     def __init__(self, fd: int) -> None:
         self.released = False
+        self.error: OSError | None = None
+        """Why the system refused the lock. The thread has ended then."""
         self._fd = fd
         self._guard = threading.Lock()
         self._taken = threading.Event()
@@ -122,9 +136,17 @@ class _QueuedLock:
                 os.close(self._fd)
 
     def _main(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        except OSError as error:
+            self.error = error
         with self._guard:
-            if self._abandoned:
+            if self.error is not None:
+                self.released = True
+                if self._abandoned:
+                    os.close(self._fd)
+                self._taken.set()
+            elif self._abandoned:
                 os.close(self._fd)  # this releases the lock
             elif self._awaited:
                 self._taken.set()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mainspring.core.model import Run
 from mainspring.core.policy import Overlap
 from mainspring.stores.batching import split_by_key, split_in_order
-from mainspring.stores.protocol import Fired, Firing, JobWrite, ended, overlapped
+from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
 from mainspring.stores.sqlite.codec import (
     JOB_COLUMNS,
     LANE_SQL,
@@ -146,12 +146,12 @@ def _fire(tx: WriteTransaction, firings: Mapping[int, Firing], fired: list[Fired
     counts = []
     for firing in due.values():
         earlier = unfinished.get(firing.job_id, [])
-        added, changes = overlapped(firing, earlier, tx.time)
+        added, changes = resolve_overlap(firing, earlier, tx.time)
         runs += map(NewRun.of, added)
         done = (
             commit_changes(tx, [EncodedChange.of(change) for change in changes]) if changes else []
         )
-        replaced.append(ended(earlier, changes, done))
+        replaced.append(runs_ended_by(earlier, changes, done))
         counts.append(len(added))
     stored = iter(add_runs(tx, runs))
     for at, count, gone in zip(due, counts, replaced, strict=True):

@@ -91,7 +91,7 @@ def index_scans(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple
         return [_set_aside(query, before)]
     if query.upstream is not None:
         return [_waiting_for(query.upstream, query, before)]
-    if query.failing or (by_time(query) and query.job is None):
+    if query.failing or (needs_walk(query) and query.job is None):
         return [_filtered(query, before)]
     if query.states is None and query.job is None:
         return [(f"SELECT seq FROM mainspring_runs WHERE seq < ?{_NEWEST}", (before, query.limit))]
@@ -99,7 +99,7 @@ def index_scans(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple
     return [_scan_of_state(state, query, before) for state in states]
 
 
-def by_time(query: RunQuery) -> bool:
+def needs_walk(query: RunQuery) -> bool:
     """Whether no index serves the query, so that it reads all runs, or all of a job, from the
     newest on."""
     tried_of_all = query.tried and query.job is None

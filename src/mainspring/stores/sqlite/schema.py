@@ -270,14 +270,18 @@ def check_file(path: Path) -> None:
     if not path.exists():
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise StoreError(
-                f"{path} cannot be made: the folder {path.parent} may not be written to"
+                f"{path} cannot be made: this user has no permission to write to the folder"
+                f" {path.parent}"
             )
         return
     if not os.access(path, os.R_OK):
         raise StoreError(f"{path} cannot be read: no permission")
     for what in (path, path.parent):
         if not os.access(what, os.W_OK):
-            raise StoreError(f"{what} may not be written to; SQLite needs the file and its folder")
+            raise StoreError(
+                f"this user has no permission to write to {what}; SQLite writes to the file and to"
+                " its folder"
+            )
 
 
 def exists(path: Path) -> bool:

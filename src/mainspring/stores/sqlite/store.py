@@ -57,14 +57,14 @@ from mainspring.stores.sqlite.writer import Writer
 
 __all__ = ["SqliteStore"]
 
-_open_here: set[Path] = set()
+_open_here: dict[Writer, Path] = {}
 _open_at_fork: set[Path] = set()
 
 
 def _mark_open_files() -> None:
     """Mark files that were open at the fork. SQLite keeps a list of its locks in memory, and a fork
     copies the list without the locks, so a new connection to such a file would be unsafe."""
-    _open_at_fork.update(_open_here)
+    _open_at_fork.update(_open_here.values())
 
 
 os.register_at_fork(after_in_child=_mark_open_files)
@@ -101,14 +101,18 @@ class SqliteStore:
                 " open it here safely. Open it in each process after the fork and not before, or"
                 ' start this process by the method "spawn"'
             )
-        _open_here.add(path)
         writer = Writer(path, self._clock)
+        _open_here[writer] = path
         writer.start()
         try:
             await asyncio.wrap_future(writer.opened)
         except BaseException:
             writer.mailbox.close()  # the thread closes what it has opened, and ends
+            writer.ended.add_done_callback(lambda _: _open_here.pop(writer, None))
             raise
+        if self._session is not None:  # another task has opened it meanwhile
+            await _close_writer(writer)
+            return
         reader, slow_reader = (Reader(path, writer.clock, writer.identity) for _ in range(2))
         self._session = _Session(writer, reader, slow_reader, os.getpid())
 
@@ -122,10 +126,10 @@ class SqliteStore:
         try:  # the writer's connection is closed last: it knows whether the log may be used
             await asyncio.gather(*(asyncio.wrap_future(reader.ended) for reader in readers))
         finally:
-            session.writer.mailbox.close()
-        await asyncio.wrap_future(session.writer.ended)
+            await _close_writer(session.writer)
 
     async def now(self) -> datetime:
+        self._open_session()
         return self._clock.now()
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
@@ -163,7 +167,7 @@ class SqliteStore:
 
     async def find(self, query: RunQuery) -> Page[Run]:
         session = self._open_session()
-        reader = session.slow_reader if queries.by_time(query) else session.reader
+        reader = session.slow_reader if queries.needs_walk(query) else session.reader
         return await reader.read(queries.find, query, NOW)
 
     async def counts(
@@ -174,6 +178,7 @@ class SqliteStore:
         return await reader.read(queries.counts, NOW, since, jobs)
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
+        self._open_session()
         if before is None:  # a crash leaves nothing half done here
             return 0
         await self._release_set_aside(max(limit, 1))
@@ -255,3 +260,12 @@ class SqliteStore:
         session.writer.mailbox.put(
             Operation(commit_changes, back, loop, loop.create_future(), True)
         )
+
+
+async def _close_writer(writer: Writer) -> None:
+    """Wait until its thread has done what was queued, and has closed the file."""
+    writer.mailbox.close()
+    try:
+        await asyncio.wrap_future(writer.ended)
+    finally:
+        _open_here.pop(writer, None)

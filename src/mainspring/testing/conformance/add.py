@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -12,8 +14,8 @@ from mainspring.core.model import (
     State,
     replace,
 )
-from mainspring.errors import InvalidPayload
-from mainspring.stores.protocol import RunQuery, Store
+from mainspring.errors import InvalidPayload, StoreError
+from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
 
@@ -29,6 +31,37 @@ class OpenTests(Suite):
         await store.open()
         assert await self.states(store, "run") == [State.PENDING]
         assert await self.read_job(store) == job
+
+    async def test_two_tasks_may_open_a_store_at_once(self, store: Store) -> None:
+        await store.close()
+        await asyncio.gather(*(store.open() for _ in range(3)))
+        await store.add([self.run()])
+        assert await self.states(store, "run") == [State.PENDING]
+
+    async def test_every_call_of_a_closed_store_is_refused(self, store: Store) -> None:
+        await store.close()
+        if not self.refuses_when_closed:
+            pytest.skip("the store keeps answering: several clients share the object")
+        calls: list[Callable[[], Awaitable[object]]] = [
+            store.now,
+            lambda: store.add([]),
+            lambda: self.claim(store),
+            lambda: store.renew([], self.ticks(1)),
+            lambda: store.commit([]),
+            lambda: store.find(RunQuery()),
+            store.counts,
+            lambda: store.maintain(None, 1),
+            lambda: store.jobs(JobQuery()),
+            lambda: store.put_jobs([]),
+            lambda: store.notes(NoteQuery()),
+            lambda: store.put_notes([]),
+            lambda: store.fire([]),
+            lambda: store.wait(0),
+        ]
+        for call in calls:
+            with pytest.raises(StoreError):
+                await call()
+        assert store.info().kind
 
     async def test_now_is_in_utc_and_moves(self, store: Store) -> None:
         before = await store.now()

@@ -57,6 +57,9 @@ class Suite:
     reads_clock: bool = False
     """Whether the store reads `clock`: then steps of the wall clock are tried as well."""
 
+    refuses_when_closed: bool = True
+    """Whether every call of a closed store raises, as the protocol says."""
+
     place: Path
     """An empty directory for this test alone."""
 

@@ -33,6 +33,23 @@ class NoteTests(Suite):
         assert await self.note(store) == replace(note, version=1)
         assert await self.note(await self.peer(store)) == replace(note, version=1)
 
+    async def test_a_damaged_note_is_listed_without_its_value(self, store: Store) -> None:
+        """An election or a limit may rest on it, so it does not look absent; and the other notes
+        of its kind (API keys, workers, breakers) can be read."""
+        for name in ("a", "b", "c"):
+            await put_note(store, Note(kind="key", name=name, value={"n": name}))
+        await self.damage_note(store, "key", "b")
+        found = (await store.notes(NoteQuery(kind="key"))).items
+        assert [(note.name, note.value) for note in found] == [
+            ("a", {"n": "a"}),
+            ("b", None),
+            ("c", {"n": "c"}),
+        ]
+        assert await put_note(store, replace(found[1], value="whole")) == 2
+        whole = await self.note(store, "b")
+        assert whole is not None
+        assert whole.value == "whole"
+
     async def test_notes_of_different_kinds_are_independent(self, store: Store) -> None:
         for kind in ("key", "other"):
             await put_note(store, Note(kind=kind, name="a", value=kind))

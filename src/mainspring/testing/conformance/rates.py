@@ -11,6 +11,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.policy import Rate
 from mainspring.stores.protocol import Claim, Store
+from mainspring.stores.rates import NOTE_KIND
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["RateTests"]
@@ -126,6 +127,17 @@ class RateTests(Suite):
         done = [transitions.succeeded(run, now, None) for run in held]
         assert await store.commit(done) == [True, True]
         assert len(await self.claim_ids(store)) == 1
+
+    async def test_a_damaged_count_stops_no_other_job(self, store: Store) -> None:
+        """It is not known how many more may start, so none does until the count expires."""
+        await self.limit(store, "limited")
+        await store.add([self.run(f"r{n}", job_id="limited") for n in range(6)])
+        assert len(await self.claim_ids(store)) == 3
+        await self.damage_note(store, NOTE_KIND, "job:limited")
+        await store.add([self.run("free", job_id="other")])
+        assert await self.claim_ids(store) == ["free"]
+        await self.pass_ticks(2 * SPAN)
+        assert len(await self.claim_ids(store)) == 3
 
     async def test_a_rate_holds_for_runs_that_were_added_before_it(self, store: Store) -> None:
         await self.put(store)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, Source, State
+from mainspring.core.model import Run, Source, State, replace
 from mainspring.core.statistics import (
     HOUR,
     MINUTE,
@@ -129,6 +129,24 @@ class StatisticsTests(Suite):
         for _ in range(2):
             await store.add([ended, self.run("pending")])
         assert (await self.totals(store)).ended == {State.SUCCEEDED: 1}
+
+    async def test_a_finished_run_whose_key_is_held_is_not_counted(self, store: Store) -> None:
+        """`add` refuses it, so it has not ended here."""
+        await store.add([self.run("holder", dedupe_key="k")])
+        ended = {"state": State.SUCCEEDED, "started_at": self.start, "finished_at": self.start}
+        [added] = await store.add([self.run("refused", dedupe_key="k", **ended)])
+        assert added.duplicate
+        assert (await store.counts()).total(State.SUCCEEDED) == 0
+
+    async def test_a_slot_whose_run_has_ended_already_is_counted_once(self, store: Store) -> None:
+        """A backfill may have run the slot before it fires."""
+        await self.put(store)
+        job = await self.read_job(store)
+        ended = {"state": State.SUCCEEDED, "started_at": self.start, "finished_at": self.start}
+        await store.add([replace(self.slot(self.at(0), job.id), **ended)])
+        fired = await self.fire(store, job, self.at(0))
+        assert fired.done
+        assert (await store.counts()).total(State.SUCCEEDED) == 1
 
     async def test_ends_are_counted_by_hour_and_by_minute(self, store: Store) -> None:
         hour = period_start(self.start, HOUR) - 2 * HOUR
