@@ -12,9 +12,10 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from mainspring import RunContext, Scheduler
+from mainspring import Event, RunContext, Scheduler
 
 LEASE = 2.0
 
@@ -69,4 +70,11 @@ def _write_plainly(session: Any, ctx: RunContext) -> None:
 
 
 if __name__ == "__main__":
-    build(sys.argv[1]).run()
+    log = Path(sys.argv[2]) / f"{os.getpid()}.log"
+    scheduler = build(sys.argv[1])
+
+    def note_begin(event: Event) -> None:
+        log.write_text("a handler has begun\n")
+
+    scheduler.on("run.started", note_begin)
+    scheduler.run()

@@ -4,6 +4,8 @@ logs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -75,6 +77,11 @@ class WorkerProcesses:
     def alive(self) -> list[subprocess.Popen[bytes]]:
         return [process for process in self.processes if process.poll() is None]
 
+    def has_worked(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether a handler has begun in it, which it writes to its log."""
+        log = self.logs / f"{process.pid}.log"
+        return log.exists() and log.stat().st_size > 0
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
@@ -89,6 +96,20 @@ class WorkerProcesses:
             yield
         finally:
             process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen_without_lock(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Stop the process at a moment when it does not hold the write lock of the SQLite file,
+        which would stop all others too."""
+        lock = self.url.removeprefix("sqlite:///") + "-lock"
+        with open(lock, "rb") as file:
+            while True:
+                with self.frozen(process), contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(file, fcntl.LOCK_UN)
+                    yield
+                    return
+                time.sleep(0.01)
 
     @classmethod
     @contextmanager
@@ -163,13 +184,25 @@ async def kill_and_freeze(workers: WorkerProcesses, kills: int, stops: int, leas
     await asyncio.sleep(1.0)
     for signal_name in signals:
         await asyncio.sleep(rng.uniform(0, 0.8))
-        victim = rng.choice(workers.alive)
+        victim = rng.choice(await _working(workers) or workers.alive)
         if signal_name == "kill":
             workers.kill(victim)
             workers.start()
         else:
             with workers.frozen(victim):
                 await asyncio.sleep(rng.uniform(1.1, 1.6) * lease)
+
+
+async def _working(workers: WorkerProcesses) -> list[subprocess.Popen[bytes]]:
+    """The processes in which a handler has begun. On a busy machine a new process needs seconds to
+    get there, and the kill of one that does nothing yet shows nothing. Empty if there is none for
+    long: no run may be left."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if found := [process for process in workers.alive if workers.has_worked(process)]:
+            return found
+        await asyncio.sleep(0.02)
+    return []
 
 
 async def all_ended(producer: Scheduler, ids: list[str], timeout: float) -> list[Run]:

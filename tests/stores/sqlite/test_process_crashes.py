@@ -28,7 +28,7 @@ async def test_a_worker_that_was_stopped_beyond_its_lease_is_refused(tmp_path: P
             first = workers.start()
             while not any(e.what == "begin" for e in read_log(workers.logs)):
                 await asyncio.sleep(0.05)
-            with workers.frozen(first):
+            with workers.frozen_without_lock(first):
                 workers.start()
                 done = await producer.wait(run.id, timeout=60)
             deadline = time.monotonic() + 30
