@@ -46,6 +46,14 @@ def test_generated_pages_are_current() -> None:
         assert page(name) == text, name
 
 
+def test_commands_show_each_example_and_mark_what_is_required() -> None:
+    text = page("commands.md")
+    assert "    MAINSPRING_SECRET_KEY=NEW,OLD mainspring store reseal\n" in text
+    assert "    mainspring backfill JOB --from TIME [OPTIONS]\n" in text
+    assert re.search(r"^\| `--from TIME` \| .* Required\. \|$", text, re.MULTILINE)
+    assert "    mainspring worker [MODULE:ATTR] [OPTIONS]\n" in text
+
+
 def test_every_option_of_a_job_is_described() -> None:
     options = set(option_names(JobChanges)) | {"id", "on_start", "on_success", "on_error"}
     fields = {field.name for field in dataclasses.fields(Policy)}
