@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -52,6 +53,18 @@ def test_commands_show_each_example_and_mark_what_is_required() -> None:
     assert "    mainspring backfill JOB --from TIME [OPTIONS]\n" in text
     assert re.search(r"^\| `--from TIME` \| .* Required\. \|$", text, re.MULTILINE)
     assert "    mainspring worker [MODULE:ATTR] [OPTIONS]\n" in text
+
+
+def test_every_extra_is_described_with_its_packages() -> None:
+    text = (DOCS / "how-to" / "install.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra, needed in project["optional-dependencies"].items():
+        if extra in ("docs", "dev"):
+            continue
+        [row] = re.findall(rf"^\| `{extra}` .*$", text, re.MULTILINE)
+        for package in needed:
+            name = re.split(r"[<>=\[]", package)[0]
+            assert name == "mainspring" or name in row.lower(), (extra, name)
 
 
 def test_every_option_of_a_job_is_described() -> None:
