@@ -122,8 +122,8 @@ def _parameter(one: Any) -> str:
     if one.param_type_name == "argument":
         names = f"`{_argument(one)}`"
     else:
-        *others, _ = [*one.opts, *one.secondary_opts]
-        names = ", ".join(f"`{flag}`" for flag in [*others, _option(one)])
+        flags = [*one.opts, *one.secondary_opts]
+        names = ", ".join(f"`{flag}`" for flag in [*flags[:-1], _option(one)])
     facts = [(getattr(one, "help", None) or "").strip()]
     if one.min is not None:
         facts.append(f"{one.min} to {one.max}." if one.max is not None else f"{one.min} or more.")

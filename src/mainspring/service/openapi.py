@@ -1,6 +1,6 @@
-"""The OpenAPI document: what FastAPI makes of the routes, with what it cannot know.
+"""Makes the OpenAPI document: completes what FastAPI derives from the routes.
 
-Added are readable operation ids, errors by status, headers of answers, both ways to send a key, and
+It adds readable operation ids, errors by status, headers of answers, both ways to send a key, and
 an example of each body and answer, which is made from the schemas.
 """
 
