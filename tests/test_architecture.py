@@ -1,4 +1,4 @@
-"""Keeps the architecture: imports point down, no modules import each other in a circle, no packages
+"""Keeps the architecture: imports point down, no modules import each other in a cycle, no packages
 import back and forth, one module reads the clock, and ARCHITECTURE.md names every module."""
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
-def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
-    """Modules that import each other in a circle, in order, or None."""
+def find_cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """Modules that import each other in a cycle, in order, or None."""
     finished: set[str] = set()
     path: list[str] = []
 
@@ -130,24 +130,24 @@ def find_circle(graph: dict[str, set[str]]) -> list[str] | None:
             return [*path[path.index(module) :], module]
         path.append(module)
         for other in sorted(graph.get(module, ())):
-            if circle := visit(other):
-                return circle
+            if cycle := visit(other):
+                return cycle
         path.pop()
         finished.add(module)
         return None
 
     for module in sorted(graph):
-        if circle := visit(module):
-            return circle
+        if cycle := visit(module):
+            return cycle
     return None
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_cycle() -> None:
     graph = import_graph()
     # The package itself imports its public names late; other modules take only the version.
     graph.pop("mainspring")
-    circle = find_circle(graph)
-    assert circle is None, " imports ".join(circle)
+    cycle = find_cycle(graph)
+    assert cycle is None, " imports ".join(cycle)
 
 
 def package_of(module: str) -> str:
@@ -162,7 +162,7 @@ def mutual_packages(graph: dict[str, set[str]]) -> list[str]:
     A package and its own sub-package are no such pair: the sub-package is a part of it. Modules
     above the sub-package assemble its parts (`service/app.py` its routes, `engine/engine.py` its
     executors), and modules below it are what these parts share (`service/problems.py`,
-    `engine/attempt.py`). That no circle comes of it is checked module by module.
+    `engine/attempt.py`). That no cycle comes of it is checked module by module.
     """
     edges = {
         (package_of(here), package_of(there)) for here, named in graph.items() for there in named

@@ -89,12 +89,10 @@ def _command(command: Any, name: str) -> Iterator[str]:
         yield from (_parameter(one) for one in shown)
         yield ""
     if command.epilog:
-        yield "Examples:"
+        title, *examples = re.split(r"\n{2,}", command.epilog.replace("\b", ""))
+        yield title
         yield ""
-        for line in re.split(r"\n{2,}", command.epilog.replace("\b", "")):
-            example = " ".join(line.split())
-            if example.startswith("mainspring"):
-                yield f"    {example}"
+        yield from (f"    {' '.join(line.split())}" for line in examples)
         yield ""
     for part in parts:
         sub = command.get_command(context, part)
@@ -113,7 +111,9 @@ def _usage(command: Any, name: str) -> str:
         if one.param_type_name == "argument":
             shown = _argument(one)
             words.append(shown if one.required else f"[{shown}]")
-    if any(one.param_type_name == "option" for one in command.params):
+    options = [one for one in command.params if one.param_type_name == "option"]
+    words += [_option(one) for one in options if one.required]
+    if any(not one.required for one in options):
         words.append("[OPTIONS]")
     return " ".join(words)
 
@@ -122,10 +122,8 @@ def _parameter(one: Any) -> str:
     if one.param_type_name == "argument":
         names = f"`{_argument(one)}`"
     else:
-        value = "" if one.is_flag else " " + (one.metavar or _VALUES.get(_kind(one), "TEXT"))
         flags = [*one.opts, *one.secondary_opts]
-        names = ", ".join(f"`{flag}`" for flag in flags[:-1] if flag) + ", " * (len(flags) > 1)
-        names += f"`{flags[-1]}{value}`"
+        names = ", ".join(f"`{flag}`" for flag in [*flags[:-1], _option(one)])
     facts = [(getattr(one, "help", None) or "").strip()]
     if one.min is not None:
         facts.append(f"{one.min} to {one.max}." if one.max is not None else f"{one.min} or more.")
@@ -136,7 +134,7 @@ def _parameter(one: Any) -> str:
         facts.append(f"Default: `{_text(default)}`.")
     if one.envvar:
         facts.append(f"Environment: `{one.envvar}`.")
-    if one.param_type_name == "argument" and one.required:
+    if one.required:
         facts.append("Required.")
     told = " ".join(fact if fact.endswith(".") else f"{fact}." for fact in facts if fact)
     return f"| {_cell(names)} | {_cell(told)} |"
@@ -144,6 +142,12 @@ def _parameter(one: Any) -> str:
 
 def _argument(one: Any) -> str:
     return str(one.metavar or one.name.upper())
+
+
+def _option(one: Any) -> str:
+    """The last name of an option, with what stands for its value."""
+    value = "" if one.is_flag else " " + (one.metavar or _VALUES.get(_kind(one), "TEXT"))
+    return f"{[*one.opts, *one.secondary_opts][-1]}{value}"
 
 
 def _kind(one: Any) -> type[Any]:
@@ -235,6 +239,7 @@ def _documents(api: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield "Every document that [an operation](http-operations.md) of the HTTP API takes or returns."
     yield ""
+    shown_lists: dict[str, str] = {}
     for name, schema in sorted(api["components"]["schemas"].items()):
         yield f"## {name}"
         yield ""
@@ -247,13 +252,33 @@ def _documents(api: dict[str, Any]) -> Iterator[str]:
             required = schema.get("required", ())
             yield "| field | type | meaning |"
             yield "|---|---|---|"
+            lists: list[tuple[str, str]] = []
             for field, one in properties.items():
-                meaning = one.get("description", "")
+                meaning, _, listed = one.get("description", "").partition(":\n- ")
+                if listed:
+                    where = shown_lists.setdefault(listed, name)
+                    if where == name:
+                        meaning += ": see the table below."
+                        lists.append((field, listed))
+                    else:
+                        meaning += f": see [{where}](#{where.lower()})."
                 if (default := one.get("default")) is not None:
                     meaning += f" Default: `{json.dumps(default)}`."
                 shown = f"`{field}`" + ("" if field in required else " (optional)")
                 yield f"| {shown} | {_cell(_type(one))} | {_cell(meaning)} |"
             yield ""
+            for field, listed in lists:
+                yield from _values(field, listed)
+
+
+def _values(field: str, listed: str) -> Iterator[str]:
+    """A table of the values of a field, from a list in its description."""
+    yield f"| `{field}` | meaning |"
+    yield "|---|---|"
+    for line in listed.split("\n- "):
+        value, _, meaning = line.partition(": ")
+        yield f"| {value} | {_cell(meaning)} |"
+    yield ""
 
 
 def _type(schema: dict[str, Any]) -> str:

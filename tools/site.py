@@ -14,10 +14,11 @@ SCHEME = re.compile(r"[a-z]+:")
 def on_config(config: Any) -> Any:
     """Add the pages of the code's design, which come and go, to the menu of mkdocs.yml."""
     docs = Path(config.docs_dir)
+    decisions = docs / "decisions"
     pages = [
-        *sorted(docs.glob("*-a-*.md")),
         *sorted((docs / "architecture").glob("*.md")),
-        *sorted((docs / "decisions").glob("*.md")),
+        decisions / "index.md",
+        *sorted(decisions.glob("0*.md")),
     ]
     config.nav.append({"Design": [str(page.relative_to(docs)) for page in pages]})
     return config

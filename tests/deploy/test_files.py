@@ -24,7 +24,7 @@ from mainspring.service.settings import ServiceSettings
 from mainspring.stores.mongodb.url import MongoUrl
 from tests.support.deploy_files import DEPLOY, DOCKERFILE, KNOWN, ROOT, docker_steps
 
-UNIT = (DEPLOY / "mainspring.service").read_text()
+UNITS = {path.name: path.read_text() for path in sorted(DEPLOY.glob("*.service"))}
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = {
     path.name: yaml.safe_load(path.read_text())
@@ -79,13 +79,18 @@ def test_every_setting_is_one_that_the_service_reads(where: str, given: dict[str
         CONTAINER["args"],
         FIRST_KEY_POD["containers"][0]["args"],
         json.loads(docker_steps("CMD")[-1]),
-        re.findall(r"^ExecStart=\S+/mainspring (.*)$", UNIT, re.MULTILINE)[0].split(),
+        *(
+            re.findall(r"^ExecStart=/opt/mainspring/bin/mainspring (.*)$", unit, re.MULTILINE)[
+                0
+            ].split()
+            for unit in UNITS.values()
+        ),
     ],
     ids=" ".join,
 )
 def test_every_command_and_flag_is_one_of_the_command_line(words: list[str]) -> None:
     command = [word for word in words if not word.startswith("-")][:2]
-    command = command[:1] if command[0] == "serve" else command
+    command = command[:1] if command[0] in ("serve", "worker") else command
     shown = CliRunner().invoke(program, [*command, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     for flag in (word for word in words if word.startswith("--")):
@@ -131,7 +136,8 @@ def test_running_work_has_time_to_end() -> None:
     grace = timedelta(seconds=POD["terminationGracePeriodSeconds"])
     assert grace == timedelta(seconds=60)
     assert grace > before + drain + CLOSING
-    assert re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE) == ["60"]
+    for unit in UNITS.values():
+        assert re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE) == ["60"]
     assert timedelta(seconds=60) > longest + CLOSING
     for one in OURS.values():
         assert one["stop_grace_period"] == "60s"
@@ -157,10 +163,24 @@ def test_nothing_runs_as_root_or_writes_outside_its_data() -> None:
     for one in OURS.values():
         assert one["read_only"] is True
         assert one["cap_drop"] == ["ALL"]
-    for line in ("DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes"):
-        assert line in UNIT.splitlines()
-    assert "StateDirectory=mainspring" in UNIT
-    assert "WorkingDirectory=/var/lib/mainspring" in UNIT
+    for unit in UNITS.values():
+        for line in ("DynamicUser=yes", "ProtectSystem=strict", "NoNewPrivileges=yes"):
+            assert line in unit.splitlines()
+        assert "StateDirectory=mainspring" in unit
+        assert "WorkingDirectory=/var/lib/mainspring" in unit
+
+
+def test_workers_and_service_share_a_user_and_settings() -> None:
+    """systemd names the dynamic user after the unit, unless the unit names one."""
+    assert set(UNITS) == {"mainspring.service", "mainspring-worker.service"}
+    lines = {name: set(unit.splitlines()) for name, unit in UNITS.items()}
+    assert "User=mainspring" in lines["mainspring-worker.service"]
+    differing = {
+        line.partition("=")[0]
+        for line in lines["mainspring.service"] ^ lines["mainspring-worker.service"]
+        if not line.startswith("#")
+    }
+    assert differing == {"Description", "ExecStart", "User"}
 
 
 def test_manifests_belong_together() -> None:
@@ -221,14 +241,16 @@ def test_the_container_gets_all_that_it_is_built_from_and_no_more() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine")
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    unit = tmp_path / "mainspring.service"
-    unit.write_text(UNIT.replace("/opt/mainspring/bin/mainspring", shutil.which("true") or ""))
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_takes_the_unit(tmp_path: Path, name: str) -> None:
+    unit = tmp_path / name
+    text = UNITS[name].replace("/opt/mainspring/bin/mainspring", shutil.which("true") or "")
+    unit.write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)],
         capture_output=True,
         text=True,
         timeout=100,
     )
-    ours = [line for line in done.stderr.splitlines() if "mainspring.service" in line]
+    ours = [line for line in done.stderr.splitlines() if name in line]
     assert (done.returncode, ours) == (0, [])

@@ -60,6 +60,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert part in headings(target), link
 
 
+def test_every_decision_is_listed_and_has_its_number_as_title() -> None:
+    folder = DOCS / "decisions"
+    listed = (folder / "index.md").read_text()
+    for page in sorted(folder.glob("0*.md")):
+        assert f"| [{page.name[:4]}]({page.name}) |" in listed, page
+        assert page.read_text().startswith(f"# {page.name[:4]}: "), page
+
+
 def test_pages_that_sources_name_exist() -> None:
     for path in SOURCES:
         for name in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text()):

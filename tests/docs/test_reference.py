@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -18,13 +20,14 @@ import mainspring.webhooks
 from mainspring import Client, Policy, RunContext, Scheduler
 from mainspring.core.events import EVENTS
 from mainspring.core.job_options import EnqueueOptions, JobChanges, option_names
+from mainspring.scheduler.explanation import Reason
 from mainspring.scheduler.job_file import FILE_KEYS, JOB_KEYS
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 from mainspring.webhooks.definition import FIELDS as WEBHOOK_FIELDS
 from tests.support.deploy_files import KNOWN
 from tests.support.doc_examples import DOCS, ROOT
-from tests.support.public_names import public_names
+from tests.support.public_names import public_names, returned_names
 from tools import reference
 
 PAGES = DOCS / "reference"
@@ -44,6 +47,26 @@ def test_generated_pages_are_current() -> None:
     and a parameter for each would make them at every collection."""
     for name, text in reference.pages().items():
         assert page(name) == text, name
+
+
+def test_commands_show_each_example_and_mark_what_is_required() -> None:
+    text = page("commands.md")
+    assert "    MAINSPRING_SECRET_KEY=NEW,OLD mainspring store reseal\n" in text
+    assert "    mainspring backfill JOB --from TIME [OPTIONS]\n" in text
+    assert re.search(r"^\| `--from TIME` \| .* Required\. \|$", text, re.MULTILINE)
+    assert "    mainspring worker [MODULE:ATTR] [OPTIONS]\n" in text
+
+
+def test_every_extra_is_described_with_its_packages() -> None:
+    text = (DOCS / "how-to" / "install.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra, needed in project["optional-dependencies"].items():
+        if extra in ("docs", "dev"):
+            continue
+        [row] = re.findall(rf"^\| `{extra}` .*$", text, re.MULTILINE)
+        for package in needed:
+            name = re.split(r"[<>=\[]", package)[0]
+            assert name == "mainspring" or name in row.lower(), (extra, name)
 
 
 def test_every_option_of_a_job_is_described() -> None:
@@ -107,8 +130,12 @@ async def test_every_metric_is_described() -> None:
 
 
 def test_every_attribute_of_the_context_is_described() -> None:
-    names = {name for name in RunContext.__slots__ if not name.startswith("_")}
-    assert missing(names, page("python/context.md")) == set()
+    text = page("python/context.md")
+    names = {name for name in dir(RunContext) if not name.startswith("_")}
+    assert len(names) > 18
+    assert {
+        name for name in names if not re.search(rf"^\| `{name}[`(]", text, re.MULTILINE)
+    } == set()
 
 
 def test_every_option_of_webhook_settings_is_described() -> None:
@@ -120,8 +147,28 @@ def test_every_public_name_has_its_entry() -> None:
     entries = set()
     for path in (PAGES / "python").glob("*.md"):
         entries |= set(re.findall(r"^::: (\S+)$", path.read_text(), re.MULTILINE))
-    assert public_names() - entries == set()
-    assert entries - public_names() == set()
+    protocol = "mainspring.stores.protocol"
+    public = {one.rpartition(".")[2] for one in public_names()}
+    returned = {
+        one
+        for one in returned_names()
+        if one.rpartition(".")[2] not in public and not one.startswith(protocol)
+    }
+    assert len(returned) > 25
+    assert (public_names() | returned) - entries == set()
+    assert entries - public_names() - returned == {protocol}
+
+
+def test_every_value_that_a_method_returns_has_a_docstring() -> None:
+    for name in returned_names():
+        module, _, last = name.rpartition(".")
+        value = getattr(importlib.import_module(module), last)
+        assert value.__doc__, name
+        assert not value.__doc__.startswith(f"{last}("), name  # what a dataclass makes up
+
+
+def test_every_code_of_an_explanation_is_described() -> None:
+    assert missing(frozenset(map(str, Reason)), page("explanations.md")) == set()
 
 
 def test_every_public_name_has_a_docstring() -> None:

@@ -123,7 +123,7 @@ async def test_scheduled_workflows_share_their_slot(make: Make) -> None:
         assert run.scheduled_at == upstream.scheduled_at
 
 
-async def test_circles_are_refused(make: Make) -> None:
+async def test_cycles_are_refused(make: Make) -> None:
     scheduler = make()
     with pytest.raises(InvalidInput, match="cannot come after itself"):
         scheduler.job(id="a", after="a")(_nothing)
@@ -139,7 +139,7 @@ async def test_circles_are_refused(make: Make) -> None:
         await scheduler.start()
 
 
-async def test_circles_made_through_the_api_are_refused(make: Make) -> None:
+async def test_cycles_made_through_the_api_are_refused(make: Make) -> None:
     scheduler = make()
     scheduler.job(id="work")(_nothing)
     async with scheduler:

@@ -117,3 +117,19 @@ def test_every_endpoint_is_described() -> None:
         *("POST /api/v1/session", "GET /api/v1/session", "DELETE /api/v1/session"),
         *("GET /api/v1/statistics/history", "GET /api/v1/breakers", "GET /api/v1/audit"),
     }
+
+
+def test_only_creations_and_triggers_describe_a_location_and_a_replay() -> None:
+    described = {
+        f"{method.upper()} {path} {status}": set(answer.get("headers", {}))
+        for path, operations in APP.openapi()["paths"].items()
+        for method, operation in operations.items()
+        for status, answer in operation["responses"].items()
+    }
+    assert {one for one, headers in described.items() if "Idempotency-Replayed" in headers} == {
+        *("POST /api/jobs 201", "POST /api/jobs/{id}/trigger 202"),
+        *("POST /api/v1/jobs 201", "POST /api/v1/jobs/{id}/trigger 202"),
+    }
+    assert {one for one, headers in described.items() if "Location" in headers} == {
+        *("POST /api/jobs 201", "POST /api/v1/jobs 201", "POST /api/v1/jobs/{id}/trigger 202"),
+    }

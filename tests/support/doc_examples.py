@@ -11,8 +11,9 @@ A fenced block is an example by its language:
 A comment `<!-- example: background -->` above a block says how it is run otherwise: `background`
 (started in the first terminal, and stopped at the end of the page), `both` (run in both
 terminals), `eventually` (repeated until it prints what the page
-shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify`, `excerpt` (a part of a
-file in `examples/`) for tests of their own.
+shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify`, `framework` (a
+file of a program for a web framework) and `excerpt` (a part of a file in `examples/`) for tests of
+their own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 KINDS = {
     "background", "both", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint",
-    "verify", "excerpt",
+    "verify", "excerpt", "framework",
 }  # fmt: skip
 LONG = 60.0
 

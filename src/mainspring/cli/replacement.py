@@ -1,4 +1,4 @@
-"""Pauses before a process at its memory limit is replaced, if that keeps happening after a start.
+"""Decides how long to wait before a process at its memory limit is replaced.
 
 A limit a little above what a process holds when it starts is reached again by each new process,
 within seconds. The number of such replacements in a row is passed on in an environment variable,

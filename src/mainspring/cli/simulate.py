@@ -41,7 +41,7 @@ def simulate(
     app: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:ATTR]",
+            metavar="MODULE:ATTR",
             help="The jobs that this scheduler's code defines. Without it: the jobs of the store.",
             show_default=False,
         ),
@@ -55,7 +55,11 @@ def simulate(
     ] = None,
     tz: Annotated[
         str | None,
-        typer.Option("--tz", metavar="ZONE", help="The zone of hours and weekdays. Default: UTC"),
+        typer.Option(
+            "--tz",
+            metavar="ZONE",
+            help="The zone of hours and weekdays. Default: the app's or the file's, else UTC",
+        ),
     ] = None,
     file: Annotated[
         str | None,

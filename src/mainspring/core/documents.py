@@ -1,4 +1,4 @@
-"""Writes values as documents in JSON's types."""
+"""Converts structs, dataclasses and mappings to JSON's types."""
 
 from __future__ import annotations
 

@@ -111,6 +111,8 @@ class Origin(StrEnum):
 
 
 class Progress(Struct, frozen=True, gc=False):
+    """How far a handler has come, as it said by `ctx.progress(done, total, message)`."""
+
     done: float
     total: float | None = None
     message: str = ""

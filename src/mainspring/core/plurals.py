@@ -1,4 +1,4 @@
-"""Numbers with their nouns, and lists that are cut, in messages."""
+"""Formats counts with their nouns (`2 runs`) and shortened lists (`a, b and 3 more`)."""
 
 from __future__ import annotations
 

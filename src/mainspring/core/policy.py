@@ -49,12 +49,16 @@ _SIZES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gi
 
 
 class BackoffKind(StrEnum):
+    """How the wait between two attempts grows."""
+
     FIXED = "fixed"
     LINEAR = "linear"
     EXPONENTIAL = "exponential"
 
 
 class Overlap(StrEnum):
+    """What becomes of a slot while the run of an earlier slot is unfinished."""
+
     SKIP = "skip"
     QUEUE = "queue"
     REPLACE = "replace"
@@ -62,12 +66,16 @@ class Overlap(StrEnum):
 
 
 class MisfireKind(StrEnum):
+    """Which missed slots run: the newest one, none, or all."""
+
     ONCE = "once"
     SKIP = "skip"
     ALL = "all"
 
 
 class Delivery(StrEnum):
+    """How often a handler may start for one run, and what commits with its end."""
+
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
     EFFECT_ONCE = "effect_once"
@@ -81,6 +89,9 @@ class AfterFailure(StrEnum):
 
 
 class Isolation(StrEnum):
+    """Where a handler runs: on the event loop or in a thread, always in a thread, or in its own
+    process."""
+
     AUTO = "auto"
     THREAD = "thread"
     PROCESS = "process"

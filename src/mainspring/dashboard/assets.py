@@ -1,5 +1,7 @@
-"""The files of the pages. Their address has a hash of all files, so that browsers cache them
-without expiry and load the new files after an upgrade."""
+"""Serves the scripts, styles and icons of the pages.
+
+Their address has a hash of all of them, so that browsers cache them without expiry and load the new
+files after an upgrade."""
 
 from __future__ import annotations
 

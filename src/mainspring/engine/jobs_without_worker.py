@@ -1,6 +1,6 @@
-"""Notes that say since when no live worker can run a job.
+"""Reads, writes and applies notes that say since when no live worker can run a job.
 
-While there is one, and the grace is over, new workflow instances leave that job out
+While there is such a note, and the grace is over, new workflows leave that job out
 (`followers_to_run`). The notes are in the store, so all processes know them, also those that only
 enqueue. Live workers write and delete them (`live_workers.py`).
 """

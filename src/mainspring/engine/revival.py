@@ -1,4 +1,4 @@
-"""After a retry, makes the runs wait again that were skipped because the retried run had failed.
+"""When a failed run is retried, sets the runs that were skipped because of it back to waiting.
 
 A sweeper skips a run after it has read that an upstream run failed. A retry of the upstream run may
 come in between. So the order matters:

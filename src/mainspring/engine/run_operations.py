@@ -29,7 +29,7 @@ from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slots import is_orphan, make_run, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import refuse_circle_of_links, upstream_first
+from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.protocol import RunQuery
 
@@ -114,7 +114,7 @@ class RunOperations:
             made_at = now + timedelta(microseconds=at)
             [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
             if (run_id := following.pop(job_id, None)) is not None:
-                refuse_circle_of_links(runs[-1], made[run_id], made)
+                refuse_cycle_of_links(runs[-1], made[run_id], made)
                 run = replace(run, id=run_id, after=_union(made[run_id].after, run.after))
                 made[run.id] = run
             else:

@@ -41,7 +41,8 @@ SHORTEST_TURN = 1.0
 """Seconds for which short suspects run one after the other in the same turn."""
 
 SHORTEST_PUT_OFF = 0.1
-"""Seconds that a suspect is given back for: not claimed and given back in a circle."""
+"""Seconds that a suspect is given back for. Without them it would be claimed and given back over
+and over."""
 
 
 class Suspects:

@@ -1,4 +1,4 @@
-"""When no worker was alive: one note in the store, which all workers update.
+"""Records when no worker was alive, in one note of the store that all workers update.
 
 The note has the last moment at which a worker was alive, and the newest outages. A worker that
 announces itself and finds that moment long past records an outage from then until now.

@@ -1,8 +1,8 @@
-"""Checks which jobs may run after which: no circles, no unknown names, one root each. Pure.
+"""Checks which jobs may run after which: no cycles, no unknown names, one root each. Pure.
 
-A workflow instance begins with one root (a job that follows nothing) and holds everything that
-follows it. So a job that follows two jobs of different roots could never have both in one
-instance: it is refused when it is defined, instead of never running.
+A workflow begins with one root (a job that follows nothing) and holds everything that follows it.
+So a job that follows two jobs of different roots could never have runs of both in one workflow: it
+is refused when it is defined, instead of never running.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Run
 from mainspring.errors import InvalidInput
 
-__all__ = ["check_order", "refuse_circle_of_links", "runs_after", "upstream_first", "upstream_of"]
+__all__ = ["check_order", "refuse_cycle_of_links", "runs_after", "upstream_first", "upstream_of"]
 
 Order = Mapping[str, Collection[str]]
 """The upstream jobs of each job that runs after others."""
@@ -23,19 +23,19 @@ def check_order(
     order: Order, checked: Iterable[str], known: Collection[str], *, all_known: bool = True
 ) -> None:
     """Raise InvalidInput if jobs of `checked` can never run: one error for each unknown upstream
-    job, for each circle, and for each job of two roots. `known` are the ids of the jobs that exist.
+    job, for each cycle, and for each job of two roots. `known` are the ids of the jobs that exist.
     `all_known=False` allows unknown upstream jobs, which may be defined later."""
     errors = InputErrors()
-    in_circle: set[str] = set()
+    in_cycle: set[str] = set()
     for job_id in checked:
         for name in order.get(job_id, ()):
             if all_known and name not in known:
                 errors.add(_unknown(job_id, name))
-        if job_id in in_circle:  # the error of another job names it
+        if job_id in in_cycle:  # the error of another job names it
             continue
-        if circle := _circle(job_id, order):
-            in_circle |= set(circle)
-            errors.add(_never_runs(job_id, circle))
+        if cycle := _cycle(job_id, order):
+            in_cycle |= set(cycle)
+            errors.add(_never_runs(job_id, cycle))
         else:
             with errors:
                 _refuse_two_roots(job_id, order, known)
@@ -79,7 +79,7 @@ def upstream_first(runs: Mapping[str, Run]) -> list[Run]:
     return sorted(runs.values(), key=lambda run: depth[run.id])
 
 
-def refuse_circle_of_links(link: Run, following: Run, runs: Mapping[str, Run]) -> None:
+def refuse_cycle_of_links(link: Run, following: Run, runs: Mapping[str, Run]) -> None:
     """Raise InvalidInput if a link of a chain comes after the run that is to be the next link."""
     if following.id in upstream_of(link.id, {run.id: run.after for run in runs.values()}):
         raise InvalidInput(
@@ -99,16 +99,16 @@ def _unknown(job_id: str, name: str) -> InvalidInput:
     )
 
 
-def _never_runs(job_id: str, circle: Iterable[str]) -> InvalidInput:
+def _never_runs(job_id: str, cycle: Iterable[str]) -> InvalidInput:
     return InvalidInput(
-        f"job {job_id!r} would come after itself ({' → '.join(circle)}): none of these could ever"
+        f"job {job_id!r} would come after itself ({' → '.join(cycle)}): none of these could ever"
         " run",
         field="after",
         job_id=job_id,
     )
 
 
-def _circle(job_id: str, order: Order) -> list[str]:
+def _cycle(job_id: str, order: Order) -> list[str]:
     """A way from the job to itself, in the order in which the jobs would run; or an empty list."""
     ways = [[job_id]]
     seen: set[str] = set()

@@ -63,6 +63,10 @@ JobStatus = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Stats:
+    """How many jobs and runs there are. `runs` counts unfinished runs by state, and by the other
+    states all runs that ever ended. `running_here`, `workers` and `is_leader` are of this process.
+    """
+
     jobs: int
     enabled_jobs: int
     runs: Mapping[str, int]

@@ -159,7 +159,7 @@ class Metrics:
         )
         self._health = gauge(
             "mainspring_job_health",
-            "1 for the status that the health of a job has, as GET /api/jobs/:id/health says it.",
+            "1 for the status that the health of a job has, as GET /api/v1/jobs/:id/health shows.",
             ["job", "status"],
         )
         self._breaker_states = gauge(

@@ -1,6 +1,6 @@
-"""The OpenAPI document: what FastAPI makes of the routes, with what it cannot know.
+"""Makes the OpenAPI document: completes what FastAPI derives from the routes.
 
-Added are readable operation ids, errors by status, headers of answers, both ways to send a key, and
+It adds readable operation ids, errors by status, headers of answers, both ways to send a key, and
 an example of each body and answer, which is made from the schemas.
 """
 
@@ -187,9 +187,10 @@ def _headers(path: str, method: str, status: int) -> dict[str, tuple[str, str]]:
     of_job = {"": "POST", "/{id}": "GET PUT PATCH", **dict.fromkeys(actions, "POST")}
     if method in of_job.get(subject, "").split() and (subject or status == 201):
         headers["ETag"] = ("string", "The version of the job's definition, for If-Match.")
-    if status == 201 or (status == 202 and path.startswith(V1)):
+    triggered = subject == "/{id}/trigger" and status == 202
+    if status == 201 or (triggered and path.startswith(V1)):
         headers["Location"] = ("string", "The path of the new document.")
-    if status in (201, 202):
+    if status == 201 or triggered:
         headers["Idempotency-Replayed"] = ("string", "`true`: an earlier request created it.")
     return headers
 

@@ -1,4 +1,5 @@
-"""Routers of the API, which an application uses as they are.
+"""Makes the routers of the API, and adds their routes to an application without building them
+again.
 
 `include_router` would build every route again for each application, at its first request: that took
 50 ms of CPU, and half the time of the tests of the API.

@@ -16,7 +16,7 @@ from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 __all__ = ["LEADER", "TERMS", "elect"]
 
 LEADER = "keeper"
-"""The name that the leader holds, as stores have kept it since 0.1.0."""
+"""The name that the leader holds, as stores have kept it from the beginning."""
 
 TERMS = "mainspring.term"
 """The kind of the notes."""

@@ -183,7 +183,7 @@ class Vault:
 
 
 def key_files(database: Path) -> tuple[Path, Path]:
-    """The key file of an embedded store, and its name in 0.1.0."""
+    """The key file of an embedded store, and its name in early checkouts."""
     return Path(f"{database}-secret.key"), Path(f"{database}.key")
 
 

@@ -1,5 +1,7 @@
-"""`/api/v1`: the API's own form. Documents have no envelope, lists are `items` with `nextCursor`,
-and errors are RFC 9457 problems with a `code`.
+"""The routes of `/api/v1`, the API's own form.
+
+Documents have no envelope, lists are `items` with `nextCursor`, and errors are RFC 9457 problems
+with a `code`.
 
 The routes call the same functions as those of the compatibility page, in `jobs.py`, `runs.py` and
 the others.

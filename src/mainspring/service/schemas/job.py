@@ -841,7 +841,7 @@ class JobsBulkBody(Body):
     ] = "create"
     jobs: Annotated[
         Annotated[list[Any], Field(min_length=1, max_length=1000)] | None,
-        Field(description="For `create`: each is what `POST /api/jobs` takes."),
+        Field(description="For `create`: each is what `POST /api/v1/jobs` takes."),
     ] = None
     ids: Annotated[
         Annotated[list[JobId], Field(min_length=1, max_length=1000)] | None,
@@ -856,7 +856,7 @@ class JobsBulkBody(Body):
         if self.action == "create":
             if self.jobs is None or self.ids is not None or self.match is not None:
                 raise field_fault(
-                    "jobs", "is what create takes: a list of what POST /api/jobs takes"
+                    "jobs", "is what create takes: a list of what POST /api/v1/jobs takes"
                 )
         elif self.jobs is not None or (self.ids is None) == (self.match is None):
             raise field_fault(

@@ -1,4 +1,6 @@
-"""What each call does to the state: pure functions, which a round may evaluate again.
+"""The operations of the store (add, claim, renew, commit, fire, …) as pure functions of its state.
+
+A round of the group commit may evaluate an operation again.
 
 Each takes a `Workspace`: the state as it is, the history, and the time. What it changes is stored
 together with what the other operations of the round change, or not at all.

@@ -1,4 +1,4 @@
-"""Answers `find`: live runs in a round, finished ones beside the rounds.
+"""Finds runs: live ones in the state, finished ones in the segments of the history.
 
 A search of the history may read many segments. So a round only gives the live runs that match, and
 what the state says of the history at that moment. The segments are read after that, while renewals

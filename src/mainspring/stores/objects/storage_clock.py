@@ -1,4 +1,4 @@
-"""The storage's time, of which a client knows only bounds.
+"""Estimates the storage's time: an earliest and a latest bound.
 
 A reading of the storage's clock gives an earliest and a latest time. Between readings both bounds
 advance with the monotonic clock and widen by its possible drift. Each reading narrows them. What is

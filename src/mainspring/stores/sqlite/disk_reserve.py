@@ -24,7 +24,7 @@ _SPACE_NEEDED = 4 * _SIZE
 class DiskReserve:
     def __init__(self, path: Path, former: Path | None = None) -> None:
         self._path = path
-        self._former = former  # its name before 0.2
+        self._former = former  # its name in early checkouts
         self._unfinished_path = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
         self._given_up = False
 

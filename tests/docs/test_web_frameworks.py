@@ -1,0 +1,129 @@
+"""The examples of docs/how-to/use-in-a-web-application.md answer requests and enqueue."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.support.doc_examples import DOCS, blocks
+
+PAGE = DOCS / "how-to" / "use-in-a-web-application.md"
+
+STORE_JOBS = """
+from jobs import scheduler
+
+with scheduler.blocking:
+    pass
+"""
+FASTAPI = """
+import sys
+from importlib import import_module
+from starlette.testclient import TestClient
+
+with TestClient(import_module(sys.argv[1]).app) as web:
+    assert web.post("/orders/1").status_code == 200
+    assert web.post("/orders/1").json()["run"]
+"""
+FORKED = """
+import os
+
+def fork_twice(request):
+    '''As a server that loads the application before it forks.'''
+    children = []
+    for number in (1, 2):
+        if (child := os.fork()) == 0:
+            try:
+                request(number)
+            except BaseException as error:
+                print(repr(error), flush=True)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+"""
+PLAIN = """
+from jobs_client import client
+
+def request(number):
+    for _ in range(2):  # the second one finds the client open
+        client().enqueue("send_email", {"to": "a"}, dedupe_key=f"order-{number}")
+
+fork_twice(request)
+"""
+FLASK = """
+from flask_app import app
+
+def request(number):
+    answer = app.test_client().post(f"/orders/{number}")
+    assert answer.status_code == 200 and answer.json["run"], answer.text
+
+fork_twice(request)
+"""
+DJANGO = """
+import django
+from django.conf import settings
+
+database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+settings.configure(DATABASES={"default": database})
+django.setup()
+
+from django.test import RequestFactory
+import views
+
+def request(number):
+    answer = views.order(RequestFactory().post(f"/orders/{number}"), number)
+    assert answer.status_code == 202
+
+fork_twice(request)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for block in blocks(PAGE):
+        if block.kind == "framework" and block.title is not None:
+            (tmp_path / block.title).write_text(block.text)
+    run(tmp_path, STORE_JOBS)
+    return tmp_path
+
+
+def run(folder: Path, script: str, *arguments: str) -> str:
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def runs_in(folder: Path) -> str:
+    list_runs = "from mainspring import Client\nwith Client('sqlite:///shop.db').blocking as c:\n"
+    return run(folder, list_runs + "    print(len(c.list_runs(job='send_email').items))").strip()
+
+
+@pytest.mark.parametrize(("module", "runs"), [("fastapi_app", "1"), ("fastapi_with_workers", "2")])
+def test_a_lifespan_opens_the_client_or_the_scheduler(folder: Path, module: str, runs: str) -> None:
+    run(folder, FASTAPI, module)
+    assert runs_in(folder) == runs
+
+
+@pytest.mark.parametrize(
+    ("framework", "script"),
+    [("mainspring", PLAIN), ("flask", FLASK), ("django", DJANGO)],
+    ids=["plain", "flask", "django"],
+)
+def test_each_forked_process_opens_its_own_client(
+    folder: Path, framework: str, script: str
+) -> None:
+    if find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    run(folder, FORKED + script)
+    assert runs_in(folder) == "2"
