@@ -47,7 +47,7 @@ from mainspring.engine.live_workers import (
 )
 from mainspring.errors import MainspringError
 from mainspring.stores.election import elect
-from mainspring.stores.paging import all_items
+from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
 __all__ = ["Check", "run_checks"]
@@ -61,6 +61,8 @@ NEGLIGIBLE_CLOCK_ERROR = timedelta(milliseconds=10)
 """`doctor` does not mention an error of the clock that is no larger than this."""
 READ_SAMPLES = 5
 PAGE_SIZE = 100
+WHOLE_RUNS_AT_ONCE = 20
+"""Runs that are read with payload, result and attempts: each may hold megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,8 +386,8 @@ async def _check_records(store: Store, jobs: list[Job]) -> Check:
     queries = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
     runs: dict[str, str | None] = {}
     for query in queries:
-        page = await store.find(replace(query, limit=1000))
-        runs |= {run.id: run.unreadable for run in page.items if run.unreadable is not None}
+        async for page in pages(store.find, replace(query, limit=WHOLE_RUNS_AT_ONCE), most=1000):
+            runs |= {run.id: run.unreadable for run in page if run.unreadable is not None}
     found += [f"run {run_id} ({why})" for run_id, why in runs.items()]
     if not found:
         return Check("ok", "records", "all records that were checked can be read")

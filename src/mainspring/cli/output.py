@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,8 @@ from mainspring.core.documents import to_document
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from mainspring.core.model import Page
 
 __all__ = ["Column", "Output", "json_text", "printable", "progress_bar", "when"]
 
@@ -63,6 +65,21 @@ class Output:
 
     def document(self, value: Any) -> None:
         sys.stdout.write(json_text(value) + "\n")
+
+    async def item_pages(
+        self, pages: AsyncIterable[Page[T]], shape: Callable[[T], dict[str, Any]]
+    ) -> None:
+        """Print one document, `{"items": […], "cursor": …}`, page by page, so that only one page
+        is held in memory. Nothing is printed before the first page was read."""
+        before, cursor = '{\n  "items": [', None
+        async for page in pages:
+            for item in page.items:
+                text = json_text(shape(item)).replace("\n", "\n    ")
+                sys.stdout.write(f"{before}\n    {text}")
+                before = ","
+            cursor = page.cursor
+        end = "\n  ]" if before == "," else f"{before}]"
+        sys.stdout.write(f'{end},\n  "cursor": {json_text(cursor)}\n}}\n')
 
     def line(self, text: str = "", *, style: str = "") -> None:
         text = printable(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -24,12 +24,23 @@ from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
-    from mainspring.core.model import Attempt, Run
+    from collections.abc import AsyncIterator
+
+    from mainspring.core.model import Attempt, Page, Run
+    from mainspring.scheduler import Client
 
 __all__ = ["COLUMNS", "group", "print_run"]
 
 BODY_SHOWN = 500
 """Characters of an answer's body that are printed. `--json` has all that was kept."""
+
+WHOLE_RUNS_AT_ONCE = 10
+
+
+class Filters(TypedDict):
+    job: str | None
+    state: list[str] | None
+
 
 group = typer.Typer(help="List and show runs; cancel and retry them.")
 
@@ -73,31 +84,38 @@ async def _list(
     limit: int,
     cursor: str | None,
 ) -> None:
-    from mainspring.cli.json_output import page_document, run_document
-
     async with open_client(choice) as client:
-        page = await client.list_runs(
-            job=job,
-            state=states or None,
-            brief=not output.as_json,
-            limit=limit,
-            cursor=cursor,
-        )
-        if job is not None and not page.items:
+        filters: Filters = {"job": job, "state": states or None}
+        if job is not None and not (await client.list_runs(**filters, brief=True, limit=1)).items:
             await client.get_job(job)  # an unknown job is an error, not an empty list
-        if not output.as_json:
-            page.items[:] = [
-                await client.get_run(run.id) if _stands_for_slots(run) else run
-                for run in page.items
-            ]
-    if output.as_json:
-        output.document(page_document(page, run_document))
-    elif not page.items:
+        if output.as_json:
+            from mainspring.cli.json_output import run_document
+
+            await output.item_pages(_read_pages(client, filters, limit, cursor), run_document)
+            return
+        page = await client.list_runs(**filters, brief=True, limit=limit, cursor=cursor)
+        page.items[:] = [
+            await client.get_run(run.id) if _stands_for_slots(run) else run for run in page.items
+        ]
+    if not page.items:
         output.note(_nothing(job, states))
     else:
         output.table(COLUMNS, page.items)
         if page.cursor:
             output.note(f"there are more: --cursor {page.cursor}")
+
+
+async def _read_pages(
+    client: Client, filters: Filters, limit: int, cursor: str | None
+) -> AsyncIterator[Page[Run]]:
+    """Whole runs, a few at a time: each may hold megabytes of payload, result and logs."""
+    while limit > 0:
+        at_once = min(limit, WHOLE_RUNS_AT_ONCE)
+        page = await client.list_runs(**filters, limit=at_once, cursor=cursor)
+        yield page
+        limit, cursor = limit - len(page.items), page.cursor
+        if cursor is None:
+            return
 
 
 def _nothing(job: str | None, states: list[str]) -> str:
