@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from mainspring import Breaker, Scheduler
+from mainspring import Breaker, Client, Scheduler
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
@@ -322,3 +324,51 @@ def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(
     assert all("T02:30:00+0" in line and "Europe/Berlin" in line for line in lines[:4])
     assert "does not exist in Europe/Berlin: runs at 03:00" in shown
     assert "happens twice in Europe/Berlin" in shown
+
+
+def test_the_signing_secret_of_a_new_webhook_is_printed_once(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    url = ("--url", "https://example.org/ping")
+    added = run("jobs", "add", "ping", *url)
+    shown = re.search(r"^signing secret, shown only now: (whsec_\S+)$", added.out, re.MULTILINE)
+    assert shown is not None
+    assert _signing_secrets("ping") == [shown[1]]
+    assert shown[1] not in run("jobs", "show", "ping", "--json").out
+    document = run("jobs", "add", "pong", *url, "--json").json
+    assert _signing_secrets("pong") == [document["signing_secret"]]
+    own = "whsec_" + "A" * 32
+    given = run("jobs", "add", "own", *url, "--set", f"webhook.signing_secret={own}")
+    assert given.code == 0
+    assert own not in given.out
+    assert "secret" not in run("jobs", "add", "plain", "--handler", "send_email").out
+
+
+def test_rotating_a_secret_prints_the_new_one(run: Run, stored_runs: StoredRuns) -> None:
+    run("jobs", "add", "ping", "--url", "https://example.org/ping")
+    [old] = _signing_secrets("ping")
+    rotated = run("jobs", "rotate-secret", "ping")
+    new = rotated.out.strip()
+    assert _signing_secrets("ping") == [new, old]
+    assert "shown only now" in rotated.err
+    options = ("--old-valid-for", "0", "--json")
+    last = run("jobs", "rotate-secret", "ping", *options).json["signing_secret"]
+    assert _signing_secrets("ping") == [last]
+    refused = run("jobs", "rotate-secret", "send_email")
+    assert (refused.code, "it is not a webhook job" in refused.err) == (2, True)
+    assert run("jobs", "rotate-secret", "nothing").code == 2
+
+
+def _signing_secrets(job_id: str) -> list[str]:
+    """The secrets that the job's requests are signed with, decrypted."""
+
+    async def read() -> list[str]:
+        async with Client("sqlite:///mainspring.db", inline=True) as client:
+            job = await client.get_job(job_id)
+            assert job.webhook is not None
+            vault = client.webhooks.vault
+            return [
+                vault.open(one.sealed, job_id, "the signing secret") for one in job.webhook.signing
+            ]
+
+    return asyncio.run(read())

@@ -23,7 +23,11 @@ COMMANDS = [
     ("schedule",),
     ("doctor",),
     ("version",),
-    *(("jobs", verb) for verb in ("list", "show", "pause", "resume", "trigger", "remove")),
+    *(
+        ("jobs", verb)
+        for verb in ("list", "show", "add", "update", "rotate-secret", "pause", "resume")
+    ),
+    *(("jobs", verb) for verb in ("reset-breaker", "trigger", "remove", "prune-orphans")),
     *(("runs", verb) for verb in ("list", "show", "cancel", "retry")),
     *(("store", verb) for verb in ("copy", "indexes", "reseal")),
 ]

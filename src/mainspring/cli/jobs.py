@@ -33,6 +33,7 @@ from mainspring.cli.options import (
     StoreOption,
     example,
     finish,
+    span_of,
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -41,7 +42,7 @@ from mainspring.errors import InvalidInput, JobExists
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from mainspring.core.model import Job, Run
     from mainspring.core.statistics import LastRun
@@ -251,6 +252,7 @@ def add(
 
 async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]) -> None:
     async with open_client(choice) as client:
+        secret = _make_secret(client, options)
         try:
             job = await client.add_job(job_id, **options)
         except JobExists:
@@ -261,7 +263,29 @@ async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[s
             ) from None
         except InvalidInput as error:
             raise name_fields(error) from None
-        _print_saved(output, "added", job)
+        _print_saved(output, "added", job, secret)
+        if job.webhook is not None and not job.webhook.signing:
+            output.note(
+                "its requests are not signed: set MAINSPRING_SECRET_KEY, which encrypts secrets,"
+                f" then `mainspring jobs rotate-secret {job.id}`"
+            )
+
+
+def _make_secret(client: Client, options: dict[str, Any]) -> str | None:
+    """Give a new webhook a signing secret that is made here, so that it can be printed. None if
+    the caller gave one, or if there is no key to encrypt it with."""
+    from mainspring.webhooks.vault import new_signing_secret
+
+    webhook = options.get("webhook")
+    if isinstance(webhook, str):
+        webhook = {"url": webhook}
+    if not isinstance(webhook, dict) or webhook.get("signing_secret") is not None:
+        return None
+    if not client.webhooks.available or not client.webhooks.vault.is_usable:
+        return None
+    secret = new_signing_secret()
+    options["webhook"] = {**webhook, "signing_secret": secret}
+    return secret
 
 
 @group.command(
@@ -310,16 +334,60 @@ async def _update(
         _print_saved(output, "updated", job)
 
 
-def _print_saved(output: Output, done: str, job: Job) -> None:
+def _print_saved(output: Output, done: str, job: Job, secret: str | None = None) -> None:
     from mainspring.cli.json_output import job_document
 
     if output.as_json:
-        output.document(job_document(job))
-    elif job.next_run_at is None:
+        shown = {} if secret is None else {"signing_secret": secret}
+        output.document({**job_document(job), **shown})
+        return
+    if job.next_run_at is None:
         output.line(f"{done} {job.id}")
     else:
         moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
         output.line(f"{done} {job.id}: next run {moment}")
+    if secret is not None:
+        output.line(f"signing secret, shown only now: {secret}")
+
+
+@group.command(
+    "rotate-secret",
+    epilog=example(
+        "mainspring jobs rotate-secret ping", "mainspring jobs rotate-secret ping --old-valid-for 0"
+    ),
+)
+def rotate_secret(
+    job: JobArgument,
+    old_valid_for: Annotated[
+        str,
+        typer.Option(
+            "--old-valid-for",
+            metavar="DURATION",
+            help="How long requests are also signed with the old secret, as in 1h.",
+        ),
+    ] = "24h",
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a webhook job a new signing secret, and print it. It cannot be shown again.
+
+    Give it to the receiver while requests are also signed with the old one.
+    """
+    span = span_of(old_valid_for, "--old-valid-for")
+    finish(_rotate_secret(StoreChoice.of(store, app), Output(as_json=json), job, span))
+
+
+async def _rotate_secret(
+    choice: StoreChoice, output: Output, job_id: str, old_valid_for: timedelta
+) -> None:
+    async with open_client(choice, with_code=True) as client:
+        secret = await client.rotate_secret(job_id, old_valid_for=old_valid_for)
+    if output.as_json:
+        output.document({"id": job_id, "signing_secret": secret})
+        return
+    output.line(secret)
+    output.note(f"the new signing secret of {job_id}, shown only now")
 
 
 @group.command("pause", epilog=example("mainspring jobs pause daily_report"))

@@ -84,7 +84,10 @@ class Output:
     def line(self, text: str = "", *, style: str = "") -> None:
         text = printable(text)
         if self.pretty:
-            self._console.print(text, style=style or None, markup=False, highlight=False)
+            # Soft: the terminal wraps a long line, so that an id or a key can be copied whole.
+            self._console.print(
+                text, style=style or None, markup=False, highlight=False, soft_wrap=True
+            )
         else:
             sys.stdout.write(text + "\n")
 
