@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from mainspring import Client
 from tests.support.command_line import Run, Start
 
 StoredRuns = dict[str, str]
@@ -23,9 +26,9 @@ def test_payload_from_stdin(run: Run, stored_runs: StoredRuns) -> None:
 
 
 def test_a_payload_comes_back_as_it_went_in(run: Run, stored_runs: StoredRuns) -> None:
-    given = '{"day": {"$date": "2026-11-15"}, "n": 1.5}'
+    given = '{"day": {"date": "2026-11-15", "$ref": "a"}, "n": 1.5}'
     made = run("enqueue", "send_email", given, "--json").json
-    assert made["payload"] == {"day": {"$date": "2026-11-15"}, "n": 1.5}
+    assert made["payload"] == {"day": {"date": "2026-11-15", "$ref": "a"}, "n": 1.5}
 
 
 def test_delay_priority_queue_and_time_reach_the_run(run: Run, stored_runs: StoredRuns) -> None:
@@ -78,8 +81,9 @@ def test_with_the_app_arguments_are_checked(run: Run, stored_runs: StoredRuns) -
     ("words", "message"),
     [
         (("nothing",), "there is no job 'nothing'"),
-        (("whoami", "{to: b}"), "the payload is not JSON"),
-        (("whoami", '{"$date": "someday"}'), "the payload is not JSON"),
+        (("whoami", "{to: b}"), "PAYLOAD is not JSON"),
+        (("whoami", '{"to": NaN}'), "PAYLOAD is not JSON: JSON has no NaN"),
+        (("whoami", "[" * 100_000), "PAYLOAD is not JSON: it is nested too deeply"),
         (("whoami", "--delay", "5"), "needs a unit"),
         (("whoami", "--at", "noon"), "no ISO 8601"),
         (("whoami", "--delay", "5m", "--at", "2030-01-01"), "delay or at, not both"),
@@ -135,3 +139,20 @@ def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stored_runs: Stor
     assert answer.code == 2
     assert "stdin, line 1501 is not JSON" in answer.err
     assert "enqueued before that: 1,000 lines" in answer.err
+
+
+def test_plain_json_stays_plain(run: Run, stored_runs: StoredRuns, folder: Path) -> None:
+    plain = {"$date": "2026-11-17"}
+    text = json.dumps(plain)
+    assert run("jobs", "add", "notes", "--handler", "elsewhere", "--payload", text).code == 0
+    ids = [run("enqueue", "notes", text).out.strip(), run("enqueue", "notes").out.strip()]
+    ids += run("chain", f"notes={text}", "notes").out.split()
+    (folder / "lines.jsonl").write_text(text)
+    assert run("enqueue", "notes", "--many", "lines.jsonl").code == 0
+    ids += [one["id"] for one in run("runs", "list", "--job", "notes", "--json").json["items"]]
+
+    async def read() -> list[object]:
+        async with Client("sqlite:///mainspring.db", inline=True) as client:
+            return [(await client.get_run(run_id)).payload for run_id in ids]
+
+    assert asyncio.run(read()) == [plain] * len(ids)

@@ -285,6 +285,68 @@ def test_messages_of_add_and_update_can_be_followed(run: Run, stored_runs: Store
     assert wrong.err.startswith("error: schedule: minute '61' cannot be used")
 
 
+def test_a_payload_may_come_from_stdin(run: Run, stored_runs: StoredRuns) -> None:
+    options = ("--handler", "send_email", "--payload", "-")
+    assert run("jobs", "add", "mail", *options, stdin='{"to": "a"}').code == 0
+    assert run("jobs", "show", "mail", "--json").json["payload"] == {"to": "a"}
+    wrong = run("jobs", "add", "other", *options, stdin="{")
+    assert "--payload, read from stdin, is not JSON" in wrong.err
+
+
+def test_none_empties_what_may_be_empty_and_is_refused_elsewhere(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    added = run(
+        *(
+            "jobs",
+            "add",
+            "ping",
+            "--url",
+            "https://example.org/ping",
+            "--set",
+            "webhook.method=PUT",
+        ),
+        *("--set", 'webhook.body="none"'),
+    )
+    assert added.code == 0, added.err
+    assert run("jobs", "show", "ping", "--json").json["webhook"]["body"] == "none"
+    changed = run(
+        *("jobs", "update", "ping", "--set", "webhook.body=none", "--set", "webhook.method=none"),
+        "--json",
+    ).json["webhook"]
+    assert (changed["body"], changed["method"]) == (None, "POST")
+    refused = run("jobs", "update", "ping", "--set", "retries=none")
+    assert refused.code == 2
+    assert "--set retries=none: retries always has a value" in refused.err
+    assert "--set retries=0 is the built-in value" in refused.err
+
+
+def test_a_setting_without_a_value_and_an_unknown_one_are_two_errors(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    bare = run("jobs", "update", "ping", "--set", "retries")
+    assert (bare.code, "--set retries gives no value" in bare.err) == (2, True)
+    assert "as in --set retries=3" in bare.err
+    unknown = run("jobs", "update", "ping", "--set", "retrys=3")
+    assert (unknown.code, "unknown key 'retrys'" in unknown.err) == (2, True)
+    assert "did you mean 'retries'?" in unknown.err
+
+
+def test_an_update_names_the_headers_that_it_removes(run: Run, stored_runs: StoredRuns) -> None:
+    headers = '{"Authorization": "Bearer t0k3n-1", "X-Team": "a"}'
+    url = "https://example.org/ping"
+    assert run("jobs", "add", "ping", "--url", url, "--set", f"webhook.headers={headers}").code == 0
+    assert run("jobs", "update", "ping", "--url", f"{url}/2").err == ""
+    moved = run("jobs", "update", "ping", "--url", "https://example.com/")
+    assert moved.code == 0
+    assert "removed the header authorization: secrets are not sent to another host" in moved.err
+    assert "mainspring jobs update ping --set 'webhook.headers=" in moved.err
+    replaced = run("jobs", "update", "ping", "--set", "webhook.headers.X-Other=b")
+    assert "removed the header x-team: the headers that were given replace all" in replaced.err
+    again = run("jobs", "update", "ping", "--set", "webhook.headers=none", "--json")
+    assert (again.json["dropped_headers"], again.err) == (["x-other"], "")
+
+
 def test_none_unsets_what_is_no_policy(run: Run, stored_runs: StoredRuns) -> None:
     given = ("--handler", "elsewhere", "--schedule", "1h", "--set", 'metadata={"a": 1}')
     assert run("jobs", "add", "one", *given, "--description", "none").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from mainspring.cli.options import (
     finish,
 )
 from mainspring.cli.output import Output, when
+from mainspring.cli.payload import read_payload
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mainspring.core.model import Run
     from mainspring.scheduler import Client
 
-__all__ = ["read_payload", "register"]
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -115,24 +115,8 @@ def enqueue(
             )
         finish(_enqueue_many(choice, output, job, many, options))
     else:
-        content = None if payload is None else read_payload(payload)
+        content = None if payload is None else read_payload(payload, "PAYLOAD")
         finish(_enqueue(choice, output, job, content, options, wait, timeout))
-
-
-def read_payload(text: str) -> Any:
-    """A payload as written on the command line, or on stdin."""
-    from mainspring.core import codec
-
-    if text == "-":
-        text = sys.stdin.read()
-    try:
-        return codec.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise CommandError(
-            f"the payload is not JSON: {error}",
-            code=BAD_INPUT,
-            advice='in a shell, put it in single quotes: \'{"to": "a@example.org"}\'',
-        ) from None
 
 
 async def _enqueue(

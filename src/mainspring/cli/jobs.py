@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -239,14 +239,16 @@ def add(
     json: JsonOption = False,
 ) -> None:
     """Add a job: for a handler that workers have, or for a URL to call."""
-    flags: dict[str, Any] = {
-        "schedule": schedule,
-        "timezone": timezone,
-        "handler": handler,
-        "url": url,
-    }
-    flags |= {"description": description, "tags": tag}
-    options = options_of(flags, payload, settings)
+    options = options_of(
+        schedule=schedule,
+        timezone=timezone,
+        handler=handler,
+        url=url,
+        payload=payload,
+        description=description,
+        tags=tag,
+        settings=settings,
+    )
     finish(_add(StoreChoice.of(store, app), Output(as_json=json), job, options))
 
 
@@ -263,7 +265,9 @@ async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[s
             ) from None
         except InvalidInput as error:
             raise name_fields(error) from None
-        _print_saved(output, "added", job, secret)
+        _print_saved(output, "added", job, {} if secret is None else {"signing_secret": secret})
+        if secret is not None and not output.as_json:
+            output.line(f"signing secret, shown only now: {secret}")
         if job.webhook is not None and not job.webhook.signing:
             output.note(
                 "its requests are not signed: set MAINSPRING_SECRET_KEY, which encrypts secrets,"
@@ -306,14 +310,16 @@ def update(
     json: JsonOption = False,
 ) -> None:
     """Change a job that the API or the command line made. What is not named stays."""
-    flags: dict[str, Any] = {
-        "schedule": schedule,
-        "timezone": timezone,
-        "handler": handler,
-        "url": url,
-    }
-    flags |= {"description": description, "tags": tag}
-    options = options_of(flags, payload, settings)
+    options = options_of(
+        schedule=schedule,
+        timezone=timezone,
+        handler=handler,
+        url=url,
+        payload=payload,
+        description=description,
+        tags=tag,
+        settings=settings,
+    )
     if not options:
         raise CommandError(
             "there is nothing to change",
@@ -327,27 +333,58 @@ async def _update(
     choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]
 ) -> None:
     async with open_client(choice) as client:
+        before = await client.get_job(job_id)
         try:
             job = await client.update_job(job_id, **options)
         except InvalidInput as error:
             raise name_fields(error) from None
-        _print_saved(output, "updated", job)
+    dropped = _dropped_headers(before, job)
+    _print_saved(output, "updated", job, {"dropped_headers": dropped} if dropped else {})
+    if dropped and not output.as_json:
+        output.note(_describe_dropped(before, job, dropped))
 
 
-def _print_saved(output: Output, done: str, job: Job, secret: str | None = None) -> None:
+def _dropped_headers(before: Job, after: Job) -> list[str]:
+    """The headers that an update has removed, in lower case."""
+    from mainspring.webhooks.service import masked_headers
+
+    if before.webhook is None or after.webhook is None:
+        return []
+    old, new = (
+        {name.lower() for name in masked_headers(one)} for one in (before.webhook, after.webhook)
+    )
+    return sorted(old - new)
+
+
+def _describe_dropped(before: Job, after: Job, dropped: list[str]) -> str:
+    from mainspring.webhooks.definition import origin_of
+
+    assert before.webhook is not None
+    assert after.webhook is not None
+    names = f"{'header' if len(dropped) == 1 else 'headers'} {', '.join(dropped)}"
+    if origin_of(before.webhook.url) != origin_of(after.webhook.url):
+        command = f'mainspring jobs update {after.id} --set \'webhook.headers={{"Name": "value"}}\''
+        return (
+            f"removed the {names}: secrets are not sent to another host. Set all headers of the job"
+            f" again: {command}"
+        )
+    return f"removed the {names}: the headers that were given replace all that the job had"
+
+
+def _print_saved(
+    output: Output, done: str, job: Job, more: Mapping[str, Any] | None = None
+) -> None:
+    """Print what was done. `more` is added to the JSON document."""
     from mainspring.cli.json_output import job_document
 
     if output.as_json:
-        shown = {} if secret is None else {"signing_secret": secret}
-        output.document({**job_document(job), **shown})
+        output.document({**job_document(job), **(more or {})})
         return
     if job.next_run_at is None:
         output.line(f"{done} {job.id}")
     else:
         moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
         output.line(f"{done} {job.id}: next run {moment}")
-    if secret is not None:
-        output.line(f"signing secret, shown only now: {secret}")
 
 
 @group.command(
@@ -407,19 +444,9 @@ def resume(
 
 
 async def _set_enabled(choice: StoreChoice, output: Output, job_id: str, *, on: bool) -> None:
-    from mainspring.cli.json_output import job_document
-
     async with open_client(choice) as client:
         job = await (client.resume_job(job_id) if on else client.pause_job(job_id))
-    if output.as_json:
-        output.document(job_document(job))
-    elif not on:
-        output.line(f"paused {job.id}")
-    elif job.next_run_at is None:
-        output.line(f"resumed {job.id}")
-    else:
-        moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
-        output.line(f"resumed {job.id}: next run {moment}")
+    _print_saved(output, "resumed" if on else "paused", job)
 
 
 @group.command("reset-breaker", epilog=example("mainspring jobs reset-breaker call_api"))

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli import completion
-from mainspring.cli.enqueue import read_payload
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
 from mainspring.cli.output import Output
+from mainspring.cli.payload import read_payload
 from mainspring.cli.store_access import StoreChoice, open_client
 
 __all__ = ["register"]
@@ -65,7 +65,7 @@ def chain(
         list[str],
         typer.Argument(
             metavar="JOB[=PAYLOAD]...",
-            help="Jobs in order; JSON behind = is the payload of that run.",
+            help="Jobs in order; JSON after = is the payload of that run.",
             autocompletion=completion.job_ids,
         ),
     ],
@@ -89,7 +89,7 @@ def chain(
 
 def _link(text: str) -> tuple[str, Any]:
     name, equals, payload = text.partition("=")
-    return name, read_payload(payload) if equals else None
+    return name, read_payload(payload, f"the payload of {name}") if equals else None
 
 
 async def _chain(
