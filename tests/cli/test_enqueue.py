@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_wait_tells_the_end_by_its_exit_code(
 def test_wait_gives_up(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "whoami", "--wait", "--timeout", "50ms")
     assert answer.code == 1
-    assert "did not end within 50ms: it is pending" in answer.err
+    assert "did not end within 50 milliseconds: it is pending" in answer.err
     assert "mainspring doctor" in answer.err
 
 
@@ -84,12 +85,12 @@ def test_with_the_app_arguments_are_checked(run: Run, stored_runs: StoredRuns) -
         (("whoami", "{to: b}"), "PAYLOAD is not JSON"),
         (("whoami", '{"to": NaN}'), "PAYLOAD is not JSON: JSON has no NaN"),
         (("whoami", "[" * 100_000), "PAYLOAD is not JSON: it is nested too deeply"),
-        (("whoami", "--delay", "5"), "needs a unit"),
+        (("whoami", "--delay", "five"), "a bare number is seconds"),
         (("whoami", "--at", "noon"), "no ISO 8601"),
         (("whoami", "--delay", "5m", "--at", "2030-01-01"), "delay or at, not both"),
         (("whoami", "--dedupe-for", "5m"), "dedupe_key"),
         (("whoami", "--timeout", "5m"), "--wait"),
-        (("whoami", "--wait", "--timeout", "soon"), "--timeout 'soon' cannot be used"),
+        (("whoami", "--wait", "--timeout", "soon"), "--timeout is a duration such as 90s"),
         (("whoami", "--priority", "10"), "--priority is 0 to 9, not '10'"),
         (("whoami", "--priority", "high"), "--priority is 0 to 9, not 'high'"),
         (("whoami", "{}", "--many", "x.jsonl"), "--many"),
@@ -156,3 +157,26 @@ def test_plain_json_stays_plain(run: Run, stored_runs: StoredRuns, folder: Path)
             return [(await client.get_run(run_id)).payload for run_id in ids]
 
     assert asyncio.run(read()) == [plain] * len(ids)
+
+
+def test_a_number_of_seconds_is_a_delay_and_a_timeout(run: Run, stored_runs: StoredRuns) -> None:
+    made = run("enqueue", "whoami", "--delay", "90", "--json").json
+    created, due = (datetime.fromisoformat(made[name]) for name in ("created_at", "run_at"))
+    assert due - created == timedelta(seconds=90)
+    answer = run("enqueue", "whoami", "--wait", "--timeout", "0.01")
+    assert (answer.code, "did not end within 10 milliseconds" in answer.err) == (1, True)
+
+
+def test_ctrl_c_while_waiting_says_that_the_run_goes_on(
+    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(client: Client, run_id: str, timeout: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Client, "wait", wait)
+    answer = run("enqueue", "whoami", "--wait")
+    [made] = run("runs", "list", "--job", "whoami", "--json").json["items"]
+    assert made["state"] == "pending"
+    told = f"stopped waiting; run {made['id']} goes on: `mainspring runs show {made['id']}`"
+    assert (answer.code, answer.err) == (1, f"error: {told}\n")

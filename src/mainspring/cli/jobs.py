@@ -33,7 +33,7 @@ from mainspring.cli.options import (
     StoreOption,
     example,
     finish,
-    span_of,
+    read_duration,
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -411,7 +411,7 @@ def rotate_secret(
 
     Give it to the receiver while requests are also signed with the old one.
     """
-    span = span_of(old_valid_for, "--old-valid-for")
+    span = read_duration(old_valid_for, "--old-valid-for")
     finish(_rotate_secret(StoreChoice.of(store, app), Output(as_json=json), job, span))
 
 

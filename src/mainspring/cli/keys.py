@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import (
+    AppOption,
+    JsonOption,
+    StoreOption,
+    example,
+    finish,
+    read_duration,
+)
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
 from mainspring.cli.time_format import seconds
@@ -39,16 +46,19 @@ def create(
         ),
     ] = "read",
     expires: Annotated[
-        str | None, typer.Option("--expires", help="When it expires, as in 90d. Default: never.")
+        str | None,
+        typer.Option(
+            "--expires",
+            metavar="DURATION",
+            help="How long it is valid, as in 90d. Default: for ever.",
+        ),
     ] = None,
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
-    from mainspring.core.durations import duration
-
-    span = None if expires is None else duration(expires, what="--expires")
+    span = None if expires is None else read_duration(expires, "--expires")
 
     async def work() -> tuple[Key, str]:
         async with _keys(StoreChoice.of(store, app)) as found:

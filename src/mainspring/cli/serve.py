@@ -21,9 +21,11 @@ from mainspring.cli.options import (
     QuietOption,
     StoreOption,
     VerboseOption,
+    check_memory_limit,
     example,
     finish,
-    span_of,
+    read_duration,
+    read_prune_interval,
 )
 from mainspring.cli.store_access import Found, StoreChoice
 from mainspring.core.plurals import plural
@@ -65,7 +67,10 @@ def serve(
         typer.Option("--host", help="Address to listen on (env HOST). Default: 127.0.0.1"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port to listen on (env PORT). Default: 3000")
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65_535, help="Port to listen on (env PORT). Default: 3000"
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -79,7 +84,7 @@ def serve(
         str | None,
         typer.Option(
             "--drain-timeout",
-            metavar="TIME",
+            metavar="DURATION",
             help="How long running work may take to end after the first signal, as in 90s or 5m"
             " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
         ),
@@ -88,7 +93,7 @@ def serve(
         str | None,
         typer.Option(
             "--prune-every",
-            metavar="TIME",
+            metavar="DURATION",
             help="How often finished runs are deleted that need not be kept, as in 10m (env"
             " PRUNE_EVERY). Default: 1m",
         ),
@@ -155,8 +160,8 @@ def serve(
         max_concurrent_jobs=workers,
         drain_timeout=_milliseconds(drain_timeout or ("0s" if demo else None)),
         leader_election=leader_election,
-        prune_every=prune_every,
-        memory_limit=memory_limit,
+        prune_every=read_prune_interval(prune_every),
+        memory_limit=check_memory_limit(memory_limit),
     )
     if demo and (store or app or file):
         named = {"--store": store, "--app": app, "--file": file}
@@ -215,7 +220,8 @@ def serve(
 def _milliseconds(drain_timeout: str | None) -> int | None:
     if drain_timeout is None:
         return None
-    return span_of(drain_timeout, "--drain-timeout") // timedelta(milliseconds=1)
+    span = read_duration(drain_timeout, "--drain-timeout", most=timedelta(hours=1))
+    return span // timedelta(milliseconds=1)
 
 
 def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:

@@ -19,9 +19,11 @@ from mainspring.cli.options import (
     QuietOption,
     StoreOption,
     VerboseOption,
+    check_memory_limit,
     example,
     finish,
-    span_of,
+    read_duration,
+    read_prune_interval,
 )
 from mainspring.cli.worker_command import WorkerCommand
 
@@ -93,7 +95,7 @@ def worker(
         str | None,
         typer.Option(
             "--prune-every",
-            metavar="TIME",
+            metavar="DURATION",
             help="How often finished runs are deleted that need not be kept, as in 10m. Default:"
             " what the code or the file says.",
         ),
@@ -111,7 +113,7 @@ def worker(
         str,
         typer.Option(
             "--drain-timeout",
-            metavar="TIME",
+            metavar="DURATION",
             help="How long running work may take to end after the first signal, as in 90s or 5m.",
         ),
     ] = "30s",
@@ -135,9 +137,9 @@ def worker(
         queues=_names(queues),
         workers=workers,
         leader_election=leader_election,
-        prune_every=None if prune_every is None else span_of(prune_every, "--prune-every"),
-        memory_limit=memory_limit,
-        drain_timeout=span_of(drain_timeout, "--drain-timeout"),
+        prune_every=read_prune_interval(prune_every),
+        memory_limit=check_memory_limit(memory_limit),
+        drain_timeout=read_duration(drain_timeout, "--drain-timeout"),
         verbose=verbose,
         quiet=quiet,
         as_json=json,
