@@ -27,6 +27,11 @@ from mainspring.cli.options import (
     read_duration,
     read_prune_interval,
 )
+from mainspring.cli.replacement import (
+    Replacements,
+    end_quietly_on_signals,
+    replace_process,
+)
 from mainspring.cli.store_access import Found, StoreChoice
 from mainspring.core.plurals import plural
 
@@ -47,7 +52,7 @@ def register(app: typer.Typer) -> None:
             "mainspring serve --file mainspring.toml",
             "mainspring serve --demo",
         ),
-    )(serve)
+    )(end_quietly_on_signals()(serve))
 
 
 def serve(
@@ -148,8 +153,8 @@ def serve(
     from mainspring.service import require_server
 
     require_server()
+    folder = os.getcwd()
     from mainspring.cli.gc_tuning import tune_garbage_collector
-    from mainspring.cli.replacement import Replacements
     from mainspring.dashboard.app import create_app
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
@@ -195,10 +200,9 @@ def serve(
 
             filling.append(asyncio.ensure_future(fill(scheduler, log.info)))
 
-    folder = os.getcwd()
     replacements = Replacements()
     try:
-        replace_process = finish(
+        must_replace = finish(
             serving(
                 scheduler,
                 settings,
@@ -211,10 +215,8 @@ def serve(
     finally:
         if demo_folder is not None:
             demo_folder.cleanup()
-    if replace_process:
-        logging.shutdown()
-        os.chdir(folder)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if must_replace:
+        replace_process([sys.executable, *sys.orig_argv[1:]], folder)
 
 
 def _milliseconds(drain_timeout: str | None) -> int | None:
@@ -253,13 +255,13 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
             code=BAD_INPUT,
             advice="set it in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
         )
-    said = settings.model_fields_set
+    given = settings.model_fields_set
     return load_scheduler(choice.app).configure(
-        workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
-        poll=settings.poll if "scheduler_poll_interval" in said else None,
-        retention=settings.retention if "retention" in said else None,
+        workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in given else None,
+        poll=settings.poll if "scheduler_poll_interval" in given else None,
+        retention=settings.retention if "retention" in given else None,
         history=settings.history,
-        leader_election=settings.leader_election if "leader_election" in said else None,
+        leader_election=settings.leader_election if "leader_election" in given else None,
         memory_limit=settings.memory_limit,
     )
 
@@ -281,6 +283,7 @@ def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring import __version__
     from mainspring.cli.output import Output
+    from mainspring.cli.start_output import print_lines
     from mainspring.scheduler.start_message import HOW_TO_STOP
 
     store = Found(scheduler.store, scheduler.url).name
@@ -296,12 +299,9 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
         )
         sys.stdout.flush()
         return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold]Mainspring {__version__}[/] on {url}", markup=True)
-    console.print(
-        f"  jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}"
+    print_lines(
+        f"Mainspring {__version__} on {url}",
+        f"jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}",
+        f"the dashboard: {url}/    the API's reference: {url}/docs",
+        last=HOW_TO_STOP,
     )
-    console.print(f"  the dashboard: {url}/    the API's reference: {url}/docs")
-    console.print(f"  {HOW_TO_STOP}", style="dim")

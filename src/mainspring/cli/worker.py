@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     FileOption,
     JsonOption,
@@ -37,8 +35,6 @@ log = logging.getLogger("mainspring.worker")
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks for stuck threads, memory and the supervisor."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def register(app: typer.Typer) -> None:
@@ -154,11 +150,13 @@ def worker(
 
 
 def _work(command: WorkerCommand) -> None:
+    from mainspring.cli.replacement import end_quietly_on_signals, replace_process
+
     folder = os.getcwd()
-    _end_quietly_on_signals()
-    scheduler = _prepare_scheduler(command)
-    if finish(_run(scheduler, command)):
-        _replace_process(command, folder)
+    with end_quietly_on_signals():
+        scheduler = _prepare_scheduler(command)
+        if finish(_run(scheduler, command)):
+            replace_process(command.line(), folder)
 
 
 def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
@@ -224,15 +222,15 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     from mainspring.cli.replacement import Replacements
     from mainspring.scheduler.run_forever import run_until_signal
 
-    spent = False
+    must_replace = False
     replacements = Replacements()
 
     async def watch() -> None:
-        nonlocal spent
+        nonlocal must_replace
         tune_garbage_collector()
         if command.place == 1 and not command.quiet:
             await _start_printed(scheduler, command)
-        while not (spent := await _must_be_replaced(scheduler, replacements)):
+        while not (must_replace := await _must_be_replaced(scheduler, replacements)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
@@ -245,7 +243,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
         watch=watch,
         drain_timeout=command.drain_timeout,
     )
-    return spent and not stopped
+    return must_replace and not stopped
 
 
 async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
@@ -281,30 +279,6 @@ async def _must_be_replaced(scheduler: Scheduler, replacements: Replacements) ->
         health.workers,
     )
     return True
-
-
-def _replace_process(command: WorkerCommand, folder: str) -> None:
-    """Replace this process by a new one of the same command: same pid, same supervisor, no threads.
-
-    Signals are blocked meanwhile; the new process gets them when it can handle them.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.chdir(folder)
-    os.execv(sys.executable, command.line())
-
-
-def _end_quietly_on_signals() -> None:
-    """Exit on a signal until the scheduler handles signals itself: there is no work to finish."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Stopped(0)
-
-    for number in SIGNALS:
-        signal.signal(number, end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
