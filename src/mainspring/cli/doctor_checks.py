@@ -20,7 +20,7 @@ from typing import Any, Literal
 from mainspring import __version__
 from mainspring.cli.errors import CommandError
 from mainspring.cli.store_access import (
-    Found,
+    LocatedStore,
     StoreChoice,
     check_exists,
     database_file,
@@ -100,7 +100,7 @@ async def run_checks(choice: StoreChoice) -> list[Check]:
 _REACH = "check the URL, the permissions and the disk; --store names another store"
 
 
-async def _check_store(found: Found, clock: SystemClock) -> list[Check]:
+async def _check_store(found: LocatedStore, clock: SystemClock) -> list[Check]:
     store = found.store
     return [
         await _check_reads(found, clock),
@@ -164,7 +164,7 @@ def _check_clock_steady(began: tuple[datetime, float], ended: tuple[datetime, fl
 # The store
 
 
-async def _check_reads(found: Found, clock: SystemClock) -> Check:
+async def _check_reads(found: LocatedStore, clock: SystemClock) -> Check:
     taken = []
     for _ in range(READ_SAMPLES):
         sent = clock.monotonic()
@@ -215,7 +215,7 @@ async def check_store_clock(store: Store, clock: SystemClock) -> Check:
     return Check("ok", "clock", detail)
 
 
-def _check_files(found: Found) -> Iterator[Check]:
+def _check_files(found: LocatedStore) -> Iterator[Check]:
     """Whether other users of this machine can read or stop an embedded store."""
     from mainspring.stores.sqlite.files import all_files, wide_open
     from mainspring.webhooks.vault import key_files

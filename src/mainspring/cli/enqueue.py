@@ -13,8 +13,8 @@ from mainspring.cli.options import (
     JsonOption,
     StoreOption,
     example,
-    finish,
     read_duration,
+    run_coroutine,
 )
 from mainspring.cli.output import Output, when
 from mainspring.cli.payload import read_payload
@@ -121,10 +121,10 @@ def enqueue(
                 " --dedupe-key",
                 code=BAD_INPUT,
             )
-        finish(_enqueue_many(choice, output, job, many, options))
+        run_coroutine(_enqueue_many(choice, output, job, many, options))
     else:
         content = None if payload is None else read_payload(payload, "PAYLOAD")
-        finish(_enqueue(choice, output, job, content, options, wait, timeout))
+        run_coroutine(_enqueue(choice, output, job, content, options, wait, timeout))
 
 
 async def _enqueue(

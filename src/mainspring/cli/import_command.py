@@ -60,7 +60,12 @@ def crontab(
     ] = False,
     timezone: Annotated[
         str | None,
-        typer.Option("--timezone", help="The zone of the crontab. Default: this machine's."),
+        typer.Option(
+            "--timezone",
+            "--tz",
+            metavar="ZONE",
+            help="The zone of the crontab. Default: this machine's.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -40,7 +40,10 @@ ScheduleOption = Annotated[
     ),
 ]
 TimezoneOption = Annotated[
-    str | None, typer.Option("--timezone", help="The zone of the schedule, as in Europe/Berlin.")
+    str | None,
+    typer.Option(
+        "--timezone", "--tz", metavar="ZONE", help="The zone of the schedule, as in Europe/Berlin."
+    ),
 ]
 HandlerOption = Annotated[
     str | None, typer.Option("--handler", help="The name of a handler that workers have.")

@@ -32,8 +32,8 @@ from mainspring.cli.options import (
     LimitOption,
     StoreOption,
     example,
-    finish,
     read_duration,
+    run_coroutine,
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -71,7 +71,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List jobs in the order of their ids."""
-    finish(_list(StoreChoice.of(store, app), Output(as_json=json), tag, limit, cursor))
+    run_coroutine(_list(StoreChoice.of(store, app), Output(as_json=json), tag, limit, cursor))
 
 
 async def _list(
@@ -145,7 +145,7 @@ def show(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Show a job: its schedule, its next and last runs, and how often it succeeds."""
-    finish(_show(StoreChoice.of(store, app), Output(as_json=json), job))
+    run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
 async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
@@ -249,7 +249,7 @@ def add(
         tags=tag,
         settings=settings,
     )
-    finish(_add(StoreChoice.of(store, app), Output(as_json=json), job, options))
+    run_coroutine(_add(StoreChoice.of(store, app), Output(as_json=json), job, options))
 
 
 async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]) -> None:
@@ -326,7 +326,7 @@ def update(
             code=BAD_INPUT,
             advice=f"name what changes: mainspring jobs update {job} --set retries=3",
         )
-    finish(_update(StoreChoice.of(store, app), Output(as_json=json), job, options))
+    run_coroutine(_update(StoreChoice.of(store, app), Output(as_json=json), job, options))
 
 
 async def _update(
@@ -412,7 +412,7 @@ def rotate_secret(
     Give it to the receiver while requests are also signed with the old one.
     """
     span = read_duration(old_valid_for, "--old-valid-for")
-    finish(_rotate_secret(StoreChoice.of(store, app), Output(as_json=json), job, span))
+    run_coroutine(_rotate_secret(StoreChoice.of(store, app), Output(as_json=json), job, span))
 
 
 async def _rotate_secret(
@@ -432,7 +432,7 @@ def pause(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Pause a job's schedule. The job can still be triggered, and queued runs still run."""
-    finish(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
+    run_coroutine(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
 
 
 @group.command("resume", epilog=example("mainspring jobs resume daily_report"))
@@ -440,7 +440,7 @@ def resume(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Resume a paused job's schedule with its next slot."""
-    finish(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
+    run_coroutine(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
 
 
 async def _set_enabled(choice: StoreChoice, output: Output, job_id: str, *, on: bool) -> None:
@@ -454,7 +454,7 @@ def reset_breaker(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Close a job's circuit breaker on all nodes, and let the runs that it has put off start."""
-    finish(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
+    run_coroutine(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
 async def _reset_breaker(choice: StoreChoice, output: Output, job_id: str) -> None:
@@ -475,7 +475,7 @@ def trigger(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Run a job now with its own payload, even if it is paused."""
-    finish(_trigger(StoreChoice.of(store, app), Output(as_json=json), job))
+    run_coroutine(_trigger(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
 async def _trigger(choice: StoreChoice, output: Output, job_id: str) -> None:
@@ -503,7 +503,7 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a job and cancel its pending runs. Running ones may end."""
-    finish(_remove(StoreChoice.of(store, app), Output(as_json=json), job, force=force))
+    run_coroutine(_remove(StoreChoice.of(store, app), Output(as_json=json), job, force=force))
 
 
 async def _remove(choice: StoreChoice, output: Output, job_id: str, *, force: bool) -> None:
@@ -544,7 +544,7 @@ def prune_orphans(
             advice="--dry-run lists the jobs, --yes removes them",
         )
     choice, output = StoreChoice.of(store, app), Output(as_json=json)
-    finish(_prune_orphans(choice, output, dry_run=dry_run, yes=yes, force=force))
+    run_coroutine(_prune_orphans(choice, output, dry_run=dry_run, yes=yes, force=force))
 
 
 async def _prune_orphans(

@@ -14,8 +14,8 @@ from mainspring.cli.options import (
     JsonOption,
     StoreOption,
     example,
-    finish,
     read_duration,
+    run_coroutine,
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
@@ -64,7 +64,7 @@ def create(
         async with _keys(StoreChoice.of(store, app)) as found:
             return await found.create(name, scope, span)
 
-    key, text = finish(work())
+    key, text = run_coroutine(work())
     output = Output(as_json=json)
     if json:
         output.document({**key.to_dict(key.created_at), "key": text})
@@ -81,7 +81,7 @@ def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption
         async with _keys(StoreChoice.of(store, app), create=False) as found:
             return await found.list(), await found.now()
 
-    found, now = finish(work())
+    found, now = run_coroutine(work())
     output = Output(as_json=json)
     if json:
         output.document({"items": [key.to_dict(now) for key in found]})
@@ -114,7 +114,7 @@ def revoke(
         async with _keys(StoreChoice.of(store, app), create=False) as found:
             return await found.revoke(key), await found.now()
 
-    found, now = finish(work())
+    found, now = run_coroutine(work())
     output = Output(as_json=json)
     if json:
         output.document(found.to_dict(now))

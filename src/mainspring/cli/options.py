@@ -25,9 +25,9 @@ __all__ = [
     "VerboseOption",
     "check_memory_limit",
     "example",
-    "finish",
     "read_duration",
     "read_prune_interval",
+    "run_coroutine",
 ]
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def check_memory_limit(text: str | None) -> str | None:
     return text
 
 
-def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine. (Only commands that run import asyncio: `--help` is quicker.)"""
     import asyncio
 

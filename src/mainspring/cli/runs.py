@@ -17,7 +17,7 @@ from mainspring.cli.options import (
     RunArgument,
     StoreOption,
     example,
-    finish,
+    run_coroutine,
 )
 from mainspring.cli.output import STYLES, Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -73,7 +73,9 @@ def list_(
 ) -> None:
     """List runs, newest first."""
     states = [name.strip() for given in state or [] for name in given.split(",")]
-    finish(_list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor))
+    run_coroutine(
+        _list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor)
+    )
 
 
 async def _list(
@@ -130,7 +132,7 @@ def show(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Show a run: its result, its attempts with errors and logs, and why it has not run."""
-    finish(_show(StoreChoice.of(store, app), Output(as_json=json), run))
+    run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
 async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
@@ -151,7 +153,7 @@ def cancel(
     json: JsonOption = False,
 ) -> None:
     """Cancel a run. If it is running, its worker stops it."""
-    finish(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
+    run_coroutine(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
 
 
 async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str) -> None:
@@ -175,7 +177,7 @@ def retry(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Make a failed or cancelled run pending again. Its earlier failures do not count."""
-    finish(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
+    run_coroutine(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
 async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:

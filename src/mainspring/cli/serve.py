@@ -23,16 +23,16 @@ from mainspring.cli.options import (
     VerboseOption,
     check_memory_limit,
     example,
-    finish,
     read_duration,
     read_prune_interval,
+    run_coroutine,
 )
 from mainspring.cli.replacement import (
     Replacements,
     end_quietly_on_signals,
     replace_process,
 )
-from mainspring.cli.store_access import Found, StoreChoice
+from mainspring.cli.store_access import LocatedStore, StoreChoice
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def serve(
 
     replacements = Replacements()
     try:
-        must_replace = finish(
+        must_replace = run_coroutine(
             serving(
                 scheduler,
                 settings,
@@ -275,7 +275,7 @@ def _demo_scheduler(settings: ServiceSettings, choice: StoreChoice) -> Scheduler
 
 def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
     """The command that makes a key in the scheduler's store, and in no other."""
-    url = Found(scheduler.store, scheduler.url).from_anywhere
+    url = LocatedStore(scheduler.store, scheduler.url).from_anywhere
     option = ["--store", url] if url is not None else ["--app", choice.app or "MODULE:ATTR"]
     return f"mainspring keys create NAME --scope admin {shlex.join(option)}"
 
@@ -286,7 +286,7 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring.cli.start_output import print_lines
     from mainspring.scheduler.start_message import HOW_TO_STOP
 
-    store = Found(scheduler.store, scheduler.url).name
+    store = LocatedStore(scheduler.store, scheduler.url).name
     if as_json:
         Output(as_json=True).document(
             {

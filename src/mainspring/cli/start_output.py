@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mainspring import __version__
 from mainspring.cli import time_format
 from mainspring.cli.output import Output, printable
-from mainspring.cli.store_access import Found
+from mainspring.cli.store_access import LocatedStore
 from mainspring.core.clock import utcnow
 from mainspring.core.plurals import plural
 from mainspring.engine.live_workers import without_worker
@@ -36,7 +36,7 @@ async def print_start(scheduler: Scheduler, *, as_json: bool) -> None:
         order="next_run_at", limit=limit, with_total=True, last_runs=False
     )
     paused_since = await scheduler.paused_since()
-    store = Found(scheduler.store, scheduler.url).name
+    store = LocatedStore(scheduler.store, scheduler.url).name
     if as_json:
         _print_document(scheduler, store, page, paused_since)
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, find_store, open_client
 from mainspring.cli.store_copy import copy_stores
@@ -44,7 +44,7 @@ def copy(
     Stop all workers first. FROM is only read. If the copy is interrupted, run the same command
     again to complete it.
     """
-    finish(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
+    run_coroutine(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
 
 
 @group.command(
@@ -89,7 +89,7 @@ def reseal(
     The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the app, and in the file
     beside an embedded database. If it is interrupted, run it again.
     """
-    jobs, key = finish(_resealed(StoreChoice.of(store, app)))
+    jobs, key = run_coroutine(_resealed(StoreChoice.of(store, app)))
     output = Output(as_json=json)
     if json:
         output.document({"jobs": jobs, "key": key})

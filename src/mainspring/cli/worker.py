@@ -19,9 +19,9 @@ from mainspring.cli.options import (
     VerboseOption,
     check_memory_limit,
     example,
-    finish,
     read_duration,
     read_prune_interval,
+    run_coroutine,
 )
 from mainspring.cli.worker_command import WorkerCommand
 
@@ -117,7 +117,7 @@ def worker(
     quiet: QuietOption = False,
     json: JsonOption = False,
     supervisor: Annotated[int | None, typer.Option(hidden=True)] = None,
-    place: Annotated[int, typer.Option(hidden=True)] = 1,
+    process_number: Annotated[int, typer.Option(hidden=True)] = 1,
 ) -> None:
     """Fire schedules and work on runs until SIGTERM or Ctrl+C.
 
@@ -140,7 +140,7 @@ def worker(
         quiet=quiet,
         as_json=json,
         supervisor=supervisor,
-        place=place,
+        process_number=process_number,
     )
     if processes > 1:
         from mainspring.cli.supervisor import supervise
@@ -155,7 +155,7 @@ def _work(command: WorkerCommand) -> None:
     folder = os.getcwd()
     with end_quietly_on_signals():
         scheduler = _prepare_scheduler(command)
-        if finish(_run(scheduler, command)):
+        if run_coroutine(_run(scheduler, command)):
             replace_process(command.line(), folder)
 
 
@@ -228,7 +228,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     async def watch() -> None:
         nonlocal must_replace
         tune_garbage_collector()
-        if command.place == 1 and not command.quiet:
+        if command.process_number == 1 and not command.quiet:
             await _start_printed(scheduler, command)
         while not (must_replace := await _must_be_replaced(scheduler, replacements)):
             if command.supervisor not in (None, os.getppid()):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli import completion
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
 from mainspring.cli.payload import read_payload
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -45,7 +45,7 @@ def workflow(
     json: JsonOption = False,
 ) -> None:
     """Draw the workflow that a job or a run belongs to, with the state of each run."""
-    finish(_workflow(StoreChoice.of(store, app), Output(as_json=json), name))
+    run_coroutine(_workflow(StoreChoice.of(store, app), Output(as_json=json), name))
 
 
 async def _workflow(choice: StoreChoice, output: Output, name: str) -> None:
@@ -84,7 +84,7 @@ def chain(
 ) -> None:
     """Queue a run of each job, each after the one before it, all or none of them."""
     pairs = [_link(text) for text in links]
-    finish(_chain(StoreChoice.of(store, app), Output(as_json=json), pairs, after_failure))
+    run_coroutine(_chain(StoreChoice.of(store, app), Output(as_json=json), pairs, after_failure))
 
 
 def _link(text: str) -> tuple[str, Any]:
