@@ -43,6 +43,14 @@ def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
     assert "--json" in answer.out
 
 
+@pytest.mark.parametrize("group", [(), ("jobs",), ("runs",), ("import",), ("store",), ("keys",)])
+def test_each_command_is_described_in_one_whole_line(run: Run, group: tuple[str, ...]) -> None:
+    commands = run(*group, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
+    lines = commands.rstrip().splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
+
+
 def test_without_a_command_help_is_shown(run: Run) -> None:
     assert run().out == run("--help").out
     assert "mainspring worker app:scheduler" in run().out
@@ -67,6 +75,11 @@ def test_version_is_printed(run: Run) -> None:
         (("jobs", "list", "--store", "mainspring.db"), "named by a URL"),
         (("jobs", "list", "--store", "memory://"), "this command cannot open it"),
         (("enqueue", "x", "--app", "app:forgetful"), "this command cannot open it"),
+        (("jobs", "list", "--store", ""), "--store is empty"),
+        (("runs", "list", "--state", "done"), "--state is one of waiting, pending, running"),
+        (("chain", "x", "--after-failure", "maybe"), "--after-failure is skip or run, not 'maybe'"),
+        (("import", "crontab", "missing"), "missing cannot be read: No such file or directory"),
+        (("keys", "create"), "missing argument 'NAME'"),
     ],
 )
 def test_wrong_words_are_refused_with_what_is_allowed(

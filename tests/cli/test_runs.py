@@ -50,7 +50,7 @@ def test_list_says_what_there_is_not(run: Run, stored_runs: StoredRuns) -> None:
     assert run("runs", "list", "--job", "whoamI").code == 2
     unknown = run("runs", "list", "--state", "broken")
     assert unknown.code == 2
-    assert "states are waiting, pending" in unknown.err
+    assert "--state is one of waiting, pending" in unknown.err
 
 
 def test_a_run_is_shown_with_its_result_log_and_traceback(

@@ -51,7 +51,7 @@ def explain(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say why a job does not run, why it did not run at a time, or why a run has not run."""
+    """Say why a job or a run has not run. With TIME: why the job did not run then."""
     run_coroutine(_explain(StoreChoice.of(store, app), Output(as_json=json), name, at))
 
 

@@ -28,10 +28,10 @@ def pause(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fire no slots of any job, on any node, until `mainspring resume --all`.
+    """Fire no slots of any job until `mainspring resume --all`.
 
-    Jobs are not changed. What is queued or triggered still runs. Slots that pass meanwhile do not
-    run later.
+    That holds on every node. Jobs are not changed. What is queued or triggered still runs. Slots
+    that pass meanwhile do not run later.
     """
     _need_all("pause", everything)
     run_coroutine(_pause(StoreChoice.of(store, app), Output(as_json=json)))

@@ -1,5 +1,5 @@
-"""`mainspring jobs`: lists jobs, shows, pauses, resumes, triggers and removes them, and resets
-their circuit breakers."""
+"""`mainspring jobs`: adds, changes, lists, shows, pauses, triggers and removes jobs, resets their
+circuit breakers and rotates their secrets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = typer.Typer(help="List and show jobs; pause, resume, trigger and remove them.")
+group = typer.Typer(
+    help="Add, change, list, show, pause, trigger and remove jobs. Also: reset circuit breakers,"
+    " rotate signing secrets, and remove jobs whose code is gone."
+)
 
 MOST_ORPHANS = 5
 UPCOMING_SHOWN = 5
@@ -90,6 +93,8 @@ async def _list(
             page, lambda job: {**job_document(job), "has_worker": job.id not in orphaned}
         )
         output.document({**document, "paused_since": time_format.iso(paused_since)})
+    elif not page.items and cursor is not None:
+        output.note("no more jobs")
     elif not page.items:
         named = f" with the tag {tag!r}" if tag else ""
         output.note(
@@ -144,7 +149,7 @@ def _note_orphans(
 def show(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Show a job: its schedule, its next and last runs, and how often it succeeds."""
+    """Show a job: its schedule, its runs, how often it succeeds."""
     run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
@@ -238,7 +243,7 @@ def add(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add a job: for a handler that workers have, or for a URL to call."""
+    """Add a job, for a handler of the workers or for a URL to call."""
     options = options_of(
         schedule=schedule,
         timezone=timezone,
@@ -453,7 +458,7 @@ async def _set_enabled(choice: StoreChoice, output: Output, job_id: str, *, on: 
 def reset_breaker(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Close a job's circuit breaker on all nodes, and let the runs that it has put off start."""
+    """Close a job's circuit breaker on all nodes. The runs that it has put off start."""
     run_coroutine(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
@@ -532,9 +537,10 @@ def prune_orphans(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove jobs whose code is gone: code defined them, and no live worker has their handler.
+    """Remove jobs whose code is gone.
 
-    Jobs that the API made stay. Pending runs of a removed job are cancelled.
+    These are jobs that code defined and whose handler no live worker has. Jobs that the API made
+    stay. Pending runs of a removed job are cancelled.
     """
     if not (yes or dry_run) and (json or not sys.stdin.isatty()):
         why = "--json was given" if json else "stdin is not a terminal"

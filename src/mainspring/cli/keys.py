@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     AppOption,
     JsonOption,
@@ -20,6 +21,7 @@ from mainspring.cli.options import (
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
 from mainspring.cli.time_format import seconds
+from mainspring.errors import NotFound
 
 if TYPE_CHECKING:
     from mainspring.service.api_keys import ApiKeys, Key
@@ -38,7 +40,9 @@ def keys() -> None:
 
 @group.command("create", epilog=example("mainspring keys create ci --scope write --expires 90d"))
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is for; it is shown in the list.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What the key is for; it is shown in the list.")
+    ],
     scope: Annotated[
         str,
         typer.Option(
@@ -112,7 +116,12 @@ def revoke(
 
     async def work() -> tuple[Key, datetime]:
         async with _keys(StoreChoice.of(store, app), create=False) as found:
-            return await found.revoke(key), await found.now()
+            try:
+                return await found.revoke(key), await found.now()
+            except NotFound as error:
+                raise CommandError(
+                    str(error), code=BAD_INPUT, advice="`mainspring keys list` lists the keys"
+                ) from None
 
     found, now = run_coroutine(work())
     output = Output(as_json=json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import typer
 
 from mainspring.cli import completion, time_format
-from mainspring.cli.errors import CommandError
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -72,7 +72,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    states = [name.strip() for given in state or [] for name in given.split(",")]
+    states = [_check_state(name.strip()) for given in state or [] for name in given.split(",")]
     run_coroutine(
         _list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor)
     )
@@ -100,7 +100,7 @@ async def _list(
             await client.get_run(run.id) if _stands_for_slots(run) else run for run in page.items
         ]
     if not page.items:
-        output.note(_nothing(job, states))
+        output.note(_nothing(job, states) if cursor is None else "no more runs")
     else:
         output.table(COLUMNS, page.items)
         if page.cursor:
@@ -120,6 +120,18 @@ async def _read_pages(
             return
 
 
+def _check_state(name: str) -> str:
+    from mainspring.core.model import State
+
+    if name not in [*State]:
+        raise CommandError(
+            f"--state is one of {', '.join(State)}, not {name!r}",
+            code=BAD_INPUT,
+            advice="several: --state pending,running",
+        )
+    return name
+
+
 def _nothing(job: str | None, states: list[str]) -> str:
     if job or states:
         which = f"{' or '.join(states)} " if states else ""
@@ -131,7 +143,7 @@ def _nothing(job: str | None, states: list[str]) -> str:
 def show(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Show a run: its result, its attempts with errors and logs, and why it has not run."""
+    """Show a run: its result, attempts and logs, or why it has not run."""
     run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), run))
 
 

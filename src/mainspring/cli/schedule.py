@@ -51,7 +51,7 @@ def schedule(
     ] = 5,
     json: JsonOption = False,
 ) -> None:
-    """Describe a schedule, list its next runs, and warn of daylight saving changes."""
+    """Describe a schedule and list its next runs. Warns of daylight saving changes."""
     from mainspring.core.clock import utcnow
     from mainspring.core.schedules import parse
 

@@ -141,11 +141,12 @@ def serve(
     quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Serve the HTTP API, fire schedules and work on runs until SIGTERM or Ctrl+C.
+    """Serve the HTTP API and the dashboard, and work on runs.
 
-    By default it keeps jobs in mainspring.db and listens on 127.0.0.1:3000, where no API key is
-    needed until you create one. To listen on another address, or to be reached by a proxy's name
-    (ALLOWED_HOSTS), create a key first: mainspring keys create.
+    It fires schedules and works until SIGTERM or Ctrl+C. By default it keeps jobs in mainspring.db
+    and listens on 127.0.0.1:3000, where no API key is needed until you create one. To listen on
+    another address, or to be reached by a proxy's name (ALLOWED_HOSTS), create a key first:
+    mainspring keys create.
 
     After the first signal running work may end; a second signal ends the process at once.
     """

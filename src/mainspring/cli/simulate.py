@@ -41,7 +41,7 @@ def simulate(
     app: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:ATTR]",
+            metavar="MODULE:ATTR",
             help="The jobs that this scheduler's code defines. Without it: the jobs of the store.",
             show_default=False,
         ),
@@ -74,10 +74,11 @@ def simulate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Forecast the load of schedules: by hour and weekday, collisions, clock changes, overruns.
+    """Forecast the load of schedules.
 
-    It reads jobs, runs no handler and writes nothing. Past runs, which show jobs that take longer
-    than their interval, are read from a store.
+    Shows runs by hour and weekday, collisions, clock changes and overruns. It reads jobs, runs no
+    handler and writes nothing. Past runs, which show jobs that take longer than their interval, are
+    read from a store.
     """
     if sum(given is not None for given in (app, file, store)) > 1:
         raise CommandError("give one of MODULE:ATTR, --file and --store", code=BAD_INPUT)

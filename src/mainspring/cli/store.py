@@ -59,7 +59,7 @@ def indexes(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the script that creates the collections and indexes of a MongoDB store."""
+    """Print the script that makes the indexes of a MongoDB store."""
     found = find_store(StoreChoice.of(store, app))
     script = found.store.info().setup_script
     if script is None:
@@ -84,10 +84,10 @@ def reseal(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Encrypt the secrets of all webhooks again with the newest key, so that older keys can go.
+    """Encrypt the secrets of all webhooks again with the newest key.
 
-    The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the app, and in the file
-    beside an embedded database. If it is interrupted, run it again.
+    Older keys can go then. The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the
+    app, and in the file beside an embedded database. If it is interrupted, run it again.
     """
     jobs, key = run_coroutine(_resealed(StoreChoice.of(store, app)))
     output = Output(as_json=json)

@@ -31,7 +31,7 @@ __all__ = [
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
 _WHO_CREATES = (
-    "a worker creates it when it starts (mainspring worker app:scheduler);"
+    "`mainspring worker app:scheduler` or `mainspring serve` makes it when it starts;"
     " --store or MAINSPRING_STORE names another one"
 )
 
@@ -46,6 +46,9 @@ class StoreChoice:
     @classmethod
     def of(cls, store: str | None, app: str | None) -> StoreChoice:
         """The options come first, then the environment with `.env`, then the default."""
+        for option, given in (("--store", store), ("--app", app)):
+            if given == "":  # as from a variable that is not set: the default would be another one
+                raise CommandError(f"{option} is empty", code=BAD_INPUT)
         if store and app:
             raise CommandError("give --store or --app, not both", code=BAD_INPUT)
         if store or app:

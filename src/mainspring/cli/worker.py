@@ -52,7 +52,7 @@ def worker(
     scheduler: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODULE:ATTR]",
+            metavar="MODULE:ATTR",
             envvar="MAINSPRING_APP",
             help="A Scheduler, or a function without arguments that returns one.",
         ),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli import completion
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
 from mainspring.cli.payload import read_payload
@@ -44,7 +45,7 @@ def workflow(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the workflow that a job or a run belongs to, with the state of each run."""
+    """Draw the workflow of a job or a run, with the state of each run."""
     run_coroutine(_workflow(StoreChoice.of(store, app), Output(as_json=json), name))
 
 
@@ -82,7 +83,9 @@ def chain(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Queue a run of each job, each after the one before it, all or none of them."""
+    """Queue a run of each job, each after the one before it. All are queued, or none."""
+    if after_failure not in (None, "skip", "run"):
+        raise CommandError(f"--after-failure is skip or run, not {after_failure!r}", code=BAD_INPUT)
     pairs = [_link(text) for text in links]
     run_coroutine(_chain(StoreChoice.of(store, app), Output(as_json=json), pairs, after_failure))
 
