@@ -15,10 +15,12 @@ import pytest
 
 from mainspring.cli.doctor_checks import check_store_clock
 from mainspring.core.clock import SystemClock
-from mainspring.core.model import replace
+from mainspring.core.model import Page, replace
+from mainspring.core.model import Run as StoredRun
 from mainspring.scheduler import Scheduler
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, StoreInfo
+from mainspring.stores.protocol import Claim, RunQuery, StoreInfo
+from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing.store_calls import claim_runs
 from tests.support.command_line import Run, until
 
@@ -166,6 +168,32 @@ def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
     assert "2 cannot be read: job lonely (definition: " in found["records"]["detail"]
     assert f"run {run_id} (payload: " in found["records"]["detail"]
     assert "upgrade" in found["records"]["advice"]
+
+
+def test_a_damaged_run_behind_many_others_is_found_in_small_pages(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def seed() -> str:
+        async with producer() as scheduler:
+            made = await scheduler.enqueue_many("lonely", [{} for _ in range(50)])
+            return made[0].id
+
+    first = asyncio.run(seed())
+    with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
+        connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (first,))
+    whole: list[int] = []
+    find = SqliteStore.find
+
+    async def count(store: SqliteStore, query: RunQuery) -> Page[StoredRun]:
+        page = await find(store, query)
+        whole.append(sum(not one.brief for one in page.items))
+        return page
+
+    monkeypatch.setattr(SqliteStore, "find", count)
+    _, found = checks(run)
+    assert f"1 cannot be read: run {first} (payload: " in found["records"]["detail"]
+    assert sum(whole) == 50
+    assert max(whole) == 20
 
 
 def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:

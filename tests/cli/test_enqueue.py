@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from mainspring import Client
 from tests.support.command_line import Run, Start
 
 StoredRuns = dict[str, str]
@@ -23,9 +27,9 @@ def test_payload_from_stdin(run: Run, stored_runs: StoredRuns) -> None:
 
 
 def test_a_payload_comes_back_as_it_went_in(run: Run, stored_runs: StoredRuns) -> None:
-    given = '{"day": {"$date": "2026-11-15"}, "n": 1.5}'
+    given = '{"day": {"date": "2026-11-15", "$ref": "a"}, "n": 1.5}'
     made = run("enqueue", "send_email", given, "--json").json
-    assert made["payload"] == {"day": {"$date": "2026-11-15"}, "n": 1.5}
+    assert made["payload"] == {"day": {"date": "2026-11-15", "$ref": "a"}, "n": 1.5}
 
 
 def test_delay_priority_queue_and_time_reach_the_run(run: Run, stored_runs: StoredRuns) -> None:
@@ -63,7 +67,7 @@ def test_wait_tells_the_end_by_its_exit_code(
 def test_wait_gives_up(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("enqueue", "whoami", "--wait", "--timeout", "50ms")
     assert answer.code == 1
-    assert "did not end within 50ms: it is pending" in answer.err
+    assert "did not end within 50 milliseconds: it is pending" in answer.err
     assert "mainspring doctor" in answer.err
 
 
@@ -78,14 +82,15 @@ def test_with_the_app_arguments_are_checked(run: Run, stored_runs: StoredRuns) -
     ("words", "message"),
     [
         (("nothing",), "there is no job 'nothing'"),
-        (("whoami", "{to: b}"), "the payload is not JSON"),
-        (("whoami", '{"$date": "someday"}'), "the payload is not JSON"),
-        (("whoami", "--delay", "5"), "needs a unit"),
+        (("whoami", "{to: b}"), "PAYLOAD is not JSON"),
+        (("whoami", '{"to": NaN}'), "PAYLOAD is not JSON: JSON has no NaN"),
+        (("whoami", "[" * 100_000), "PAYLOAD is not JSON: it is nested too deeply"),
+        (("whoami", "--delay", "five"), "a bare number is seconds"),
         (("whoami", "--at", "noon"), "no ISO 8601"),
         (("whoami", "--delay", "5m", "--at", "2030-01-01"), "delay or at, not both"),
         (("whoami", "--dedupe-for", "5m"), "dedupe_key"),
         (("whoami", "--timeout", "5m"), "--wait"),
-        (("whoami", "--wait", "--timeout", "soon"), "--timeout 'soon' cannot be used"),
+        (("whoami", "--wait", "--timeout", "soon"), "--timeout is a duration such as 90s"),
         (("whoami", "--priority", "10"), "--priority is 0 to 9, not '10'"),
         (("whoami", "--priority", "high"), "--priority is 0 to 9, not 'high'"),
         (("whoami", "{}", "--many", "x.jsonl"), "--many"),
@@ -135,3 +140,43 @@ def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stored_runs: Stor
     assert answer.code == 2
     assert "stdin, line 1501 is not JSON" in answer.err
     assert "enqueued before that: 1,000 lines" in answer.err
+
+
+def test_plain_json_stays_plain(run: Run, stored_runs: StoredRuns, folder: Path) -> None:
+    plain = {"$date": "2026-11-17"}
+    text = json.dumps(plain)
+    assert run("jobs", "add", "notes", "--handler", "elsewhere", "--payload", text).code == 0
+    ids = [run("enqueue", "notes", text).out.strip(), run("enqueue", "notes").out.strip()]
+    ids += run("chain", f"notes={text}", "notes").out.split()
+    (folder / "lines.jsonl").write_text(text)
+    assert run("enqueue", "notes", "--many", "lines.jsonl").code == 0
+    ids += [one["id"] for one in run("runs", "list", "--job", "notes", "--json").json["items"]]
+
+    async def read() -> list[object]:
+        async with Client("sqlite:///mainspring.db", inline=True) as client:
+            return [(await client.get_run(run_id)).payload for run_id in ids]
+
+    assert asyncio.run(read()) == [plain] * len(ids)
+
+
+def test_a_number_of_seconds_is_a_delay_and_a_timeout(run: Run, stored_runs: StoredRuns) -> None:
+    made = run("enqueue", "whoami", "--delay", "90", "--json").json
+    created, due = (datetime.fromisoformat(made[name]) for name in ("created_at", "run_at"))
+    assert due - created == timedelta(seconds=90)
+    answer = run("enqueue", "whoami", "--wait", "--timeout", "0.01")
+    assert (answer.code, "did not end within 10 milliseconds" in answer.err) == (1, True)
+
+
+def test_ctrl_c_while_waiting_says_that_the_run_goes_on(
+    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(client: Client, run_id: str, timeout: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Client, "wait", wait)
+    answer = run("enqueue", "whoami", "--wait")
+    [made] = run("runs", "list", "--job", "whoami", "--json").json["items"]
+    assert made["state"] == "pending"
+    told = f"stopped waiting; run {made['id']} goes on: `mainspring runs show {made['id']}`"
+    assert (answer.code, answer.err) == (1, f"error: {told}\n")

@@ -112,3 +112,16 @@ def test_manifests_need_yaml(run: Run, folder: Path, monkeypatch: pytest.MonkeyP
     refused = run("import", "k8s", "jobs.yaml")
     assert refused.code == 2
     assert "pip install 'mainspring[kubernetes]'" in refused.err
+
+
+def test_an_output_file_that_cannot_be_written_is_named(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *arguments: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (folder / "crontab").write_text("0 9 * * * true\n")
+    monkeypatch.setattr(Path, "write_text", refuse)
+    answer = run("import", "crontab", "crontab", "--out", "jobs.toml")
+    assert answer.code == 2
+    assert "jobs_handlers.py cannot be written: Permission denied" in answer.err

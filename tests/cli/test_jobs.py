@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from mainspring import Breaker, Scheduler
+from mainspring import Breaker, Client, Scheduler
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
@@ -283,6 +285,68 @@ def test_messages_of_add_and_update_can_be_followed(run: Run, stored_runs: Store
     assert wrong.err.startswith("error: schedule: minute '61' cannot be used")
 
 
+def test_a_payload_may_come_from_stdin(run: Run, stored_runs: StoredRuns) -> None:
+    options = ("--handler", "send_email", "--payload", "-")
+    assert run("jobs", "add", "mail", *options, stdin='{"to": "a"}').code == 0
+    assert run("jobs", "show", "mail", "--json").json["payload"] == {"to": "a"}
+    wrong = run("jobs", "add", "other", *options, stdin="{")
+    assert "--payload, read from stdin, is not JSON" in wrong.err
+
+
+def test_none_empties_what_may_be_empty_and_is_refused_elsewhere(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    added = run(
+        *(
+            "jobs",
+            "add",
+            "ping",
+            "--url",
+            "https://example.org/ping",
+            "--set",
+            "webhook.method=PUT",
+        ),
+        *("--set", 'webhook.body="none"'),
+    )
+    assert added.code == 0, added.err
+    assert run("jobs", "show", "ping", "--json").json["webhook"]["body"] == "none"
+    changed = run(
+        *("jobs", "update", "ping", "--set", "webhook.body=none", "--set", "webhook.method=none"),
+        "--json",
+    ).json["webhook"]
+    assert (changed["body"], changed["method"]) == (None, "POST")
+    refused = run("jobs", "update", "ping", "--set", "retries=none")
+    assert refused.code == 2
+    assert "--set retries=none: retries always has a value" in refused.err
+    assert "--set retries=0 is the built-in value" in refused.err
+
+
+def test_a_setting_without_a_value_and_an_unknown_one_are_two_errors(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    bare = run("jobs", "update", "ping", "--set", "retries")
+    assert (bare.code, "--set retries gives no value" in bare.err) == (2, True)
+    assert "as in --set retries=3" in bare.err
+    unknown = run("jobs", "update", "ping", "--set", "retrys=3")
+    assert (unknown.code, "unknown key 'retrys'" in unknown.err) == (2, True)
+    assert "did you mean 'retries'?" in unknown.err
+
+
+def test_an_update_names_the_headers_that_it_removes(run: Run, stored_runs: StoredRuns) -> None:
+    headers = '{"Authorization": "Bearer t0k3n-1", "X-Team": "a"}'
+    url = "https://example.org/ping"
+    assert run("jobs", "add", "ping", "--url", url, "--set", f"webhook.headers={headers}").code == 0
+    assert run("jobs", "update", "ping", "--url", f"{url}/2").err == ""
+    moved = run("jobs", "update", "ping", "--url", "https://example.com/")
+    assert moved.code == 0
+    assert "removed the header authorization: secrets are not sent to another host" in moved.err
+    assert "mainspring jobs update ping --set 'webhook.headers=" in moved.err
+    replaced = run("jobs", "update", "ping", "--set", "webhook.headers.X-Other=b")
+    assert "removed the header x-team: the headers that were given replace all" in replaced.err
+    again = run("jobs", "update", "ping", "--set", "webhook.headers=none", "--json")
+    assert (again.json["dropped_headers"], again.err) == (["x-other"], "")
+
+
 def test_none_unsets_what_is_no_policy(run: Run, stored_runs: StoredRuns) -> None:
     given = ("--handler", "elsewhere", "--schedule", "1h", "--set", 'metadata={"a": 1}')
     assert run("jobs", "add", "one", *given, "--description", "none").code == 0
@@ -322,3 +386,51 @@ def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(
     assert all("T02:30:00+0" in line and "Europe/Berlin" in line for line in lines[:4])
     assert "does not exist in Europe/Berlin: runs at 03:00" in shown
     assert "happens twice in Europe/Berlin" in shown
+
+
+def test_the_signing_secret_of_a_new_webhook_is_printed_once(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    url = ("--url", "https://example.org/ping")
+    added = run("jobs", "add", "ping", *url)
+    shown = re.search(r"^signing secret, shown only now: (whsec_\S+)$", added.out, re.MULTILINE)
+    assert shown is not None
+    assert _signing_secrets("ping") == [shown[1]]
+    assert shown[1] not in run("jobs", "show", "ping", "--json").out
+    document = run("jobs", "add", "pong", *url, "--json").json
+    assert _signing_secrets("pong") == [document["signing_secret"]]
+    own = "whsec_" + "A" * 32
+    given = run("jobs", "add", "own", *url, "--set", f"webhook.signing_secret={own}")
+    assert given.code == 0
+    assert own not in given.out
+    assert "secret" not in run("jobs", "add", "plain", "--handler", "send_email").out
+
+
+def test_rotating_a_secret_prints_the_new_one(run: Run, stored_runs: StoredRuns) -> None:
+    run("jobs", "add", "ping", "--url", "https://example.org/ping")
+    [old] = _signing_secrets("ping")
+    rotated = run("jobs", "rotate-secret", "ping")
+    new = rotated.out.strip()
+    assert _signing_secrets("ping") == [new, old]
+    assert "shown only now" in rotated.err
+    options = ("--old-valid-for", "0", "--json")
+    last = run("jobs", "rotate-secret", "ping", *options).json["signing_secret"]
+    assert _signing_secrets("ping") == [last]
+    refused = run("jobs", "rotate-secret", "send_email")
+    assert (refused.code, "it is not a webhook job" in refused.err) == (2, True)
+    assert run("jobs", "rotate-secret", "nothing").code == 2
+
+
+def _signing_secrets(job_id: str) -> list[str]:
+    """The secrets that the job's requests are signed with, decrypted."""
+
+    async def read() -> list[str]:
+        async with Client("sqlite:///mainspring.db", inline=True) as client:
+            job = await client.get_job(job_id)
+            assert job.webhook is not None
+            vault = client.webhooks.vault
+            return [
+                vault.open(one.sealed, job_id, "the signing secret") for one in job.webhook.signing
+            ]
+
+    return asyncio.run(read())

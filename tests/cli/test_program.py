@@ -23,7 +23,11 @@ COMMANDS = [
     ("schedule",),
     ("doctor",),
     ("version",),
-    *(("jobs", verb) for verb in ("list", "show", "pause", "resume", "trigger", "remove")),
+    *(
+        ("jobs", verb)
+        for verb in ("list", "show", "add", "update", "rotate-secret", "pause", "resume")
+    ),
+    *(("jobs", verb) for verb in ("reset-breaker", "trigger", "remove", "prune-orphans")),
     *(("runs", verb) for verb in ("list", "show", "cancel", "retry")),
     *(("store", verb) for verb in ("copy", "indexes", "reseal")),
 ]
@@ -37,6 +41,14 @@ def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
     examples = answer.out.partition("Example")[2]
     assert f"mainspring {' '.join(words)}" in examples
     assert "--json" in answer.out
+
+
+@pytest.mark.parametrize("group", [(), ("jobs",), ("runs",), ("import",), ("store",), ("keys",)])
+def test_each_command_is_described_in_one_whole_line(run: Run, group: tuple[str, ...]) -> None:
+    commands = run(*group, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
+    lines = commands.rstrip().splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
 
 
 def test_without_a_command_help_is_shown(run: Run) -> None:
@@ -63,6 +75,11 @@ def test_version_is_printed(run: Run) -> None:
         (("jobs", "list", "--store", "mainspring.db"), "named by a URL"),
         (("jobs", "list", "--store", "memory://"), "this command cannot open it"),
         (("enqueue", "x", "--app", "app:forgetful"), "this command cannot open it"),
+        (("jobs", "list", "--store", ""), "--store is empty"),
+        (("runs", "list", "--state", "done"), "--state is one of waiting, pending, running"),
+        (("chain", "x", "--after-failure", "maybe"), "--after-failure is skip or run, not 'maybe'"),
+        (("import", "crontab", "missing"), "missing cannot be read: No such file or directory"),
+        (("keys", "create"), "missing argument 'NAME'"),
     ],
 )
 def test_wrong_words_are_refused_with_what_is_allowed(

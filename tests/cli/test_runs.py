@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -7,10 +8,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mainspring import Scheduler
+from mainspring import Client, Scheduler
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.webhooks import WebhookSettings
 from tests.support.command_line import Run, until
@@ -48,7 +50,7 @@ def test_list_says_what_there_is_not(run: Run, stored_runs: StoredRuns) -> None:
     assert run("runs", "list", "--job", "whoamI").code == 2
     unknown = run("runs", "list", "--state", "broken")
     assert unknown.code == 2
-    assert "states are waiting, pending" in unknown.err
+    assert "--state is one of waiting, pending" in unknown.err
 
 
 def test_a_run_is_shown_with_its_result_log_and_traceback(
@@ -194,3 +196,29 @@ def test_list_shows_how_many_slots_a_missed_gap_has(run: Run, folder: Path) -> N
 
 
 def _nothing() -> None: ...
+
+
+def test_a_long_list_as_json_is_read_in_small_pages(
+    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(12):
+        run("enqueue", "send_email", json.dumps({"to": f"\u2028{number}"}))
+    asked: list[int] = []
+    list_runs = Client.list_runs
+
+    async def count(client: Client, *, limit: int, **filters: Any) -> Any:
+        asked.append(limit)
+        return await list_runs(client, limit=limit, **filters)
+
+    monkeypatch.setattr(Client, "list_runs", count)
+    first = run("runs", "list", "--limit", "12", "--json")
+    assert asked == [10, 2]
+    assert first.out == json.dumps(first.json, ensure_ascii=False, indent=2) + "\n"
+    assert [one["payload"]["to"] for one in first.json["items"]] == [
+        f"\u2028{number}" for number in reversed(range(12))
+    ]
+    rest = run("runs", "list", "--cursor", first.json["cursor"], "--json").json
+    assert {one["id"] for one in rest["items"]} == set(stored_runs.values())
+    assert rest["cursor"] is None
+    none = run("runs", "list", "--state", "running", "--json")
+    assert none.out == json.dumps({"items": [], "cursor": None}, indent=2) + "\n"

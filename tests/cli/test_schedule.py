@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,17 @@ def test_a_wrong_schedule_is_refused(run: Run, words: tuple[str, ...]) -> None:
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("error: ")
     assert run("schedule", *words, "--json").err.startswith('{"error": ')
+
+
+@pytest.mark.parametrize("option", ["--timezone", "--tz"])
+def test_the_zone_has_one_option_in_all_commands(
+    run: Run, stored_runs: dict[str, str], folder: Path, option: str
+) -> None:
+    zone = (option, "Asia/Kolkata")
+    (folder / "crontab").write_text("0 9 * * * true\n")
+    assert "Asia/Kolkata" in run("schedule", "0 9 * * *", *zone).out
+    assert "(Asia/Kolkata)" in run("simulate", "--days", "1", *zone).out
+    assert 'timezone = "Asia/Kolkata"' in run("import", "crontab", "crontab", *zone).out
+    added = ("add", f"zoned{option}", "--handler", "x", "--schedule", "0 9 * * *")
+    shown = run("jobs", *added, *zone, "--json").json["schedule"]
+    assert "Asia/Kolkata" in shown["description"]

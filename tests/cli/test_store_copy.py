@@ -33,9 +33,9 @@ def test_a_copy_back_equals_the_original(
         "jobs": 5,
         "notes": 0,
         "runs": {"failed": 1, "succeeded": 1},
-        "written": 2,
-        "there": 0,
-        "mended": 0,
+        "added": 2,
+        "existing": 0,
+        "corrected": 0,
         "jobs_with_secrets": 0,
     }
     for words in (["runs", "list"], ["jobs", "list"], ["runs", "show", stored_runs["bad"]]):
@@ -92,7 +92,7 @@ def names(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("source", "target", "words"),
     [
-        ("sqlite:///missing.db", THERE, "there is nothing of Mainspring's in sqlite:///missing.db"),
+        ("sqlite:///missing.db", THERE, "sqlite:///missing.db holds no Mainspring data"),
         (HERE, "sqlite:///./mainspring.db", "FROM and TO are the same store"),
         (HERE, "memory://", "TO is memory://"),
         ("memory://", HERE, "FROM is memory://"),
@@ -116,7 +116,7 @@ def test_a_database_that_is_not_there_is_not_made(
 ) -> None:
     answer = run("store", "copy", with_database(replica_set_url, database_name), THERE)
     assert answer.code == 2
-    assert "there is nothing of Mainspring's" in answer.err
+    assert "holds no Mainspring data" in answer.err
     assert not (folder / "copy.db").exists()
 
 

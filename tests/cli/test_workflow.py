@@ -25,7 +25,7 @@ def test_a_wrong_chain_says_what_is_wrong(run: Run, stored_runs: StoredRuns) -> 
     payload = run("chain", "send_email={to}")
     assert (payload.code, "not JSON" in payload.err) == (2, True)
     choice = run("chain", "whoami", "--after-failure", "stop")
-    assert (choice.code, "skip, run" in choice.err) == (2, True)
+    assert (choice.code, "skip or run" in choice.err) == (2, True)
     nothing = run("workflow", "whoareyou")
     assert nothing.code == 2
     assert "whoareyou" in nothing.err

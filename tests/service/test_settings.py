@@ -279,9 +279,9 @@ def test_keys_go_where_the_app_is(run: Run, app: Path, monkeypatch: pytest.Monke
 
 
 def test_a_password_is_not_told_with_the_refusal() -> None:
-    from mainspring.cli.store_access import Found
+    from mainspring.cli.store_access import LocatedStore
 
-    found = Found(object(), "mongodb://user:hunter2@db/jobs?replicaSet=rs")  # type: ignore[arg-type]
+    found = LocatedStore(object(), "mongodb://user:hunter2@db/jobs?replicaSet=rs")  # type: ignore[arg-type]
     assert found.from_anywhere == "mongodb://user:…@db/jobs?replicaSet=rs"
 
 

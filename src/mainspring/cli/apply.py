@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import AppOption, FileArgument, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import (
+    AppOption,
+    FileArgument,
+    JsonOption,
+    StoreOption,
+    example,
+    run_coroutine,
+)
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store
 from mainspring.core.plurals import list_some
@@ -56,7 +63,7 @@ def apply(
     Everything is checked first, then written in one step. Jobs that the file no longer lists are
     removed, if they came from a file of the same name and this file states its `name`.
     """
-    finish(
+    run_coroutine(
         _apply(
             StoreChoice.of(store, app),
             Output(as_json=json),
@@ -126,8 +133,8 @@ def _show(output: Output, applied: AppliedJobs) -> None:
         "removed": applied.removed,
         "unchanged": applied.unchanged,
     }
-    told = ", ".join(f"{len(found)} {word}" for word, found in counts.items())
-    output.line(f"{applied.name}: {told}")
+    summary = ", ".join(f"{len(found)} {word}" for word, found in counts.items())
+    output.line(f"{applied.name}: {summary}")
     if applied.kept:
         kept = list_some([job.id for job in applied.kept], 10)
         output.note(

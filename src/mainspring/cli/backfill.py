@@ -18,7 +18,7 @@ from mainspring.cli.options import (
     JsonOption,
     StoreOption,
     example,
-    finish,
+    run_coroutine,
 )
 from mainspring.cli.output import Output, progress_bar
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -76,7 +76,7 @@ def backfill(
 ) -> None:
     """Run the slots of a job that have not run. Slots that have a run are left alone."""
     choice, output = StoreChoice.of(store, app), Output(as_json=json)
-    finish(_backfill(choice, output, job, start, end, limit, priority, dry_run))
+    run_coroutine(_backfill(choice, output, job, start, end, limit, priority, dry_run))
 
 
 async def _backfill(

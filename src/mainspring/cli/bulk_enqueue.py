@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.output import progress_bar
+from mainspring.cli.payload import parse_json
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
@@ -61,15 +62,13 @@ def _checked(name: str) -> int | None:
 
 
 def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
-    from mainspring.core import codec
-
     place = "stdin" if name == "-" else name
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            yield number, codec.decode(line)
-        except (ValueError, RecursionError) as error:
+            yield number, parse_json(line)
+        except ValueError as error:
             raise CommandError(
                 f"{place}, line {number} is not JSON: {error}",
                 code=BAD_INPUT,

@@ -103,7 +103,7 @@ def _add(
     shell_command, stdin = _split_stdin(command)
     words = [word for word in shell_command.split() if not word.startswith("-")]
     base = Path(words[0]).stem if words else "job"
-    name = free_name(base, made.jobs, "job")
+    name = free_name(base, made.jobs)
     options["description"] = " ".join(comments) or shell_command
     made.add(name, options, _function(name, number, shell_command, stdin, environment))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mainspring.cli.errors import FAILED
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import STYLES, Output
 from mainspring.cli.store_access import StoreChoice
 from mainspring.core.plurals import plural
@@ -30,7 +30,7 @@ def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = 
     from mainspring.cli.doctor_checks import run_checks
 
     output = Output(as_json=json)
-    checks = finish(run_checks(StoreChoice.of(store, app)))
+    checks = run_coroutine(run_checks(StoreChoice.of(store, app)))
     if json:
         output.document(
             {"ok": _all_passed(checks), "checks": [check.document() for check in checks]}

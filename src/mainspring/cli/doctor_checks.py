@@ -20,7 +20,7 @@ from typing import Any, Literal
 from mainspring import __version__
 from mainspring.cli.errors import CommandError
 from mainspring.cli.store_access import (
-    Found,
+    LocatedStore,
     StoreChoice,
     check_exists,
     database_file,
@@ -47,7 +47,7 @@ from mainspring.engine.live_workers import (
 )
 from mainspring.errors import MainspringError
 from mainspring.stores.election import elect
-from mainspring.stores.paging import all_items
+from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
 __all__ = ["Check", "run_checks"]
@@ -61,6 +61,8 @@ NEGLIGIBLE_CLOCK_ERROR = timedelta(milliseconds=10)
 """`doctor` does not mention an error of the clock that is no larger than this."""
 READ_SAMPLES = 5
 PAGE_SIZE = 100
+WHOLE_RUNS_AT_ONCE = 20
+"""Runs that are read with payload, result and attempts: each may hold megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ async def run_checks(choice: StoreChoice) -> list[Check]:
 _REACH = "check the URL, the permissions and the disk; --store names another store"
 
 
-async def _check_store(found: Found, clock: SystemClock) -> list[Check]:
+async def _check_store(found: LocatedStore, clock: SystemClock) -> list[Check]:
     store = found.store
     return [
         await _check_reads(found, clock),
@@ -162,7 +164,7 @@ def _check_clock_steady(began: tuple[datetime, float], ended: tuple[datetime, fl
 # The store
 
 
-async def _check_reads(found: Found, clock: SystemClock) -> Check:
+async def _check_reads(found: LocatedStore, clock: SystemClock) -> Check:
     taken = []
     for _ in range(READ_SAMPLES):
         sent = clock.monotonic()
@@ -213,7 +215,7 @@ async def check_store_clock(store: Store, clock: SystemClock) -> Check:
     return Check("ok", "clock", detail)
 
 
-def _check_files(found: Found) -> Iterator[Check]:
+def _check_files(found: LocatedStore) -> Iterator[Check]:
     """Whether other users of this machine can read or stop an embedded store."""
     from mainspring.stores.sqlite.files import all_files, wide_open
     from mainspring.webhooks.vault import key_files
@@ -384,8 +386,8 @@ async def _check_records(store: Store, jobs: list[Job]) -> Check:
     queries = [RunQuery(set_aside=True), *(RunQuery(states=frozenset({s})) for s in State)]
     runs: dict[str, str | None] = {}
     for query in queries:
-        page = await store.find(replace(query, limit=1000))
-        runs |= {run.id: run.unreadable for run in page.items if run.unreadable is not None}
+        async for page in pages(store.find, replace(query, limit=WHOLE_RUNS_AT_ONCE), most=1000):
+            runs |= {run.id: run.unreadable for run in page if run.unreadable is not None}
     found += [f"run {run_id} ({why})" for run_id, why in runs.items()]
     if not found:
         return Check("ok", "records", "all records that were checked can be read")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,18 +13,22 @@ from mainspring.cli.options import (
     JsonOption,
     StoreOption,
     example,
-    finish,
+    read_duration,
+    run_coroutine,
 )
 from mainspring.cli.output import Output, when
+from mainspring.cli.payload import read_payload
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from mainspring.core.model import Run
     from mainspring.scheduler import Client
 
-__all__ = ["read_payload", "register"]
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +54,9 @@ def enqueue(
     ] = None,
     delay: Annotated[
         str | None,
-        typer.Option("--delay", metavar="SPAN", help="Run it after this time: 5m, 1h30m."),
+        typer.Option(
+            "--delay", metavar="DURATION", help="Run it after this long, as in 5m or 1h30m."
+        ),
     ] = None,
     at: Annotated[
         str | None,
@@ -68,18 +73,21 @@ def enqueue(
     ] = None,
     dedupe_key: Annotated[
         str | None,
-        typer.Option("--dedupe-key", help="Queue nothing while a run with this key exists."),
+        typer.Option("--dedupe-key", help="Add no run while an unfinished run has this key."),
     ] = None,
     dedupe_for: Annotated[
         str | None,
-        typer.Option("--dedupe-for", metavar="SPAN", help="Keep the key at least this long."),
+        typer.Option("--dedupe-for", metavar="DURATION", help="Keep the key at least this long."),
     ] = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Wait until the run ends; exit code 1 unless it succeeds."),
     ] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SPAN", help="Stop waiting after this time.")
+        str | None,
+        typer.Option(
+            "--timeout", metavar="DURATION", help="With --wait: stop waiting after this long."
+        ),
     ] = None,
     many: Annotated[
         str | None,
@@ -95,12 +103,12 @@ def enqueue(
 ) -> None:
     """Queue a run of a job. With --app the handler's arguments are checked first."""
     given = {
-        "delay": delay,
+        "delay": _duration(delay, "--delay"),
         "at": _moment(at),
         "priority": priority,
         "queue": queue,
         "dedupe_key": dedupe_key,
-        "dedupe_for": dedupe_for,
+        "dedupe_for": _duration(dedupe_for, "--dedupe-for"),
     }
     options = {name: value for name, value in given.items() if value is not None}
     choice, output = StoreChoice.of(store, app), Output(as_json=json)
@@ -113,26 +121,10 @@ def enqueue(
                 " --dedupe-key",
                 code=BAD_INPUT,
             )
-        finish(_enqueue_many(choice, output, job, many, options))
+        run_coroutine(_enqueue_many(choice, output, job, many, options))
     else:
-        content = None if payload is None else read_payload(payload)
-        finish(_enqueue(choice, output, job, content, options, wait, timeout))
-
-
-def read_payload(text: str) -> Any:
-    """A payload as written on the command line, or on stdin."""
-    from mainspring.core import codec
-
-    if text == "-":
-        text = sys.stdin.read()
-    try:
-        return codec.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise CommandError(
-            f"the payload is not JSON: {error}",
-            code=BAD_INPUT,
-            advice='in a shell, put it in single quotes: \'{"to": "a@example.org"}\'',
-        ) from None
+        content = None if payload is None else read_payload(payload, "PAYLOAD")
+        run_coroutine(_enqueue(choice, output, job, content, options, wait, timeout))
 
 
 async def _enqueue(
@@ -144,31 +136,37 @@ async def _enqueue(
     wait: bool,
     timeout: str | None,
 ) -> None:
-    if timeout is not None:
-        from mainspring.core.durations import duration
-
-        duration(timeout, what="--timeout")  # refused before anything is queued
+    patience = _duration(timeout, "--timeout")  # refused before anything is queued
     async with open_client(choice, with_code=True) as client:
         run = await client.enqueue(job_id, payload, **options)
         if wait:
             with output.waiting(f"waiting for run {run.id} of {job_id}"):
-                run = await _ended(client, run, timeout)
+                run = await _wait_for_end(client, run, patience)
     if wait:
         _tell_end(output, run)
     else:
         _tell_queued(output, run)
 
 
-async def _ended(client: Client, run: Run, timeout: str | None) -> Run:
+async def _wait_for_end(client: Client, run: Run, timeout: timedelta | None) -> Run:
+    import asyncio
+
     try:
         return await client.wait(run.id, timeout)
+    except asyncio.CancelledError:  # Ctrl+C
+        raise CommandError(
+            f"stopped waiting; run {run.id} goes on: `mainspring runs show {run.id}`"
+        ) from None
     except TimeoutError:
+        from mainspring.core.durations import humanize
+
+        assert timeout is not None
         now = await client.get_run(run.id)
         if now.finished:
             return now
         raise CommandError(
-            f"run {run.id} did not end within {timeout}: it is {now.state}",
-            advice="it goes on running: `mainspring runs show` shows its state"
+            f"run {run.id} did not end within {humanize(timeout)}: it is {now.state}",
+            advice=f"it goes on: `mainspring runs show {run.id}` shows its state"
             if now.state == "running"
             else "`mainspring doctor` checks whether a running worker has its handler",
         ) from None
@@ -211,6 +209,10 @@ async def _enqueue_many(
             if count
             else "the file has no lines: nothing was enqueued"
         )
+
+
+def _duration(text: str | None, option: str) -> timedelta | None:
+    return None if text is None else read_duration(text, option)
 
 
 def _moment(text: str | None) -> Any:

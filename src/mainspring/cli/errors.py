@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
 from typing import Any
 
+from mainspring.cli.output import json_text, printable
 from mainspring.errors import (
     InvalidInput,
     JobNotFound,
@@ -77,12 +77,12 @@ def print_error(error: BaseException, *, as_json: bool) -> int:
                 {"field": one.field, "file": one.file, "line": one.line, "error": str(one)}
                 for one in error.each()
             ]
-        _write(json.dumps(document, ensure_ascii=False))
+        _write(json_text(document, indent=None))
     else:
         for line in (message, *others):
-            _write(_coloured("error:", "1;31") + f" {line}")
+            _write(_coloured("error:", "1;31") + f" {printable(line)}")
         if advice:
-            _write(f"  {advice}")
+            _write(f"  {printable(advice)}")
     return code
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mainspring.cli import completion
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, open_client
 
@@ -51,8 +51,8 @@ def explain(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say why a job does not run, why it did not run at a time, or why a run has not run."""
-    finish(_explain(StoreChoice.of(store, app), Output(as_json=json), name, at))
+    """Say why a job or a run has not run. With TIME: why the job did not run then."""
+    run_coroutine(_explain(StoreChoice.of(store, app), Output(as_json=json), name, at))
 
 
 async def _explain(choice: StoreChoice, output: Output, name: str, at: str | None) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from mainspring.cli import time_format
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, open_client
 
@@ -28,13 +28,13 @@ def pause(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Fire no slots of any job, on any node, until `mainspring resume --all`.
+    """Fire no slots of any job until `mainspring resume --all`.
 
-    Jobs are not changed. What is queued or triggered still runs. Slots that pass meanwhile do not
-    run later.
+    That holds on every node. Jobs are not changed. What is queued or triggered still runs. Slots
+    that pass meanwhile do not run later.
     """
     _need_all("pause", everything)
-    finish(_pause(StoreChoice.of(store, app), Output(as_json=json)))
+    run_coroutine(_pause(StoreChoice.of(store, app), Output(as_json=json)))
 
 
 def resume(
@@ -45,7 +45,7 @@ def resume(
 ) -> None:
     """Fire slots again, from now on. A job that was paused by itself stays paused."""
     _need_all("resume", everything)
-    finish(_resume(StoreChoice.of(store, app), Output(as_json=json)))
+    run_coroutine(_resume(StoreChoice.of(store, app), Output(as_json=json)))
 
 
 async def _pause(choice: StoreChoice, output: Output) -> None:

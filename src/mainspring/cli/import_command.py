@@ -60,13 +60,19 @@ def crontab(
     ] = False,
     timezone: Annotated[
         str | None,
-        typer.Option("--timezone", help="The zone of the crontab. Default: this machine's."),
+        typer.Option(
+            "--timezone",
+            "--tz",
+            metavar="ZONE",
+            help="The zone of the crontab. Default: this machine's.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a job of each line of a crontab, with a function that runs its command.
+    """Make a job of each line of a crontab.
 
-    What cannot be carried over is listed with its line. If no job is left, nothing is written.
+    Each job gets a function that runs the command of the line. What cannot be carried over is
+    listed with its line. If no job is left, nothing is written.
     """
     from mainspring.cli.crontab import local_timezone, read_crontab
 
@@ -91,9 +97,10 @@ def k8s(
     name: NameOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a job of each CronJob of a manifest, with a function that runs its command.
+    """Make a job of each CronJob of a manifest.
 
-    What cannot be carried over is listed with its line. If no job is left, nothing is written.
+    Each job gets a function that runs the command of the container. What cannot be carried over is
+    listed with its line. If no job is left, nothing is written.
     """
     from mainspring.cli.kubernetes import read_manifests
 
@@ -134,8 +141,10 @@ def _read(source: str) -> str:
         return sys.stdin.read()
     try:
         return Path(source).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{source} cannot be read: {error}", code=BAD_INPUT) from None
+    except OSError as error:
+        raise CommandError(f"{source} cannot be read: {error.strerror}", code=BAD_INPUT) from None
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{source} is not UTF-8 text: {error}", code=BAD_INPUT) from None
 
 
 def _finish(made: Imported, out: str | None, name: str | None, output: Output) -> None:
@@ -187,5 +196,12 @@ def _write(made: Imported, path: Path) -> None:
                 code=BAD_INPUT,
                 advice="name another file with --out, or move it away",
             )
-    code.write_text(made.handlers(), "utf-8")
-    path.write_text(made.toml(), "utf-8")
+    try:
+        code.write_text(made.handlers(), "utf-8")
+        path.write_text(made.toml(), "utf-8")
+    except OSError as error:
+        raise CommandError(
+            f"{error.filename} cannot be written: {error.strerror}",
+            code=BAD_INPUT,
+            advice="name a file in another folder with --out",
+        ) from None

@@ -58,8 +58,8 @@ class Imported:
             made.append(f"name = {_value(self.name)}")
         if self.timezone is not None:
             made.append(f"timezone = {_value(self.timezone)}")
-        for name, table in [("defaults", self.defaults)] if self.defaults else []:
-            made += ["", f"[{name}]", *_lines(table)]
+        if self.defaults:
+            made += ["", "[defaults]", *_lines(self.defaults)]
         for job_id, options in self.jobs.items():
             made += ["", f"[jobs.{_key(job_id)}]", *_lines(options)]
         return "\n".join(made) + "\n"
@@ -107,11 +107,11 @@ def module_beside(file: str) -> str:
     return f"{'_' if plain[:1].isdigit() else ''}{plain}_handlers"
 
 
-def free_name(text: str, taken: Iterable[str], fallback: str) -> str:
+def free_name(text: str, taken: Iterable[str]) -> str:
     """A name for a job and its function, made from a text and not taken yet."""
-    plain = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or fallback
+    plain = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or "job"
     if plain[0].isdigit() or keyword.iskeyword(plain) or plain in ("run", "os", "subprocess"):
-        plain = f"{fallback}_{plain}"
+        plain = f"job_{plain}"
     names, number, made = set(taken), 2, plain
     while made in names:
         made, number = f"{plain}_{number}", number + 1

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.payload import read_payload
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
@@ -39,7 +40,10 @@ ScheduleOption = Annotated[
     ),
 ]
 TimezoneOption = Annotated[
-    str | None, typer.Option("--timezone", help="The zone of the schedule, as in Europe/Berlin.")
+    str | None,
+    typer.Option(
+        "--timezone", "--tz", metavar="ZONE", help="The zone of the schedule, as in Europe/Berlin."
+    ),
 ]
 HandlerOption = Annotated[
     str | None, typer.Option("--handler", help="The name of a handler that workers have.")
@@ -48,7 +52,10 @@ UrlOption = Annotated[
     str | None, typer.Option("--url", help="Instead of a handler: the URL to call.")
 ]
 PayloadOption = Annotated[
-    str | None, typer.Option("--payload", metavar="JSON", help="The handler's arguments.")
+    str | None,
+    typer.Option(
+        "--payload", metavar="JSON", help="The handler's arguments; - reads them from stdin."
+    ),
 ]
 DescriptionOption = Annotated[str | None, typer.Option("--description", help="Text for people.")]
 TagOption = Annotated[
@@ -60,35 +67,22 @@ SetOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help="Any other option, as in --set retries=3 --set timeout=5m --set webhook.method=GET;"
-        " `none` unsets one. May be given several times.",
+        " `none` empties one that may be empty, as in --set timeout=none. May be given several"
+        " times.",
     ),
 ]
 
 
-def options_of(
-    flags: dict[str, Any], payload: str | None, settings: list[str] | None
-) -> dict[str, Any]:
+def options_of(*, payload: str | None, settings: list[str] | None, **flags: Any) -> dict[str, Any]:
     """The options of `add_job` and `update_job` that were given."""
-    from mainspring.scheduler.job_file import JOB_KEYS, read_value
-
     options = {name: value for name, value in flags.items() if value is not None}
     if options.get("schedule") == "none":
         options["schedule"] = None
     if payload is not None:
-        options["payload"] = _json(payload, "--payload")
+        options["payload"] = read_payload(payload, "--payload")
     for text in settings or ():
-        key, is_there, value = text.partition("=")
-        first, *rest = key.split(".")
-        if not is_there or first not in JOB_KEYS:
-            raise CommandError(
-                f"--set {text} is not KEY=VALUE with a known key",
-                code=BAD_INPUT,
-                advice=f"keys are {', '.join(sorted(JOB_KEYS))}",
-            )
-        read = _value(value) if rest or first in _UNSET else read_value(first, _value(value))
-        if not rest and first in _UNSET and value == "none":
-            read = _UNSET[first]
-        _put(options, [first, *rest], read, text)
+        path, value = _read_setting(text)
+        _put(options, path, value, text)
     if "url" in options:
         url = options.pop("url")
         webhook = options.setdefault("webhook", {})
@@ -96,6 +90,42 @@ def options_of(
             raise CommandError("give the url once", code=BAD_INPUT)
         webhook["url"] = url
     return options
+
+
+def _read_setting(text: str) -> tuple[list[str], Any]:
+    """The path and the value of one `--set`: `webhook.method=GET`."""
+    from mainspring.scheduler.job_file import JOB_KEYS, read_value
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise CommandError(
+            f"--set {text} gives no value",
+            code=BAD_INPUT,
+            advice=f"write KEY=VALUE, as in --set {key}=3",
+        )
+    path = key.split(".")
+    if path[0] not in JOB_KEYS:
+        raise UnknownOption([path[0]], JOB_KEYS, "key")
+    if value != "none":
+        return path, _value(value)
+    if len(path) > 1:
+        return path, None
+    if key in _UNSET:
+        return path, _UNSET[key]
+    if read_value(key, value) is not None:
+        raise CommandError(
+            f"--set {text}: {key} always has a value", code=BAD_INPUT, advice=_default_advice(key)
+        )
+    return path, None
+
+
+def _default_advice(key: str) -> str:
+    from mainspring.core.policy import Policy
+
+    built_in = Policy().to_dict(complete=True)
+    return (
+        f"--set {key}={json.dumps(built_in[key])} is the built-in value" if key in built_in else ""
+    )
 
 
 def _put(options: dict[str, Any], path: list[str], value: Any, text: str) -> None:
@@ -124,14 +154,3 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _json(text: str, option: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise CommandError(
-            f"{option} is not JSON: {error}",
-            code=BAD_INPUT,
-            advice=f'write {option} \'{{"to": "a@example.org"}}\'',
-        ) from None

@@ -1,11 +1,11 @@
-"""`mainspring jobs`: lists jobs, shows, pauses, resumes, triggers and removes them, and resets
-their circuit breakers."""
+"""`mainspring jobs`: adds, changes, lists, shows, pauses, triggers and removes jobs, resets their
+circuit breakers and rotates their secrets."""
 
 from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,7 +32,8 @@ from mainspring.cli.options import (
     LimitOption,
     StoreOption,
     example,
-    finish,
+    read_duration,
+    run_coroutine,
 )
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
@@ -41,7 +42,7 @@ from mainspring.errors import InvalidInput, JobExists
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from mainspring.core.model import Job, Run
     from mainspring.core.statistics import LastRun
@@ -51,7 +52,10 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = typer.Typer(help="List and show jobs; pause, resume, trigger and remove them.")
+group = typer.Typer(
+    help="Add, change, list, show, pause, trigger and remove jobs. Also: reset circuit breakers,"
+    " rotate signing secrets, and remove jobs whose code is gone."
+)
 
 MOST_ORPHANS = 5
 UPCOMING_SHOWN = 5
@@ -70,7 +74,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List jobs in the order of their ids."""
-    finish(_list(StoreChoice.of(store, app), Output(as_json=json), tag, limit, cursor))
+    run_coroutine(_list(StoreChoice.of(store, app), Output(as_json=json), tag, limit, cursor))
 
 
 async def _list(
@@ -89,6 +93,8 @@ async def _list(
             page, lambda job: {**job_document(job), "has_worker": job.id not in orphaned}
         )
         output.document({**document, "paused_since": time_format.iso(paused_since)})
+    elif not page.items and cursor is not None:
+        output.note("no more jobs")
     elif not page.items:
         named = f" with the tag {tag!r}" if tag else ""
         output.note(
@@ -143,8 +149,8 @@ def _note_orphans(
 def show(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Show a job: its schedule, its next and last runs, and how often it succeeds."""
-    finish(_show(StoreChoice.of(store, app), Output(as_json=json), job))
+    """Show a job: its schedule, its runs, how often it succeeds."""
+    run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
 async def _show(choice: StoreChoice, output: Output, job_id: str) -> None:
@@ -237,20 +243,23 @@ def add(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add a job: for a handler that workers have, or for a URL to call."""
-    flags: dict[str, Any] = {
-        "schedule": schedule,
-        "timezone": timezone,
-        "handler": handler,
-        "url": url,
-    }
-    flags |= {"description": description, "tags": tag}
-    options = options_of(flags, payload, settings)
-    finish(_add(StoreChoice.of(store, app), Output(as_json=json), job, options))
+    """Add a job, for a handler of the workers or for a URL to call."""
+    options = options_of(
+        schedule=schedule,
+        timezone=timezone,
+        handler=handler,
+        url=url,
+        payload=payload,
+        description=description,
+        tags=tag,
+        settings=settings,
+    )
+    run_coroutine(_add(StoreChoice.of(store, app), Output(as_json=json), job, options))
 
 
 async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]) -> None:
     async with open_client(choice) as client:
+        secret = _make_secret(client, options)
         try:
             job = await client.add_job(job_id, **options)
         except JobExists:
@@ -261,7 +270,31 @@ async def _add(choice: StoreChoice, output: Output, job_id: str, options: dict[s
             ) from None
         except InvalidInput as error:
             raise name_fields(error) from None
-        _print_saved(output, "added", job)
+        _print_saved(output, "added", job, {} if secret is None else {"signing_secret": secret})
+        if secret is not None and not output.as_json:
+            output.line(f"signing secret, shown only now: {secret}")
+        if job.webhook is not None and not job.webhook.signing:
+            output.note(
+                "its requests are not signed: set MAINSPRING_SECRET_KEY, which encrypts secrets,"
+                f" then `mainspring jobs rotate-secret {job.id}`"
+            )
+
+
+def _make_secret(client: Client, options: dict[str, Any]) -> str | None:
+    """Give a new webhook a signing secret that is made here, so that it can be printed. None if
+    the caller gave one, or if there is no key to encrypt it with."""
+    from mainspring.webhooks.vault import new_signing_secret
+
+    webhook = options.get("webhook")
+    if isinstance(webhook, str):
+        webhook = {"url": webhook}
+    if not isinstance(webhook, dict) or webhook.get("signing_secret") is not None:
+        return None
+    if not client.webhooks.available or not client.webhooks.vault.is_usable:
+        return None
+    secret = new_signing_secret()
+    options["webhook"] = {**webhook, "signing_secret": secret}
+    return secret
 
 
 @group.command(
@@ -282,44 +315,121 @@ def update(
     json: JsonOption = False,
 ) -> None:
     """Change a job that the API or the command line made. What is not named stays."""
-    flags: dict[str, Any] = {
-        "schedule": schedule,
-        "timezone": timezone,
-        "handler": handler,
-        "url": url,
-    }
-    flags |= {"description": description, "tags": tag}
-    options = options_of(flags, payload, settings)
+    options = options_of(
+        schedule=schedule,
+        timezone=timezone,
+        handler=handler,
+        url=url,
+        payload=payload,
+        description=description,
+        tags=tag,
+        settings=settings,
+    )
     if not options:
         raise CommandError(
             "there is nothing to change",
             code=BAD_INPUT,
             advice=f"name what changes: mainspring jobs update {job} --set retries=3",
         )
-    finish(_update(StoreChoice.of(store, app), Output(as_json=json), job, options))
+    run_coroutine(_update(StoreChoice.of(store, app), Output(as_json=json), job, options))
 
 
 async def _update(
     choice: StoreChoice, output: Output, job_id: str, options: dict[str, Any]
 ) -> None:
     async with open_client(choice) as client:
+        before = await client.get_job(job_id)
         try:
             job = await client.update_job(job_id, **options)
         except InvalidInput as error:
             raise name_fields(error) from None
-        _print_saved(output, "updated", job)
+    dropped = _dropped_headers(before, job)
+    _print_saved(output, "updated", job, {"dropped_headers": dropped} if dropped else {})
+    if dropped and not output.as_json:
+        output.note(_describe_dropped(before, job, dropped))
 
 
-def _print_saved(output: Output, done: str, job: Job) -> None:
+def _dropped_headers(before: Job, after: Job) -> list[str]:
+    """The headers that an update has removed, in lower case."""
+    from mainspring.webhooks.service import masked_headers
+
+    if before.webhook is None or after.webhook is None:
+        return []
+    old, new = (
+        {name.lower() for name in masked_headers(one)} for one in (before.webhook, after.webhook)
+    )
+    return sorted(old - new)
+
+
+def _describe_dropped(before: Job, after: Job, dropped: list[str]) -> str:
+    from mainspring.webhooks.definition import origin_of
+
+    assert before.webhook is not None
+    assert after.webhook is not None
+    names = f"{'header' if len(dropped) == 1 else 'headers'} {', '.join(dropped)}"
+    if origin_of(before.webhook.url) != origin_of(after.webhook.url):
+        command = f'mainspring jobs update {after.id} --set \'webhook.headers={{"Name": "value"}}\''
+        return (
+            f"removed the {names}: secrets are not sent to another host. Set all headers of the job"
+            f" again: {command}"
+        )
+    return f"removed the {names}: the headers that were given replace all that the job had"
+
+
+def _print_saved(
+    output: Output, done: str, job: Job, more: Mapping[str, Any] | None = None
+) -> None:
+    """Print what was done. `more` is added to the JSON document."""
     from mainspring.cli.json_output import job_document
 
     if output.as_json:
-        output.document(job_document(job))
-    elif job.next_run_at is None:
+        output.document({**job_document(job), **(more or {})})
+        return
+    if job.next_run_at is None:
         output.line(f"{done} {job.id}")
     else:
         moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
         output.line(f"{done} {job.id}: next run {moment}")
+
+
+@group.command(
+    "rotate-secret",
+    epilog=example(
+        "mainspring jobs rotate-secret ping", "mainspring jobs rotate-secret ping --old-valid-for 0"
+    ),
+)
+def rotate_secret(
+    job: JobArgument,
+    old_valid_for: Annotated[
+        str,
+        typer.Option(
+            "--old-valid-for",
+            metavar="DURATION",
+            help="How long requests are also signed with the old secret, as in 1h.",
+        ),
+    ] = "24h",
+    store: StoreOption = None,
+    app: AppOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a webhook job a new signing secret, and print it. It cannot be shown again.
+
+    Give it to the receiver while requests are also signed with the old one.
+    """
+    span = read_duration(old_valid_for, "--old-valid-for")
+    run_coroutine(_rotate_secret(StoreChoice.of(store, app), Output(as_json=json), job, span))
+
+
+async def _rotate_secret(
+    choice: StoreChoice, output: Output, job_id: str, old_valid_for: timedelta
+) -> None:
+    async with open_client(choice, with_code=True) as client:
+        secret = await client.rotate_secret(job_id, old_valid_for=old_valid_for)
+    if output.as_json:
+        output.document({"id": job_id, "signing_secret": secret})
+        return
+    output.line(secret)
+    output.note(f"the new signing secret of {job_id}, shown only now")
 
 
 @group.command("pause", epilog=example("mainspring jobs pause daily_report"))
@@ -327,7 +437,7 @@ def pause(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Pause a job's schedule. The job can still be triggered, and queued runs still run."""
-    finish(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
+    run_coroutine(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=False))
 
 
 @group.command("resume", epilog=example("mainspring jobs resume daily_report"))
@@ -335,31 +445,21 @@ def resume(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Resume a paused job's schedule with its next slot."""
-    finish(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
+    run_coroutine(_set_enabled(StoreChoice.of(store, app), Output(as_json=json), job, on=True))
 
 
 async def _set_enabled(choice: StoreChoice, output: Output, job_id: str, *, on: bool) -> None:
-    from mainspring.cli.json_output import job_document
-
     async with open_client(choice) as client:
         job = await (client.resume_job(job_id) if on else client.pause_job(job_id))
-    if output.as_json:
-        output.document(job_document(job))
-    elif not on:
-        output.line(f"paused {job.id}")
-    elif job.next_run_at is None:
-        output.line(f"resumed {job.id}")
-    else:
-        moment = (when if output.pretty else time_format.seconds)(job.next_run_at)
-        output.line(f"resumed {job.id}: next run {moment}")
+    _print_saved(output, "resumed" if on else "paused", job)
 
 
 @group.command("reset-breaker", epilog=example("mainspring jobs reset-breaker call_api"))
 def reset_breaker(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Close a job's circuit breaker on all nodes, and let the runs that it has put off start."""
-    finish(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
+    """Close a job's circuit breaker on all nodes. The runs that it has put off start."""
+    run_coroutine(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
 async def _reset_breaker(choice: StoreChoice, output: Output, job_id: str) -> None:
@@ -380,7 +480,7 @@ def trigger(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Run a job now with its own payload, even if it is paused."""
-    finish(_trigger(StoreChoice.of(store, app), Output(as_json=json), job))
+    run_coroutine(_trigger(StoreChoice.of(store, app), Output(as_json=json), job))
 
 
 async def _trigger(choice: StoreChoice, output: Output, job_id: str) -> None:
@@ -408,7 +508,7 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a job and cancel its pending runs. Running ones may end."""
-    finish(_remove(StoreChoice.of(store, app), Output(as_json=json), job, force=force))
+    run_coroutine(_remove(StoreChoice.of(store, app), Output(as_json=json), job, force=force))
 
 
 async def _remove(choice: StoreChoice, output: Output, job_id: str, *, force: bool) -> None:
@@ -437,9 +537,10 @@ def prune_orphans(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Remove jobs whose code is gone: code defined them, and no live worker has their handler.
+    """Remove jobs whose code is gone.
 
-    Jobs that the API made stay. Pending runs of a removed job are cancelled.
+    These are jobs that code defined and whose handler no live worker has. Jobs that the API made
+    stay. Pending runs of a removed job are cancelled.
     """
     if not (yes or dry_run) and (json or not sys.stdin.isatty()):
         why = "--json was given" if json else "stdin is not a terminal"
@@ -449,7 +550,7 @@ def prune_orphans(
             advice="--dry-run lists the jobs, --yes removes them",
         )
     choice, output = StoreChoice.of(store, app), Output(as_json=json)
-    finish(_prune_orphans(choice, output, dry_run=dry_run, yes=yes, force=force))
+    run_coroutine(_prune_orphans(choice, output, dry_run=dry_run, yes=yes, force=force))
 
 
 async def _prune_orphans(

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.options import (
+    AppOption,
+    JsonOption,
+    StoreOption,
+    example,
+    read_duration,
+    run_coroutine,
+)
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
 from mainspring.cli.time_format import seconds
+from mainspring.errors import NotFound
 
 if TYPE_CHECKING:
     from mainspring.service.api_keys import ApiKeys, Key
@@ -31,7 +40,9 @@ def keys() -> None:
 
 @group.command("create", epilog=example("mainspring keys create ci --scope write --expires 90d"))
 def create(
-    name: Annotated[str, typer.Argument(help="What the key is for; it is shown in the list.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What the key is for; it is shown in the list.")
+    ],
     scope: Annotated[
         str,
         typer.Option(
@@ -39,22 +50,25 @@ def create(
         ),
     ] = "read",
     expires: Annotated[
-        str | None, typer.Option("--expires", help="When it expires, as in 90d. Default: never.")
+        str | None,
+        typer.Option(
+            "--expires",
+            metavar="DURATION",
+            help="How long it is valid, as in 90d. Default: for ever.",
+        ),
     ] = None,
     store: StoreOption = None,
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
-    from mainspring.core.durations import duration
-
-    span = None if expires is None else duration(expires, what="--expires")
+    span = None if expires is None else read_duration(expires, "--expires")
 
     async def work() -> tuple[Key, str]:
         async with _keys(StoreChoice.of(store, app)) as found:
             return await found.create(name, scope, span)
 
-    key, text = finish(work())
+    key, text = run_coroutine(work())
     output = Output(as_json=json)
     if json:
         output.document({**key.to_dict(key.created_at), "key": text})
@@ -71,7 +85,7 @@ def list_keys(store: StoreOption = None, app: AppOption = None, json: JsonOption
         async with _keys(StoreChoice.of(store, app), create=False) as found:
             return await found.list(), await found.now()
 
-    found, now = finish(work())
+    found, now = run_coroutine(work())
     output = Output(as_json=json)
     if json:
         output.document({"items": [key.to_dict(now) for key in found]})
@@ -102,9 +116,14 @@ def revoke(
 
     async def work() -> tuple[Key, datetime]:
         async with _keys(StoreChoice.of(store, app), create=False) as found:
-            return await found.revoke(key), await found.now()
+            try:
+                return await found.revoke(key), await found.now()
+            except NotFound as error:
+                raise CommandError(
+                    str(error), code=BAD_INPUT, advice="`mainspring keys list` lists the keys"
+                ) from None
 
-    found, now = finish(work())
+    found, now = run_coroutine(work())
     output = Output(as_json=json)
     if json:
         output.document(found.to_dict(now))

@@ -39,7 +39,7 @@ _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^()]+)\))")
 
 Path = tuple[Any, ...]
 Lines = dict[Path, int]
-Remarks = Callable[..., None]
+AddRemark = Callable[..., None]
 
 
 class _Malformed(Exception):
@@ -131,7 +131,7 @@ def _add(made: Imported, manifest: _Manifest) -> None:
 
     try:
         given = manifest.text("metadata", "name")
-        name = free_name(given or "job", made.jobs, "job")
+        name = free_name(given or "job", made.jobs)
         options = _options(manifest, remark)
         function = _function(name, manifest, remark)
         _check(options)
@@ -146,7 +146,7 @@ def _add(made: Imported, manifest: _Manifest) -> None:
     made.remarks += remarks
 
 
-def _options(manifest: _Manifest, remark: Remarks) -> dict[str, Any]:
+def _options(manifest: _Manifest, remark: AddRemark) -> dict[str, Any]:
     spec, job = manifest.table("spec"), manifest.table(*_JOB)
     options: dict[str, Any] = {"schedule": manifest.text("spec", "schedule") or ""}
     if (zone := manifest.text("spec", "timeZone")) is not None:
@@ -199,7 +199,7 @@ def _check(options: Mapping[str, Any]) -> None:
     errors.check()
 
 
-def _function(name: str, manifest: _Manifest, remark: Remarks) -> str:
+def _function(name: str, manifest: _Manifest, remark: AddRemark) -> str:
     """A function that runs the container's command, without the container."""
     for key in manifest.table(*_POD):
         if key not in ("containers", "restartPolicy"):
@@ -236,7 +236,7 @@ def _function(name: str, manifest: _Manifest, remark: Remarks) -> str:
     )
 
 
-def _environment(manifest: _Manifest, container: Path, remark: Remarks) -> dict[str, str]:
+def _environment(manifest: _Manifest, container: Path, remark: AddRemark) -> dict[str, str]:
     environment: dict[str, str] = {}
     for at in range(len(manifest.items(*container, "env"))):
         path = (*container, "env", at)

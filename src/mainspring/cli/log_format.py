@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
+
+from mainspring.cli.output import json_text, printable
 
 __all__ = ["set_up"]
 
@@ -28,20 +29,30 @@ def _handler(*, as_json: bool) -> logging.Handler:
         from rich.console import Console
         from rich.logging import RichHandler
 
-        return RichHandler(
+        handler: logging.Handler = RichHandler(
             console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S"
         )
+        handler.setFormatter(_Printable("%(message)s"))
+        return handler
     handler = logging.StreamHandler()
     if as_json:
         handler.setFormatter(_JsonLines())
     else:
-        lines = logging.Formatter(
+        lines = _Printable(
             "%(asctime)s.%(msecs)03dZ %(levelname)-7s [%(process)d] %(name)s: %(message)s",
             datefmt="%Y-%m-%dT%H:%M:%S",
         )
         lines.converter = time.gmtime
         handler.setFormatter(lines)
     return handler
+
+
+class _Printable(logging.Formatter):
+    """Escapes what a terminal would obey: messages quote errors of handlers and answers of
+    endpoints."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class _JsonLines(logging.Formatter):
@@ -58,4 +69,4 @@ class _JsonLines(logging.Formatter):
                 document[fact] = getattr(record, fact)
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False)
+        return json_text(document, indent=None)

@@ -23,9 +23,11 @@ __all__ = [
     "RunArgument",
     "StoreOption",
     "VerboseOption",
+    "check_memory_limit",
     "example",
-    "finish",
-    "span_of",
+    "read_duration",
+    "read_prune_interval",
+    "run_coroutine",
 ]
 
 T = TypeVar("T")
@@ -84,17 +86,58 @@ def example(*lines: str) -> str:
     return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
 
 
-def span_of(text: str, option: str) -> timedelta:
+def read_duration(
+    text: str,
+    option: str,
+    *,
+    least: timedelta = timedelta(0),
+    most: timedelta | None = None,
+) -> timedelta:
     """The duration that an option gives: 90s, 5m; a bare number is seconds."""
-    from mainspring.core.durations import duration
+    from mainspring.core.durations import duration, humanize
+    from mainspring.errors import InvalidInput
+
+    def refused(allowed: str) -> InvalidInput:
+        message = f"{option} is {allowed}, not {text!r}"
+        return InvalidInput(message, field=option, given=text, allowed=allowed)
 
     try:
-        return duration(float(text), what=option)
+        number: str | float = float(text)
     except ValueError:
-        return duration(text, what=option)
+        number = text
+    try:
+        span = duration(number)
+    except InvalidInput:
+        raise refused("a duration such as 90s, 5m or 1h30m (a bare number is seconds)") from None
+    if most is not None and not least <= span <= most:
+        low = f"{humanize(least)} to " if least else "at most "
+        raise refused(f"{low}{humanize(most)}")
+    return span
 
 
-def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+def read_prune_interval(text: str | None) -> timedelta | None:
+    """The value of --prune-every, within the limits that the engine sets."""
+    if text is None:
+        return None
+    shortest, longest = timedelta(seconds=1), timedelta(days=1)
+    return read_duration(text, "--prune-every", least=shortest, most=longest)
+
+
+def check_memory_limit(text: str | None) -> str | None:
+    """The value of --memory-limit, refused before anything starts if it is no size."""
+    from mainspring.core.policy import memory_size
+    from mainspring.errors import InvalidInput
+
+    try:
+        memory_size(text)
+    except InvalidInput:
+        allowed = "a size such as 512MiB or 2GB, or a number of bytes"
+        message = f"--memory-limit is {allowed}, not {text!r}"
+        raise InvalidInput(message, field="--memory-limit", given=text, allowed=allowed) from None
+    return text
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine. (Only commands that run import asyncio: `--help` is quicker.)"""
     import asyncio
 

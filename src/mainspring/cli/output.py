@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,7 +19,9 @@ from mainspring.core.documents import to_document
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Column", "Output", "progress_bar", "when"]
+    from mainspring.core.model import Page
+
+__all__ = ["Column", "Output", "json_text", "printable", "progress_bar", "when"]
 
 T = TypeVar("T")
 
@@ -61,22 +64,36 @@ class Output:
         self.pretty = not as_json and sys.stdout.isatty()
 
     def document(self, value: Any) -> None:
-        document = to_document(value, time=time_format.iso)
-        text = json.dumps(document, ensure_ascii=False, indent=2)
-        if _printable(text) != text:
-            text = json.dumps(document, indent=2)  # escaped: the same JSON in ASCII
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(json_text(value) + "\n")
+
+    async def item_pages(
+        self, pages: AsyncIterable[Page[T]], shape: Callable[[T], dict[str, Any]]
+    ) -> None:
+        """Print one document, `{"items": […], "cursor": …}`, page by page, so that only one page
+        is held in memory. Nothing is printed before the first page was read."""
+        before, cursor = '{\n  "items": [', None
+        async for page in pages:
+            for item in page.items:
+                text = json_text(shape(item)).replace("\n", "\n    ")
+                sys.stdout.write(f"{before}\n    {text}")
+                before = ","
+            cursor = page.cursor
+        end = "\n  ]" if before == "," else f"{before}]"
+        sys.stdout.write(f'{end},\n  "cursor": {json_text(cursor)}\n}}\n')
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        text = _printable(text)
+        text = printable(text)
         if self.pretty:
-            self._console.print(text, style=style or None, markup=False, highlight=False)
+            # Soft: the terminal wraps a long line, so that an id or a key can be copied whole.
+            self._console.print(
+                text, style=style or None, markup=False, highlight=False, soft_wrap=True
+            )
         else:
             sys.stdout.write(text + "\n")
 
     def note(self, text: str) -> None:
         """Print a remark on stderr, so that a pipe gets only the result."""
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(printable(text) + "\n")
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
@@ -85,8 +102,9 @@ class Output:
             yield
             return
         from rich.console import Console
+        from rich.text import Text
 
-        with Console(stderr=True).status(text):
+        with Console(stderr=True).status(Text(printable(text))):
             yield
 
     def table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
@@ -97,7 +115,7 @@ class Output:
 
     def fields(self, pairs: Iterable[tuple[str, str | None]]) -> None:
         """Print names and values, one on each line, without those that have no value."""
-        shown = [(name, _printable(value)) for name, value in pairs if value]
+        shown = [(name, printable(value)) for name, value in pairs if value]
         width = max((len(name) for name, _ in shown), default=0)
         if not self.pretty:
             for name, value in shown:
@@ -158,13 +176,31 @@ def _heading(title: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return _printable(" ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
-def _printable(text: str) -> str:
-    """The text with lone surrogates escaped, which neither terminals nor pipes can encode. Names of
-    files that are not UTF-8 contain them."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def printable(text: str) -> str:
+    """The text with control characters escaped, but for new lines and tabs. A terminal would obey
+    them: stored text could clear the screen, set the title or write to the clipboard. Lone
+    surrogates, as in names of files that are not UTF-8, are escaped because nothing can encode
+    them."""
+    return (
+        _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+        .encode("utf-8", "backslashreplace")
+        .decode()
+    )
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    document = to_document(value, time=time_format.iso)
+    text = json.dumps(document, ensure_ascii=False, indent=indent)
+    if printable(text) == text:
+        return text
+    # The same JSON in ASCII. Python escapes all but DEL, which only texts contain.
+    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Decides how long to wait before a process at its memory limit is replaced.
+"""Replaces a process by a new one, after a pause if that keeps happening after a start.
 
 A limit a little above what a process holds when it starts is reached again by each new process,
 within seconds. The number of such replacements in a row is passed on in an environment variable,
@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import MutableMapping
+import signal
+import sys
+import threading
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
 
+from mainspring.cli.errors import Stopped
 from mainspring.core.clock import Clock, SystemClock
 
-__all__ = ["Replacements"]
+__all__ = ["Replacements", "end_quietly_on_signals", "replace_process"]
 
 log = logging.getLogger("mainspring.worker")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 VARIABLE = "MAINSPRING_QUICK_REPLACEMENTS"
 STABLE_AFTER = 60.0
@@ -60,3 +69,37 @@ class Replacements:
     def _count(self) -> int:
         text = self._environment.get(VARIABLE, "")
         return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def replace_process(command: Sequence[str], folder: str) -> NoReturn:
+    """Replace this process by one that runs the command: same pid, same supervisor, no threads.
+
+    Signals are blocked meanwhile; the new process gets them when it can handle them, within
+    `end_quietly_on_signals`.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    os.execv(command[0], list(command))
+
+
+@contextmanager
+def end_quietly_on_signals() -> Iterator[None]:
+    """Exit on a signal until the scheduler handles signals itself: there is no work to finish.
+    Also lets signals through that the process before this one has blocked."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Stopped(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in SIGNALS}
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

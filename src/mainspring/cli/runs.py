@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from mainspring.cli import completion, time_format
-from mainspring.cli.errors import CommandError
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -17,19 +17,30 @@ from mainspring.cli.options import (
     RunArgument,
     StoreOption,
     example,
-    finish,
+    run_coroutine,
 )
 from mainspring.cli.output import STYLES, Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
-    from mainspring.core.model import Attempt, Run
+    from collections.abc import AsyncIterator
+
+    from mainspring.core.model import Attempt, Page, Run
+    from mainspring.scheduler import Client
 
 __all__ = ["COLUMNS", "group", "print_run"]
 
 BODY_SHOWN = 500
 """Characters of an answer's body that are printed. `--json` has all that was kept."""
+
+WHOLE_RUNS_AT_ONCE = 10
+
+
+class Filters(TypedDict):
+    job: str | None
+    state: list[str] | None
+
 
 group = typer.Typer(help="List and show runs; cancel and retry them.")
 
@@ -61,8 +72,10 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List runs, newest first."""
-    states = [name.strip() for given in state or [] for name in given.split(",")]
-    finish(_list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor))
+    states = [_check_state(name.strip()) for given in state or [] for name in given.split(",")]
+    run_coroutine(
+        _list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor)
+    )
 
 
 async def _list(
@@ -73,31 +86,50 @@ async def _list(
     limit: int,
     cursor: str | None,
 ) -> None:
-    from mainspring.cli.json_output import page_document, run_document
-
     async with open_client(choice) as client:
-        page = await client.list_runs(
-            job=job,
-            state=states or None,
-            brief=not output.as_json,
-            limit=limit,
-            cursor=cursor,
-        )
-        if job is not None and not page.items:
+        filters: Filters = {"job": job, "state": states or None}
+        if job is not None and not (await client.list_runs(**filters, brief=True, limit=1)).items:
             await client.get_job(job)  # an unknown job is an error, not an empty list
-        if not output.as_json:
-            page.items[:] = [
-                await client.get_run(run.id) if _stands_for_slots(run) else run
-                for run in page.items
-            ]
-    if output.as_json:
-        output.document(page_document(page, run_document))
-    elif not page.items:
-        output.note(_nothing(job, states))
+        if output.as_json:
+            from mainspring.cli.json_output import run_document
+
+            await output.item_pages(_read_pages(client, filters, limit, cursor), run_document)
+            return
+        page = await client.list_runs(**filters, brief=True, limit=limit, cursor=cursor)
+        page.items[:] = [
+            await client.get_run(run.id) if _stands_for_slots(run) else run for run in page.items
+        ]
+    if not page.items:
+        output.note(_nothing(job, states) if cursor is None else "no more runs")
     else:
         output.table(COLUMNS, page.items)
         if page.cursor:
             output.note(f"there are more: --cursor {page.cursor}")
+
+
+async def _read_pages(
+    client: Client, filters: Filters, limit: int, cursor: str | None
+) -> AsyncIterator[Page[Run]]:
+    """Whole runs, a few at a time: each may hold megabytes of payload, result and logs."""
+    while limit > 0:
+        at_once = min(limit, WHOLE_RUNS_AT_ONCE)
+        page = await client.list_runs(**filters, limit=at_once, cursor=cursor)
+        yield page
+        limit, cursor = limit - len(page.items), page.cursor
+        if cursor is None:
+            return
+
+
+def _check_state(name: str) -> str:
+    from mainspring.core.model import State
+
+    if name not in [*State]:
+        raise CommandError(
+            f"--state is one of {', '.join(State)}, not {name!r}",
+            code=BAD_INPUT,
+            advice="several: --state pending,running",
+        )
+    return name
 
 
 def _nothing(job: str | None, states: list[str]) -> str:
@@ -111,8 +143,8 @@ def _nothing(job: str | None, states: list[str]) -> str:
 def show(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Show a run: its result, its attempts with errors and logs, and why it has not run."""
-    finish(_show(StoreChoice.of(store, app), Output(as_json=json), run))
+    """Show a run: its result, attempts and logs, or why it has not run."""
+    run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
 async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
@@ -133,7 +165,7 @@ def cancel(
     json: JsonOption = False,
 ) -> None:
     """Cancel a run. If it is running, its worker stops it."""
-    finish(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
+    run_coroutine(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
 
 
 async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str) -> None:
@@ -157,7 +189,7 @@ def retry(
     run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
     """Make a failed or cancelled run pending again. Its earlier failures do not count."""
-    finish(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
+    run_coroutine(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
 
 
 async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:

@@ -23,8 +23,8 @@ def register(app: typer.Typer) -> None:
     app.command(
         "schedule",
         epilog=example(
-            'mainspring schedule "0 9 * * 1-5" --tz Asia/Kolkata -n 10',
-            'mainspring schedule "30 2 * * *" --tz Europe/Berlin',
+            'mainspring schedule "0 9 * * 1-5" --timezone Asia/Kolkata -n 10',
+            'mainspring schedule "30 2 * * *" --timezone Europe/Berlin',
             'mainspring schedule "RRULE:FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17"',
         ),
     )(schedule)
@@ -37,9 +37,10 @@ def schedule(
             metavar="SCHEDULE", help="Cron, a macro, an interval, a date-time or an RRULE."
         ),
     ],
-    tz: Annotated[
+    timezone: Annotated[
         str | None,
         typer.Option(
+            "--timezone",
             "--tz",
             metavar="ZONE",
             help="The time zone. Default: the one that the schedule names, else UTC",
@@ -50,12 +51,12 @@ def schedule(
     ] = 5,
     json: JsonOption = False,
 ) -> None:
-    """Describe a schedule, list its next runs, and warn of daylight saving changes."""
+    """Describe a schedule and list its next runs. Warns of daylight saving changes."""
     from mainspring.core.clock import utcnow
     from mainspring.core.schedules import parse
 
     now = utcnow()
-    made = parse(expression, timezone=tz)
+    made = parse(expression, timezone=timezone)
     zone = made.timezone
     slots = made.upcoming(count, now)
     warnings = made.warnings(now, now + LOOK_AHEAD)

@@ -21,11 +21,18 @@ from mainspring.cli.options import (
     QuietOption,
     StoreOption,
     VerboseOption,
+    check_memory_limit,
     example,
-    finish,
-    span_of,
+    read_duration,
+    read_prune_interval,
+    run_coroutine,
 )
-from mainspring.cli.store_access import Found, StoreChoice
+from mainspring.cli.replacement import (
+    Replacements,
+    end_quietly_on_signals,
+    replace_process,
+)
+from mainspring.cli.store_access import LocatedStore, StoreChoice
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
@@ -45,7 +52,7 @@ def register(app: typer.Typer) -> None:
             "mainspring serve --file mainspring.toml",
             "mainspring serve --demo",
         ),
-    )(serve)
+    )(end_quietly_on_signals()(serve))
 
 
 def serve(
@@ -65,7 +72,10 @@ def serve(
         typer.Option("--host", help="Address to listen on (env HOST). Default: 127.0.0.1"),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port to listen on (env PORT). Default: 3000")
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65_535, help="Port to listen on (env PORT). Default: 3000"
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -79,7 +89,7 @@ def serve(
         str | None,
         typer.Option(
             "--drain-timeout",
-            metavar="TIME",
+            metavar="DURATION",
             help="How long running work may take to end after the first signal, as in 90s or 5m"
             " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
         ),
@@ -88,7 +98,7 @@ def serve(
         str | None,
         typer.Option(
             "--prune-every",
-            metavar="TIME",
+            metavar="DURATION",
             help="How often finished runs are deleted that need not be kept, as in 10m (env"
             " PRUNE_EVERY). Default: 1m",
         ),
@@ -131,11 +141,12 @@ def serve(
     quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Serve the HTTP API, fire schedules and work on runs until SIGTERM or Ctrl+C.
+    """Serve the HTTP API and the dashboard, and work on runs.
 
-    By default it keeps jobs in mainspring.db and listens on 127.0.0.1:3000, where no API key is
-    needed until you create one. To listen on another address, or to be reached by a proxy's name
-    (ALLOWED_HOSTS), create a key first: mainspring keys create.
+    It fires schedules and works until SIGTERM or Ctrl+C. By default it keeps jobs in mainspring.db
+    and listens on 127.0.0.1:3000, where no API key is needed until you create one. To listen on
+    another address, or to be reached by a proxy's name (ALLOWED_HOSTS), create a key first:
+    mainspring keys create.
 
     After the first signal running work may end; a second signal ends the process at once.
     """
@@ -143,8 +154,8 @@ def serve(
     from mainspring.service import require_server
 
     require_server()
+    folder = os.getcwd()
     from mainspring.cli.gc_tuning import tune_garbage_collector
-    from mainspring.cli.replacement import Replacements
     from mainspring.dashboard.app import create_app
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
@@ -155,8 +166,8 @@ def serve(
         max_concurrent_jobs=workers,
         drain_timeout=_milliseconds(drain_timeout or ("0s" if demo else None)),
         leader_election=leader_election,
-        prune_every=prune_every,
-        memory_limit=memory_limit,
+        prune_every=read_prune_interval(prune_every),
+        memory_limit=check_memory_limit(memory_limit),
     )
     if demo and (store or app or file):
         named = {"--store": store, "--app": app, "--file": file}
@@ -190,10 +201,9 @@ def serve(
 
             filling.append(asyncio.ensure_future(fill(scheduler, log.info)))
 
-    folder = os.getcwd()
     replacements = Replacements()
     try:
-        replace_process = finish(
+        must_replace = run_coroutine(
             serving(
                 scheduler,
                 settings,
@@ -206,16 +216,15 @@ def serve(
     finally:
         if demo_folder is not None:
             demo_folder.cleanup()
-    if replace_process:
-        logging.shutdown()
-        os.chdir(folder)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if must_replace:
+        replace_process([sys.executable, *sys.orig_argv[1:]], folder)
 
 
 def _milliseconds(drain_timeout: str | None) -> int | None:
     if drain_timeout is None:
         return None
-    return span_of(drain_timeout, "--drain-timeout") // timedelta(milliseconds=1)
+    span = read_duration(drain_timeout, "--drain-timeout", most=timedelta(hours=1))
+    return span // timedelta(milliseconds=1)
 
 
 def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
@@ -247,13 +256,13 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
             code=BAD_INPUT,
             advice="set it in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
         )
-    said = settings.model_fields_set
+    given = settings.model_fields_set
     return load_scheduler(choice.app).configure(
-        workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in said else None,
-        poll=settings.poll if "scheduler_poll_interval" in said else None,
-        retention=settings.retention if "retention" in said else None,
+        workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in given else None,
+        poll=settings.poll if "scheduler_poll_interval" in given else None,
+        retention=settings.retention if "retention" in given else None,
         history=settings.history,
-        leader_election=settings.leader_election if "leader_election" in said else None,
+        leader_election=settings.leader_election if "leader_election" in given else None,
         memory_limit=settings.memory_limit,
     )
 
@@ -267,7 +276,7 @@ def _demo_scheduler(settings: ServiceSettings, choice: StoreChoice) -> Scheduler
 
 def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
     """The command that makes a key in the scheduler's store, and in no other."""
-    url = Found(scheduler.store, scheduler.url).from_anywhere
+    url = LocatedStore(scheduler.store, scheduler.url).from_anywhere
     option = ["--store", url] if url is not None else ["--app", choice.app or "MODULE:ATTR"]
     return f"mainspring keys create NAME --scope admin {shlex.join(option)}"
 
@@ -275,9 +284,10 @@ def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring import __version__
     from mainspring.cli.output import Output
+    from mainspring.cli.start_output import print_lines
     from mainspring.scheduler.start_message import HOW_TO_STOP
 
-    store = Found(scheduler.store, scheduler.url).name
+    store = LocatedStore(scheduler.store, scheduler.url).name
     if as_json:
         Output(as_json=True).document(
             {
@@ -290,12 +300,9 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
         )
         sys.stdout.flush()
         return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold]Mainspring {__version__}[/] on {url}", markup=True)
-    console.print(
-        f"  jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}"
+    print_lines(
+        f"Mainspring {__version__} on {url}",
+        f"jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}",
+        f"the dashboard: {url}/    the API's reference: {url}/docs",
+        last=HOW_TO_STOP,
     )
-    console.print(f"  the dashboard: {url}/    the API's reference: {url}/docs")
-    console.print(f"  {HOW_TO_STOP}", style="dim")

@@ -10,7 +10,7 @@ import typer
 
 from mainspring.cli import time_format
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, StoreOption, example, finish
+from mainspring.cli.options import JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import list_some, plural
@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         "simulate",
         epilog=example(
             "mainspring simulate app:scheduler",
-            "mainspring simulate --store sqlite:///mainspring.db --days 7 --tz Europe/Berlin",
+            "mainspring simulate --store sqlite:///mainspring.db --days 7 --timezone Europe/Berlin",
             "mainspring simulate --file mainspring.toml --from 2027-03-01 --json",
         ),
     )(simulate)
@@ -53,9 +53,10 @@ def simulate(
             "--from", metavar="DATE", help="The first day, as in 2027-03-01. Default: now"
         ),
     ] = None,
-    tz: Annotated[
+    timezone: Annotated[
         str | None,
         typer.Option(
+            "--timezone",
             "--tz",
             metavar="ZONE",
             help="The zone of hours and weekdays. Default: the app's or the file's, else UTC",
@@ -73,19 +74,20 @@ def simulate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Forecast the load of schedules: by hour and weekday, collisions, clock changes, overruns.
+    """Forecast the load of schedules.
 
-    It reads jobs, runs no handler and writes nothing. Past runs, which show jobs that take longer
-    than their interval, are read from a store.
+    Shows runs by hour and weekday, collisions, clock changes and overruns. It reads jobs, runs no
+    handler and writes nothing. Past runs, which show jobs that take longer than their interval, are
+    read from a store.
     """
     if sum(given is not None for given in (app, file, store)) > 1:
         raise CommandError("give one of MODULE:ATTR, --file and --store", code=BAD_INPUT)
     if app is not None:
-        found = _forecast_code(app, days, start, tz)
+        found = _forecast_code(app, days, start, timezone)
     elif file is not None:
-        found = finish(_forecast_file(file, days, start, tz))
+        found = run_coroutine(_forecast_file(file, days, start, timezone))
     else:
-        found = finish(_forecast_store(StoreChoice.of(store, None), days, start, tz))
+        found = run_coroutine(_forecast_store(StoreChoice.of(store, None), days, start, timezone))
     output = Output(as_json=json)
     if json:
         output.document(_document(found))
@@ -93,14 +95,14 @@ def simulate(
         _print(output, found)
 
 
-def _forecast_code(app: str, days: int, start: str | None, tz: str | None) -> Forecast:
+def _forecast_code(app: str, days: int, start: str | None, timezone: str | None) -> Forecast:
     from mainspring.cli.app_loader import load_scheduler
     from mainspring.core.clock import utcnow
     from mainspring.core.forecast import forecast_load
     from mainspring.core.model import replace
 
     scheduler = load_scheduler(app)
-    zone = tz or scheduler.timezone
+    zone = timezone or scheduler.timezone
     now = _parse_start(start, zone) or utcnow()
     jobs = [
         replace(job, schedule=None if job.schedule is None else job.schedule.bind(job.id, now))
@@ -109,20 +111,20 @@ def _forecast_code(app: str, days: int, start: str | None, tz: str | None) -> Fo
     return forecast_load(jobs, now, days, zone)
 
 
-async def _forecast_file(file: str, days: int, start: str | None, tz: str | None) -> Forecast:
+async def _forecast_file(file: str, days: int, start: str | None, timezone: str | None) -> Forecast:
     from mainspring.scheduler import Client
     from mainspring.scheduler.job_file import read_job_file
 
-    zone = tz or read_job_file(file).timezone or "UTC"
+    zone = timezone or read_job_file(file).timezone or "UTC"
     async with Client("memory://", inline=True) as client:
         await client.apply_jobs(file, with_handlers=False)
         return await client.forecast(days, start=_parse_start(start, zone), timezone=zone)
 
 
 async def _forecast_store(
-    choice: StoreChoice, days: int, start: str | None, tz: str | None
+    choice: StoreChoice, days: int, start: str | None, timezone: str | None
 ) -> Forecast:
-    zone = tz or "UTC"
+    zone = timezone or "UTC"
     first = _parse_start(start, zone)
     async with open_client(choice) as client:
         return await client.forecast(days, start=first, timezone=zone)

@@ -1,47 +1,67 @@
-"""What a worker prints when it starts."""
+"""What a worker and a service print when they start."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from mainspring import __version__
 from mainspring.cli import time_format
-from mainspring.cli.store_access import Found
+from mainspring.cli.output import Output, printable
+from mainspring.cli.store_access import LocatedStore
 from mainspring.core.clock import utcnow
 from mainspring.core.plurals import plural
 from mainspring.engine.live_workers import without_worker
 from mainspring.scheduler.start_message import HOW_TO_STOP
 
 if TYPE_CHECKING:
-    from mainspring.core.model import Job
+    from mainspring.core.model import Job, Page
     from mainspring.scheduler import Scheduler
 
-__all__ = ["print_start"]
+__all__ = ["print_lines", "print_start"]
 
 MOST_JOBS = 20
-"""Jobs that are listed; of more only the number is shown."""
+"""Jobs that are listed, those that run next first; of more only the number is shown."""
+
+MOST_JOBS_IN_JSON = 1000
 
 
 async def print_start(scheduler: Scheduler, *, as_json: bool) -> None:
     """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
-    page = await scheduler.list_jobs(limit=1000, last_runs=False)
+    limit = MOST_JOBS_IN_JSON if as_json else MOST_JOBS
+    page = await scheduler.list_jobs(
+        order="next_run_at", limit=limit, with_total=True, last_runs=False
+    )
     paused_since = await scheduler.paused_since()
-    store = Found(scheduler.store, scheduler.url).name
+    store = LocatedStore(scheduler.store, scheduler.url).name
     if as_json:
-        _print_document(scheduler, store, page.items, paused_since)
+        _print_document(scheduler, store, page, paused_since)
     else:
         orphaned = without_worker(page.items, await scheduler.list_workers())
-        _print_text(scheduler, store, page.items, {job.id for job in orphaned}, paused_since)
+        lines = _describe_start(scheduler, page, {job.id for job in orphaned}, paused_since)
+        print_lines(f"Mainspring {__version__} on {store}", *lines, last=HOW_TO_STOP)
+
+
+def print_lines(title: str, *lines: str, last: str) -> None:
+    """Print on stderr what a process does that has started. A path with [brackets] stays as it
+    is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    name, _, rest = printable(title).partition(" on ")
+    console.print(Text.assemble((name, "bold"), f" on {rest}"))
+    for line in lines:
+        console.print(Text(f"  {printable(line)}"))
+    console.print(Text(f"  {last}", style="dim"))
 
 
 def _print_document(
-    scheduler: Scheduler, store: str, jobs: list[Job], paused_since: datetime | None
+    scheduler: Scheduler, store: str, page: Page[Job], paused_since: datetime | None
 ) -> None:
-    from mainspring.cli.output import Output
-
     queues = scheduler.queues
     Output(as_json=True).document(
         {
@@ -52,45 +72,36 @@ def _print_document(
             "queues": None if queues is None else sorted(queues),
             "enabled": scheduler.enabled,
             "paused_since": time_format.iso(paused_since),
+            "job_count": page.total,
             "jobs": [
-                {"id": job.id, "next_run_at": time_format.iso(job.next_run_at)} for job in jobs
+                {"id": job.id, "next_run_at": time_format.iso(job.next_run_at)}
+                for job in page.items
             ],
         }
     )
     sys.stdout.flush()
 
 
-def _print_text(
-    scheduler: Scheduler,
-    store: str,
-    jobs: list[Job],
-    orphaned: set[str],
-    paused_since: datetime | None,
-) -> None:
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+def _describe_start(
+    scheduler: Scheduler, page: Page[Job], orphaned: set[str], paused_since: datetime | None
+) -> Iterator[str]:
     queues = "all queues" if scheduler.queues is None else ", ".join(sorted(scheduler.queues))
-    places = plural(scheduler.workers, "run")
-    console.print(f"[bold]Mainspring {__version__}[/] on {store}", markup=True)
-    console.print(f"  {places} at once from {queues}; process {os.getpid()}", markup=False)
+    capacity = plural(scheduler.workers, "run")
+    yield f"{capacity} at once from {queues}; process {os.getpid()}"
     if not scheduler.enabled:
-        console.print("  it fires no slots, because the code sets enabled=False", markup=False)
+        yield "it fires no slots, because the code sets enabled=False"
     if paused_since is not None:
         since = time_format.relative(paused_since, utcnow())
-        console.print(
-            f"  all firing was paused {since}; mainspring resume --all resumes it", markup=False
-        )
-    if not jobs:
-        console.print("  no jobs yet: decorate a function with @scheduler.job()", markup=False)
-    width = max((len(job.id) for job in jobs[:MOST_JOBS]), default=0)
-    soonest = sorted(jobs, key=lambda job: (job.next_run_at is None, job.next_run_at or 0, job.id))
-    for job in soonest[:MOST_JOBS]:
+        yield f"all firing was paused {since}; mainspring resume --all resumes it"
+    if not page.items:
+        yield "no jobs yet: decorate a function with @scheduler.job()"
+    width = max((len(job.id) for job in page.items), default=0)
+    for job in page.items:
         plan = "no running worker can run it" if job.id in orphaned else _describe_next(job)
-        console.print(f"  {job.id:{width}}  {plan}", markup=False)
-    if len(jobs) > MOST_JOBS:
-        console.print(f"  and {len(jobs) - MOST_JOBS} more: mainspring jobs list", markup=False)
-    console.print(f"  {HOW_TO_STOP}", style="dim")
+        yield f"{job.id:{width}}  {plan}"
+    more = (page.total or 0) - len(page.items)
+    if more > 0:
+        yield f"and {more:,} more: mainspring jobs list"
 
 
 def _describe_next(job: Job) -> str:

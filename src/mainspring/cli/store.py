@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, find_store, open_client
 from mainspring.cli.store_copy import copy_stores
@@ -44,7 +44,7 @@ def copy(
     Stop all workers first. FROM is only read. If the copy is interrupted, run the same command
     again to complete it.
     """
-    finish(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
+    run_coroutine(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
 
 
 @group.command(
@@ -59,7 +59,7 @@ def indexes(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the script that creates the collections and indexes of a MongoDB store."""
+    """Print the script that makes the indexes of a MongoDB store."""
     found = find_store(StoreChoice.of(store, app))
     script = found.store.info().setup_script
     if script is None:
@@ -84,12 +84,12 @@ def reseal(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Encrypt the secrets of all webhooks again with the newest key, so that older keys can go.
+    """Encrypt the secrets of all webhooks again with the newest key.
 
-    The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the app, and in the file
-    beside an embedded database. If it is interrupted, run it again.
+    Older keys can go then. The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the
+    app, and in the file beside an embedded database. If it is interrupted, run it again.
     """
-    jobs, key = finish(_resealed(StoreChoice.of(store, app)))
+    jobs, key = run_coroutine(_resealed(StoreChoice.of(store, app)))
     output = Output(as_json=json)
     if json:
         output.document({"jobs": jobs, "key": key})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_STORE",
-    "Found",
+    "LocatedStore",
     "StoreChoice",
     "check_exists",
     "check_shared",
@@ -31,7 +31,7 @@ __all__ = [
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
 _WHO_CREATES = (
-    "a worker creates it when it starts (mainspring worker app:scheduler);"
+    "`mainspring worker app:scheduler` or `mainspring serve` makes it when it starts;"
     " --store or MAINSPRING_STORE names another one"
 )
 
@@ -46,6 +46,9 @@ class StoreChoice:
     @classmethod
     def of(cls, store: str | None, app: str | None) -> StoreChoice:
         """The options come first, then the environment with `.env`, then the default."""
+        for option, given in (("--store", store), ("--app", app)):
+            if given == "":  # as from a variable that is not set: the default would be another one
+                raise CommandError(f"{option} is empty", code=BAD_INPUT)
         if store and app:
             raise CommandError("give --store or --app, not both", code=BAD_INPUT)
         if store or app:
@@ -57,7 +60,7 @@ class StoreChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocatedStore:
     """A store that is not opened yet, and its URL where it has one."""
 
     store: Store
@@ -94,7 +97,7 @@ async def open_client(choice: StoreChoice, *, with_code: bool = False) -> AsyncI
         client = Client(store, inline=True, wait_for_store=0)
     else:
         client = _load_scheduler(choice.app).configure(workers=0, wait_for_store=0)
-        check_exists(Found(client.store, client.url))
+        check_exists(LocatedStore(client.store, client.url))
     async with client:
         yield client
 
@@ -117,17 +120,17 @@ def existing_store(choice: StoreChoice) -> Store:
     return found.store
 
 
-def find_store(choice: StoreChoice) -> Found:
+def find_store(choice: StoreChoice) -> LocatedStore:
     from mainspring.stores import open_store
 
     if choice.app is not None:
         scheduler = _load_scheduler(choice.app)
-        return Found(scheduler.store, scheduler.url)
+        return LocatedStore(scheduler.store, scheduler.url)
     assert choice.url is not None
-    return Found(open_store(choice.url), choice.url)
+    return LocatedStore(open_store(choice.url), choice.url)
 
 
-def check_exists(found: Found) -> None:
+def check_exists(found: LocatedStore) -> None:
     check_shared(found)
     path = database_file(found.url or "")
     if path is not None and not path.exists():
@@ -138,7 +141,7 @@ def check_exists(found: Found) -> None:
         )
 
 
-def check_shared(found: Found) -> None:
+def check_shared(found: LocatedStore) -> None:
     if not found.store.info().shared:
         raise CommandError(
             "memory:// exists only in the process that made it, so this command cannot open it",

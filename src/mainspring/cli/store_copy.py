@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.output import Output
-from mainspring.cli.store_access import Found, StoreChoice, database_file, find_store
+from mainspring.cli.output import Output, progress_bar
+from mainspring.cli.store_access import LocatedStore, StoreChoice, database_file, find_store
 from mainspring.core.plurals import plural
 from mainspring.errors import StoreMissing
 
@@ -35,7 +35,7 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         await here.store.open(create=False)
     except StoreMissing as missing:
         raise CommandError(
-            f"there is nothing of Mainspring's in {here.name}",
+            f"{here.name} holds no Mainspring data",
             code=BAD_INPUT,
             advice="FROM comes first, then TO",
         ) from missing
@@ -54,9 +54,9 @@ async def copy_stores(source: str, target: str, output: Output, *, dry_run: bool
         "jobs": copied.jobs,
         "notes": copied.notes,
         "runs": {str(state): count for state, count in sorted(copied.runs.items())},
-        "written": copied.added,
-        "there": copied.existing,
-        "mended": copied.corrected,
+        "added": copied.added,
+        "existing": copied.existing,
+        "corrected": copied.corrected,
         "jobs_with_secrets": copied.secrets,
     }
     if output.as_json:
@@ -92,7 +92,7 @@ def _print(output: Output, seen: StoreContents, *, source: str, target: str, alr
     if output.as_json:
         runs = {str(state): count for state, count in sorted(seen.runs.items())}
         document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
-        output.document({**document, "there": already, "dry_run": True})
+        output.document({**document, "existing": already, "dry_run": True})
         return
     output.line(f"would copy {source} to {target}")
     output.fields([("jobs", str(seen.jobs)), *_count_fields(seen.runs)])
@@ -108,7 +108,7 @@ def _count_fields(runs: Any) -> list[tuple[str, str | None]]:
     return [("runs", str(sum(runs.values()))), *((f"  {name}", count) for name, count in found)]
 
 
-def _find_shared_store(url: str, which: str) -> Found:
+def _find_shared_store(url: str, which: str) -> LocatedStore:
     found = find_store(StoreChoice(url, None))
     if not found.store.info().shared:
         raise CommandError(
@@ -164,7 +164,7 @@ def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
     elif not sys.stderr.isatty():
         yield _ProgressLines(output).show
     else:
-        with _bar() as show:
+        with progress_bar(quiet=False) as show:
             yield show
 
 
@@ -179,14 +179,3 @@ class _ProgressLines:
         if done >= self._next:
             self._output.note(f"{done:,} of {plural(total, 'run')}")
             self._next = done - done % PROGRESS_INTERVAL + PROGRESS_INTERVAL
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("copy", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

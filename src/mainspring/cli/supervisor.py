@@ -53,7 +53,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         log.info("process %d supervises %s", os.getpid(), plural(self._count, "worker"))
-        await asyncio.gather(*(self._keep(place + 1) for place in range(self._count)))
+        await asyncio.gather(*(self._keep(index + 1) for index in range(self._count)))
         return self._code
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -75,12 +75,12 @@ class Supervisor:
         for child in self._children.values():
             _send_signal(child, number)
 
-    async def _keep(self, place: int) -> None:
+    async def _keep(self, process_number: int) -> None:
         """Keep one process running until all stop."""
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             began = self._clock.monotonic()
-            code = await self._run_child(place)
+            code = await self._run_child(process_number)
             if self._stopping.is_set():
                 return
             if code == BAD_INPUT:
@@ -91,7 +91,7 @@ class Supervisor:
                 pause = FIRST_PAUSE
             log.warning(
                 "process %d of %d ended %s; another starts in %.1f s",
-                place,
+                process_number,
                 self._count,
                 _describe_exit(code),
                 pause,
@@ -100,19 +100,19 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _run_child(self, place: int) -> int:
+    async def _run_child(self, process_number: int) -> int:
         # In its own process group: Ctrl+C on the terminal then reaches only the supervisor, which
         # passes it on once. A second signal would end the child at once.
         child = await asyncio.create_subprocess_exec(
-            *self._command.under(os.getpid(), place).line(), stdin=DEVNULL, process_group=0
+            *self._command.under(os.getpid(), process_number).line(), stdin=DEVNULL, process_group=0
         )
-        self._children[place] = child
+        self._children[process_number] = child
         if self._stopping.is_set():
             _send_signal(child, self._signal)
         try:
             return await child.wait()
         finally:
-            del self._children[place]
+            del self._children[process_number]
 
 
 def _send_signal(child: Process, number: signal.Signals) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     FileOption,
     JsonOption,
     QuietOption,
     StoreOption,
     VerboseOption,
+    check_memory_limit,
     example,
-    finish,
-    span_of,
+    read_duration,
+    read_prune_interval,
+    run_coroutine,
 )
 from mainspring.cli.worker_command import WorkerCommand
 
@@ -35,8 +35,6 @@ log = logging.getLogger("mainspring.worker")
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks for stuck threads, memory and the supervisor."""
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def register(app: typer.Typer) -> None:
@@ -93,7 +91,7 @@ def worker(
         str | None,
         typer.Option(
             "--prune-every",
-            metavar="TIME",
+            metavar="DURATION",
             help="How often finished runs are deleted that need not be kept, as in 10m. Default:"
             " what the code or the file says.",
         ),
@@ -111,7 +109,7 @@ def worker(
         str,
         typer.Option(
             "--drain-timeout",
-            metavar="TIME",
+            metavar="DURATION",
             help="How long running work may take to end after the first signal, as in 90s or 5m.",
         ),
     ] = "30s",
@@ -119,7 +117,7 @@ def worker(
     quiet: QuietOption = False,
     json: JsonOption = False,
     supervisor: Annotated[int | None, typer.Option(hidden=True)] = None,
-    place: Annotated[int, typer.Option(hidden=True)] = 1,
+    process_number: Annotated[int, typer.Option(hidden=True)] = 1,
 ) -> None:
     """Fire schedules and work on runs until SIGTERM or Ctrl+C.
 
@@ -135,14 +133,14 @@ def worker(
         queues=_names(queues),
         workers=workers,
         leader_election=leader_election,
-        prune_every=None if prune_every is None else span_of(prune_every, "--prune-every"),
-        memory_limit=memory_limit,
-        drain_timeout=span_of(drain_timeout, "--drain-timeout"),
+        prune_every=read_prune_interval(prune_every),
+        memory_limit=check_memory_limit(memory_limit),
+        drain_timeout=read_duration(drain_timeout, "--drain-timeout"),
         verbose=verbose,
         quiet=quiet,
         as_json=json,
         supervisor=supervisor,
-        place=place,
+        process_number=process_number,
     )
     if processes > 1:
         from mainspring.cli.supervisor import supervise
@@ -152,11 +150,13 @@ def worker(
 
 
 def _work(command: WorkerCommand) -> None:
+    from mainspring.cli.replacement import end_quietly_on_signals, replace_process
+
     folder = os.getcwd()
-    _end_quietly_on_signals()
-    scheduler = _prepare_scheduler(command)
-    if finish(_run(scheduler, command)):
-        _replace_process(command, folder)
+    with end_quietly_on_signals():
+        scheduler = _prepare_scheduler(command)
+        if run_coroutine(_run(scheduler, command)):
+            replace_process(command.line(), folder)
 
 
 def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
@@ -222,15 +222,15 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
     from mainspring.cli.replacement import Replacements
     from mainspring.scheduler.run_forever import run_until_signal
 
-    spent = False
+    must_replace = False
     replacements = Replacements()
 
     async def watch() -> None:
-        nonlocal spent
+        nonlocal must_replace
         tune_garbage_collector()
-        if command.place == 1 and not command.quiet:
+        if command.process_number == 1 and not command.quiet:
             await _start_printed(scheduler, command)
-        while not (spent := await _must_be_replaced(scheduler, replacements)):
+        while not (must_replace := await _must_be_replaced(scheduler, replacements)):
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
@@ -243,7 +243,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
         watch=watch,
         drain_timeout=command.drain_timeout,
     )
-    return spent and not stopped
+    return must_replace and not stopped
 
 
 async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
@@ -279,30 +279,6 @@ async def _must_be_replaced(scheduler: Scheduler, replacements: Replacements) ->
         health.workers,
     )
     return True
-
-
-def _replace_process(command: WorkerCommand, folder: str) -> None:
-    """Replace this process by a new one of the same command: same pid, same supervisor, no threads.
-
-    Signals are blocked meanwhile; the new process gets them when it can handle them.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.chdir(folder)
-    os.execv(sys.executable, command.line())
-
-
-def _end_quietly_on_signals() -> None:
-    """Exit on a signal until the scheduler handles signals itself: there is no work to finish."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise Stopped(0)
-
-    for number in SIGNALS:
-        signal.signal(number, end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

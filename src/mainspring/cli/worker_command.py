@@ -11,7 +11,7 @@ __all__ = ["WorkerCommand"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerCommand:
-    """The options that were given. `place` numbers the processes of one supervisor from 1."""
+    """The options that were given. `process_number` counts the processes of a supervisor from 1."""
 
     app: str | None
     queues: tuple[str, ...] | None
@@ -26,7 +26,7 @@ class WorkerCommand:
     store: str | None = None
     prune_every: timedelta | None = None
     supervisor: int | None = None
-    place: int = 1
+    process_number: int = 1
 
     def line(self) -> list[str]:
         """The command line that starts another process with the same options."""
@@ -47,12 +47,17 @@ class WorkerCommand:
         flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
         words += [flag for flag, on in flags.items() if on]
         if self.supervisor is not None:
-            words += ["--supervisor", str(self.supervisor), "--place", str(self.place)]
+            words += [
+                "--supervisor",
+                str(self.supervisor),
+                "--process-number",
+                str(self.process_number),
+            ]
         for option, value in (("--file", self.file), ("--store", self.store)):
             if value is not None:
                 words += [option, value]
         return words if self.app is None else [*words, "--", self.app]
 
-    def under(self, supervisor: int, place: int) -> WorkerCommand:
+    def under(self, supervisor: int, process_number: int) -> WorkerCommand:
         """The same command for a child of a supervisor."""
-        return replace(self, supervisor=supervisor, place=place)
+        return replace(self, supervisor=supervisor, process_number=process_number)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mainspring.cli import time_format
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Column, Output, when
 from mainspring.cli.store_access import StoreChoice, open_client
 
@@ -22,7 +22,7 @@ group = typer.Typer(help="List the processes that work on runs.")
 @group.command("list", epilog=example("mainspring workers list", "mainspring workers list --json"))
 def list_(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
     """List the workers that are alive. One that was killed is listed for up to a minute."""
-    finish(_list(StoreChoice.of(store, app), Output(as_json=json)))
+    run_coroutine(_list(StoreChoice.of(store, app), Output(as_json=json)))
 
 
 async def _list(choice: StoreChoice, output: Output) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from mainspring.cli import completion
-from mainspring.cli.enqueue import read_payload
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, finish
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
+from mainspring.cli.payload import read_payload
 from mainspring.cli.store_access import StoreChoice, open_client
 
 __all__ = ["register"]
@@ -44,8 +45,8 @@ def workflow(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the workflow that a job or a run belongs to, with the state of each run."""
-    finish(_workflow(StoreChoice.of(store, app), Output(as_json=json), name))
+    """Draw the workflow of a job or a run, with the state of each run."""
+    run_coroutine(_workflow(StoreChoice.of(store, app), Output(as_json=json), name))
 
 
 async def _workflow(choice: StoreChoice, output: Output, name: str) -> None:
@@ -65,7 +66,7 @@ def chain(
         list[str],
         typer.Argument(
             metavar="JOB[=PAYLOAD]...",
-            help="Jobs in order; JSON behind = is the payload of that run.",
+            help="Jobs in order; JSON after = is the payload of that run.",
             autocompletion=completion.job_ids,
         ),
     ],
@@ -82,14 +83,16 @@ def chain(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Queue a run of each job, each after the one before it, all or none of them."""
+    """Queue a run of each job, each after the one before it. All are queued, or none."""
+    if after_failure not in (None, "skip", "run"):
+        raise CommandError(f"--after-failure is skip or run, not {after_failure!r}", code=BAD_INPUT)
     pairs = [_link(text) for text in links]
-    finish(_chain(StoreChoice.of(store, app), Output(as_json=json), pairs, after_failure))
+    run_coroutine(_chain(StoreChoice.of(store, app), Output(as_json=json), pairs, after_failure))
 
 
 def _link(text: str) -> tuple[str, Any]:
     name, equals, payload = text.partition("=")
-    return name, read_payload(payload) if equals else None
+    return name, read_payload(payload, f"the payload of {name}") if equals else None
 
 
 async def _chain(
