@@ -113,7 +113,7 @@ def _defaults(
     made |= {name: value for key, (name, value) in own.items() if key in settings.model_fields_set}
     if isinstance(made.get("backoff"), Backoff | Mapping) and "retry_delay" in made:
         backoff = Policy.read(backoff=made["backoff"]).backoff
-        made["backoff"] = dataclasses.replace(backoff, delay=made.pop("retry_delay"))
+        made["backoff"] = backoff.with_delay(made.pop("retry_delay"))
     return made
 
 
@@ -336,7 +336,7 @@ def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff:
     delay = now.delay if sent.get("retry_delay") is None else sent["retry_delay"]
     if "backoff" in sent:
         return _backoff(sent["backoff"], delay)
-    return dataclasses.replace(now, delay=delay)
+    return now.with_delay(delay)
 
 
 def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
