@@ -88,6 +88,28 @@ def test_a_run_that_was_never_tried_has_no_duration() -> None:
         assert (ending.started_at, ending.duration, ending.lateness) == (None, None, None)
 
 
+def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
+    change = transitions.retrying(RUN, NOW, Failure("boom"), NOW + 2 * HOUR)
+    retry = change.after(RUN)
+    later = NOW + HOUR
+    taken = replace(retry, state=State.RUNNING, attempt=2, token=2, started_at=later, worker="w")
+    for change in (
+        transitions.cancelled(retry, later, "asked"),
+        transitions.cancelled(replace(retry, attempts=(), brief=True), later, "asked"),
+        transitions.skipped(retry, later, "expired"),
+        transitions.skipped(taken, later, "expired"),
+        transitions.node_gone(retry, later),
+    ):
+        ending = change.ending
+        assert ending is not None
+        assert ending.started_at == RUN.started_at
+        assert (ending.duration, ending.lateness) == (None, None)
+        ended = change.after(retry)
+        assert ending_of(ended) == ending
+        assert ended.duration == 3.0
+        assert replace(ended, attempts=(), brief=True).duration is None
+
+
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
     ending = transitions.succeeded(replace(RUN, run_at=NOW), NOW - HOUR, None).ending
     assert ending is not None

@@ -60,7 +60,8 @@ _SMALLEST = 0.001
 
 
 class Ending(Struct, frozen=True, gc=False):
-    """The end of a run, as far as it is counted. Times are in seconds; None: it was never tried."""
+    """The end of a run, as far as it is counted. Times are in seconds. `started_at` is None if the
+    run was never tried, `duration` also if no attempt ended with it."""
 
     run_id: str
     job_id: str
@@ -77,8 +78,9 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
     """What is counted when these fields are written to a run, or, without fields, when the run is
     added as it is. None where it does not end by that.
 
-    Lateness is that of runs which ended with their first attempt: a retry moves `run_at`, and then
-    the run no longer says when it was due.
+    A run that is cancelled or skipped while it waits for its retry has no duration: its attempt was
+    over before. Lateness is that of runs which ended with their first attempt: a retry moves
+    `run_at`, and then the run no longer says when it was due.
     """
     fields = fields or {}
     state = fields.get("state", run.state)
@@ -89,7 +91,8 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
     attempt = fields.get("attempt", run.attempt)
     if not attempt:
         started_at = None
-    late = started_at is not None and attempt == 1 and run.unreadable is None
+    timed = started_at is not None and _ends_attempt(run, fields, finished_at)
+    late = timed and attempt == 1 and run.unreadable is None
     return Ending(
         run.id,
         run.job_id,
@@ -97,10 +100,18 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
         run.source,
         finished_at,
         started_at,
-        None if started_at is None else _seconds(finished_at - started_at),
+        _seconds(finished_at - started_at) if timed else None,
         _seconds(started_at - run.run_at) if late else None,
         fields.get("error", run.error),
     )
+
+
+def _ends_attempt(run: Run, fields: Mapping[str, Any], finished_at: datetime) -> bool:
+    """Whether an attempt ends with the run."""
+    attempts = fields.get("attempts", run.attempts)
+    if attempts:
+        return bool(attempts[-1].finished_at == finished_at)
+    return run.state is State.RUNNING or run.state in _ENDS
 
 
 def _seconds(span: timedelta) -> float:
