@@ -23,7 +23,7 @@ from uuid import UUID
 
 import msgspec
 
-__all__ = ["ArgumentMismatch", "ArgumentTypes"]
+__all__ = ["ArgumentMismatch", "ArgumentTypes", "type_hints"]
 
 _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
 """The types beyond JSON that the codec keeps."""
@@ -53,7 +53,7 @@ class ArgumentTypes:
 
     @cached_property
     def _types(self) -> dict[str, Any]:
-        hints = _hints(self._function)
+        hints = type_hints(self._function)
         hints.pop("return", None)
         names = self._names
         return {name: kind for name, kind in hints.items() if names is None or name in names}
@@ -115,7 +115,8 @@ class ArgumentTypes:
         return value is default or (type(value) is type(default) and bool(value == default))
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function or a class, by name, without those that cannot be resolved."""
     target: Any = inspect.unwrap(function)
     if not hasattr(target, "__annotations__"):
         target = getattr(target, "func", None) or type(target).__call__
@@ -291,7 +292,7 @@ def _has_enum(kind: Any, outer: frozenset[Any] = frozenset()) -> bool:
 
 @cache
 def _field_types(kind: type) -> dict[str, Any]:
-    return _hints(kind)
+    return type_hints(kind)
 
 
 def _read(kind: Any, value: Any) -> Any:
