@@ -11,6 +11,7 @@ from mainspring.core.durations import duration
 from mainspring.core.job_options import EnqueueOptions, option_names
 from mainspring.core.model import check_key
 from mainspring.core.policy import AfterFailure, Policy, Span
+from mainspring.core.schedules import dst
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = ["Options"]
@@ -84,9 +85,10 @@ class Options:
             return _later(now, self.delay, "delay")
         if self.at is None:
             return now
-        at = self.at if self.at.tzinfo else self.at.replace(tzinfo=zone)
         try:
-            return at.astimezone(UTC)
+            if self.at.utcoffset() is None:
+                return dst.instant_of(self.at.replace(tzinfo=None), zone)
+            return self.at.astimezone(UTC)
         except OverflowError:
             raise InvalidInput(
                 f"at {self.at} lies outside the calendar", field="at", given=self.at
