@@ -97,6 +97,24 @@ def test_no_odd_zone_gets_through(zone: str) -> None:
         cron("@daily", zone)
 
 
+@pytest.mark.parametrize(
+    ("zone", "advice"),
+    [
+        ("localtime", "it depends on the machine: give an IANA name"),
+        ("posixrules", "it depends on the machine"),
+        ("Factory", "it depends on the machine"),
+        ("right/Europe/Berlin", "did you mean Europe/Berlin?"),
+        ("posix/Europe/Berlin", "did you mean Europe/Berlin?"),
+        ("europe/berlin", "did you mean Europe/Berlin?"),
+        ("EUROPE/BERLIN", "did you mean Europe/Berlin?"),
+    ],
+)
+def test_files_beside_the_zones_are_no_zones(zone: str, advice: str) -> None:
+    with pytest.raises(InvalidSchedule, match="unknown timezone") as refused:
+        cron("@daily", zone)
+    assert advice in str(refused.value)
+
+
 def test_a_misspelt_zone_gets_suggestions() -> None:
     with pytest.raises(InvalidSchedule, match="did you mean Europe/Berlin"):
         cron("@daily", "Europe/Berln")
