@@ -81,6 +81,27 @@ def test_a_refusal_says_what_to_write() -> None:
         parse("tomorrow")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RDATE:20270119T140000\nRRULE:FREQ=DAILY",
+        "EXDATE:20270119T140000\nRRULE:FREQ=DAILY",
+        "INTERVAL=2;FREQ=DAILY",
+        "byday=MO;freq=WEEKLY",
+        "COUNT=3;FREQ=DAILY",
+        "UNTIL=20271231;FREQ=DAILY",
+        "WKST=SU;FREQ=WEEKLY;INTERVAL=2",
+    ],
+)
+def test_a_rule_may_begin_with_any_of_its_lines_and_parts(text: str) -> None:
+    assert parse(text) == rrule(text).in_zone("UTC")
+
+
+def test_a_line_of_gaps_by_rule_is_refused_as_such() -> None:
+    with pytest.raises(InvalidSchedule, match="EXRULE is not supported"):
+        parse("EXRULE:FREQ=DAILY")
+
+
 # ── zones ──
 
 
