@@ -278,6 +278,23 @@ def test_a_rule_is_described_in_words(text: str, words: str) -> None:
     assert rrule(text, start=MONDAY).describe() == words
 
 
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        ("FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=22", "hardly any month has .* its BYSETPOS=22 asks"),
+        ("FREQ=WEEKLY;BYDAY=MO,WE;BYSETPOS=-3,3", "hardly any week has .* its BYSETPOS=-3,3 asks"),
+        (
+            "FREQ=MONTHLY;INTERVAL=7;BYDAY=1MO,2MO;BYSETPOS=3",
+            "hardly any month that its INTERVAL=7 leaves has",
+        ),
+    ],
+)
+def test_a_position_that_no_period_has_is_named(rule: str, why: str) -> None:
+    with pytest.raises(InvalidSchedule, match=f"can never fire.*{why}") as refused:
+        rrule(rule)
+    assert refused.value.part == "BYSETPOS"
+
+
 def test_a_rule_with_count_that_never_fires_is_not_told_to_lower_its_count() -> None:
     rule = rrule("FREQ=MONTHLY;INTERVAL=24;BYMONTH=1;BYMONTHDAY=1;COUNT=1")
     with pytest.raises(InvalidSchedule, match="can never fire, or so rarely") as caught:

@@ -28,7 +28,6 @@ _MONTHS = [
     *("July", "August", "September", "October", "November", "December"),
 ]
 _DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
-_UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
 _ORDINALS = {"1": "first", "2": "second", "3": "third", "4": "fourth", "5": "fifth"}
 
 
@@ -165,7 +164,7 @@ def _list(words: list[str]) -> str:
 
 def rule_in_words(rule: Rule, dtstart: datetime | None) -> str:
     """`FREQ=WEEKLY;INTERVAL=2;BYDAY=MO` → `Every 2 weeks, on Monday, at 09:00`."""
-    unit = _UNITS[rule.freq]
+    unit = rule.freq.period
     phrases = [f"Every {rule.interval} {unit}s" if rule.interval > 1 else f"Every {unit}"]
     if rule.months:
         phrases.append("in " + _list([_MONTHS[month - 1] for month in rule.months]))
