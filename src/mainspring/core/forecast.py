@@ -237,8 +237,8 @@ def _grouped(jobs: Sequence[Job], rest: Callable[[], None]) -> list[_Group]:
 
 def _same_slots(schedule: Schedule) -> Hashable:
     """Equal for schedules that name the same slots."""
-    if isinstance(schedule, Cron) and "H" in schedule.expression.upper():
-        return (schedule.describe(), schedule.start, schedule.end)  # `H` as it is for the job
+    if isinstance(schedule, Cron):
+        return (schedule.fields, schedule.timezone, schedule.start, schedule.end)
     return replace(schedule, key="", jitter=None)
 
 
