@@ -388,35 +388,6 @@ def test_a_whole_day_is_lost() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("expr", "words"),
-    [
-        ("0 9 * * 1-5", "At 09:00, Monday through Friday, Asia/Kolkata"),
-        ("*/5 * * * *", "Every 5 minutes, Asia/Kolkata"),
-        ("* * * * * *", "Every second, Asia/Kolkata"),
-        ("15,45 8-18 * * *", "At minute 15 and 45, in hour 8 through 18, Asia/Kolkata"),
-        ("30 * * * *", "At minute 30 past every hour, Asia/Kolkata"),
-        ("5/10 * * * *", "Every 10 minutes from minute 5, Asia/Kolkata"),
-        ("0 9,17 L * *", "At 09:00 and 17:00, on the last day of the month, Asia/Kolkata"),
-        ("0 0 LW * *", "At 00:00, on the last weekday of the month, Asia/Kolkata"),
-        ("0 12 * * 5#3", "At 12:00, the third Friday of the month, Asia/Kolkata"),
-        ("0 12 * * FRIL", "At 12:00, the last Friday of the month, Asia/Kolkata"),
-        ("0 0 13 * 5", "At 00:00, on day 13 of the month or on Friday, Asia/Kolkata"),
-        ("0 0 */2 * 0", "At 00:00, on every 2 days of the month if it is Sunday, Asia/Kolkata"),
-        (
-            "0 0 * NOV-FEB */3",
-            "At 00:00, Sunday, Wednesday and Saturday, in November through February, Asia/Kolkata",
-        ),
-        (
-            "30 0 9 1 1 ? 2027",
-            "At 09:00:30, on day 1 of the month, in January, in 2027, Asia/Kolkata",
-        ),
-    ],
-)
-def test_cron_in_words(expr: str, words: str) -> None:
-    assert cron(expr, "Asia/Kolkata").describe() == words
-
-
 def test_the_others_in_words() -> None:
     assert every("1h30m").describe() == "Every 1 hour 30 minutes"
     assert every("1h").describe() == "Every hour"

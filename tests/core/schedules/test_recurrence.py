@@ -256,29 +256,6 @@ def test_a_set_of_dateutil() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("FREQ=DAILY", "Every day, at 09:30:15, UTC"),
-        (
-            "FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,WE;BYSECOND=0",
-            "Every 2 weeks, on Monday and Wednesday, at 09:30, UTC",
-        ),
-        (
-            "FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=7;BYMINUTE=0;BYSECOND=0;COUNT=3",
-            "Every month, on the last Friday, at 07:00, 3 times, UTC",
-        ),
-        ("FREQ=HOURLY;BYSECOND=0", "Every hour, at minute 30, UTC"),
-        (
-            "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=-1;BYSECOND=0;UNTIL=20300101",
-            "Every year, in February, on day last of the month, at 09:30, until 20300101, UTC",
-        ),
-    ],
-)
-def test_a_rule_is_described_in_words(text: str, words: str) -> None:
-    assert rrule(text, start=MONDAY).describe() == words
-
-
-@pytest.mark.parametrize(
     ("rule", "why"),
     [
         ("FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=22", "hardly any month has .* its BYSETPOS=22 asks"),

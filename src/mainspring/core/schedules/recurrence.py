@@ -74,7 +74,8 @@ class Recurrence(WallClockSchedule):
         return replace(self, key=key, dtstart=self.dtstart or wall.replace(microsecond=0, fold=0))
 
     def describe(self) -> str:
-        more = f", and {len(self.rdates)} more times" if self.rdates else ""
+        times = "once more" if len(self.rdates) == 1 else f"{len(self.rdates)} more times"
+        more = f", and {times}" if self.rdates else ""
         return f"{rule_in_words(self._wall_times.rule, self.dtstart)}{more}, {self.timezone}"
 
     @property
