@@ -181,7 +181,7 @@ def _ranges(ranges: Sequence[tuple[int, int]], last: str = "and") -> str:
     )
 
 
-def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Numbers and ranges in order, without those that lie in another. Three or more numbers that
     follow each other are a range, and a range of two is two numbers."""
     found: list[tuple[int, int]] = []
@@ -284,7 +284,7 @@ def _names(field: Field, text: str, names: Sequence[str]) -> list[str]:
     return _named(ranges, names, field.low)
 
 
-def _named(ranges: Iterable[tuple[int, int]], names: Sequence[str], low: int) -> list[str]:
+def _named(ranges: Sequence[tuple[int, int]], names: Sequence[str], low: int) -> list[str]:
     words = []
     for first, last in _merged(ranges):
         name = names[first - low]
