@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring.core.enqueue_options import Options
+from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.errors import InvalidInput
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -28,11 +28,11 @@ BERLIN = ZoneInfo("Europe/Berlin")
 def test_a_time_without_a_zone_follows_the_rule_for_clock_changes(
     at: datetime, due: datetime
 ) -> None:
-    assert Options(at=at).run_at(NOW, BERLIN) == due
+    assert CheckedEnqueueOptions(at=at).run_at(NOW, BERLIN) == due
 
 
 @pytest.mark.parametrize("at", [datetime.min, datetime.max])
 def test_a_time_outside_the_calendar_is_refused(at: datetime) -> None:
     zone = BERLIN if at == datetime.min else ZoneInfo("America/New_York")
     with pytest.raises(InvalidInput, match="lies outside the calendar"):
-        Options(at=at).run_at(NOW, zone)
+        CheckedEnqueueOptions(at=at).run_at(NOW, zone)

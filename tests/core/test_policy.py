@@ -370,12 +370,6 @@ def test_every_field_can_be_made() -> None:
         assert Policy.make(**{field.name: value}) == Policy()
 
 
-def test_the_limit_key() -> None:
-    assert Policy.make(concurrency=2, concurrency_key="db").limit_key == "db"
-    assert Policy.make(concurrency=2).limit_key is None
-    assert Policy().limit_key is None
-
-
 @pytest.mark.parametrize(
     ("text", "count", "span", "shown"),
     [

@@ -159,7 +159,7 @@ def _counts_from_anchor(schedule: Schedule | None) -> bool:
 def _keeps_anchor(schedule: Schedule) -> bool:
     """Whether a changed schedule goes on from the anchor of the stored one. A rule with COUNT
     does not: its times would be used up from the beginning."""
-    ends_by_count = isinstance(schedule, Recurrence) and schedule.most_times is not None
+    ends_by_count = isinstance(schedule, Recurrence) and schedule.ends_by_count
     return _counts_from_anchor(schedule) and not ends_by_count
 
 

@@ -305,8 +305,8 @@ class Policy:
         return policy
 
     @classmethod
-    def read(cls, base: Policy | None = None, /, **given: Any) -> Policy:
-        """As `make`, but it allows options that do not fit each other."""
+    def make_unchecked(cls, base: Policy | None = None, /, **given: Any) -> Policy:
+        """As `make`, but options that do not fit each other are allowed."""
         errors = InputErrors()
         policy, _ = cls._read(errors, base or cls(), given)
         errors.check()
@@ -382,11 +382,6 @@ class Policy:
                     field="retries",
                 )
             )
-
-    @property
-    def limit_key(self) -> str | None:
-        """What `concurrency` counts over, where it is not the job itself."""
-        return self.concurrency_key if self.concurrency is not None else None
 
     def retries_error(self, names: Iterable[str]) -> bool:
         """Whether an error of these class names (its own and its bases') is worth a retry."""

@@ -286,3 +286,15 @@ def test_rules_as_text_work_where_dateutil_is_not_installed(
     assert rrule("FREQ=DAILY", start=MONDAY).upcoming(1)
     with pytest.raises(InvalidSchedule, match="42 is not a rule: give a text or a dateutil rrule"):
         rrule(42)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ends"),
+    [
+        ("RRULE:FREQ=DAILY;COUNT=3\nEXDATE:20270102T090000", True),
+        ("RRULE:FREQ=DAILY;UNTIL=20280101", False),
+        ("RRULE:FREQ=DAILY\nRDATE:20270102T120000", False),
+    ],
+)
+def test_only_a_count_ends_a_rule_by_count(lines: str, ends: bool) -> None:
+    assert rrule(f"DTSTART:20270101T090000\n{lines}").ends_by_count is ends

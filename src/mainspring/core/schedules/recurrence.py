@@ -90,9 +90,9 @@ class Recurrence(WallClockSchedule):
         return "\n".join(lines)
 
     @property
-    def most_times(self) -> int | None:
-        """How many times it fires in all; None if that is not limited."""
-        return self._wall_times.rule.count
+    def ends_by_count(self) -> bool:
+        """Whether its rule has a COUNT."""
+        return self._wall_times.rule.count is not None
 
     @property
     def follows_clock(self) -> bool:
