@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,6 +111,13 @@ def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
         assert replace(ended, attempts=(), brief=True).duration is None
 
 
+def test_buckets_are_stored_as_classes() -> None:
+    """Counters that earlier versions wrote are read."""
+    stored = msgspec.json.encode(Distribution.of([1.0, 1.0, 2.0]))
+    assert set(msgspec.json.decode(stored)) == {"count", "sum", "max", "classes"}
+    assert msgspec.json.decode(stored, type=Distribution) == Distribution.of([1.0, 1.0, 2.0])
+
+
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
     ending = transitions.succeeded(replace(RUN, run_at=NOW), NOW - HOUR, None).ending
     assert ending is not None
@@ -139,7 +147,7 @@ def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
     summed = Distribution()
     for part in parts:
         summed = summed.plus(Distribution.of(part))
-    assert (summed.count, summed.max, summed.classes) == (whole.count, whole.max, whole.classes)
+    assert (summed.count, summed.max, summed.buckets) == (whole.count, whole.max, whole.buckets)
     assert summed.sum == pytest.approx(whole.sum)
 
 

@@ -120,19 +120,20 @@ def _seconds(span: timedelta) -> float:
 
 class Distribution(Struct, frozen=True, omit_defaults=True):
     """How long something took, over many cases: their number, sum and maximum in seconds, and how
-    many there are in each class. A class is `ACCURACY` wide to both sides, so percentiles are that
-    exact, whatever is added to them later."""
+    many there are in each bucket. Each bucket spans 5 % to either side of its middle, so a
+    percentile is within 5 % of the true one, also after distributions were added up."""
 
     count: int = 0
     sum: float = 0.0
     max: float = 0.0
-    classes: Mapping[int, int] = field(default_factory=dict)
+    buckets: Mapping[int, int] = field(default_factory=dict, name="classes")
+    """Stored as `classes`."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Distribution:
         found = list(values)
-        classes = dict(Counter(map(_class_of, found)))
-        return cls(len(found), sum(found), max(found, default=0.0), classes)
+        buckets = dict(Counter(map(_bucket_of, found)))
+        return cls(len(found), sum(found), max(found, default=0.0), buckets)
 
     def plus(self, other: Distribution) -> Distribution:
         if not self.count or not other.count:
@@ -141,7 +142,7 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
             self.count + other.count,
             self.sum + other.sum,
             max(self.max, other.max),
-            _added(self.classes, other.classes),
+            _added(self.buckets, other.buckets),
         )
 
     @property
@@ -153,14 +154,14 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
         if not self.count:
             return None
         rank, seen = max(math.ceil(share * self.count), 1), 0
-        for at in sorted(self.classes):
-            seen += self.classes[at]
+        for at in sorted(self.buckets):
+            seen += self.buckets[at]
             if seen >= rank:
                 break
         return min(_SMALLEST * 2 * _GROWTH**at / (_GROWTH + 1), self.max)
 
 
-def _class_of(value: float) -> int:
+def _bucket_of(value: float) -> int:
     return math.ceil(math.log(value / _SMALLEST) / _LOG_GROWTH) if value > _SMALLEST else 0
 
 
@@ -256,7 +257,8 @@ def tally(endings: Iterable[Ending], now: datetime) -> CounterDelta:
 
 
 def _by_minute(endings: Iterable[Ending]) -> dict[datetime, list[Ending]]:
-    """Most ends lie in the same minute as the one before, which two comparisons tell."""
+    """Groups ends by minute. Most ends fall in the minute of the one before, so two comparisons
+    usually suffice."""
     found: dict[datetime, list[Ending]] = {}
     same_minute: list[Ending] = []
     first, last = EPOCH, EPOCH - MINUTE  # no end lies between these
