@@ -32,10 +32,12 @@
     │   └── AddressRefused               webhooks may not call the endpoint's address
     └── StoreError
         ├── StoreUnavailable             the store cannot be reached now; try again
-        │   └── StoreFileChanged           its file was deleted, moved or replaced while in use
+        │   ├── StoreFileChanged           its file was deleted, moved or replaced while in use
+        │   └── StoreUnreachable           there is no connection to its server
         ├── StoreMissing                 nothing of Mainspring is there, and nothing may be made
         ├── StoreDamaged                 not a Mainspring database, or a damaged one
-        └── StoreTooNew                  written by a newer Mainspring
+        ├── StoreTooNew                  written by a newer Mainspring
+        └── StoreUnsuitable              storage that ignores the conditions of a write
 
 A handler raises three more to say how its run goes on: `Retry` (with `RetryNotBefore`), `GiveUp`
 and `Snooze`. They are not under the root.
@@ -84,6 +86,8 @@ __all__ = [
     "StoreMissing",
     "StoreTooNew",
     "StoreUnavailable",
+    "StoreUnreachable",
+    "StoreUnsuitable",
     "TransactionAborted",
     "TransactionExpired",
     "UnknownOption",
@@ -379,6 +383,11 @@ class StoreFileChanged(StoreUnavailable):
     the same file is back in its place."""
 
 
+class StoreUnreachable(StoreUnavailable):
+    """There is no connection to the server of an object storage. When a store is opened, its
+    address is wrong more often than not."""
+
+
 class StoreMissing(StoreError):
     """Nothing of Mainspring is in the store, and it was opened with `create=False`."""
 
@@ -389,6 +398,11 @@ class StoreDamaged(StoreError):
 
 class StoreTooNew(StoreError):
     """Written by a newer Mainspring than this one."""
+
+
+class StoreUnsuitable(StoreError):
+    """The object storage ignores the conditions of a write, so two workers would run the same
+    job."""
 
 
 class Retry(Exception):
