@@ -105,12 +105,10 @@ class InvalidInput(MainspringError, ValueError):
     `field` names the argument at fault as the library takes it, with a dot before a part of it:
     `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
     be. Each is None where it is not known, and `given` also where the value may be a secret.
-    `subject` are the words that the message names the field with, and `predicate` is the rest of
-    it, so that another layer can write its own name of the field before it. `subject` is None
-    where the message does not begin with the field.
+    The message is `subject` and then `predicate`. `subject` is the library's name of the field; the
+    HTTP API replaces it with its own. It is None if the message does not begin with the field.
     `job_id` names the job at fault where several were given, `file` and `line` its place where a
-    file gave them. `others` are the errors of further
-    arguments that were found in the same call.
+    file gave them. `others` are the errors of further arguments that were found in the same call.
     """
 
     def __init__(
@@ -198,8 +196,7 @@ class UnknownOption(InvalidInput):
 
 
 def suggest_name(name: str, allowed: Iterable[str]) -> str | None:
-    """The option or field that was probably meant: what other schedulers call so, else one with a
-    similar name."""
+    """The option that other schedulers call by this name, else the most similar one."""
     name, allowed = name.lower(), list(allowed)
     found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
     return next(

@@ -394,14 +394,14 @@ def test_a_rate_is_so_many_starts_in_so_much_time(
     ("value", "why"),
     [
         ("0/m", "it lets no run start"),
-        ("100", "give so many starts in so much time"),
+        ("100", "give a number of starts per span of time"),
         ("100/0s", "1 millisecond to 366 days"),
-        ("-1/m", "give so many starts"),
-        ("1.5/m", "give so many starts"),
-        ("1/y", "give so many starts"),
+        ("-1/m", "give a number of starts"),
+        ("1.5/m", "give a number of starts"),
+        ("1/y", "give a number of starts"),
         ("1/400d", "1 millisecond to 366 days"),
-        (100, "give so many starts"),
-        (True, "give so many starts"),
+        (100, "give a number of starts"),
+        (True, "give a number of starts"),
     ],
 )
 def test_a_rate_that_means_nothing_is_refused(value: object, why: str) -> None:

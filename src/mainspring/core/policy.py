@@ -231,8 +231,8 @@ _RATE_FORMS = 'a text such as "10/s", "100/m", "1000/h", "5000/d" or "3/30s"'
 def _refused_rate(given: object, why: str | None = None) -> InvalidInput:
     reason = f" ({why})" if why else ""
     return InvalidInput(
-        f"{given!r} cannot be used{reason}: give so many starts in so much time,"
-        f" {_RATE_FORMS}, or no rate",
+        f"{given!r} cannot be used{reason}: give a number of starts per span of time, such as"
+        ' "10/s" or "3/30s"; leave `rate` out for no limit',
         subject="rate",
         field="rate",
         given=given,
