@@ -168,9 +168,10 @@ class Events:
 async def _guarded(answer: Awaitable[None], event: Event) -> None:
     try:
         await answer
-    except asyncio.CancelledError:  # the loop ends
-        raise
     except BaseException:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the program ends: no fault of the listener
+            raise
         log.exception("a listener to %s failed", event.name)
 
 
