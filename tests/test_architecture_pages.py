@@ -71,7 +71,7 @@ def test_every_name_in_the_text_of_a_walk_exists(page: Path) -> None:
 
 def test_a_name_that_does_not_exist_is_found(tmp_path: Path) -> None:
     page = tmp_path / "a-page.md"
-    page.write_text("1. `core/policy.py` `Policy.read`: and `Policy.compare` compares them.\n")
+    page.write_text("1. `core/policy.py` `Policy.make`: and `Policy.compare` compares them.\n")
     with pytest.raises(AssertionError, match=r"Policy\.compare"):
         test_every_name_in_the_text_of_a_walk_exists(page)
 

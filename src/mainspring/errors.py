@@ -32,10 +32,12 @@
     │   └── AddressRefused               webhooks may not call the endpoint's address
     └── StoreError
         ├── StoreUnavailable             the store cannot be reached now; try again
-        │   └── StoreFileChanged           its file was deleted, moved or replaced while in use
+        │   ├── StoreFileChanged           its file was deleted, moved or replaced while in use
+        │   └── StoreUnreachable           there is no connection to its server
         ├── StoreMissing                 nothing of Mainspring is there, and nothing may be made
         ├── StoreDamaged                 not a Mainspring database, or a damaged one
-        └── StoreTooNew                  written by a newer Mainspring
+        ├── StoreTooNew                  written by a newer Mainspring
+        └── StoreUnsuitable              storage that ignores the conditions of a write
 
 A handler raises three more to say how its run goes on: `Retry` (with `RetryNotBefore`), `GiveUp`
 and `Snooze`. They are not under the root.
@@ -84,6 +86,8 @@ __all__ = [
     "StoreMissing",
     "StoreTooNew",
     "StoreUnavailable",
+    "StoreUnreachable",
+    "StoreUnsuitable",
     "TransactionAborted",
     "TransactionExpired",
     "UnknownOption",
@@ -101,12 +105,10 @@ class InvalidInput(MainspringError, ValueError):
     `field` names the argument at fault as the library takes it, with a dot before a part of it:
     `"retries"`, `"backoff.delay"`, `"webhook.url"`. `given` is its value and `allowed` what it may
     be. Each is None where it is not known, and `given` also where the value may be a secret.
-    `subject` are the words that the message names the field with, and `predicate` is the rest of
-    it, so that another layer can write its own name of the field before it. `subject` is None
-    where the message does not begin with the field.
+    The message is `subject` and then `predicate`. `subject` is the library's name of the field; the
+    HTTP API replaces it with its own. It is None if the message does not begin with the field.
     `job_id` names the job at fault where several were given, `file` and `line` its place where a
-    file gave them. `others` are the errors of further
-    arguments that were found in the same call.
+    file gave them. `others` are the errors of further arguments that were found in the same call.
     """
 
     def __init__(
@@ -194,8 +196,7 @@ class UnknownOption(InvalidInput):
 
 
 def suggest_name(name: str, allowed: Iterable[str]) -> str | None:
-    """The option or field that was probably meant: what other schedulers call so, else one with a
-    similar name."""
+    """The option that other schedulers call by this name, else the most similar one."""
     name, allowed = name.lower(), list(allowed)
     found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
     return next(
@@ -379,6 +380,11 @@ class StoreFileChanged(StoreUnavailable):
     the same file is back in its place."""
 
 
+class StoreUnreachable(StoreUnavailable):
+    """There is no connection to the server of an object storage. When a store is opened, its
+    address is wrong more often than not."""
+
+
 class StoreMissing(StoreError):
     """Nothing of Mainspring is in the store, and it was opened with `create=False`."""
 
@@ -389,6 +395,11 @@ class StoreDamaged(StoreError):
 
 class StoreTooNew(StoreError):
     """Written by a newer Mainspring than this one."""
+
+
+class StoreUnsuitable(StoreError):
+    """The object storage ignores the conditions of a write, so two workers would run the same
+    job."""
 
 
 class Retry(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -91,6 +92,34 @@ def test_jobs_that_start_in_the_same_second_collide() -> None:
     changed = [job(name, text) for name, text in suggestion.schedules.items()]
     after = forecast_load(changed, MONDAY, 7)
     assert max((one.most for one in after.collisions), default=1) <= suggestion.most_after + 1
+
+
+def test_suggestions_leave_out_jobs_whose_bounds_leave_no_room() -> None:
+    end = MONDAY + timedelta(days=1, hours=9)
+    jobs = []
+    for n in range(3):
+        one = job(f"j{n}", "0 9 * * *")
+        assert one.schedule is not None
+        bounded = dataclasses.replace(one.schedule, start=end - timedelta(minutes=1), end=end)
+        jobs.append(replace(one, schedule=bounded))
+    found = forecast_load(jobs, MONDAY, 3)
+    assert found.runs == 3
+    [suggestion] = found.suggestions
+    assert "jitter" in suggestion.advice
+    assert suggestion.schedules == {}
+
+
+def test_suggestions_count_the_minutes_of_schedules_with_bounds() -> None:
+    jobs = []
+    for n in range(30):
+        one = job(f"j{n}", "0 9 * * *")
+        assert one.schedule is not None
+        bounded = dataclasses.replace(one.schedule, end=MONDAY + timedelta(days=20))
+        jobs.append(replace(one, schedule=bounded))
+    [suggestion] = forecast_load(jobs, MONDAY, 3).suggestions
+    assert suggestion.schedules["j3"] == "H 9 * * *"
+    assert suggestion.most_before == 30
+    assert suggestion.most_after < 6
 
 
 def test_a_collision_that_only_a_clock_change_makes_needs_no_suggestion() -> None:

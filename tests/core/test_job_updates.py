@@ -14,7 +14,7 @@ from mainspring.core.job_updates import (
     with_first_slot,
 )
 from mainspring.core.model import Job, Owner, replace
-from mainspring.core.schedules import parse
+from mainspring.core.schedules import Schedule, every, parse
 from mainspring.errors import (
     InvalidSchedule,
     JobChanged,
@@ -27,7 +27,7 @@ NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 
 
-def draft(schedule: str | datetime | None, **fields: object) -> Job:
+def draft(schedule: str | datetime | Schedule | None, **fields: object) -> Job:
     return Job(
         id="mail",
         handler="mail",
@@ -84,6 +84,15 @@ class TestMerge:
         for minute in range(1, 10):
             job = merge_job(draft("15m" if minute % 2 else "10m"), job, NOON + minute * MINUTE)
         assert job.next_run_at == NOON + 10 * MINUTE
+
+    def test_an_interval_with_another_start_takes_its_own_next_slot(self) -> None:
+        before = with_first_slot(draft(every("1d", start=NOON + 30 * MINUTE)), NOON)
+        after = merge_job(draft(every("1d", start=NOON + 90 * MINUTE)), before, NOON + MINUTE)
+        assert after.next_run_at == NOON + 90 * MINUTE
+
+    def test_a_schedule_that_is_taken_away_takes_its_slot_along(self) -> None:
+        after = merge_job(draft(None), stored("10m"), NOON)
+        assert (after.schedule, after.next_run_at) == (None, None)
 
     def test_a_file_takes_no_job_of_another_owner(self) -> None:
         mine = draft("10m", owner=Owner.FILE, file="jobs.toml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,35 @@ def test_a_run_that_was_never_tried_has_no_duration() -> None:
         assert (ending.started_at, ending.duration, ending.lateness) == (None, None, None)
 
 
+def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
+    change = transitions.retrying(RUN, NOW, Failure("boom"), NOW + 2 * HOUR)
+    retry = change.after(RUN)
+    later = NOW + HOUR
+    taken = replace(retry, state=State.RUNNING, attempt=2, token=2, started_at=later, worker="w")
+    for change in (
+        transitions.cancelled(retry, later, "asked"),
+        transitions.cancelled(replace(retry, attempts=(), brief=True), later, "asked"),
+        transitions.skipped(retry, later, "expired"),
+        transitions.skipped(taken, later, "expired"),
+        transitions.node_gone(retry, later),
+    ):
+        ending = change.ending
+        assert ending is not None
+        assert ending.started_at == RUN.started_at
+        assert (ending.duration, ending.lateness) == (None, None)
+        ended = change.after(retry)
+        assert ending_of(ended) == ending
+        assert ended.duration == 3.0
+        assert replace(ended, attempts=(), brief=True).duration is None
+
+
+def test_buckets_are_stored_as_classes() -> None:
+    """Counters that earlier versions wrote are read."""
+    stored = msgspec.json.encode(Distribution.of([1.0, 1.0, 2.0]))
+    assert set(msgspec.json.decode(stored)) == {"count", "sum", "max", "classes"}
+    assert msgspec.json.decode(stored, type=Distribution) == Distribution.of([1.0, 1.0, 2.0])
+
+
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
     ending = transitions.succeeded(replace(RUN, run_at=NOW), NOW - HOUR, None).ending
     assert ending is not None
@@ -117,7 +147,7 @@ def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
     summed = Distribution()
     for part in parts:
         summed = summed.plus(Distribution.of(part))
-    assert (summed.count, summed.max, summed.classes) == (whole.count, whole.max, whole.classes)
+    assert (summed.count, summed.max, summed.buckets) == (whole.count, whole.max, whole.buckets)
     assert summed.sum == pytest.approx(whole.sum)
 
 

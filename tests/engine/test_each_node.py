@@ -339,7 +339,7 @@ async def test_a_root_that_no_node_ran_runs_on_the_live_workers_when_it_is_tried
         await cluster.store.commit([transitions.waiting_for_node_runs(root, (node_run.id,))])
     async with cluster.worker("a", schedule=None) as a, cluster.worker("b", schedule=None):
         failed = await a.wait(root.id, "5m")
-        assert failed.error == "no node ran it: all that it was for are gone"
+        assert failed.error == "no node ran it: every worker that it was meant for has ended"
         await a.retry(root.id)
         done = await a.wait(root.id, "5m")
         assert (done.state, done.result) == (

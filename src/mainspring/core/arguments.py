@@ -23,7 +23,7 @@ from uuid import UUID
 
 import msgspec
 
-__all__ = ["ArgumentMismatch", "ArgumentTypes"]
+__all__ = ["ArgumentMismatch", "ArgumentTypes", "type_hints"]
 
 _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
 """The types beyond JSON that the codec keeps."""
@@ -53,7 +53,7 @@ class ArgumentTypes:
 
     @cached_property
     def _types(self) -> dict[str, Any]:
-        hints = _hints(self._function)
+        hints = type_hints(self._function)
         hints.pop("return", None)
         names = self._names
         return {name: kind for name, kind in hints.items() if names is None or name in names}
@@ -115,7 +115,8 @@ class ArgumentTypes:
         return value is default or (type(value) is type(default) and bool(value == default))
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a function or a class, by name, without those that cannot be resolved."""
     target: Any = inspect.unwrap(function)
     if not hasattr(target, "__annotations__"):
         target = getattr(target, "func", None) or type(target).__call__
@@ -177,7 +178,7 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def _made_with_enums(value: Any, kind: Any) -> Any:
-    """As `_made`, for enums and for unions, collections and dataclasses of them. msgspec
+    """As `_made`, for enums and for unions, collections, dataclasses and structs of them. msgspec
     knows only enums whose values are all strings or all integers, and no union of such an enum and
     `str` or `int`."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -185,8 +186,8 @@ def _made_with_enums(value: Any, kind: Any) -> Any:
         return _member(value, kind)
     if not _has_enum(kind):
         return _converted(value, kind)
-    if _is_dataclass(kind):
-        return _made_dataclass(value, kind)
+    if _is_record(kind):
+        return _made_record(value, kind)
     if origin is typing.Annotated:
         return _made_with_enums(value, inner[0])
     if origin in (typing.Union, types.UnionType):
@@ -228,29 +229,70 @@ def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
     raise ValueError(", or ".join(_reason(error)[1] for error in wrong))
 
 
-def _made_dataclass(value: Any, kind: Any) -> Any:
-    """By msgspec where it knows the types of all fields, else field by field."""
+def _made_record(value: Any, kind: Any) -> Any:
+    """A dataclass or a struct: by msgspec where it knows the types of all fields, else field by
+    field."""
     try:
         return msgspec.convert(value, kind, dec_hook=_read)
     except _UnknownType:
         return value
     except TypeError:
-        given = msgspec.convert(value, dict[str, Any])
+        given = _stored_fields(value, kind)
     made, types_of_fields = {}, _field_types(kind)
-    for field in dataclasses.fields(kind):
-        if field.name in given and field.init:
+    for field in _fields(kind):
+        if field.stored_name in given:
             of_type = types_of_fields.get(field.name, Any)
             try:
-                made[field.name] = _made_with_enums(given[field.name], of_type)
+                made[field.name] = _made_with_enums(given[field.stored_name], of_type)
             except (msgspec.ValidationError, ValueError) as error:
                 path, why = _reason(error)
-                raise msgspec.ValidationError(f"{why} - at `$.{field.name}{path}`") from error
-        elif field.init and field.default is field.default_factory is dataclasses.MISSING:
-            raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
+                at = f"$.{field.stored_name}{path}"
+                raise msgspec.ValidationError(f"{why} - at `{at}`") from error
+        elif field.required:
+            raise msgspec.ValidationError(f"Object missing required field `{field.stored_name}`")
     try:
         return kind(**made)
     except (TypeError, ValueError) as error:  # of its __post_init__
         raise msgspec.ValidationError(str(error)) from error
+
+
+class _Field(typing.NamedTuple):
+    """A field of a dataclass or a struct. JSON has it under `stored_name`."""
+
+    name: str
+    stored_name: str
+    required: bool
+
+
+def _fields(kind: Any) -> list[_Field]:
+    if _is_struct(kind):
+        found = msgspec.structs.fields(kind)
+        return [_Field(field.name, field.encode_name, field.required) for field in found]
+    return [
+        _Field(f.name, f.name, f.default is f.default_factory is dataclasses.MISSING)
+        for f in dataclasses.fields(kind)
+        if f.init
+    ]
+
+
+def _stored_fields(value: Any, kind: Any) -> dict[str, Any]:
+    """The fields of a stored record, by their names there. Raises `ValidationError` for what
+    msgspec refuses: another tag, or unknown fields where the struct forbids them."""
+    if not _is_struct(kind):
+        return msgspec.convert(value, dict[str, Any])
+    config = kind.__struct_config__
+    tag = {} if config.tag is None else {config.tag_field: config.tag}
+    names = [*tag, *kind.__struct_encode_fields__]
+    if config.array_like:
+        given = dict(zip(names, msgspec.convert(value, list[Any]), strict=False))
+    else:
+        given = msgspec.convert(value, dict[str, Any])
+    for name, expected in tag.items():
+        if given.get(name, expected) != expected:
+            raise msgspec.ValidationError(f"Invalid value {given[name]!r} - at `$.{name}`")
+    if config.forbid_unknown_fields and (unknown := sorted(given.keys() - set(names))):
+        raise msgspec.ValidationError(f"Object contains unknown field `{unknown[0]}`")
+    return given
 
 
 def _member(value: Any, kind: type[Enum]) -> Enum:
@@ -275,15 +317,19 @@ def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def _is_dataclass(kind: Any) -> bool:
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or _is_struct(kind))
 
 
 def _has_enum(kind: Any, outer: frozenset[Any] = frozenset()) -> bool:
-    """Whether it is an enum, or one is among its parts or the fields of a dataclass in it."""
+    """Whether it is an enum, or one is among its parts or the fields of a record in it."""
     if _is_enum(kind):
         return True
-    if not _is_dataclass(kind):
+    if not _is_record(kind):
         return any(_has_enum(part, outer) for part in typing.get_args(kind))
     inner = outer | {kind}
     return kind not in outer and any(_has_enum(part, inner) for part in _field_types(kind).values())
@@ -291,7 +337,7 @@ def _has_enum(kind: Any, outer: frozenset[Any] = frozenset()) -> bool:
 
 @cache
 def _field_types(kind: type) -> dict[str, Any]:
-    return _hints(kind)
+    return type_hints(kind)
 
 
 def _read(kind: Any, value: Any) -> Any:

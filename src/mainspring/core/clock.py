@@ -115,7 +115,7 @@ class SteadyClock:
     """A count of microseconds that setting the wall clock does not change.
 
     `elapsed_us` is the same in all processes of a machine, from its boot to its shutdown; `boot`
-    identifies the boot. `wall_offset_us` is the distance of the wall clock. It changes only when
+    identifies the boot. `wall_offset_us` is wall time minus `elapsed_us`. It changes only when
     somebody sets the wall clock, so a store that keeps it can tell by how much. On a machine
     without such a clock (`boot` is empty) the wall clock itself is counted, and no step is noticed.
     An injected clock is counted by its monotonic time.
@@ -136,7 +136,7 @@ class SteadyClock:
             self.elapsed_us = lambda: round(clock.monotonic() * 1_000_000)
 
     def wall_offset_us(self) -> int | None:
-        """The distance of the wall clock; None if both clocks could not be read at nearly the same
+        """Wall time minus `elapsed_us`; None if both clocks could not be read at nearly the same
         time."""
         if not self.boot:
             return 0
@@ -149,7 +149,7 @@ class SteadyClock:
         return None
 
     def step_from(self, offset_us: int) -> int:
-        """By how much the wall clock was set since its distance was this one; 0 if it was not."""
+        """By how much the wall clock was set since `wall_offset_us` was this; 0 if it was not."""
         found = self.wall_offset_us()
         step = 0 if found is None else found - offset_us
         return step if abs(step) >= self.STEP_US else 0

@@ -221,7 +221,8 @@ class ProcessResources(Mapping[str, Any]):
 CONTEXT_IN_TRANSACTION: ContextVar[RunContext | None] = ContextVar(
     "mainspring_transacting", default=None
 )
-"""The context of the handler that entered a transaction here, or in what began this."""
+"""The context of the handler whose transaction is open in this task, or in the task that started
+it."""
 
 Transact = Callable[[RunContext], HandlerTransaction]
 

@@ -33,8 +33,8 @@ _ALLOWED = 'a text such as "30s", "1h30m", "2d" or "PT5M", a number of seconds, 
 def duration(
     value: str | int | float | timedelta, *, what: str = "duration", field: str | None = None
 ) -> timedelta:
-    """Read a span of time, zero or longer. The error names it as `what`; its `field` is that of the
-    argument, where it is not called so.
+    """Read a span of time, zero or longer. The error names it as `what`; `field` names the argument
+    if its name differs from `what`.
 
     Raises `InvalidInput` for anything else: a number without a unit in a text, a negative or
     endless span, one too long for a `timedelta` (about 2.7 million years).

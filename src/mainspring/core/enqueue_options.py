@@ -11,13 +11,17 @@ from mainspring.core.durations import duration
 from mainspring.core.job_options import EnqueueOptions, option_names
 from mainspring.core.model import check_key
 from mainspring.core.policy import AfterFailure, Policy, Span
+from mainspring.core.schedules import dst
 from mainspring.errors import InvalidInput, UnknownOption
 
-__all__ = ["Options"]
+__all__ = ["CheckedEnqueueOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class CheckedEnqueueOptions:
+    """The options of one enqueue. Making it raises `InvalidInput` for values that cannot be used;
+    `job_options.EnqueueOptions` has the same names for type checkers."""
+
     delay: Span | None = None
     at: datetime | None = None
     priority: int | None = None
@@ -63,8 +67,8 @@ class Options:
         Policy.make(**{name: value for name, value in given.items() if value is not None})
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Options:
-        """Options by name. Raises `UnknownOption` for any other name."""
+    def of(cls, given: Mapping[str, Any]) -> CheckedEnqueueOptions:
+        """The options given by name. Raises `UnknownOption` for any other name."""
         try:
             return cls().changed(given)
         except UnknownOption as error:
@@ -73,7 +77,7 @@ class Options:
             )
             raise
 
-    def changed(self, given: Mapping[str, Any]) -> Options:
+    def changed(self, given: Mapping[str, Any]) -> CheckedEnqueueOptions:
         allowed = option_names(EnqueueOptions)
         if unknown := given.keys() - allowed:
             raise UnknownOption(unknown, allowed)
@@ -84,15 +88,17 @@ class Options:
             return _later(now, self.delay, "delay")
         if self.at is None:
             return now
-        at = self.at if self.at.tzinfo else self.at.replace(tzinfo=zone)
         try:
-            return at.astimezone(UTC)
+            if self.at.utcoffset() is None:
+                return dst.instant_of(self.at.replace(tzinfo=None), zone)
+            return self.at.astimezone(UTC)
         except OverflowError:
             raise InvalidInput(
                 f"at {self.at} lies outside the calendar", field="at", given=self.at
             ) from None
 
-    def held_until(self, now: datetime) -> datetime | None:
+    def dedupe_until(self, now: datetime) -> datetime | None:
+        """Until when the key is held after its run has ended; None: only while the run is live."""
         held = self.dedupe_for
         return None if held is None else _later(now, held, "dedupe_for")
 

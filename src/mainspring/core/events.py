@@ -115,10 +115,12 @@ class Events:
         return conditional is not None and conditional[0]()
 
     def emit(self, event: Event) -> None:
-        if not self.wanted(event.name) or self._loop is None or self._loop.is_closed():
+        """Pass an event to its listeners, soon. It is dropped if their loop is closed."""
+        loop = self._loop
+        if not self.wanted(event.name) or loop is None or loop.is_closed():
             return
-        if _running_loop() is self._loop:
-            self._loop.call_soon(self._deliver, event)
+        if _running_loop() is loop:
+            loop.call_soon(self._deliver, event)
             return
         # Append first, then read the flag. `_deliver_all` clears the flag first, then takes the
         # events, so none is left behind. A batch of outcomes wakes the loop once instead of once
@@ -126,7 +128,11 @@ class Events:
         self._outbox.append(event)
         if not self._delivering:
             self._delivering = True
-            self._loop.call_soon_threadsafe(self._deliver_all)
+            try:
+                loop.call_soon_threadsafe(self._deliver_all)
+            except RuntimeError:  # its thread has closed the loop since `is_closed`
+                self._delivering = False
+                self._outbox.clear()
 
     async def drained(self) -> None:
         """Wait for async listeners that are still running. Call it on the listeners' loop."""
@@ -163,6 +169,9 @@ async def _guarded(answer: Awaitable[None], event: Event) -> None:
     try:
         await answer
     except BaseException:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # the program ends: no fault of the listener
+            raise
         log.exception("a listener to %s failed", event.name)
 
 

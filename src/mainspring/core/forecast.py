@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
 
-from mainspring.core.clock import to_us
+from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Job
 from mainspring.core.plurals import list_some
 from mainspring.core.policy import Overlap
@@ -237,8 +237,8 @@ def _grouped(jobs: Sequence[Job], rest: Callable[[], None]) -> list[_Group]:
 
 def _same_slots(schedule: Schedule) -> Hashable:
     """Equal for schedules that name the same slots."""
-    if isinstance(schedule, Cron) and "H" in schedule.expression.upper():
-        return (schedule.describe(), schedule.start, schedule.end)  # `H` as it is for the job
+    if isinstance(schedule, Cron):
+        return (schedule.fields, schedule.timezone, schedule.start, schedule.end)
     return replace(schedule, key="", jitter=None)
 
 
@@ -453,7 +453,7 @@ def _suggestions(
         if collision.days == 1 and moved.intersection(collision.jobs):
             continue
         mine = [jobs[job_id] for job_id in collision.jobs if job_id not in advised]
-        hashed = {job.id: text for job in mine if (text := _with_hash(job.schedule)) is not None}
+        hashed = _hashed(mine, rest)
         others = len(collision.jobs) - len(hashed)
         if len(hashed) >= 2:
             advised.update(hashed)
@@ -462,9 +462,9 @@ def _suggestions(
                     f"{len(hashed)} jobs start at {collision.time}: write H in place of the minute,"
                     " which spreads them over the hour",
                     tuple(sorted(hashed)),
-                    hashed,
+                    {job_id: schedule.expression for job_id, schedule in hashed.items()},
                     collision.most,
-                    max(others, _most_at_once(hashed, jobs, rest)),
+                    max(others, _most_at_once(hashed.values())),
                 )
             )
             continue
@@ -485,29 +485,41 @@ def _suggestions(
     return tuple(found[:MOST_LISTED])
 
 
-def _with_hash(schedule: Schedule | None) -> str | None:
-    """A cron expression with `H` in place of its one fixed minute; None for other schedules."""
+def _hashed(jobs: Iterable[Job], rest: Callable[[], None]) -> dict[str, Cron]:
+    """By job id: the schedule with `H` in place of its one fixed minute, for those that can have
+    it."""
+    found = {}
+    for number, job in enumerate(jobs):
+        if number % SCHEDULES_AT_ONCE == 0:
+            rest()
+        if (schedule := _with_hash(job)) is not None:
+            found[job.id] = schedule
+    return found
+
+
+def _with_hash(job: Job) -> Cron | None:
+    """The job's schedule with `H` in place of its one fixed minute; None for schedules of other
+    forms, and where no such time would lie between its start and its end."""
+    schedule = job.schedule
     if not isinstance(schedule, Cron):
         return None
     expression = MACROS.get(schedule.expression.strip().upper(), schedule.expression.strip())
     if not _FIXED_MINUTE.match(expression):
         return None
-    return _FIXED_MINUTE.sub("H", expression, count=1)
+    expression = _FIXED_MINUTE.sub("H", expression, count=1)
+    # Made without its bounds: a schedule that never fires within them is an error.
+    changed = replace(schedule, expression=expression, key=job.id, start=None, end=None)
+    if schedule.end is not None:
+        slot = changed.next((schedule.start or job.created_at) - _TICK)
+        if slot is None or slot > schedule.end:
+            return None
+    return changed
 
 
-def _most_at_once(
-    hashed: Mapping[str, str], jobs: Mapping[str, Job], rest: Callable[[], None]
-) -> int:
-    """How many of the jobs share a minute once their minute is `H`."""
-    minutes: Counter[int] = Counter()
-    for number, (job_id, expression) in enumerate(hashed.items()):
-        if number % SCHEDULES_AT_ONCE == 0:
-            rest()
-        schedule = jobs[job_id].schedule
-        assert isinstance(schedule, Cron)
-        changed = replace(schedule, expression=expression, key=job_id)
-        slot = changed.next(jobs[job_id].created_at)
-        minutes[slot.minute if slot is not None else 0] += 1
+def _most_at_once(schedules: Iterable[Cron]) -> int:
+    """How many of the schedules share a minute."""
+    slots = (schedule.next(EPOCH) for schedule in schedules)
+    minutes = Counter(slot.minute for slot in slots if slot is not None)
     return max(minutes.values(), default=0)
 
 

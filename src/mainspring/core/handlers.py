@@ -6,12 +6,13 @@ import difflib
 import inspect
 import logging
 import sys
+import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, UnionType
 from typing import Any
 
-from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
+from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes, type_hints
 from mainspring.core.context import RunContext
 from mainspring.core.job_options import EnqueueOptions, option_names
 from mainspring.core.model import Job
@@ -27,6 +28,7 @@ __all__ = ["Handler", "Hooks", "Registry", "name_of"]
 
 log = logging.getLogger("mainspring")
 
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -58,10 +60,17 @@ class Handler:
             getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
         )
         parameters = list(inspect.signature(function).parameters.values())
-        self.takes_context = bool(parameters) and _is_context(parameters[0])
+        hints = type_hints(function)
+        self.takes_context = bool(parameters) and _is_context(parameters[0], hints)
         if self.takes_context:
+            _check_context(name, parameters[0])
             parameters = parameters[1:]
         for parameter in parameters:
+            if _is_annotated_as_context(parameter, hints):
+                raise InvalidInput(
+                    f"handler {name!r} takes {parameter}: the context is the first parameter",
+                    field="handler",
+                )
             if parameter.kind in _POSITIONAL:
                 raise InvalidInput(
                     f"handler {name!r} takes {parameter}: arguments are stored by name, so give"
@@ -212,13 +221,46 @@ def name_of(function: Callable[..., Any]) -> str:
     return name
 
 
-def _is_context(parameter: inspect.Parameter) -> bool:
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return parameter.name in ("ctx", "context")
-    if isinstance(annotation, str):
-        return annotation.strip("\"'").rpartition(".")[2] == RunContext.__name__
-    return annotation is RunContext
+def _is_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    """Whether the first parameter of a handler is its context. An annotation decides; without one
+    that can be read, the name does."""
+    if parameter.kind in _VARIABLE:
+        return False
+    if _is_annotated_as_context(parameter, hints):
+        return True
+    unknown = parameter.annotation is parameter.empty or parameter.name not in hints
+    return unknown and parameter.name in ("ctx", "context")
+
+
+def _is_annotated_as_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    if parameter.name in hints:
+        return _is_context_type(hints[parameter.name])
+    if not isinstance(parameter.annotation, str):
+        return False
+    # The name may be imported for type checkers only.
+    names = parameter.annotation.strip("\"'").split("|")
+    return any(name.strip().rpartition(".")[2] == RunContext.__name__ for name in names)
+
+
+def _is_context_type(annotation: Any) -> bool:
+    """Whether it is `RunContext`, also as an alias, optional or `Annotated`."""
+    if isinstance(annotation, type):
+        return issubclass(annotation, RunContext)
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _is_context_type(annotation.__origin__)
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        return any(map(_is_context_type, typing.get_args(annotation)))
+    alias = getattr(annotation, "__value__", None)  # of a `type` statement
+    return alias is not None and _is_context_type(alias)
+
+
+def _check_context(name: str, parameter: inspect.Parameter) -> None:
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        raise InvalidInput(
+            f"handler {name!r} takes its context {parameter.name!r} as a keyword, but it is passed"
+            " by position: remove the `*` before it",
+            field="handler",
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -43,31 +43,10 @@ def with_first_slot(draft: Job, now: datetime) -> Job:
 
 
 def merge_job(draft: Job, stored: Job, now: datetime) -> Job:
-    """Merge a draft into the stored job. An unchanged schedule keeps its anchor and its next slot,
-    so that slots that were missed while nothing ran are found."""
-    if draft.owner is Owner.FILE and (stored.owner, stored.file) != (draft.owner, draft.file):
-        raise JobExists(
-            f"job {draft.id!r} of the file {draft.file!r} exists already, and another owner made it"
-            " (code, the API or another file): give it another id, or take it over with `mainspring"
-            " apply --take-over`",
-            job_id=draft.id,
-        )
-    if stored.handler != draft.handler and stored.owner is not draft.owner:
-        raise JobExists(
-            f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"
-            f" {draft.handler!r}. Give one of them another id"
-        )
-    schedule, next_run_at = None, None
-    if draft.schedule is not None:
-        schedule = draft.schedule.bind(draft.id, _anchor_of(stored))
-        if schedule == stored.schedule:
-            next_run_at = stored.next_run_at
-        else:
-            # The stored schedule may start in the future; its replacement starts now.
-            anchor = min(_anchor_of(stored), now) if _keeps_anchor(draft.schedule) else now
-            schedule = draft.schedule.bind(draft.id, anchor)
-            kept = _kept_slot(draft.schedule, schedule, stored, now)
-            next_run_at = kept if stored.enabled else None
+    """The job that is stored when a draft defines a stored job again. `enabled` and what has
+    happened stay. Raises `JobExists` if the draft may not change this job."""
+    _refuse_other_owner(draft, stored)
+    schedule, next_run_at = _merge_schedule(draft, stored, now)
     return replace(
         draft,
         schedule=schedule,
@@ -81,8 +60,10 @@ def merge_job(draft: Job, stored: Job, now: datetime) -> Job:
 
 
 def next_slot(job: Job, enabled: bool, now: datetime) -> datetime | None:
-    """The next slot of a job that is, or is about to be, `enabled` or paused."""
-    return job.schedule.next(job.not_before(now)) if enabled and job.schedule is not None else None
+    """The next slot of a job once it is `enabled`, or paused: then it has none."""
+    if job.schedule is None or not enabled:
+        return None
+    return job.schedule.next(job.not_before(now))
 
 
 def refuse_owned(job: Job) -> None:
@@ -93,10 +74,11 @@ def refuse_owned(job: Job) -> None:
         raise JobOwnedByFile(job.id, job.file)
 
 
-def refuse_concurrent_edit(job: Job, expected_version: Job | None) -> None:
-    """Refuse an edit if the stored job was edited since the caller read `expected_version`."""
-    if expected_version is not None and job.definition() != expected_version.definition():
-        raise JobChanged(job.id)
+def refuse_concurrent_edit(stored: Job, as_read: Job | None) -> None:
+    """Refuse an edit if somebody edited the job since the caller read it. None: the caller does
+    not mind."""
+    if as_read is not None and stored.definition() != as_read.definition():
+        raise JobChanged(stored.id)
 
 
 def differ_only_in_enabled(job: Job, edited: Job) -> bool:
@@ -105,33 +87,92 @@ def differ_only_in_enabled(job: Job, edited: Job) -> bool:
 
 
 def refuse_unreadable_job(job: Job) -> None:
+    """Refuse an edit of a record that this version cannot read: it would lose the rest."""
     if job.unreadable is not None:
         raise RecordUnreadable("job", job.id, job.unreadable)
 
 
 def refuse_ended_schedule(job: Job, now: datetime) -> None:
+    """Refuse a schedule that has no slot after `now`."""
     if job.schedule is not None and job.schedule.next(now) is None:
-        error = ended_schedule_error(job.id, job.schedule, now)
-        error.job_id = job.id
-        raise error
+        raise ended_schedule_error(job.id, job.schedule, now)
 
 
 def ended_schedule_error(job_id: str, schedule: Schedule, now: datetime) -> InvalidSchedule:
     """The error of a schedule that has no slot after `now`."""
     last = schedule.previous(now)
     passed = "" if last is None else f". Its last slot, {iso(last)}, has passed: give a later time"
-    return InvalidSchedule(f"the schedule of job {job_id!r} is over: it would never fire{passed}")
+    error = InvalidSchedule(f"the schedule of job {job_id!r} is over: it would never fire{passed}")
+    error.job_id = job_id
+    return error
 
 
 def _first_slot(job: Job, now: datetime) -> datetime | None:
-    """Return the first slot of a new job. If its schedule is over, the last slot still runs within
-    the misfire grace: `at` a moment that passed while the program started."""
+    """The first slot of a new job. If its schedule is over, the last slot still runs within the
+    misfire grace: `at` a moment that passed while the program started."""
     upcoming = next_slot(job, job.enabled, now)
     if upcoming is not None or job.schedule is None or not job.enabled:
         return upcoming
     last = job.schedule.previous(now)
     fresh = last is not None and now - last <= duration(job.policy.misfire.grace)
     return last if fresh else None
+
+
+def _refuse_other_owner(draft: Job, stored: Job) -> None:
+    if draft.owner is Owner.FILE and (stored.owner, stored.file) != (draft.owner, draft.file):
+        raise JobExists(
+            f"job {draft.id!r} of the file {draft.file!r} exists already, and another owner made it"
+            " (code, the API or another file): give it another id, or take it over with `mainspring"
+            " apply --take-over`",
+            job_id=draft.id,
+        )
+    if stored.handler != draft.handler and stored.owner is not draft.owner:
+        raise JobExists(
+            f"job {draft.id!r} exists with handler {stored.handler!r}; it cannot become"
+            f" {draft.handler!r}. Give one of them another id"
+        )
+
+
+def _merge_schedule(
+    draft: Job, stored: Job, now: datetime
+) -> tuple[Schedule | None, datetime | None]:
+    """The schedule of a job that is defined again, and its next slot.
+
+    An unchanged schedule keeps its anchor and its slot, so that slots that were missed while
+    nothing ran are found.
+    """
+    if draft.schedule is None:
+        return None, None
+    anchor = _anchor_of(stored)
+    schedule = draft.schedule.bind(draft.id, anchor)
+    if schedule == stored.schedule:
+        return schedule, stored.next_run_at
+    # The stored schedule may start in the future; its replacement starts now.
+    anchor = min(anchor, now) if _keeps_anchor(draft.schedule) else now
+    schedule = draft.schedule.bind(draft.id, anchor)
+    if not stored.enabled:
+        return schedule, None
+    return schedule, _slot_after_change(draft.schedule, schedule, stored, now)
+
+
+def _slot_after_change(
+    given: Schedule, bound: Schedule, stored: Job, now: datetime
+) -> datetime | None:
+    """The next slot of a job whose schedule changes to `given`, which is `bound` to the job.
+
+    A slot that is due stays. Where both schedules count from an anchor (intervals without a start,
+    and rules without a DTSTART), the next slot never moves to a later time: two versions of a
+    program that register the same job by turns, as in a rolling deploy, would otherwise postpone it
+    again and again. Of a stored rule it is not known whether its DTSTART was given.
+    """
+    former = stored.next_run_at
+    if former is not None and former <= now:
+        return former
+    upcoming = bound.next(stored.not_before(now))
+    if former is None or upcoming is None:
+        return upcoming
+    both = _counts_from_anchor(given) and isinstance(stored.schedule, Interval | Recurrence)
+    return min(former, upcoming) if both else upcoming
 
 
 def _anchor_of(stored: Job) -> datetime:
@@ -145,37 +186,19 @@ def _anchor_of(stored: Job) -> datetime:
             return stored.created_at
 
 
-def _counts_from_anchor(schedule: Schedule | None) -> bool:
+def _keeps_anchor(schedule: Schedule) -> bool:
+    """Whether a changed schedule goes on from the anchor of the stored one. A rule with COUNT
+    does not: its times would be used up from the beginning."""
+    ends_by_count = isinstance(schedule, Recurrence) and schedule.ends_by_count
+    return _counts_from_anchor(schedule) and not ends_by_count
+
+
+def _counts_from_anchor(schedule: Schedule) -> bool:
     """Whether a schedule, as given, counts from the moment that it is bound to."""
     match schedule:
-        case Interval():
-            return True
+        case Interval(start=start):
+            return start is None
         case Recurrence(dtstart=dtstart):
             return dtstart is None
         case _:
             return False
-
-
-def _keeps_anchor(schedule: Schedule) -> bool:
-    """Whether a changed schedule goes on from the anchor of the stored one. A rule with COUNT
-    does not: its times would be used up from the beginning."""
-    ends_by_count = isinstance(schedule, Recurrence) and schedule.most_times is not None
-    return _counts_from_anchor(schedule) and not ends_by_count
-
-
-def _kept_slot(given: Schedule, schedule: Schedule, stored: Job, now: datetime) -> datetime | None:
-    """The next slot of a job whose schedule has changed to `schedule` (`given`: before it was
-    bound), but that had one before.
-
-    A slot that is due stays. Where both schedules count from an anchor (intervals, and rules
-    without a DTSTART), the next slot never moves to a later time: two versions of a program that
-    register the same job by turns, as a rolling deploy has them, would otherwise postpone it again
-    and again. Of a stored rule it is not known whether its DTSTART was given.
-    """
-    upcoming, kept = schedule.next(stored.not_before(now)), stored.next_run_at
-    if kept is None:
-        return upcoming
-    if kept <= now:
-        return kept
-    both = _counts_from_anchor(given) and isinstance(stored.schedule, Interval | Recurrence)
-    return min(kept, upcoming) if both and upcoming is not None else upcoming

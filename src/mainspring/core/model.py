@@ -185,11 +185,18 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def duration(self) -> float | None:
-        """Seconds of the last attempt, once it is over."""
-        if self.started_at is None or self.finished_at is None:
+        """Seconds of the last attempt, once the run has ended. None also for a run that was read
+        for a list and ended between two attempts: a list does not say how long the last one took.
+        """
+        started_at, finished_at = self.started_at, self.finished_at
+        if started_at is None or finished_at is None:
+            return None
+        if self.attempts:
+            started_at, finished_at = self.attempts[-1].started_at, self.attempts[-1].finished_at
+        elif self.brief and (self.worker is None or self.state is State.SKIPPED):
             return None
         # The wall clock may have been set back meanwhile.
-        return max(0.0, (self.finished_at - self.started_at).total_seconds())
+        return max(0.0, (finished_at - started_at).total_seconds())
 
     @property
     def finished(self) -> bool:

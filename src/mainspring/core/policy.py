@@ -102,19 +102,33 @@ class Backoff:
     """How long to wait before the next try.
 
     `fixed`: always `delay`; `linear`: `delay` times the failures; `exponential`: `delay` times
-    `factor` to their power. At most `cap`; spread by ±10 % unless `jitter=False`.
+    `factor` to their power. At most `cap`: if it is not given, an hour, or `delay` where that is
+    longer. Spread by ±10 % unless `jitter=False`.
     """
 
     kind: BackoffKind | str = BackoffKind.EXPONENTIAL
     delay: Span = timedelta(seconds=1)
     factor: float = 2
-    cap: Span = timedelta(hours=1)
+    cap: Span | None = None
     jitter: bool | float = True
 
     def __post_init__(self) -> None:
         _set(self, "kind", _choice(BackoffKind, self.kind, "backoff"))
-        _set(self, "delay", duration(self.delay, what="backoff delay", field="backoff.delay"))
-        _set(self, "cap", duration(self.cap, what="backoff cap", field="backoff.cap"))
+        delay = duration(self.delay, what="backoff delay", field="backoff.delay")
+        _set(self, "delay", delay)
+        cap = _usual_cap(delay)
+        if self.cap is not None:
+            cap = duration(self.cap, what="backoff cap", field="backoff.cap")
+        if cap < delay:
+            raise InvalidInput(
+                f"is the longest wait, so it cannot be shorter than the delay of"
+                f" {humanize(delay)}: {humanize(cap)} was given. Give a longer cap, a shorter"
+                " delay, or no cap",
+                subject="backoff cap",
+                field="backoff.cap",
+                given=self.cap,
+            )
+        _set(self, "cap", cap)
         if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
             raise InvalidInput(
                 f"is 1 or more, not {self.factor!r}",
@@ -132,8 +146,14 @@ class Backoff:
         # A number from here on: True equals 1, which would be a spread of 100 %.
         _set(self, "jitter", 0.1 if self.jitter is True else float(self.jitter))
 
+    def with_delay(self, delay: Span) -> Backoff:
+        """This backoff with another delay. A cap that was not given follows the delay."""
+        usual = self.cap == _usual_cap(duration(self.delay))
+        return replace(self, delay=delay, cap=None if usual else self.cap)
+
     def wait(self, failures: int, rng: random.Random) -> timedelta:
         """The time before the try that follows the given number of failures (1 or more)."""
+        assert self.cap is not None
         delay, cap = duration(self.delay).total_seconds(), duration(self.cap).total_seconds()
         match self.kind:
             case BackoffKind.FIXED:
@@ -147,6 +167,11 @@ class Backoff:
                     seconds = cap if delay else 0.0
         seconds = min(seconds, cap) * (1 + self.jitter * (2 * rng.random() - 1))
         return timedelta(seconds=min(seconds, cap))
+
+
+def _usual_cap(delay: timedelta) -> timedelta:
+    """The cap of a backoff that was given none."""
+    return max(timedelta(hours=1), delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +242,8 @@ _RATE_FORMS = 'a text such as "10/s", "100/m", "1000/h", "5000/d" or "3/30s"'
 def _refused_rate(given: object, why: str | None = None) -> InvalidInput:
     reason = f" ({why})" if why else ""
     return InvalidInput(
-        f"{given!r} cannot be used{reason}: give so many starts in so much time,"
-        f" {_RATE_FORMS}, or no rate",
+        f"{given!r} cannot be used{reason}: give a number of starts per span of time, such as"
+        ' "10/s" or "3/30s"; leave `rate` out for no limit',
         subject="rate",
         field="rate",
         given=given,
@@ -291,8 +316,8 @@ class Policy:
         return policy
 
     @classmethod
-    def read(cls, base: Policy | None = None, /, **given: Any) -> Policy:
-        """As `make`, but it allows options that do not fit each other."""
+    def make_unchecked(cls, base: Policy | None = None, /, **given: Any) -> Policy:
+        """As `make`, but options that do not fit each other are allowed."""
         errors = InputErrors()
         policy, _ = cls._read(errors, base or cls(), given)
         errors.check()
@@ -317,7 +342,8 @@ class Policy:
         retry_delay = values.pop("retry_delay", None)
         policy = replace(base, **values)
         if retry_delay is not None:
-            policy = replace(policy, backoff=replace(policy.backoff, delay=retry_delay))
+            with errors:
+                policy = replace(policy, backoff=policy.backoff.with_delay(retry_delay))
         return policy, wrong
 
     def _check(self, errors: InputErrors, wrong: Set[str]) -> None:
@@ -368,11 +394,6 @@ class Policy:
                 )
             )
 
-    @property
-    def limit_key(self) -> str | None:
-        """What `concurrency` counts over, where it is not the job itself."""
-        return self.concurrency_key if self.concurrency is not None else None
-
     def retries_error(self, names: Iterable[str]) -> bool:
         """Whether an error of these class names (its own and its bases') is worth a retry."""
         kinds = set(names)
@@ -390,7 +411,18 @@ class Policy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
+        """The policy that `to_dict` wrote, also in an earlier version."""
+        backoff = data.get("backoff")
+        if isinstance(backoff, Mapping) and _is_capped_below_delay(backoff):
+            data = {**data, "backoff": {**backoff, "cap": None}}
         return cls.make(**data)
+
+
+def _is_capped_below_delay(backoff: Mapping[str, Any]) -> bool:
+    """Whether the cap of a stored backoff is shorter than its delay. Earlier versions capped every
+    delay at an hour, also where no cap was given."""
+    delay, cap = backoff.get("delay"), backoff.get("cap")
+    return isinstance(delay, int | float) and isinstance(cap, int | float) and cap < delay
 
 
 def error_names(error: BaseException | type[BaseException]) -> tuple[str, ...]:

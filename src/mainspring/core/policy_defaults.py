@@ -79,7 +79,7 @@ def merge_policy(
     """
     used = {name: value for name, value in defaults.items() if name not in given}
     _leave_out_misfits(used, given, longest_timeout)
-    base = Policy.read(**{**_without(built_in, used), **used})
+    base = Policy.make_unchecked(**{**_without(built_in, used), **used})
     more = {}
     if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
         more["retry_delay"] = used["retry_delay"]

@@ -60,7 +60,8 @@ _SMALLEST = 0.001
 
 
 class Ending(Struct, frozen=True, gc=False):
-    """The end of a run, as far as it is counted. Times are in seconds; None: it was never tried."""
+    """The end of a run, as far as it is counted. Times are in seconds. `started_at` is None if the
+    run was never tried, `duration` also if no attempt ended with it."""
 
     run_id: str
     job_id: str
@@ -77,8 +78,9 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
     """What is counted when these fields are written to a run, or, without fields, when the run is
     added as it is. None where it does not end by that.
 
-    Lateness is that of runs which ended with their first attempt: a retry moves `run_at`, and then
-    the run no longer says when it was due.
+    A run that is cancelled or skipped while it waits for its retry has no duration: its attempt was
+    over before. Lateness is that of runs which ended with their first attempt: a retry moves
+    `run_at`, and then the run no longer says when it was due.
     """
     fields = fields or {}
     state = fields.get("state", run.state)
@@ -89,7 +91,8 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
     attempt = fields.get("attempt", run.attempt)
     if not attempt:
         started_at = None
-    late = started_at is not None and attempt == 1 and run.unreadable is None
+    timed = started_at is not None and _ends_attempt(run, fields, finished_at)
+    late = timed and attempt == 1 and run.unreadable is None
     return Ending(
         run.id,
         run.job_id,
@@ -97,10 +100,18 @@ def ending_of(run: Run, fields: Mapping[str, Any] | None = None) -> Ending | Non
         run.source,
         finished_at,
         started_at,
-        None if started_at is None else _seconds(finished_at - started_at),
+        _seconds(finished_at - started_at) if timed else None,
         _seconds(started_at - run.run_at) if late else None,
         fields.get("error", run.error),
     )
+
+
+def _ends_attempt(run: Run, fields: Mapping[str, Any], finished_at: datetime) -> bool:
+    """Whether an attempt ends with the run."""
+    attempts = fields.get("attempts", run.attempts)
+    if attempts:
+        return bool(attempts[-1].finished_at == finished_at)
+    return run.state is State.RUNNING or run.state in _ENDS
 
 
 def _seconds(span: timedelta) -> float:
@@ -109,19 +120,20 @@ def _seconds(span: timedelta) -> float:
 
 class Distribution(Struct, frozen=True, omit_defaults=True):
     """How long something took, over many cases: their number, sum and maximum in seconds, and how
-    many there are in each class. A class is `ACCURACY` wide to both sides, so percentiles are that
-    exact, whatever is added to them later."""
+    many there are in each bucket. Each bucket spans 5 % to either side of its middle, so a
+    percentile is within 5 % of the true one, also after distributions were added up."""
 
     count: int = 0
     sum: float = 0.0
     max: float = 0.0
-    classes: Mapping[int, int] = field(default_factory=dict)
+    buckets: Mapping[int, int] = field(default_factory=dict, name="classes")
+    """Stored as `classes`."""
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Distribution:
         found = list(values)
-        classes = dict(Counter(map(_class_of, found)))
-        return cls(len(found), sum(found), max(found, default=0.0), classes)
+        buckets = dict(Counter(map(_bucket_of, found)))
+        return cls(len(found), sum(found), max(found, default=0.0), buckets)
 
     def plus(self, other: Distribution) -> Distribution:
         if not self.count or not other.count:
@@ -130,7 +142,7 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
             self.count + other.count,
             self.sum + other.sum,
             max(self.max, other.max),
-            _added(self.classes, other.classes),
+            _added(self.buckets, other.buckets),
         )
 
     @property
@@ -142,14 +154,14 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
         if not self.count:
             return None
         rank, seen = max(math.ceil(share * self.count), 1), 0
-        for at in sorted(self.classes):
-            seen += self.classes[at]
+        for at in sorted(self.buckets):
+            seen += self.buckets[at]
             if seen >= rank:
                 break
         return min(_SMALLEST * 2 * _GROWTH**at / (_GROWTH + 1), self.max)
 
 
-def _class_of(value: float) -> int:
+def _bucket_of(value: float) -> int:
     return math.ceil(math.log(value / _SMALLEST) / _LOG_GROWTH) if value > _SMALLEST else 0
 
 
@@ -245,7 +257,8 @@ def tally(endings: Iterable[Ending], now: datetime) -> CounterDelta:
 
 
 def _by_minute(endings: Iterable[Ending]) -> dict[datetime, list[Ending]]:
-    """Most ends lie in the same minute as the one before, which two comparisons tell."""
+    """Groups ends by minute. Most ends fall in the minute of the one before, so two comparisons
+    usually suffice."""
     found: dict[datetime, list[Ending]] = {}
     same_minute: list[Ending] = []
     first, last = EPOCH, EPOCH - MINUTE  # no end lies between these

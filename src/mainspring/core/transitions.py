@@ -72,8 +72,8 @@ SUSPECT_AFTER = 2
 From then on it runs alone and its begin is recorded first, so that a lapse tells which."""
 
 EDIT_GRACE = timedelta(seconds=10)
-"""A worker knows an edit of a job within a second, and its time may be off by some: a run that was
-claimed so long after the last edit was begun under the definition that is stored now."""
+"""Workers learn of an edit within a second, and clocks differ a little. A run claimed more than
+this long after the last edit was begun under the stored definition."""
 
 
 def _new_change_id() -> int:
@@ -368,7 +368,7 @@ def ended_on_all_nodes(run: Run, now: datetime, states: Mapping[str, State]) -> 
     if bad:
         error = f"it did not succeed on {len(bad)} of {len(states)} nodes: {list_some(bad, 5)}"
     elif lacking:
-        error = "no node ran it: all that it was for are gone"
+        error = "no node ran it: every worker that it was meant for has ended"
     end = _ended(run, now, State.FAILED if error else State.SUCCEEDED)
     expect = {"state": State.WAITING, "token": run.token}
     return _ending_change(run, expect, {**end, "result": result, "error": error})

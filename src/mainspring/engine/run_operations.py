@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from mainspring.core import transitions
-from mainspring.core.enqueue_options import Options
+from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
 from mainspring.core.node_runs import node_ids, node_of
@@ -60,7 +60,7 @@ class RunOperations:
         self,
         job_id: str,
         payloads: Sequence[Any],
-        options: Options,
+        options: CheckedEnqueueOptions,
         zone: tzinfo,
         source: Source,
         checked_by: Handler | None = None,
@@ -110,7 +110,11 @@ class RunOperations:
             if (handler := self._engine.registry.find(job.handler)) is not None:
                 payload = handler.encode_payload(payload)
                 handler.check(job.payload if payload is None else payload)
-            options = Options(after=runs[-1].id, after_failure=after_failure) if runs else Options()
+            options = (
+                CheckedEnqueueOptions(after=runs[-1].id, after_failure=after_failure)
+                if runs
+                else CheckedEnqueueOptions()
+            )
             made_at = now + timedelta(microseconds=at)
             [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
             if (run_id := following.pop(job_id, None)) is not None:
@@ -275,19 +279,19 @@ class RunOperations:
         for job_id in job_ids:
             job = await self._jobs.find_job(job_id)
             if job is not None and job.unreadable is None and job.enabled:
-                once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
+                once = CheckedEnqueueOptions(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
                 await self.enqueue(job_id, [None], once, UTC, Source.START)
 
     def _make_runs(
         self,
         job: Job,
         payloads: Sequence[Any],
-        options: Options,
+        options: CheckedEnqueueOptions,
         zone: tzinfo,
         source: Source,
         now: datetime,
     ) -> list[Run]:
-        run_at, held_until = options.run_at(now, zone), options.held_until(now)
+        run_at, dedupe_until = options.run_at(now, zone), options.dedupe_until(now)
         after = options.upstream()
         runs = []
         for at, (payload, key) in enumerate(
@@ -304,7 +308,7 @@ class RunOperations:
                 priority=options.priority,
                 queue=options.queue,
                 dedupe_key=key,
-                dedupe_until=held_until,
+                dedupe_until=dedupe_until,
             )
             if after:
                 run = replace(
@@ -328,7 +332,7 @@ class RunOperations:
                 raise RunNotFound(run_id)
 
 
-def _runs_after_failure(job: Job, options: Options) -> bool:
+def _runs_after_failure(job: Job, options: CheckedEnqueueOptions) -> bool:
     """Whether a run also runs if a run that it comes after did not succeed: as the caller says, or
     as the job's policy says."""
     chosen = job.policy.after_failure if options.after_failure is None else options.after_failure

@@ -20,7 +20,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.core.durations import duration
-from mainspring.core.enqueue_options import Options
+from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.events import Events, Listener
 from mainspring.core.forecast import Forecast, add_overruns, forecast_load
 from mainspring.core.handlers import Handler, Registry
@@ -552,14 +552,14 @@ class Client:
     ) -> Run:
         """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after,
         after_failure."""
-        [run] = await self._enqueue(job_id, [payload], Options.of(options))
+        [run] = await self._enqueue(job_id, [payload], CheckedEnqueueOptions.of(options))
         return run
 
     async def enqueue_many(
         self, job_id: JobRef, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]
     ) -> list[Run]:
         """Queue a run for each payload, all in one commit. Returns the runs in the same order."""
-        return await self._enqueue(job_id, list(payloads), Options.of(options))
+        return await self._enqueue(job_id, list(payloads), CheckedEnqueueOptions.of(options))
 
     async def chain(
         self,
@@ -606,7 +606,9 @@ class Client:
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
         """Run a job now, also a paused one. Options are those of `enqueue`."""
-        [run] = await self._enqueue(job_id, [payload], Options.of(options), Source.TRIGGER)
+        [run] = await self._enqueue(
+            job_id, [payload], CheckedEnqueueOptions.of(options), Source.TRIGGER
+        )
         return run
 
     async def backfill(
@@ -835,7 +837,7 @@ class Client:
         self,
         job: JobRef,
         payloads: Sequence[Any],
-        options: Options,
+        options: CheckedEnqueueOptions,
         source: Source = Source.ENQUEUE,
         checked_by: Handler | None = None,
     ) -> list[Run]:

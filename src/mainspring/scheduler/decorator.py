@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from mainspring.core.context import RunContext
-from mainspring.core.enqueue_options import Options
+from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
 from mainspring.core.job_options import EnqueueOptions
 from mainspring.core.model import Run, Source
@@ -19,7 +19,9 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 
-Enqueue = Callable[[str, Sequence[Any], Options, Source, Handler], Awaitable[list[Run]]]
+Enqueue = Callable[
+    [str, Sequence[Any], CheckedEnqueueOptions, Source, Handler], Awaitable[list[Run]]
+]
 """Queues a run of a job for each payload; the handler is the one that has checked them."""
 
 
@@ -27,7 +29,7 @@ class Queue(Generic[P]):
     """Ways to put runs of one job on the queue, with the options chosen so far."""
 
     def __init__(
-        self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor, options: Options
+        self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor, options: CheckedEnqueueOptions
     ) -> None:
         self._handler = handler
         self._enqueue = enqueue
@@ -85,7 +87,7 @@ class DecoratedJob(Queue[P], Generic[P, Q, R]):
     """A decorated function. Calling it calls the plain function."""
 
     def __init__(self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor) -> None:
-        super().__init__(handler, enqueue, wait_for, Options())
+        super().__init__(handler, enqueue, wait_for, CheckedEnqueueOptions())
         functools.update_wrapper(self, handler.function)
         self.id = handler.name
         self.handler = handler

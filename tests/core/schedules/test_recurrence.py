@@ -256,26 +256,20 @@ def test_a_set_of_dateutil() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("rule", "why"),
     [
-        ("FREQ=DAILY", "Every day, at 09:30:15, UTC"),
+        ("FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=22", "hardly any month has .* its BYSETPOS=22 asks"),
+        ("FREQ=WEEKLY;BYDAY=MO,WE;BYSETPOS=-3,3", "hardly any week has .* its BYSETPOS=-3,3 asks"),
         (
-            "FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,WE;BYSECOND=0",
-            "Every 2 weeks, on Monday and Wednesday, at 09:30, UTC",
-        ),
-        (
-            "FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=7;BYMINUTE=0;BYSECOND=0;COUNT=3",
-            "Every month, on the last Friday, at 07:00, 3 times, UTC",
-        ),
-        ("FREQ=HOURLY;BYSECOND=0", "Every hour, at minute 30, UTC"),
-        (
-            "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=-1;BYSECOND=0;UNTIL=20300101",
-            "Every year, in February, on day last of the month, at 09:30, until 20300101, UTC",
+            "FREQ=MONTHLY;INTERVAL=7;BYDAY=1MO,2MO;BYSETPOS=3",
+            "hardly any month that its INTERVAL=7 leaves has",
         ),
     ],
 )
-def test_a_rule_is_described_in_words(text: str, words: str) -> None:
-    assert rrule(text, start=MONDAY).describe() == words
+def test_a_position_that_no_period_has_is_named(rule: str, why: str) -> None:
+    with pytest.raises(InvalidSchedule, match=f"can never fire.*{why}") as refused:
+        rrule(rule)
+    assert refused.value.part == "BYSETPOS"
 
 
 def test_a_rule_with_count_that_never_fires_is_not_told_to_lower_its_count() -> None:
@@ -292,3 +286,15 @@ def test_rules_as_text_work_where_dateutil_is_not_installed(
     assert rrule("FREQ=DAILY", start=MONDAY).upcoming(1)
     with pytest.raises(InvalidSchedule, match="42 is not a rule: give a text or a dateutil rrule"):
         rrule(42)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ends"),
+    [
+        ("RRULE:FREQ=DAILY;COUNT=3\nEXDATE:20270102T090000", True),
+        ("RRULE:FREQ=DAILY;UNTIL=20280101", False),
+        ("RRULE:FREQ=DAILY\nRDATE:20270102T120000", False),
+    ],
+)
+def test_only_a_count_ends_a_rule_by_count(lines: str, ends: bool) -> None:
+    assert rrule(f"DTSTART:20270101T090000\n{lines}").ends_by_count is ends

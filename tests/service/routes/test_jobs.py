@@ -609,7 +609,7 @@ async def test_isolation_and_memory_limit_of_a_handler(api: Api) -> None:
         ({"memoryLimit": "1GB"}, {"memoryLimit": 'needs isolation="process"'}),
         ({"isolation": "x"}, {"isolation": "is one of 'auto', 'thread' or 'process', not 'x'"}),
         ({"memoryLimit": "lots"}, {"memoryLimit": "is bytes or text like"}),
-        ({"rate": "0/m"}, {"rate": "or no rate"}),
+        ({"rate": "0/m"}, {"rate": "leave `rate` out for no limit"}),
         ({"rate": "1/m", "rateKey": ""}, {"rateKey": "is 1 to 200 printable"}),
         (
             {"handler": None, "endpoint": "https://example.org", "isolation": "process"},

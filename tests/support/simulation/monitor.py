@@ -32,7 +32,7 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
-from mainspring.core.policy import Delivery, MisfireKind, Overlap
+from mainspring.core.policy import Delivery, MisfireKind, Overlap, Policy
 from mainspring.core.schedules import Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.engine.breakers import PUT_OFF_REASON
@@ -646,7 +646,7 @@ class Monitor:
         job = self._jobs.get(run.job_id)
         if job is None or job.policy.concurrency is None:
             return
-        name = job.policy.limit_key
+        name = _limit_key(job.policy)
         valid = [
             other.id
             for other in self._runs.values()
@@ -654,7 +654,7 @@ class Monitor:
             and other.lease_until
             and other.lease_until > now
             and (owner := self._jobs.get(other.job_id)) is not None
-            and (owner.policy.limit_key == name if name else owner.id == job.id)
+            and (_limit_key(owner.policy) == name if name else owner.id == job.id)
         ]
         self.counted["at its limit"] += len(valid) == job.policy.concurrency
         if len(valid) > job.policy.concurrency:
@@ -973,3 +973,8 @@ def _short(run_id: str) -> str:
 
 
 _WORKER = re.compile(r"@[^@:]+:\d+:[0-9a-f]{4}")
+
+
+def _limit_key(policy: Policy) -> str | None:
+    """What `concurrency` counts over, where it is not the job itself."""
+    return policy.concurrency_key if policy.concurrency is not None else None

@@ -31,7 +31,11 @@ that an earlier version stored are still read and fired."""
 _EVERY = re.compile(r"@every\s+(\S.*)", re.IGNORECASE)
 _ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}([T ].*)?")
-_RULE = re.compile(r"\s*(RRULE|DTSTART|EXDATE|FREQ)\b", re.IGNORECASE)
+_RULE = re.compile(
+    r"\s*(?:(?:RRULE|DTSTART|EXDATE|RDATE|EXRULE|FREQ)\b|(?:INTERVAL|COUNT|UNTIL|WKST|BY[A-Z]+)\s*=)",
+    re.IGNORECASE,
+)
+"""How a recurrence begins: with a line, or with a part of the rule."""
 
 _CRON_FIELD = re.compile(
     r"(?:[0-9*?,/#+()HLW-]|JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC"

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import WallClockSchedule
 from mainspring.core.schedules.cron_calendar import CronWallTimes, wall_times_of
+from mainspring.core.schedules.cron_syntax import Fields
 from mainspring.core.schedules.description import cron_in_words
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
@@ -42,8 +43,13 @@ class Cron(WallClockSchedule):
         return f"{cron_in_words(self.expression, self.key)}, {self.timezone}"
 
     @property
+    def fields(self) -> Fields:
+        """The expression as sets of numbers, with `H` as it is for the job."""
+        return self._wall_times.fields
+
+    @property
     def follows_clock(self) -> bool:
-        return self._wall_times.fields.follows_clock
+        return self.fields.follows_clock
 
     def _wall_later(self, wall: datetime) -> datetime | None:
         return self._wall_times.later(wall)
@@ -66,6 +72,6 @@ class Cron(WallClockSchedule):
         bounded = self.start is not None or self.end is not None
         if bounded and self._wall_times.later(datetime.min) is not None:
             return f"no time of it lies {self._bounds_text()}"
-        if self._wall_times.fields.years is not None:
+        if self.fields.years is not None:
             return "no day of its years matches its day and month fields"
         return "no month of it has such a day"

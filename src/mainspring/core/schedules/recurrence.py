@@ -74,7 +74,8 @@ class Recurrence(WallClockSchedule):
         return replace(self, key=key, dtstart=self.dtstart or wall.replace(microsecond=0, fold=0))
 
     def describe(self) -> str:
-        more = f", and {len(self.rdates)} more times" if self.rdates else ""
+        times = "once more" if len(self.rdates) == 1 else f"{len(self.rdates)} more times"
+        more = f", and {times}" if self.rdates else ""
         return f"{rule_in_words(self._wall_times.rule, self.dtstart)}{more}, {self.timezone}"
 
     @property
@@ -89,9 +90,9 @@ class Recurrence(WallClockSchedule):
         return "\n".join(lines)
 
     @property
-    def most_times(self) -> int | None:
-        """How many times it fires in all; None if that is not limited."""
-        return self._wall_times.rule.count
+    def ends_by_count(self) -> bool:
+        """Whether its rule has a COUNT."""
+        return self._wall_times.rule.count is not None
 
     @property
     def follows_clock(self) -> bool:

@@ -37,6 +37,11 @@ class Freq(IntEnum):
     MINUTELY = 5
     SECONDLY = 6
 
+    @property
+    def period(self) -> str:
+        """The word for one of its periods: `month`."""
+        return ("year", "month", "week", "day", "hour", "minute", "second")[self]
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:

@@ -14,9 +14,9 @@ from mainspring.errors import InvalidSchedule
 
 __all__ = ["check_zone", "zone_named"]
 
-# ZoneInfo opens files: names of any other form (paths, NULs, directories) are refused before.
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}")
 _LONGEST = 64
+_OF_THE_MACHINE = ("localtime", "posixrules", "factory")
+"""Files beside the zones, in lower case. What is in them depends on the machine."""
 _NO_NAME = re.compile(r"[A-Z]{2,5}|(UTC|GMT)?[+-]\d{1,2}(:?\d\d)?")
 """Abbreviations and offsets, such as IST and +05:30."""
 _MUCH_LESS = 0.1
@@ -26,10 +26,9 @@ _MUCH_LESS = 0.1
 @lru_cache(maxsize=1024)
 def zone_named(name: str) -> tzinfo:
     """The zone of an IANA name; `InvalidSchedule` with the nearest known names otherwise."""
-    if len(name) <= _LONGEST and _NAME.fullmatch(name):
-        zone = _load(name)
-        if zone is not None:
-            return zone
+    zone = _load(name)
+    if zone is not None:
+        return zone
     shown = repr(name[:_LONGEST])
     raise InvalidSchedule(f"unknown timezone {shown}: {_advice(name)}", field="timezone")
 
@@ -46,6 +45,10 @@ def check_zone(name: object) -> str:
 def _load(name: str) -> tzinfo | None:
     if name in ("UTC", "Etc/UTC"):
         return UTC  # `timezone.utc` itself: arithmetic with it is several times faster
+    # ZoneInfo opens whatever file has this name: also those under `right/`, which count leap
+    # seconds, and on some systems names in any case.
+    if _known().get(name.casefold()) != name:
+        return None
     try:
         return ZoneInfo(name)
     except (LookupError, ValueError, OSError):
@@ -61,6 +64,8 @@ def _advice(name: str) -> str:
             "abbreviations and offsets do not say when clocks change: use a name such as"
             " Asia/Kolkata or Europe/Berlin, or UTC"
         )
+    if wanted in _OF_THE_MACHINE:
+        return "it depends on the machine: give an IANA name such as Europe/Berlin, or UTC"
     names = [known[fold] for fold in (near or _similar(wanted, known))[:3]]
     if not names:
         return "give an IANA name such as Europe/Berlin, or UTC"
@@ -76,6 +81,7 @@ def _similar(wanted: str, known: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, str]:
+    """The IANA names, by their form in lower case."""
     # From tzdata's own list: `available_timezones` opens every file of the system's database.
     names = (files("tzdata") / "zones").read_text().split()
-    return {name.casefold(): name for name in names}
+    return {name.casefold(): name for name in names if name != "Factory"}

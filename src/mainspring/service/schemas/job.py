@@ -124,7 +124,7 @@ BACKOFF: tuple[FieldSpec[Any], ...] = (
     ),
     FieldSpec(
         "cap",
-        "The longest wait.",
+        "The longest wait. It is at least `retryDelay`.",
         sent=Duration,
         default="1h",
         answered=Milliseconds,

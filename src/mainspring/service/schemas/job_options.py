@@ -87,7 +87,7 @@ def job_options(
             del options["timeout"]
     delay = sent.get("retry_delay")
     if sent.get("backoff") is not None:
-        usual = Policy.read(**options["defaults"]).backoff.delay
+        usual = Policy.make_unchecked(**options["defaults"]).backoff.delay
         options["backoff"] = _backoff(sent["backoff"], usual if delay is None else delay)
     elif delay is not None:
         options["retry_delay"] = delay
@@ -112,8 +112,8 @@ def _defaults(
     made |= defaults
     made |= {name: value for key, (name, value) in own.items() if key in settings.model_fields_set}
     if isinstance(made.get("backoff"), Backoff | Mapping) and "retry_delay" in made:
-        backoff = Policy.read(backoff=made["backoff"]).backoff
-        made["backoff"] = dataclasses.replace(backoff, delay=made.pop("retry_delay"))
+        backoff = Policy.make_unchecked(backoff=made["backoff"]).backoff
+        made["backoff"] = backoff.with_delay(made.pop("retry_delay"))
     return made
 
 
@@ -336,7 +336,7 @@ def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff:
     delay = now.delay if sent.get("retry_delay") is None else sent["retry_delay"]
     if "backoff" in sent:
         return _backoff(sent["backoff"], delay)
-    return dataclasses.replace(now, delay=delay)
+    return now.with_delay(delay)
 
 
 def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _update(key: Key, counted: Counted) -> Document:
         if spread.count:
             added[f"{name}.count"] = spread.count
             added[f"{name}.sum"] = spread.sum
-            added |= {f"{name}.classes.{at}": count for at, count in spread.classes.items()}
+            added |= {f"{name}.classes.{at}": count for at, count in spread.buckets.items()}
             most[f"{name}.max"] = spread.max
     return {**update, "$max": most} if most else update
 
@@ -130,8 +130,8 @@ def _counted(key: Key, document: Document) -> Counted:
 def _read_distribution(kept: Mapping[str, Any] | None) -> Distribution:
     if kept is None:
         return Distribution()
-    classes = {int(at): count for at, count in kept.get("classes", {}).items()}
-    return Distribution(kept["count"], kept["sum"], kept["max"], classes)
+    buckets = {int(at): count for at, count in kept.get("classes", {}).items()}
+    return Distribution(kept["count"], kept["sum"], kept["max"], buckets)
 
 
 async def drop(db: Database, job_ids: Sequence[str]) -> None:

@@ -22,13 +22,8 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from mainspring.core.clock import Clock
-from mainspring.errors import StoreUnavailable
 
-__all__ = ["UNCHANGED", "Blob", "Bucket", "ClockReading", "Listed", "Unchanged", "Unreachable"]
-
-
-class Unreachable(StoreUnavailable):
-    """There was no connection. When a store is opened, its address is wrong more often than not."""
+__all__ = ["UNCHANGED", "Blob", "Bucket", "ClockReading", "Listed", "Unchanged"]
 
 
 class Blob(Struct, frozen=True):

@@ -12,8 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.stores.objects.bucket import Unreachable
+from mainspring.errors import StoreError, StoreUnavailable, StoreUnreachable
 from mainspring.stores.objects.url import Address
 
 __all__ = ["Failure", "StorageErrors"]
@@ -188,7 +187,7 @@ class StorageErrors:
         if failure.status in (429, 503) or failure.code in _BUSY_CODES:
             return StoreUnavailable(f"{place} is busy and wants fewer requests ({words})")
         if failure.no_connection:
-            return Unreachable(
+            return StoreUnreachable(
                 f"{place} cannot be reached at {failure.server}: {failure.no_connection}. Check"
                 f" {'the endpoint of the URL' if self._address.endpoint else 'the endpoint'}, the"
                 " network, the proxy, and that the server runs"

@@ -30,8 +30,8 @@ from typing import Final
 
 import msgspec
 
-from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket, Unreachable
+from mainspring.errors import StoreError, StoreUnavailable, StoreUnreachable, StoreUnsuitable
+from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.retries import RETRY_FOR, Retries
 
@@ -55,10 +55,6 @@ class Marker(msgspec.Struct, frozen=True):
     passed_at: datetime
 
 
-class UnsuitableStorage(StoreError):
-    """The storage does not obey conditions."""
-
-
 class ConditionViolated(Exception):
     """What the storage did wrong."""
 
@@ -78,7 +74,7 @@ async def check_conditions(
     all is an error at once.
     """
     retries = Retries(bucket.clock, random.Random(), retry_for)
-    found = await retries.repeat(lambda: bucket.get(MARKER), unless=Unreachable)
+    found = await retries.repeat(lambda: bucket.get(MARKER), unless=StoreUnreachable)
     blob = found if isinstance(found, Blob) else None
     if blob is not None and _is_valid(blob.data, endpoint, bucket.clock.now()):
         return
@@ -86,7 +82,7 @@ async def check_conditions(
         return
     try:
         await test(bucket, retries)
-    except (UnsuitableStorage, StoreUnavailable):
+    except (StoreUnsuitable, StoreUnavailable):
         raise
     except StoreError:
         # An account that may only read cannot test, and depends on no condition.
@@ -118,7 +114,7 @@ async def test(bucket: Bucket, retries: Retries) -> None:
     except ConditionViolated as error:
         with suppress(StoreError):  # what it did wrong matters more than what is left
             await bucket.delete(keys)
-        raise UnsuitableStorage(
+        raise StoreUnsuitable(
             f"{bucket.location} cannot be used: {error}. Without conditional writes two workers"
             " would run the same job. Use storage that has them (Amazon S3, Google Cloud Storage,"
             " Azure, Cloudflare R2, MinIO, SeaweedFS 4 and others), or another store"
