@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -11,9 +12,9 @@ from uuid import UUID
 
 import pytest
 
-from mainspring import Scheduler, State
+from mainspring import Client, Scheduler, State
 from mainspring.core.codec import encode
-from mainspring.errors import InvalidArguments, InvalidPayload
+from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload
 from tests.support import typed_jobs
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
@@ -251,3 +252,39 @@ async def test_a_default_needs_not_fit_its_annotation(make: Make) -> None:
     async with scheduler:
         run = await work.enqueue(count=None, name="a")  # type: ignore[arg-type]
         assert (await ended(scheduler, run)).result == [None, "a"]
+
+
+async def test_a_worker_refuses_plain_arguments_of_a_wrong_type(tmp_path: Path) -> None:
+    """A client without the handler, as the command line is one, could not check them."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    scheduler = Scheduler(url)
+    called: list[int] = []
+
+    @scheduler.job(retries=3)
+    def double(n: int, factor: float = 2) -> float:
+        called.append(n)
+        return n * factor
+
+    async with scheduler, Client(url) as client:
+        wrong = await client.enqueue("double", {"n": "x"})
+        right = await client.enqueue("double", {"n": 4, "factor": 3})
+        failed = await ended(scheduler, wrong)
+        assert (failed.state, failed.attempt) == (State.FAILED, 1)
+        assert "n: expected int, got str" in str(failed.error)
+        assert (await ended(scheduler, right)).result == 12
+    assert called == [4]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_is_no_handler(is_async: bool) -> None:
+    """A call would make a generator and run nothing of it."""
+    scheduler = Scheduler("memory://")
+
+    def rows() -> Iterator[int]:
+        yield 1
+
+    async def pages() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(InvalidInput, match="is a generator.*Write it without `yield`"):
+        scheduler.job(pages if is_async else rows)

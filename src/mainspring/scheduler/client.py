@@ -38,7 +38,7 @@ from mainspring.core.model import Job, Note, Owner, Page, Run, Source, State, ch
 from mainspring.core.policy import Policy, Span
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules import Schedule
-from mainspring.core.schedules.zones import zone_named
+from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.core.workflow_graph import Workflow
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
@@ -131,8 +131,8 @@ class Client:
             self._store = open_store(store, self._clock)
         else:
             self._store = store
-        self._timezone = timezone
-        self._zone = zone_named(timezone)
+        self._timezone = check_zone(timezone)
+        self._zone = zone_named(self._timezone)
         self._defaults = check_defaults(defaults)
         self._own_secrets: set[str] = set()  # jobs that are given a signing secret as data
         self._rng = rng or random.SystemRandom()
