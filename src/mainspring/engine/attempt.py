@@ -35,6 +35,8 @@ class StopReason(Enum):
     DRAIN = "drain"
     LATE = "late"
     """It never began: its lease may have lapsed while it waited for capacity."""
+    NO_THREAD = "no thread"
+    """It never began: the system started no thread for it."""
 
 
 @dataclass(frozen=True, slots=True)

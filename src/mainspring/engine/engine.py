@@ -176,8 +176,9 @@ class Engine:
                 context.time,
                 capacity=context.settings.workers,
                 inline=inline,
+                began=self.worker.began,
                 ended=self.worker.ended,
-                thread_ended=self.worker.thread_ended,
+                handler_ended=self.worker.handler_ended,
                 telemetry=telemetry,
             )
         )

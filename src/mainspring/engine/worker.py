@@ -57,6 +57,11 @@ SEARCH_PAUSE, LONGEST_SEARCH_PAUSE = 0.05, 0.5
 may have to skip a long backlog of the busy groups, so the pause is also 20 times as long as the
 claim took (10,000 runs on SQLite: 10 ms)."""
 
+NO_THREAD_SNOOZE = timedelta(seconds=5)
+"""How long a run is snoozed for whose handler no thread could be started."""
+
+NO_THREAD_REASON = "its worker could not start a thread"
+
 NODE_LACKS_HANDLER = "its node does not have the job's handler"
 """The reason of a node run whose job was given another handler since."""
 
@@ -122,7 +127,7 @@ class Worker:
         return len(self._stuck)
 
     def set_dispatcher(self, dispatcher: Dispatcher) -> None:
-        """Use this dispatcher, which calls `ended` and `thread_ended`."""
+        """Use this dispatcher, which calls `began`, `ended` and `handler_ended`."""
         self._dispatcher = dispatcher
         self.completer.call_hook = dispatcher.call_hook
 
@@ -466,7 +471,6 @@ class Worker:
                     self._give_back(attempt)
                     continue
                 free -= 1
-                self.began(attempt)
             batch.append(self._ready.popleft())
             self._active[attempt] = None
         self._taken += self._dispatcher.begin(batch, self._free())
@@ -485,8 +489,6 @@ class Worker:
         self._taken -= 1
         if kept and self.leases.is_safe(attempt) and not self._must_wait_for_loop(attempt):
             self._active[attempt] = None
-            if not self._dispatcher.runs_on_loop(attempt):
-                self.began(attempt)
             self._taken += self._dispatcher.begin([attempt], self._free(), first=True)
             return
         self._suspects.attempt_ended(attempt)
@@ -549,28 +551,41 @@ class Worker:
         self._taken -= released
         now = self._engine.time.now()
         for attempt in attempts:
-            self._active.pop(attempt, None)
-            self._leave_group(
-                attempt, _seconds(attempt, now) if attempt.stop_reason is None else None
-            )
-            self._suspects.attempt_ended(attempt)
-            if attempt.lingering:
-                self._note_stuck(attempt)
-            decision = None
-            if attempt.stop_reason is StopReason.LOST and not attempt.committed:
+            try:
+                self._end_attempt(attempt, now)
+            except Exception as error:  # it must not hold up the others
+                log.exception(
+                    "the outcome of run %s cannot be decided; the run is rescued when its lease"
+                    " lapses",
+                    attempt.run.id,
+                )
+                self._engine.emit("scheduler.error", attempt.run, error)
                 self.leases.release(attempt)
-            elif attempt.stop_reason is StopReason.LATE:
-                self._give_back(attempt)
-            else:
-                decision = decide(attempt, now, self._engine.rng)
-                self.completer.complete(attempt, decision)
-            if self.telemetry is not None:
-                self.telemetry.end(attempt, decision)
         self._note_pace(attempts)
         self._begin_others()
 
-    def thread_ended(self, attempt: LocalAttempt) -> None:
-        """A thread has ended, perhaps after its attempt: its capacity is free again."""
+    def _end_attempt(self, attempt: LocalAttempt, now: datetime) -> None:
+        self._active.pop(attempt, None)
+        self._leave_group(attempt, _seconds(attempt, now) if attempt.stop_reason is None else None)
+        self._suspects.attempt_ended(attempt)
+        if attempt.lingering:
+            self._note_stuck(attempt)
+        decision = None
+        if attempt.stop_reason is StopReason.LOST and not attempt.committed:
+            self.leases.release(attempt)
+        elif attempt.stop_reason is StopReason.LATE:
+            self._give_back(attempt)
+        elif attempt.stop_reason is StopReason.NO_THREAD:
+            self._give_back_until(attempt, now + NO_THREAD_SNOOZE, NO_THREAD_REASON)
+        else:
+            decision = decide(attempt, now, self._engine.rng)
+            self.completer.complete(attempt, decision)
+        if self.telemetry is not None:
+            self.telemetry.end(attempt, decision)
+
+    def handler_ended(self, attempt: LocalAttempt) -> None:
+        """A handler in a thread or process has ended, perhaps after its attempt: its capacity is
+        free again."""
         self._taken -= 1
         self._stuck.discard(attempt)
         self._begin_others()
@@ -592,8 +607,10 @@ class Worker:
             attempt, Decision(transitions.released(attempt.run, now, began=False))
         )
 
-    def _give_back_until(self, attempt: LocalAttempt, until: datetime) -> None:
-        self.completer.complete(attempt, Decision(transitions.snoozed(attempt.run, until)))
+    def _give_back_until(
+        self, attempt: LocalAttempt, until: datetime, reason: str | None = None
+    ) -> None:
+        self.completer.complete(attempt, Decision(transitions.snoozed(attempt.run, until, reason)))
 
     def _take_back(self, attempt: LocalAttempt) -> bool:
         """Take an attempt that has not begun out of all queues; return False if it has begun."""
