@@ -204,11 +204,27 @@ class Engine:
                 )
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
-            if context.settings.enabled:
-                await self.run_operations.run_on_start(
-                    [d.id for d in drafts if d.policy.run_on_start]
-                )
+            await self._run_on_start(drafts)
         context.emit("scheduler.started")
+
+    async def define_after_start(self, draft: Job) -> Job:
+        """Store a job that was decorated after the start, and give it its run at the start. An
+        error is logged and emitted too: the caller may not wait for the answer."""
+        try:
+            job = await self.job_operations.define_after_start(draft)
+            await self._run_on_start([draft])
+        except Exception as error:
+            log.error("job %s, defined after the start, cannot be stored: %s", draft.id, error)
+            self._context.emit("scheduler.error", error=error, job_id=draft.id)
+            raise
+        return job
+
+    async def _run_on_start(self, drafts: Sequence[Job]) -> None:
+        settings = self._context.settings
+        if settings.workers > 0 and settings.enabled:
+            await self.run_operations.run_on_start(
+                [draft.id for draft in drafts if draft.policy.run_on_start]
+            )
 
     def _loop_executor(
         self, loop: asyncio.AbstractEventLoop, thread_cpu: Callable[[], float] | None

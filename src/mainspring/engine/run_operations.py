@@ -7,7 +7,7 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -18,7 +18,7 @@ from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
 from mainspring.core.node_runs import node_ids, node_of
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
-from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
+from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
 from mainspring.engine.job_operations import TRIES, JobOperations, contended
@@ -33,10 +33,13 @@ from mainspring.engine.workflow import refuse_circle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["RunOperations"]
+__all__ = ["RunOperations", "Target", "check_payloads"]
 
 MANY_AT_ONCE = 1000
 """How many runs one search names."""
+
+Target = tuple[Handler | None, Any]
+"""What runs a job: the handler, if this process has it, and the job's own payload."""
 
 START_HELD = timedelta(seconds=60)
 
@@ -66,15 +69,12 @@ class RunOperations:
         checked_by: Handler | None = None,
     ) -> list[Run]:
         """Add a run for each payload, all in one commit. A payload of None is the job's own.
-        `checked_by`: the handler that the caller has checked the payloads with, on its thread."""
+        `checked_by`: the handler that the caller has checked the payloads with, on its thread. The
+        store encodes each payload, and refuses what is not JSON."""
         job = await self._jobs.get_cached_job(job_id)
         handler = self._engine.registry.find(job.handler)
-        known = handler is not None and handler is checked_by
-        if handler is not None and not known:
-            payloads = [handler.encode_payload(payload) for payload in payloads]
-        for payload in payloads:  # the store encodes each one, and refuses what is not JSON
-            if handler is not None and (payload is None or not known):
-                handler.check(job.payload if payload is None else payload)
+        if handler is not None and handler is not checked_by:  # the job has changed since
+            payloads = check_payloads(handler, payloads, job.payload)
         await self._check_upstream(options.upstream())
         now = await self._engine.store.now()
         roots = self._make_runs(job, payloads, options, zone, source, now)
@@ -91,11 +91,24 @@ class RunOperations:
                 self._engine.emit("run.enqueued", one.run)
         return [one.run for one in answers]
 
+    async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
+        """The handlers that this process has for jobs, and the payloads of the jobs."""
+        found: dict[str, Target] = {}
+        for job_id in job_ids:
+            job = await self._jobs.get_cached_job(job_id)
+            found[job_id] = self._engine.registry.find(job.handler), job.payload
+        return found
+
     async def chain(
-        self, links: Sequence[tuple[str, Any]], after_failure: str | None, zone: tzinfo
+        self,
+        links: Sequence[tuple[str, Any]],
+        after_failure: str | None,
+        zone: tzinfo,
+        checked_by: Sequence[Handler | None],
     ) -> list[Run]:
         """Add a run of each job, each after the one before it, all in one commit. A link is a job
-        id and a payload; None is the job's own payload.
+        id and a payload; None is the job's own payload. `checked_by`: for each link as for
+        `enqueue`.
 
         A link starts the workflow of its job, so a later link may be of a job that follows it
         already. The run that follows is the link then: the job runs once.
@@ -107,9 +120,9 @@ class RunOperations:
         following: dict[str, str] = {}  # runs of jobs that follow a link, by job
         for at, (job_id, payload) in enumerate(links):
             job = await self._jobs.get_cached_job(job_id)
-            if (handler := self._engine.registry.find(job.handler)) is not None:
-                payload = handler.encode_payload(payload)
-                handler.check(job.payload if payload is None else payload)
+            handler = self._engine.registry.find(job.handler)
+            if handler is not None and handler is not checked_by[at]:
+                [payload] = check_payloads(handler, [payload], job.payload)
             options = Options(after=runs[-1].id, after_failure=after_failure) if runs else Options()
             made_at = now + timedelta(microseconds=at)
             [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
@@ -262,7 +275,7 @@ class RunOperations:
         return jobs, list(runs.values())[:limit]
 
     async def backfill(
-        self, job_id: str, plan: BackfillPlan, progress: Callable[[int, int], None] | None
+        self, job_id: str, plan: BackfillPlan, progress: Progress | None
     ) -> Backfill:
         """Add a run for each slot of the plan that has none."""
         return await backfill(self._engine, await self._jobs.get_job(job_id), plan, progress)
@@ -276,7 +289,8 @@ class RunOperations:
             job = await self._jobs.find_job(job_id)
             if job is not None and job.unreadable is None and job.enabled:
                 once = Options(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
-                await self.enqueue(job_id, [None], once, UTC, Source.START)
+                handler = self._engine.registry.find(job.handler)  # it was checked when defined
+                await self.enqueue(job_id, [None], once, UTC, Source.START, handler)
 
     def _make_runs(
         self,
@@ -326,6 +340,16 @@ class RunOperations:
         for run_id in run_ids:
             if run_id not in known:
                 raise RunNotFound(run_id)
+
+
+def check_payloads(handler: Handler, payloads: Sequence[Any], job_payload: Any) -> list[Any]:
+    """Return payloads as they are stored; raise InvalidArguments for one that the handler does not
+    take. None stands for the job's own payload. This runs the program's code (the types of the
+    handler's arguments), so callers do it in their own thread."""
+    encoded = [handler.encode_payload(payload) for payload in payloads]
+    for payload in encoded:
+        handler.check(job_payload if payload is None else payload)
+    return encoded
 
 
 def _runs_after_failure(job: Job, options: Options) -> bool:

@@ -45,8 +45,9 @@ from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
-from mainspring.engine.loop_thread import EngineLoop, LoopThread
+from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
 from mainspring.engine.run_log import log_runs
+from mainspring.engine.run_operations import Target, check_payloads
 from mainspring.engine.settings import Settings
 from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
@@ -583,8 +584,14 @@ class Client:
                     given=link,
                 )
         pairs = [(job_id_of(job), payload) for job, payload in named]
+        targets = await self._find_targets([job_id for job_id, _ in pairs])
+        for at, (job_id, payload) in enumerate(pairs):
+            handler, job_payload = targets[job_id]
+            if handler is not None:
+                pairs[at] = job_id, *check_payloads(handler, [payload], job_payload)
+        checked_by = [targets[job_id][0] for job_id, _ in pairs]
         return await self._call(
-            self._running().run_operations.chain(pairs, after_failure, self._zone)
+            self._running().run_operations.chain(pairs, after_failure, self._zone, checked_by)
         )
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
@@ -622,7 +629,8 @@ class Client:
         was stopped half-way, adds what is missing. Runs that exist are left alone; a slot that was
         skipped gets a run beside the skipped one. `limit` is how many runs to add, earliest slot
         first; without it at most 1,000 slots are allowed. Overlap does not apply, `concurrency`
-        does. A `dry_run` adds nothing. `progress(done, total)` is called after each batch of slots.
+        does. A `dry_run` adds nothing. `progress(done, total)` is called after each batch of slots,
+        on the caller's event loop or, from plain code, in its thread; its error ends the backfill.
         """
         first, last = aware_time(start, "start"), aware_time(end, "end")
         if first is None or last is None:
@@ -632,8 +640,14 @@ class Client:
                 field=missing,
             )
         plan = BackfillPlan(start=first, end=last, limit=limit, priority=priority, dry_run=dry_run)
+        loop = asyncio.get_running_loop()
+
+        async def report(done: int, total: int) -> None:
+            if progress is not None:
+                await call_on(loop, progress, done, total)
+
         return await self._call(
-            self._running().run_operations.backfill(job_id_of(job_id), plan, progress)
+            self._running().run_operations.backfill(job_id_of(job_id), plan, report)
         )
 
     async def get_run(self, run_id: str) -> Run:
@@ -834,16 +848,24 @@ class Client:
     ) -> list[Run]:
         """Queue a run for each payload. `checked_by`: the handler that has checked them."""
         self._refuse_in_transaction()
-        job_id, run_operations = job_id_of(job), self._running().run_operations
-        if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
-            # Here and not on the engine's loop: making the arguments runs the program's own code.
-            payloads = [checked_by.encode_payload(payload) for payload in payloads]
-            for payload in payloads:
-                if payload is not None:
-                    checked_by.check(payload)
+        self._running()
+        job_id = job_id_of(job)
+        if checked_by is None:
+            checked_by, job_payload = (await self._find_targets([job_id]))[job_id]
+            if checked_by is not None:
+                payloads = check_payloads(checked_by, payloads, job_payload)
         return await self._call(
-            run_operations.enqueue(job_id, payloads, options, self._zone, source, checked_by)
+            self._running().run_operations.enqueue(
+                job_id, payloads, options, self._zone, source, checked_by
+            )
         )
+
+    async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
+        """The handlers and payloads of jobs, to check what is enqueued in the caller's thread."""
+        handlers = map(self._registry.get, self._registry.names())
+        if all(handler.built_in for handler in handlers):  # of no use: these are checked there
+            return dict.fromkeys(job_ids, (None, None))
+        return await self._call(self._running().run_operations.find_targets(job_ids))
 
     def _refuse_in_transaction(self) -> None:
         context = CONTEXT_IN_TRANSACTION.get()
@@ -869,14 +891,14 @@ class Client:
         return self._engine_loop
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
-        """Run a coroutine on the engine's loop from plain code (see `WaitFor`)."""
+        """Run a coroutine of this client in plain code (see `WaitFor`)."""
         try:
             refuse_running_loop(called, instead)
-            engine_loop = self._open_engine_loop()
+            self._running()
         except BaseException:
             coroutine.close()
             raise
-        return engine_loop.call_blocking(coroutine)
+        return run_in_this_thread(coroutine)
 
     @property
     def _is_forked(self) -> bool:
@@ -1011,8 +1033,8 @@ class BlockingClient:
         called: str = "blocking.wait_for",
         instead: str = "the coroutine itself",
     ) -> T:
-        """Run a coroutine on the engine's loop and wait for its result. Where an event loop runs
-        here, the error names `called`, and what to await `instead`."""
+        """Run a coroutine in this thread and wait for its result. Where an event loop runs here,
+        the error names `called`, and what to await `instead`."""
         return self.client._wait_for(coroutine, called, instead)
 
     # Jobs

@@ -396,7 +396,8 @@ class Bench:
         )
         scheduler._resources = {**scheduler._resources, **self._resources}
         scheduler._jobs_in_code = dict(scheduler._jobs_in_code)
-        scheduler._late_jobs = set()
+        scheduler._late_jobs = {}
+        scheduler._refused_late_jobs = {}
         scheduler._events = copy.copy(scheduler._events)
         scheduler._events._listeners = {
             name: list(some) for name, some in scheduler._events._listeners.items()
