@@ -118,8 +118,17 @@ class Completer:
             busy = await self._commit_batch() >= BUSY_BATCH
 
     async def flush(self) -> None:
-        """Wait until everything that was queued is committed."""
-        await self._idle.wait()
+        """Wait until everything that was queued is committed, and what followed from it: a change
+        that the store refused is read again, and may be followed by another."""
+        while self._tasks or not self._idle.is_set():
+            await self._idle.wait()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def close(self) -> None:
+        """Cancel what `flush` did not wait for: the store was away for too long."""
+        for task in self._tasks:
+            task.cancel()
 
     # Committing
 

@@ -182,8 +182,18 @@ class Engine:
                 telemetry=telemetry,
             )
         )
+        try:
+            await self._start_components(watch, drafts)
+        except BaseException:
+            await self.stop(graceful=False, timeout=0)
+            raise
+
+    async def _start_components(self, watch: LoopWatch, drafts: Sequence[Job]) -> None:
+        context = self._context
         self._start_component(self._pass_on_hints)
-        if context.settings.workers > 0:
+        if context.settings.workers == 0:
+            self._start_component(self.sweeper.release_periodically)
+        else:
             for part in (
                 self.worker.completer.commit_batches,
                 self.worker.claim_repeatedly,
@@ -248,14 +258,16 @@ class Engine:
 
     async def _drained(self, *, graceful: bool, timeout: float) -> None:
         """Drain, or wait for the drain that has begun, so that no handler is cancelled twice: after
-        a signal both the signal's handler and the program's `stop` drain."""
-        if not graceful or self._draining is None or self._draining.done():
-            self._draining = asyncio.ensure_future(self._drain(graceful, timeout))
+        a signal both the signal's handler and the program's `stop` drain. The shorter of the two
+        timeouts counts."""
+        self.worker.limit_drain(timeout if graceful else 0.0)
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.ensure_future(self._drain())
         await asyncio.shield(self._draining)
 
-    async def _drain(self, graceful: bool, timeout: float) -> None:
+    async def _drain(self) -> None:
         await self._retire()  # first: nobody here would run what it fires
-        await self.worker.drain(graceful=graceful, timeout=timeout)
+        await self.worker.drain()
         await self._flush()
 
     async def _memory_limit_reached(self, used: int) -> None:
@@ -304,18 +316,37 @@ class Engine:
         try:
             await self.sweeper.release_last()
         except Exception as error:
-            log.warning("could not look for runs that waited; the next leader does: %s", error)
-        try:
-            await self.leader.resign()
-            if context.settings.workers > 0:
-                await self.live_workers.withdraw()
-        except Exception as error:
-            log.warning("could not tell other nodes of the stop: %s", reason_of(error))
+            log.warning(
+                "could not release the runs that wait for this process's last runs; the leader"
+                " releases them within 10 s: %s",
+                reason_of(error),
+            )
+        await self._leave_cluster()
         context.emit("scheduler.stopped")
         try:
             await context.store.close()
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
+
+    async def _leave_cluster(self) -> None:
+        """End this node's term and delete its worker note. One that fails does not keep the other
+        from being tried."""
+        steps: list[Callable[[], Awaitable[None]]] = [self.leader.resign]
+        if self._context.settings.workers > 0:
+            steps.append(self.live_workers.withdraw)
+        errors = []
+        for step in steps:
+            try:
+                await step()
+            except Exception as error:
+                errors.append(error)
+        self.leader.close()
+        if errors:
+            log.warning(
+                "could not end this node's term or delete its worker note; other nodes count it as"
+                " alive for up to 60 s: %s",
+                reason_of(errors[0]),
+            )
 
     async def _open(self, drafts: Sequence[Job], adapt: Adapt | None) -> None:
         context = self._context

@@ -149,26 +149,34 @@ class RunOperations:
             if run.cancel_requested:
                 return True
             change = transitions.cancelled_or_requested(run, await self._engine.store.now(), reason)
-            [kept, *_] = await self._engine.store.commit(
-                [change, *await self.cancel_nodes([run], reason)]
-            )
+            [kept] = await self.commit_cancels([run], [change], reason)
             if kept:
                 self.announce_cancel(change.after(run))
                 return True
         raise contended(f"run {run_id}")
 
-    async def cancel_nodes(self, runs: Sequence[Run], reason: str) -> list[Change]:
-        """The changes that cancel the node runs of runs that were spread over nodes."""
+    async def commit_cancels(
+        self, runs: Sequence[Run], changes: Sequence[Change], reason: str
+    ) -> list[bool]:
+        """Commit changes that cancel these runs, in one call with those that cancel their node
+        runs, and return which of the former were kept. The node runs come first: if a store
+        applies only a part, their roots still wait for them, and a cancel may be repeated."""
+        nodes = await self._live_node_runs(runs)
+        now = await self._engine.store.now()
+        node_changes = [transitions.cancelled_or_requested(run, now, reason) for run in nodes]
+        kept = await self._engine.store.commit([*node_changes, *changes])
+        for run, change, was_kept in zip(nodes, node_changes, kept, strict=False):
+            if was_kept:
+                self.announce_cancel(change.after(run))
+        return kept[len(nodes) :]
+
+    async def _live_node_runs(self, runs: Sequence[Run]) -> list[Run]:
+        """The unfinished node runs of runs that were spread over nodes."""
         names = frozenset(name for run in runs for name in node_ids(run))
         if not names:
             return []
-        now = await self._engine.store.now()
-        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
-        return [
-            transitions.cancelled_or_requested(run, now, reason)
-            for run in found
-            if not run.finished
-        ]
+        found = (await self._engine.store.find(RunQuery(ids=names))).items
+        return [run for run in found if not run.finished]
 
     def announce_cancel(self, after: Run) -> None:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""

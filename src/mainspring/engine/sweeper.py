@@ -53,6 +53,9 @@ BATCH = 1000
 NODE_GONE_AFTER = 30.0
 """Seconds that a worker must be missing before its node runs are ended."""
 
+MISSING_HOLDS = 2.5 * NODE_SWEEP
+"""Seconds for which it is remembered that a worker was missing when it was last looked for."""
+
 
 class Sweeper:
     """`finished(run_id)` is called for runs that a sweep has ended."""
@@ -66,7 +69,9 @@ class Sweeper:
         self._run_ended = asyncio.Event()
         self._ended: dict[str, None] = {}  # runs whose followers are to be released, in order
         self._any_waiting = False
-        self._missing_since: dict[str, float] = {}  # workers whose node runs are pending
+        # Workers whose node runs are pending: since when each is missing, and when it was last
+        # found so.
+        self._missing: dict[str, tuple[float, float]] = {}
 
     def run_ended(self, run_id: str) -> None:
         """Release the runs that wait for this one, with the next sweep."""
@@ -88,16 +93,24 @@ class Sweeper:
                     await self._rescue()
             if self._leader.leads and monotonic() - swept_at >= WAITING_SWEEP:
                 swept_at = monotonic()
-                with self._engine.outages.suppressed("unblock"):
+                with self._engine.outages.suppressed("sweep"):
                     await self._release_all()
             if self._leader.leads and monotonic() - nodes_swept_at >= NODE_SWEEP:
                 nodes_swept_at = monotonic()
-                with self._engine.outages.suppressed("unblock"):
+                with self._engine.outages.suppressed("nodes"):
                     await self._end_lost_node_runs()
             with self._engine.outages.suppressed("unblock"):
                 await self._release_followers()
             await asyncio.sleep(WORKFLOW_INTERVAL if self._any_waiting else SWEEP_INTERVAL)
             await wait_for_event(self._run_ended, rescued_at + every - monotonic())
+
+    async def release_periodically(self) -> None:
+        """Release the runs that wait for those which this process has cancelled, until the engine
+        stops: for a process without workers, which does not sweep."""
+        while True:
+            await self._run_ended.wait()
+            await self._engine.retrying_store.repeat("unblock", self._release_followers)
+            await asyncio.sleep(SWEEP_INTERVAL)
 
     async def _rescue(self) -> None:
         """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
@@ -148,8 +161,8 @@ class Sweeper:
 
     async def release_last(self) -> None:
         """Release the followers of the last runs of a process that stops."""
-        if self._ended:
-            await self.release_followers(self._ended)
+        while self._ended:
+            await self._release_followers()
 
     async def release_followers(self, upstream: Iterable[str]) -> bool:
         """Release the runs that wait for these and for nothing else; return whether any wait."""
@@ -223,13 +236,18 @@ class Sweeper:
         alive.add(self._engine.settings.worker_id)
         nodes = {run.id: node_of(run) or "" for run in pending}
         monotonic = self._engine.clock.monotonic()
+        # A worker that nobody looked for meanwhile may have been back: its time begins anew.
+        self._missing = {
+            node: times
+            for node, times in self._missing.items()
+            if node not in alive and monotonic - times[1] <= MISSING_HOLDS
+        }
         for node in set(nodes.values()) - alive:
-            self._missing_since.setdefault(node, monotonic)
-        for node in alive & self._missing_since.keys():
-            del self._missing_since[node]
+            since, _ = self._missing.get(node, (monotonic, monotonic))
+            self._missing[node] = (since, monotonic)
         gone = {
             node
-            for node, since in self._missing_since.items()
+            for node, (since, _) in self._missing.items()
             if monotonic - since >= NODE_GONE_AFTER
         }
         now = self._engine.time.now()

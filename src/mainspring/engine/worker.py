@@ -103,6 +103,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
         self._draining = False
+        self._drain_ends = float("inf")  # by the monotonic clock
         self.claims_no_more = False  # the process holds too much memory; what it claimed still runs
         self._short = True  # of capacity: the store may have more due runs than the last claim took
         self._claimed_at = 0.0
@@ -166,18 +167,24 @@ class Worker:
                 self._give_back(attempt)
         self._claimed_last.set()
 
-    async def drain(self, *, graceful: bool, timeout: float) -> None:
-        """Stop claiming, give back what has not begun, and wait for the rest; then stop it."""
+    def limit_drain(self, timeout: float) -> None:
+        """Let a drain, also one that is under way, wait for handlers no longer than this."""
+        self._drain_ends = min(self._drain_ends, self._engine.clock.monotonic() + timeout)
+        self._wake.set()
+
+    async def drain(self) -> None:
+        """Stop claiming, give back what has not begun, and wait for the rest (see `limit_drain`);
+        then stop it."""
         self._draining = True
         self._wake.set()
         with contextlib.suppress(TimeoutError):  # a claim under way may still bring runs
             async with asyncio.timeout(DRAIN_GRACE):
                 await self._claimed_last.wait()
-        if graceful:
-            await self._active_over(timeout)
+        await self._wait_for_active(lambda: self._drain_ends)
         for attempt in list(self._active):
             self._dispatcher.stop(attempt, StopReason.DRAIN)
-        await self._active_over(DRAIN_GRACE)
+        grace_ends = self._engine.clock.monotonic() + DRAIN_GRACE
+        await self._wait_for_active(lambda: grace_ends)
         for attempt in list(self._active):
             log.warning(
                 "the handler of job %s does not stop, though it was cancelled; its run %s is given"
@@ -190,6 +197,7 @@ class Worker:
             self._dispatcher.abandon(attempt)
 
     async def close(self) -> None:
+        self.completer.close()
         await self._dispatcher.close()
 
     # Claiming
@@ -324,9 +332,7 @@ class Worker:
         them. One that was spread before (it is tried again) is spread to the workers that are
         new since then."""
         engine = self._engine
-        workers = await engine.retrying_store.repeat(
-            "node runs", lambda: find_workers(engine.store)
-        )
+        workers = await engine.retrying_store.repeat("workers", lambda: find_workers(engine.store))
         now = self._now()
         made: list[Run] = []
         changes: list[tuple[Run, transitions.Change]] = []
@@ -647,9 +653,9 @@ class Worker:
         self.leases.release(attempt)
         self._begin()
 
-    async def _active_over(self, timeout: float) -> None:
-        ends = self._engine.clock.monotonic() + timeout
-        while self._active and (left := ends - self._engine.clock.monotonic()) > 0:
+    async def _wait_for_active(self, ends: Callable[[], float]) -> None:
+        """Wait until no attempt is active, or until a moment that may come nearer meanwhile."""
+        while self._active and (left := ends() - self._engine.clock.monotonic()) > 0:
             self._wake.clear()
             await wait_for_event(self._wake, max(left, 0.001))
 

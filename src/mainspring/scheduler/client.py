@@ -147,6 +147,7 @@ class Client:
         self._engine_loop: EngineLoop | None = None
         self._pid = 0  # the process in which it was started
         self._engine: Engine | None = None
+        self._starting: concurrent.futures.Future[None] | None = None
         self._stopping: concurrent.futures.Future[None] | None = None
         self._own_loop: LoopThread | None = None
         self._program_loop: asyncio.AbstractEventLoop
@@ -920,12 +921,11 @@ class Client:
     ) -> None:
         """Start the engine on its own loop; it stores `jobs` first. Async handlers, listeners and
         hooks run on `program_loop`."""
-        self._refuse_fork()
-        if self._engine_loop is not None:
-            raise InvalidState(f"the {self._name} is running already")
+        self._refuse_second_start()
+        starting = self._starting = concurrent.futures.Future()
+        self._program_loop = program_loop
         self._engine_loop = EngineLoop(inline=self._inline)
         self._pid = os.getpid()
-        self._program_loop = program_loop
         self._events.deliver_on(program_loop)
         try:
             self._engine = await self._engine_loop.call(self._started_engine(program_loop, jobs))
@@ -933,6 +933,14 @@ class Client:
             await self._engine_loop.close()
             self._engine_loop = None
             raise
+        finally:
+            self._starting = None
+            starting.set_result(None)
+
+    def _refuse_second_start(self) -> None:
+        self._refuse_fork()
+        if self._engine_loop is not None:
+            raise InvalidState(f"the {self._name} is running already")
 
     async def _started_engine(
         self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job]
@@ -954,8 +962,9 @@ class Client:
     async def _stop(self, *, graceful: bool, seconds: float) -> None:
         if self._is_forked:  # its threads are in the other process
             return
-        while self._stopping is not None:  # another caller's stop is under way
-            await asyncio.shield(asyncio.wrap_future(self._stopping))
+        # A start of another caller may be under way, or its stop.
+        while (under_way := self._starting or self._stopping) is not None:
+            await asyncio.shield(asyncio.wrap_future(under_way))
         if self._engine is None or self._engine_loop is None:
             return
         engine, engine_loop = self._engine, self._engine_loop
@@ -973,7 +982,7 @@ class Client:
 
     def _start_from_plain_code(self) -> None:
         """Start with an event loop in a thread, for async handlers and listeners."""
-        self._refuse_fork()
+        self._refuse_second_start()
         self._own_loop = LoopThread("mainspring-handlers")
         try:
             self._own_loop.wait_for(self._start(self._own_loop.loop))
@@ -983,7 +992,7 @@ class Client:
             raise
 
     def _stop_from_plain_code(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if self._engine is None or self._is_forked:
+        if self._engine_loop is None or self._is_forked:
             return
         asyncio.run_coroutine_threadsafe(stop(), self._program_loop).result()
         if self._own_loop is not None:
