@@ -249,10 +249,11 @@ async def _add(
         roots.append(root)
         runs += with_followers(root, followers, now)
     stored = {one.run.id: one.run for one in await engine.store.add(runs)}
-    there: dict[str, State] = {}
-    for root in roots:
-        if stored[root.id].created_at == root.created_at:
-            engine.emit("run.enqueued", root)
-        else:
-            there[root.id] = stored[root.id].state
-    return there
+    for run in runs:
+        if stored[run.id].created_at == run.created_at:
+            engine.emit("run.enqueued", run)
+    return {
+        root.id: stored[root.id].state
+        for root in roots
+        if stored[root.id].created_at != root.created_at
+    }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State
+from mainspring.core.model import Run, State, replace
 from mainspring.core.node_runs import node_ids
 from mainspring.core.transitions import Change
 from mainspring.engine.attempt import LocalAttempt, StopReason
@@ -194,10 +194,19 @@ class Completer:
     async def _commit_alone(self, change: Change) -> bool:
         try:
             [kept] = await self._engine.retrying_store.commit([change])
+            return kept
         except Exception as error:
-            log.exception("the store refused to record run %s", change.id)
+            log.exception("the store refused the outcome of run %s", change.id)
             self._engine.emit("scheduler.error", error=error)
+            reduced = _without_values(change, error)
+        if reduced is None:
             return False
+        try:
+            [kept] = await self._engine.retrying_store.commit([reduced])
+        except Exception:
+            log.exception("the store refused the outcome of run %s without its values", change.id)
+            return False
+        log.warning("run %s is recorded without its result, log and detail", change.id)
         return kept
 
     # After the commit
@@ -225,9 +234,10 @@ class Completer:
                 self._finished(attempt.run.id)
 
     async def _end_refused(self, attempt: LocalAttempt) -> None:
-        """End an attempt whose change the store refused: somebody cancelled the run first, or
-        another worker has it."""
+        """End an attempt whose change the store refused: somebody cancelled the run first, another
+        worker has it, or the store cannot keep the change."""
         query = RunQuery(ids=frozenset({attempt.run.id}))
+        lost = f"run {attempt.run.id} was taken over"
         for run in (await self._engine.retrying_store.find(query)).items:
             mine = run.token == attempt.run.token
             if mine and run.state is State.SUCCEEDED and attempt.completion is not None:
@@ -241,9 +251,15 @@ class Completer:
                 )
                 self.complete(attempt, Decision(change))
                 return
+            if mine and run.state is State.RUNNING:  # `_commit_alone` has logged why
+                log.warning("run %s is tried again when its lease lapses", run.id)
+                self._leases.release(attempt)
+                return
+            if mine:
+                lost = f"run {run.id} is {run.state} by now"
         self._leases.release(attempt)
         if attempt.stop_reason is not StopReason.LOST:
-            log.warning("run %s was taken over; its outcome here is dropped", attempt.run.id)
+            log.warning("%s; its outcome here is dropped", lost)
             self._engine.emit("ownership.lost", attempt.run)
 
     async def _cancel_unstarted(self, run: Run, made: tuple[str, ...]) -> None:
@@ -271,14 +287,43 @@ class Completer:
 
 def _breaker_outcome(attempt: LocalAttempt, decision: Decision) -> JobOutcome | None:
     """What the breaker of the job counts; None if it has none, or if the end of the attempt says
-    nothing about the job: it was cancelled, drained, released or snoozed."""
+    nothing about the job: it was cancelled, drained, released, rolled back or snoozed."""
     breaker = attempt.job.policy.breaker
     if breaker is None or attempt.stop_reason in (StopReason.CANCEL, StopReason.DRAIN):
         return None
     ok = decision.change.set["state"] is State.SUCCEEDED
-    if not ok and decision.error is None:
+    if not ok and (decision.error is None or decision.change.set.get("reason") == "lost"):
         return None
     return JobOutcome(attempt.run, attempt.job, breaker, ok)
+
+
+def _without_values(change: Change, error: Exception) -> Change | None:
+    """The same outcome without what the handler has written: its result, log lines and detail. A
+    handler that has ended must not run again because of a value that the store cannot keep. None
+    if the change has no such values."""
+    attempts = change.set.get("attempts")
+    if not attempts:
+        return None
+    why = _plain_text(f"the store refused the result, the log or the detail: {error}")
+    last = replace(
+        attempts[-1],
+        log=(why,),
+        detail=None,
+        error=_plain_text(attempts[-1].error),
+        traceback=None,
+    )
+    put = {name: _plain_text(value) for name, value in change.set.items()}
+    put |= {"attempts": (*attempts[:-1], last), "progress": None}
+    if "result" in put:
+        put["result"] = None
+    return Change(change.id, change.expect, put, ending=change.ending)
+
+
+def _plain_text(value: Any) -> Any:
+    """A text in characters that every store keeps; any other value as it is."""
+    if type(value) is not str:
+        return value
+    return value.encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _warn_of_dropped_outcome(attempt: LocalAttempt) -> None:

@@ -200,7 +200,10 @@ class JobOperations:
             if dry_run or not writes:
                 return list(first.values())
             done = await self._engine.store.put_jobs(writes)
-            await self._announce_writes([w for w, kept in zip(writes, done, strict=True) if kept])
+            kept = [write for write, was_kept in zip(writes, done, strict=True) if was_kept]
+            await self._announce_writes(kept)
+            # As they were written: each has its new version.
+            first |= {write.id: (first[write.id][0], write.job) for write in kept}
             if all(done):
                 return list(first.values())
         raise contended("a job of the set")
@@ -387,7 +390,8 @@ class JobOperations:
         for write in writes:
             self._engine.jobs.forget(write.id)
             if write.job is not None:
-                self._engine.emit("job.updated", job_id=write.id, job=write.job)
+                event = "job.updated" if write.expected_version else "job.created"
+                self._engine.emit(event, job_id=write.id, job=write.job)
         removed = {write.id for write in writes if write.job is None}
         if len(removed) < len(writes):
             self._slot_firer.jobs_changed()

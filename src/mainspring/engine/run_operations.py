@@ -84,12 +84,11 @@ class RunOperations:
         if options.after:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._sweeper.release_followers(options.upstream())
-        stands = {made.id: one for made, one in zip(_flatten(instances), added, strict=True)}
-        answers = [stands[root.id] for root in roots]
-        for one in answers:
+        for one in added:
             if not one.duplicate:
                 self._engine.emit("run.enqueued", one.run)
-        return [one.run for one in answers]
+        stored = {made.id: one.run for made, one in zip(_flatten(instances), added, strict=True)}
+        return [stored[root.id] for root in roots]
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
         """The handlers that this process has for jobs, and the payloads of the jobs."""
@@ -135,8 +134,8 @@ class RunOperations:
                 made |= {one.id: one for one in instance}
                 following |= {one.job_id: one.id for one in instance[1:]}
             runs.append(run)
-        await self._engine.store.add(upstream_first(made))
-        self._engine.emit("run.enqueued", runs[0])
+        for one in await self._engine.store.add(upstream_first(made)):
+            self._engine.emit("run.enqueued", one.run)
         return runs
 
     async def cancel(self, run_id: str, reason: str) -> bool:

@@ -355,7 +355,9 @@ class Worker:
             changes.append(
                 (run, transitions.waiting_for_node_runs(run, tuple(one.id for one in runs)))
             )
-        await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
+        added = await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
+        for one in added:
+            engine.emit("run.enqueued", one.run)
         for run, change in changes:
             self._complete_spread(run, change)
 

@@ -61,7 +61,9 @@ from mainspring.scheduler.queries import (
     aware_time,
     job_order,
     matching_runs,
+    named_ids,
     page_limit,
+    page_offset,
     state_set,
 )
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
@@ -458,20 +460,29 @@ class Client:
         """The circuit breakers that are open or half-open, by job id, as all nodes see them."""
         return await self._call(open_breakers(self._running().store))
 
-    async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
+    async def pause_jobs(self, ids: JobRef | Iterable[JobRef]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
         `pause_job` would raise; an error of one job does not stop the others."""
-        return await self._call(self._running().job_operations.set_many_enabled(ids, False))
+        return await self._set_many_enabled(ids, False)
 
-    async def resume_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
+    async def resume_jobs(
+        self, ids: JobRef | Iterable[JobRef]
+    ) -> dict[str, MainspringError | None]:
         """Resume many jobs. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().job_operations.set_many_enabled(ids, True))
+        return await self._set_many_enabled(ids, True)
+
+    async def _set_many_enabled(
+        self, ids: JobRef | Iterable[JobRef], enabled: bool
+    ) -> dict[str, MainspringError | None]:
+        names = named_ids(ids, "ids")
+        return await self._call(self._running().job_operations.set_many_enabled(names, enabled))
 
     async def remove_jobs(
-        self, ids: Iterable[str], *, force: bool = False
+        self, ids: JobRef | Iterable[JobRef], *, force: bool = False
     ) -> dict[str, MainspringError | None]:
         """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().job_operations.remove_many(ids, force=force))
+        names = named_ids(ids, "ids")
+        return await self._call(self._running().job_operations.remove_many(names, force=force))
 
     async def prune_orphans(self, *, dry_run: bool = False, force: bool = False) -> list[Job]:
         """Delete the jobs that code defined and whose handler no live worker has: their function
@@ -509,7 +520,7 @@ class Client:
     async def list_jobs(
         self,
         *,
-        ids: Iterable[str] | None = None,
+        ids: JobRef | Iterable[JobRef] | None = None,
         tag: str | None = None,
         queue: str | None = None,
         enabled: bool | None = None,
@@ -529,7 +540,7 @@ class Client:
         as the page's `total`. `last_runs=False` saves the lookup of each job's last run:
         `last_run_at` is then the last slot that fired."""
         query = JobQuery(
-            ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
+            ids=None if ids is None else frozenset(named_ids(ids, "ids")),
             tag=tag,
             queue=queue,
             enabled=enabled,
@@ -538,7 +549,7 @@ class Client:
             descending=descending,
             limit=page_limit(limit),
             cursor=cursor,
-            offset=offset,
+            offset=page_offset(offset),
             with_total=with_total,
         )
         return await self._call(statistics.list_jobs(self._running(), query, last_runs=last_runs))
@@ -737,12 +748,12 @@ class Client:
         return await self._call(statistics.stats(self._running(), self._settings))
 
     async def counts(
-        self, since: datetime | None = None, jobs: Iterable[str] | None = None
+        self, since: datetime | None = None, jobs: JobRef | Iterable[JobRef] | None = None
     ) -> Counts:
         """Unfinished runs by job and state, what is due of each handler, how many runs have ended
         in each state, and how many of them in the minutes `since` a moment. With `jobs`, only what
         was counted of the ended runs of these jobs, `since` a moment by the hour."""
-        names = None if jobs is None else frozenset(jobs)
+        names = None if jobs is None else frozenset(named_ids(jobs, "jobs"))
         return await self._call(self._running().store.counts(aware_time(since, "since"), names))
 
     async def health(self) -> SchedulerHealth:

@@ -392,6 +392,7 @@ class Bench:
             lease=timedelta(hours=1),
             poll=timedelta(minutes=1),
             leader_election=False,
+            enabled=True,
             memory_limit=None,
         )
         scheduler._resources = {**scheduler._resources, **self._resources}
