@@ -275,9 +275,9 @@ class Engine:
         limit = self._context.settings.memory_limit
         assert limit is not None
         log.error(
-            "this process holds %s of memory, and its limit is %s: it claims no more runs. Running"
-            " work may end; then the process has to be replaced, which `mainspring worker` and"
-            " `mainspring serve` do themselves",
+            "this process holds %s of memory, and its limit is %s: it claims no more runs, and"
+            " those that it has claimed still run. Then replace the process; `mainspring worker` and"
+            " `mainspring serve` do so themselves",
             megabytes(used),
             megabytes(limit),
         )

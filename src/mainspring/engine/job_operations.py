@@ -26,6 +26,7 @@ from mainspring.core.job_updates import (
 from mainspring.core.model import Job, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
+from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
 from mainspring.engine.live_workers import LiveWorker, find_orphans
@@ -35,7 +36,6 @@ from mainspring.engine.slots import over_before
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.workflow import check_order, upstream_of
 from mainspring.errors import (
-    Conflict,
     InvalidInput,
     InvalidState,
     JobChanged,
@@ -46,12 +46,9 @@ from mainspring.errors import (
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
-__all__ = ["TRIES", "Adapt", "JobOperations", "Replacement", "contended"]
+__all__ = ["Adapt", "JobOperations", "Replacement"]
 
 log = logging.getLogger("mainspring")
-
-TRIES = 20
-"""How often a compare-and-set is tried before the operation raises Conflict."""
 
 MANY_AT_ONCE = 1000
 """How many jobs one commit writes."""
@@ -432,7 +429,7 @@ class JobOperations:
         if not workers and not force:
             raise InvalidState(
                 "no worker is alive, so every job looks as if its code were gone: start a worker of"
-                " each program first, or force it"
+                " each program first, or pass force=True (`--force`)"
             )
         # Also without a worker this program's own handlers are there.
         known = LiveWorker(id="", handlers=self._engine.registry.names())
@@ -531,10 +528,6 @@ def _write_of(pair: Replacement) -> JobWrite:
         return JobWrite.put(new)
     assert old is not None
     return JobWrite.drop(old.id, old.version)
-
-
-def contended(what: str) -> Conflict:
-    return Conflict(f"{what} was changed {TRIES} times while this call tried to write; try again")
 
 
 def _is_unchanged(pair: Replacement) -> bool:

@@ -29,13 +29,14 @@ from msgspec import Struct, convert, structs
 from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
 from mainspring.core.policy import Overlap
 from mainspring.engine.context import EngineContext
+from mainspring.engine.executors.procfs import resident_memory
 from mainspring.engine.jobs_without_worker import (
     GRACE,
     drop_job_without_worker,
     note_job_without_worker,
     read_jobs_without_worker,
 )
-from mainspring.engine.memory_watch import resident_memory
+from mainspring.engine.notes import read_note
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
 from mainspring.stores.election import LEADER, TERMS
@@ -129,11 +130,11 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
 
 async def find_leader(store: Store) -> str | None:
     """The id of the worker that leads."""
-    query = NoteQuery(kind=TERMS, names=frozenset({LEADER}), limit=1)
-    for term in (await store.notes(query)).items:
-        holder = term.value.get("holder") if isinstance(term.value, dict) else None
-        return holder if isinstance(holder, str) else None
-    return None
+    term = await read_note(store, TERMS, LEADER)
+    if term is None or not isinstance(term.value, dict):
+        return None
+    holder = term.value.get("holder")
+    return holder if isinstance(holder, str) else None
 
 
 async def find_workers(store: Store) -> list[LiveWorker]:

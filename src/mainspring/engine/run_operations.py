@@ -19,9 +19,10 @@ from mainspring.core.node_runs import node_ids, node_of
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
+from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
-from mainspring.engine.job_operations import TRIES, JobOperations, contended
+from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import find_workers
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
@@ -42,6 +43,8 @@ Target = tuple[Handler | None, Any]
 """What runs a job: the handler, if this process has it, and the job's own payload."""
 
 START_HELD = timedelta(seconds=60)
+"""How long the dedupe key of a run at the start is held: nodes that start within this time make one
+run together."""
 
 
 class RunOperations:
@@ -267,19 +270,6 @@ class RunOperations:
 
     async def get_run(self, run_id: str) -> Run:
         return await self._run_waiters.read(run_id)
-
-    async def find_unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
-        """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
-        looked at; of runs those that were set aside, those that are lapsed, and the newest 1,000
-        of each other kind."""
-        jobs = [job async for job in self._jobs.all_jobs() if job.unreadable is not None][:limit]
-        looks = [RunQuery(set_aside=True), RunQuery(lapsed=True)]
-        looks += [RunQuery(states=frozenset({state})) for state in State]
-        runs: dict[str, Run] = {}
-        for look in looks:
-            page = await self._engine.store.find(replace(look, limit=1000))
-            runs |= {run.id: run for run in page.items if run.unreadable is not None}
-        return jobs, list(runs.values())[:limit]
 
     async def backfill(
         self, job_id: str, plan: BackfillPlan, progress: Progress | None

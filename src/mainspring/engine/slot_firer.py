@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mainspring.core.model import Job, Page, Run, State
+from mainspring.core.transitions import MISFIRE
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.jobs_without_worker import followers_to_run
@@ -368,7 +369,7 @@ class SlotFirer:
 
     def _emit_fired(self, run: Run, gap: Gap | None) -> None:
         is_gap = gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first
-        if gap is not None and is_gap and gap.reason == "misfire":
+        if gap is not None and is_gap and gap.reason == MISFIRE:
             self._count_missed(run, gap)
             self._engine.emit("schedule.missed", run, **gap.data())
         elif run.state is State.SKIPPED:

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from mainspring.core.model import Note
-from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
+from mainspring.engine.notes import read_note
+from mainspring.stores.protocol import NoteWrite, Store
 
 __all__ = ["Downtime", "Uptime", "read_uptime", "record_alive"]
 
@@ -67,10 +68,9 @@ async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -
 
 
 async def _read(store: Store) -> tuple[Uptime | None, int]:
-    page = await store.notes(NoteQuery(kind=KIND, names=frozenset({NAME}), limit=1))
-    if not page.items:
+    note = await read_note(store, KIND, NAME)
+    if note is None:
         return None, 0
-    [note] = page.items
     try:
         outages = tuple(Downtime(start, end) for start, end in note.value["outages"])
         return Uptime(note.value["alive_at"], outages), note.version

@@ -66,7 +66,7 @@ NODE_LACKS_HANDLER = "its node does not have the job's handler"
 """The reason of a node run whose job was given another handler since."""
 
 DRAIN_GRACE = 2.0
-"""Seconds that a drain gives handlers to end after it has cancelled them."""
+"""Seconds that a drain waits for a claim under way, and for handlers that it has cancelled."""
 
 
 class Worker:
@@ -230,7 +230,7 @@ class Worker:
             await self._admit(runs, sent)
         return len(runs)
 
-    def _asked(self, limit: int, busy: frozenset[str] = frozenset()) -> Claim:
+    def _asked(self, limit: int, busy: frozenset[str]) -> Claim:
         return Claim(
             worker=self._settings.worker_id,
             handlers=self._handlers(),
@@ -294,7 +294,7 @@ class Worker:
                 continue
             if run.id in late:  # an open breaker does not keep it: later slots may wait for its end
                 self.completer.complete_unstarted(
-                    run, transitions.skipped(run, self._now(), "expired")
+                    run, transitions.skipped(run, self._now(), transitions.EXPIRED)
                 )
                 continue
             if run.id in put_off:
@@ -338,7 +338,7 @@ class Worker:
         changes: list[tuple[Run, transitions.Change]] = []
         for run, job in roots:
             if run.start_by is not None and now > run.start_by:
-                changes.append((run, transitions.skipped(run, now, "expired")))
+                changes.append((run, transitions.skipped(run, now, transitions.EXPIRED)))
                 continue
             able = {
                 one.id
@@ -401,7 +401,7 @@ class Worker:
         Return whether it did."""
         run, breaker = attempt.run, attempt.job.policy.breaker
         if run.start_by is not None and (now := self._now()) > run.start_by:
-            self._complete_unbegun(attempt, transitions.skipped(run, now, "expired"))
+            self._complete_unbegun(attempt, transitions.skipped(run, now, transitions.EXPIRED))
             return True
         if breaker is None:
             return False
@@ -484,8 +484,8 @@ class Worker:
         self._taken += self._dispatcher.begin(batch, self._free())
 
     def _record_begin(self, attempt: LocalAttempt) -> None:
-        """Begin an attempt once the store has it that its handler begins. It takes capacity from
-        now on, so that the time between that commit and the begin is short."""
+        """Commit that the handler of an attempt begins, and begin it then. It takes capacity from
+        now on, so that it begins soon after that commit."""
         self._taken += 1
         self._recording[attempt] = None
         self.completer.record_begin(attempt, lambda kept: self._begin_recorded(attempt, kept))
@@ -535,7 +535,7 @@ class Worker:
 
     def loop_freed(self) -> None:
         self._loop_blocked = False
-        log.warning("the event loop goes on")
+        log.warning("the event loop answers again; runs of async handlers are claimed again")
         self._wake.set()
 
     def _must_wait_for_loop(self, attempt: LocalAttempt) -> bool:

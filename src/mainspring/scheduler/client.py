@@ -46,9 +46,11 @@ from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
+from mainspring.engine.notes import read_note
 from mainspring.engine.run_log import log_runs
 from mainspring.engine.run_operations import Target, check_payloads
 from mainspring.engine.settings import Settings
+from mainspring.engine.unreadable_records import find_unreadable
 from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
 from mainspring.scheduler import statistics
@@ -196,7 +198,7 @@ class Client:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process fires the schedules' slots; never true of a client."""
+        """Whether this process is the leader, which fires slots first; never true of a client."""
         return self._engine is not None and self._engine.leader.fires_first
 
     @overload
@@ -792,7 +794,7 @@ class Client:
         """Jobs and runs whose records this version cannot read (damaged, or written by a newer
         version): up to `limit` of each, with the cause in `unreadable`. No process changes them.
         All jobs are searched; of runs those set aside and the newest 1,000 of each state."""
-        return await self._call(self._running().run_operations.find_unreadable(page_limit(limit)))
+        return await self._call(find_unreadable(self._running().store, page_limit(limit)))
 
     async def forecast(
         self, days: int = 30, *, start: datetime | None = None, timezone: str | None = None
@@ -814,9 +816,7 @@ class Client:
 
     async def note(self, kind: str, name: str) -> Note | None:
         """The note of this kind and name, or None."""
-        query = NoteQuery(kind=kind, names=frozenset({name}), limit=1)
-        page = await self._call(self._running().store.notes(query))
-        return page.items[0] if page.items else None
+        return await self._call(read_note(self._running().store, kind, name))
 
     async def list_notes(
         self, kind: str, *, limit: int = 1000, cursor: str | None = None

@@ -26,8 +26,8 @@ from mainspring.core.statistics import (
 )
 from mainspring.engine.breakers import breaker_statuses
 from mainspring.engine.engine import Engine
+from mainspring.engine.executors.procfs import resident_memory
 from mainspring.engine.live_workers import LiveWorker, find_orphans, without_worker
-from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.settings import Settings
 from mainspring.errors import InvalidInput, StoreError
 from mainspring.stores.paging import all_items
