@@ -276,8 +276,8 @@ class Engine:
         assert limit is not None
         log.error(
             "this process holds %s of memory, and its limit is %s: it claims no more runs, and"
-            " those that it has claimed still run. Then replace the process; `mainspring worker` and"
-            " `mainspring serve` do so themselves",
+            " those that it has claimed still run. Then replace the process; `mainspring worker`"
+            " and `mainspring serve` do so themselves",
             megabytes(used),
             megabytes(limit),
         )

@@ -20,6 +20,10 @@ SWEEPER = "sweeper"
 
 TERM = timedelta(seconds=15)
 
+SAFE_PART = 0.9
+"""The part of a term for which a node leads without a renewal: its clock may be slower than the
+store's."""
+
 
 class Leader:
     """`elected()` is called when this node becomes the leader."""
@@ -39,6 +43,8 @@ class Leader:
     def leads(self) -> bool:
         if self._engine.settings.workers == 0:  # it fires nothing, and does not sweep
             return False
+        if self.retired:  # its term may have ended though the answer was lost
+            return False
         if not self._engine.settings.leader_election:
             return True
         return self._term is not None and self._engine.clock.monotonic() < self._term_ends
@@ -52,7 +58,7 @@ class Leader:
         """Stand for election, and renew the term, until this node retires."""
         while self._engine.settings.leader_election and not self.retired:
             term, asked_at = await self._engine.retrying_store.repeat("elect", self._elect)
-            ends = asked_at + TERM.total_seconds()
+            ends = asked_at + TERM.total_seconds() * SAFE_PART
             # A term that took longer to get than it lasts is over already.
             self._set_term(None if self._engine.clock.monotonic() >= ends else term, ends)
             if self.retired:  # during the election: another node is to lead at once
@@ -89,7 +95,7 @@ class Leader:
             self._timer = None
         self._term_ends = ends
         if term is not None:
-            left = max(ends - self._engine.clock.monotonic(), 0.0)
+            left = max(ends - self._engine.clock.monotonic(), 0.001)
             self._timer = asyncio.get_running_loop().call_later(left, self._end_term)
         if not self._engine.settings.enabled:
             pass
