@@ -27,7 +27,7 @@ from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import find_workers
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
-from mainspring.engine.slots import is_orphan, make_run, with_followers
+from mainspring.engine.slots import job_was_removed, make_run, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.engine.workflow import refuse_circle_of_links, upstream_first
@@ -199,7 +199,7 @@ class RunOperations:
             )
         if run.unreadable is not None:
             raise RecordUnreadable("run", run_id, run.unreadable)
-        if await self.find_orphans([run]):
+        if await self.find_runs_of_removed_jobs([run]):
             raise InvalidState(
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
@@ -257,16 +257,16 @@ class RunOperations:
             if run.state in bad or (run.state is State.SKIPPED and node_of(run) in alive)
         ]
 
-    async def find_orphans(self, runs: Sequence[Run]) -> set[str]:
+    async def find_runs_of_removed_jobs(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""
         ids = {run.job_id for run in runs}
         jobs = await self._engine.jobs.get(ids, newest=ids)
-        return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
+        return {run.id for run in runs if job_was_removed(run, jobs[run.job_id])}
 
     async def find_not_revivable(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs that cannot be retried, whatever their state."""
         unreadable = {run.id for run in runs if run.unreadable is not None}
-        return unreadable | await self.find_orphans(runs)
+        return unreadable | await self.find_runs_of_removed_jobs(runs)
 
     async def get_run(self, run_id: str) -> Run:
         return await self._run_waiters.read(run_id)

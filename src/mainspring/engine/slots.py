@@ -24,7 +24,7 @@ from mainspring.stores.protocol import Firing
 
 __all__ = [
     "Gap",
-    "is_orphan",
+    "job_was_removed",
     "make_node_run",
     "make_run",
     "over_before",
@@ -188,7 +188,7 @@ def make_node_run(run: Run, job: Job, node: str, now: datetime) -> Run:
     return replace(made, handler=node_handler(node), start_by=run.start_by, after=own_upstream(run))
 
 
-def is_orphan(run: Run, job: Job | None) -> bool:
+def job_was_removed(run: Run, job: Job | None) -> bool:
     """Whether the run's job was removed, given the one that has its id now."""
     return job is None or job.created_at > run.created_at
 

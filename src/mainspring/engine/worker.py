@@ -30,7 +30,7 @@ from mainspring.engine.leases import Leases
 from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.outcome import LEAST_SNOOZE, Decision, decide
-from mainspring.engine.slots import is_orphan, make_node_run
+from mainspring.engine.slots import job_was_removed, make_node_run
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Telemetry
 from mainspring.stores.protocol import Claim, RunQuery
@@ -280,7 +280,9 @@ class Worker:
         roots: list[tuple[Run, Job]] = []
         for run in runs:
             job = jobs[run.job_id]
-            if job is None or is_orphan(run, job):  # removed, perhaps replaced by another of its id
+            if job is None or job_was_removed(
+                run, job
+            ):  # removed, perhaps replaced by another of its id
                 now = self._engine.time.now()
                 self.completer.complete_unstarted(
                     run, transitions.cancelled(run, now, "job removed")
@@ -420,7 +422,7 @@ class Worker:
             for run in runs
             if (job := jobs[run.job_id]) is not None
             and job.policy.breaker is not None
-            and not is_orphan(run, job)
+            and not job_was_removed(run, job)
         ]
         return await self.completer.breakers.admit(guarded, notes) if guarded else {}
 
