@@ -336,13 +336,13 @@ async def _missed(engine: Engine, job: Job | None, gap: Run, at: datetime) -> Ex
     if isinstance(gap.result, dict):
         facts |= {name: gap.result.get(name) for name in ("last", "count")}
     uptime = await read_uptime(engine.store)
-    outage = None if uptime is None else uptime.outage_at(at)
-    if outage is not None:
+    downtime = None if uptime is None else uptime.downtime_at(at)
+    if downtime is not None:
         text = (
-            f"it was missed: no worker was alive from {_moment(outage.start)} to"
-            f" {_moment(outage.end)} (stopped, or cut off from the store)"
+            f"it was missed: no worker was alive from {_moment(downtime.start)} to"
+            f" {_moment(downtime.end)} (stopped, or cut off from the store)"
         )
-        facts |= {"down_from": outage.start, "down_to": outage.end}
+        facts |= {"down_from": downtime.start, "down_to": downtime.end}
         return _of_run(gap, Reason.DOWN, text, at=at, **facts)
     text = f"it was missed: no worker fired it before {_moment(gap.created_at)}"
     if job is not None:
