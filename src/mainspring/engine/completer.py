@@ -82,7 +82,9 @@ class Completer:
         change = None if attempt.committed else decision.change
         self._queue_outcome(change, attempt, decision)
 
-    def complete_unstarted(self, run: Run, change: Change, then: OnCommitted | None = None) -> None:
+    def complete_without_attempt(
+        self, run: Run, change: Change, then: OnCommitted | None = None
+    ) -> None:
         """Queue a change of a claimed run that has no attempt here. `then` is called once the
         store has answered."""
 
@@ -90,7 +92,7 @@ class Completer:
             if then is not None:
                 then(kept)
             if not kept:
-                self._start(self._cancel_unstarted(run, node_ids(change.after(run))))
+                self._start(self._cancel_without_attempt(run, node_ids(change.after(run))))
             elif (name := EVENT_OF.get(change.set["state"])) is not None:
                 self._engine.emit(name, change.after(run))
                 self._finished(run.id)
@@ -262,14 +264,14 @@ class Completer:
             log.warning("%s; its outcome here is dropped", lost)
             self._engine.emit("ownership.lost", attempt.run)
 
-    async def _cancel_unstarted(self, run: Run, made: tuple[str, ...]) -> None:
+    async def _cancel_without_attempt(self, run: Run, made: tuple[str, ...]) -> None:
         """Cancel a run without an attempt here if somebody requested it. Otherwise the run would
         stay running until its lease lapses. `made` are the node runs that were made of it."""
         query = RunQuery(ids=frozenset({run.id}))
         for now in (await self._engine.retrying_store.find(query)).items:
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
-                self.complete_unstarted(now, change)
+                self.complete_without_attempt(now, change)
                 page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(made)))
                 for node_run in page.items if made else []:
                     if not node_run.finished:

@@ -398,7 +398,7 @@ class JobOperations:
         counts = (await self._engine.store.counts()).runs
         for job_id in removed:
             if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
-                await self._cancel_unstarted(job_id)
+                await self._cancel_runs_of_removed_job(job_id)
             self._engine.emit("job.removed", job_id=job_id)
 
     async def remove(
@@ -418,7 +418,7 @@ class JobOperations:
             raise contended(f"job {job_id}")
         self._engine.jobs.forget(job_id)
         await forget_breakers(self._engine.store, [job_id])
-        await self._cancel_unstarted(job_id)
+        await self._cancel_runs_of_removed_job(job_id)
         self._engine.emit("job.removed", job_id=job_id)
 
     async def prune_orphans(
@@ -475,7 +475,7 @@ class JobOperations:
     async def paused_since(self) -> datetime | None:
         return (await read_pause(self._engine.store)).since
 
-    async def _cancel_unstarted(self, job_id: str) -> None:
+    async def _cancel_runs_of_removed_job(self, job_id: str) -> None:
         """Cancel the pending runs of a removed job, but not those of a new job with the same id."""
         unstarted = frozenset({State.PENDING, State.WAITING})
         until: datetime | None = None

@@ -284,7 +284,7 @@ class Worker:
                 run, job
             ):  # removed, perhaps replaced by another of its id
                 now = self._engine.time.now()
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, transitions.cancelled(run, now, "job removed")
                 )
                 continue
@@ -292,15 +292,17 @@ class Worker:
                 # Its policy, or a result that its handler is given, cannot be read.
                 later = self._engine.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
-                self.completer.complete_unstarted(run, transitions.snoozed(run, later, reason))
+                self.completer.complete_without_attempt(
+                    run, transitions.snoozed(run, later, reason)
+                )
                 continue
             if run.id in late:  # an open breaker does not keep it: later slots may wait for its end
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, transitions.skipped(run, self._now(), transitions.EXPIRED)
                 )
                 continue
             if run.id in put_off:
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, self._put_off_by_breaker(run, put_off[run.id])
                 )
                 continue
@@ -309,7 +311,7 @@ class Worker:
                 continue
             handler = registry.find(job.handler if node_of(run) is not None else run.handler)
             if handler is None:  # the job has another handler since this node run was made
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, transitions.skipped(run, self._now(), NODE_LACKS_HANDLER)
                 )
                 continue
@@ -370,7 +372,7 @@ class Worker:
             if kept and made:
                 self._unblock(made[0])  # they may have ended before this run waited for them
 
-        self.completer.complete_unstarted(run, change, committed)
+        self.completer.complete_without_attempt(run, change, committed)
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
         """Let an attempt begin that its group has capacity for. One that is too late, or whose
@@ -390,7 +392,7 @@ class Worker:
     def _complete_unbegun(self, attempt: LocalAttempt, change: transitions.Change) -> None:
         """Complete an attempt that is held and has not begun."""
         self.leases.release(attempt)
-        self.completer.complete_unstarted(attempt.run, change)
+        self.completer.complete_without_attempt(attempt.run, change)
 
     def _now(self) -> datetime:
         return self._engine.time.now()
