@@ -67,7 +67,7 @@ class Completer:
         self._idle.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.breakers = Breakers(engine)
-        self._turns: dict[str, BreakerEvent] = {}
+        self._breaker_events: dict[str, BreakerEvent] = {}
         """How runs of the batch that was committed last changed their job's breaker."""
         self._uncounted: list[JobOutcome] = []
         """Successes of the last batch. They are counted beside the next commit, or at once if there
@@ -157,9 +157,9 @@ class Completer:
         pairs = list(zip(batch, kept, strict=True))
         outcomes = [one.outcome for one, ok in pairs if ok and one.outcome is not None]
         if all(outcome.ok for outcome in outcomes):
-            self._turns, self._uncounted = {}, outcomes
+            self._breaker_events, self._uncounted = {}, outcomes
         else:  # the events of these runs say whether one opened its breaker
-            self._turns = await self._count(outcomes)
+            self._breaker_events = await self._count(outcomes)
         for one, ok in pairs:
             one.committed(ok)
         if not self._queued and self._uncounted:
@@ -180,11 +180,11 @@ class Completer:
 
     async def _count(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
         """Count outcomes; start what a breaker has put off that is closed by one of them."""
-        turns = await self.breakers.record(outcomes)
+        events = await self.breakers.record(outcomes)
         for one in outcomes:
-            if turns.get(one.run.id) == "closed":
+            if events.get(one.run.id) == "closed":
                 self._start(self.breakers.start_put_off(one.job.id))
-        return turns
+        return events
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
@@ -229,7 +229,8 @@ class Completer:
         if name is not None:
             error = decision.error.exception if decision.error else None
             if self._engine.events.wanted(name):
-                opened = decision.will_retry and self._turns.get(attempt.run.id) == "opened"
+                opened = self._breaker_events.get(attempt.run.id) == "opened"
+                opened = opened and decision.will_retry
                 data = {"breaker": "opened"} if opened else {}
                 self._engine.emit(name, change.after(attempt.run), error, **data)
             if not decision.will_retry:

@@ -97,7 +97,7 @@ class Worker:
             resume_others=self._begin_others,
             give_back=self._give_back_until,
         )
-        self._taken = 0  # capacity
+        self._capacity_taken = 0
         self._loop_blocked = False  # the program's
         self._stuck: set[LocalAttempt] = set()
         self._wake = asyncio.Event()
@@ -105,7 +105,7 @@ class Worker:
         self._draining = False
         self._drain_ends = float("inf")  # by the monotonic clock
         self.claims_no_more = False  # the process holds too much memory; what it claimed still runs
-        self._short = True  # of capacity: the store may have more due runs than the last claim took
+        self._last_claim_was_full = True  # then the store may have more due runs
         self._claimed_at = 0.0
         self._next_due: datetime | None = None  # by the last claim, which found nothing due
         self._handler_seconds = 1.0
@@ -149,7 +149,7 @@ class Worker:
             pause = self._search_at - self._engine.clock.monotonic() if busy else 0.0
             limit = self._claim_limit() if pause <= 0 else 0
             found = await self._claim(limit, busy) if limit > 0 else 0
-            self._short = limit <= found
+            self._last_claim_was_full = limit <= found
             if limit <= 0:
                 poll = self._settings.poll.total_seconds()
                 await wait_for_event(self._wake, min(poll, pause) if pause > 0 else poll)
@@ -157,9 +157,9 @@ class Worker:
                 took = self._engine.clock.monotonic() - self._claimed_at
                 pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
                 self._search_at = self._engine.clock.monotonic() + pause
-            elif found and not self._short:
+            elif found and not self._last_claim_was_full:
                 await wait_for_event(self._wake, BUSY_SECONDS)
-            elif not self._short:
+            elif not self._last_claim_was_full:
                 await self._sleep_until_due()
         unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
         for attempt in [*unbegun, *self._active]:
@@ -203,7 +203,7 @@ class Worker:
     # Claiming
 
     def _free(self) -> int:
-        free = self._settings.workers - self._taken
+        free = self._settings.workers - self._capacity_taken
         # A blocked loop cannot release what it does not use.
         return free + self._dispatcher.unused_capacity if self._loop_blocked else free
 
@@ -219,7 +219,7 @@ class Worker:
 
     async def _claim(self, limit: int, busy: frozenset[str]) -> int:
         sent = self._claimed_at = self._engine.clock.monotonic()
-        claim = self._asked(limit, busy)
+        claim = self._make_claim(limit, busy)
         claimed = await self._engine.retrying_store.claim(claim)
         runs, self._next_due = claimed.runs, claimed.next_due
         if runs:
@@ -230,7 +230,7 @@ class Worker:
             await self._admit(runs, sent)
         return len(runs)
 
-    def _asked(self, limit: int, busy: frozenset[str]) -> Claim:
+    def _make_claim(self, limit: int, busy: frozenset[str]) -> Claim:
         return Claim(
             worker=self._settings.worker_id,
             handlers=self._handlers(),
@@ -398,7 +398,7 @@ class Worker:
         return self._engine.time.now()
 
     def _transact(self, context: RunContext) -> RunTransaction:
-        return RunTransaction(self._engine, self.leases.of(context))
+        return RunTransaction(self._engine, self.leases.attempt_of(context))
 
     def _put_off(self, attempt: LocalAttempt) -> bool:
         """Skip a run that is too late; snooze one whose breaker has opened while it waited here.
@@ -485,12 +485,12 @@ class Worker:
                 free -= 1
             batch.append(self._ready.popleft())
             self._active[attempt] = None
-        self._taken += self._dispatcher.begin(batch, self._free())
+        self._capacity_taken += self._dispatcher.begin(batch, self._free())
 
     def _record_begin(self, attempt: LocalAttempt) -> None:
         """Commit that the handler of an attempt begins, and begin it then. It takes capacity from
         now on, so that it begins soon after that commit."""
-        self._taken += 1
+        self._capacity_taken += 1
         self._recording[attempt] = None
         self.completer.record_begin(attempt, lambda kept: self._begin_recorded(attempt, kept))
 
@@ -498,10 +498,10 @@ class Worker:
         if attempt not in self._recording:  # it was taken back during the commit
             return
         del self._recording[attempt]
-        self._taken -= 1
+        self._capacity_taken -= 1
         if kept and self.leases.is_safe(attempt) and not self._must_wait_for_loop(attempt):
             self._active[attempt] = None
-            self._taken += self._dispatcher.begin([attempt], self._free(), first=True)
+            self._capacity_taken += self._dispatcher.begin([attempt], self._free(), first=True)
             return
         self._suspects.attempt_ended(attempt)
         self._leave_group(attempt)
@@ -511,7 +511,7 @@ class Worker:
 
     def _begin_others(self) -> None:
         self._begin()
-        self._wake_if_short()
+        self._wake_if_more_may_be_due()
 
     def began(self, attempt: LocalAttempt) -> None:
         """Emit that a handler is about to begin. Called on any thread."""
@@ -560,7 +560,7 @@ class Worker:
 
     def ended(self, attempts: list[LocalAttempt], released: int) -> None:
         """Decide what becomes of each run whose attempt has ended, and complete it."""
-        self._taken -= released
+        self._capacity_taken -= released
         now = self._engine.time.now()
         for attempt in attempts:
             try:
@@ -573,7 +573,7 @@ class Worker:
                 )
                 self._engine.emit("scheduler.error", attempt.run, error)
                 self.leases.release(attempt)
-        self._note_pace(attempts)
+        self._update_handler_seconds(attempts)
         self._begin_others()
 
     def _end_attempt(self, attempt: LocalAttempt, now: datetime) -> None:
@@ -581,7 +581,7 @@ class Worker:
         self._leave_group(attempt, _seconds(attempt, now) if attempt.stop_reason is None else None)
         self._suspects.attempt_ended(attempt)
         if attempt.lingering:
-            self._note_stuck(attempt)
+            self._add_stuck(attempt)
         decision = None
         if attempt.stop_reason is StopReason.LOST and not attempt.committed:
             self.leases.release(attempt)
@@ -598,7 +598,7 @@ class Worker:
     def handler_ended(self, attempt: LocalAttempt) -> None:
         """A handler in a thread or process has ended, perhaps after its attempt: its capacity is
         free again."""
-        self._taken -= 1
+        self._capacity_taken -= 1
         self._stuck.discard(attempt)
         self._begin_others()
 
@@ -606,11 +606,11 @@ class Worker:
         """A handler on a loop has ended after its attempt."""
         self._stuck.discard(attempt)
 
-    def _wake_if_short(self) -> None:
+    def _wake_if_more_may_be_due(self) -> None:
         """Claim again if the last claim was limited by capacity. If it was not, the store has no
         more due runs; a limit has capacity once an end is committed, and that commit comes with a
         hint."""
-        if self._short or self._draining or self._groups.wants_more:
+        if self._last_claim_was_full or self._draining or self._groups.wants_more:
             self._wake.set()
 
     def _give_back(self, attempt: LocalAttempt) -> None:
@@ -630,7 +630,7 @@ class Worker:
             return True
         if attempt in self._recording:
             del self._recording[attempt]
-            self._taken -= 1
+            self._capacity_taken -= 1
         elif attempt in self._active:
             if not self._dispatcher.take_back(attempt):
                 return False
@@ -665,7 +665,7 @@ class Worker:
             self._wake.clear()
             await wait_for_event(self._wake, max(left, 0.001))
 
-    def _note_pace(self, attempts: list[LocalAttempt]) -> None:
+    def _update_handler_seconds(self, attempts: list[LocalAttempt]) -> None:
         """Update the mean duration of handlers, which decides how far ahead to claim. The initial
         value is too long for most handlers, so the mean falls faster than it rises."""
         if not attempts:
@@ -675,7 +675,7 @@ class Worker:
         change = max(seconds, 1e-5) - self._handler_seconds
         self._handler_seconds += change * (0.75 if change < 0 else 0.5)
 
-    def _note_stuck(self, attempt: LocalAttempt) -> None:
+    def _add_stuck(self, attempt: LocalAttempt) -> None:
         self._stuck.add(attempt)
         if attempt.stop_reason is StopReason.TIMEOUT:
             log.warning(

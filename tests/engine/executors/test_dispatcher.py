@@ -384,6 +384,6 @@ async def test_an_attempt_in_a_process_that_ends_late_ends_once(
         engine = scheduler._engine
         assert engine is not None
         await until(lambda: not engine.worker.stuck)
-        assert engine.worker._taken == 0
+        assert engine.worker._capacity_taken == 0
         assert (await scheduler.get_run(run.id)).state is State.PENDING
     assert "ownership.lost" not in recorder.names

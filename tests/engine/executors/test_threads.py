@@ -67,6 +67,6 @@ async def test_a_run_without_a_thread_is_given_back_and_runs_later(
         assert [(run.state, run.result) for run in done] == [(State.SUCCEEDED, n) for n in range(5)]
         assert scheduler._engine is not None
         await recorder.until("run.succeeded", 5)
-        assert scheduler._engine.worker._taken == 0
+        assert scheduler._engine.worker._capacity_taken == 0
     assert recorder.names.count("run.started") == 5
     assert caplog.text.count("no thread can be started for run") == 2
