@@ -245,7 +245,7 @@ async def test_a_failing_span_processor_affects_no_run(
 
 
 async def test_without_a_provider_nothing_is_traced() -> None:
-    assert Telemetry.found() is None
+    assert Telemetry.find() is None
 
 
 PROGRAM = """

@@ -131,7 +131,7 @@ class LocalAttempt(Struct, eq=False):
             return Isolation.THREAD
         return asked
 
-    def unless_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise CancelledError if the attempt was stopped before its handler began. A task that is
         cancelled before its first step would end without running any of its code."""
         if self.stop_reason is not None:

@@ -161,7 +161,7 @@ class Engine:
         await wait_for_store(
             lambda: self._open(drafts, adapt), context.settings.wait_for_store, context.clock
         )
-        telemetry = self.worker.telemetry = Telemetry.found()
+        telemetry = self.worker.telemetry = Telemetry.find()
         program = self._loop_executor(program_loop, None if inline else thread_cpu)
         watch = LoopWatch(
             program,
@@ -254,9 +254,9 @@ class Engine:
     async def drain(self, *, timeout: float) -> None:
         """Claim no more runs, and wait for those that run. Queries still work."""
         if self._context.settings.workers > 0:
-            await self._drained(graceful=True, timeout=timeout)
+            await self._drain_once(graceful=True, timeout=timeout)
 
-    async def _drained(self, *, graceful: bool, timeout: float) -> None:
+    async def _drain_once(self, *, graceful: bool, timeout: float) -> None:
         """Drain, or wait for the drain that has begun, so that no handler is cancelled twice: after
         a signal both the signal's handler and the program's `stop` drain. The shorter of the two
         timeouts counts."""
@@ -303,7 +303,7 @@ class Engine:
         """Drain, commit the last outcomes, and close the store. Leases are renewed meanwhile."""
         context = self._context
         if context.settings.workers > 0:
-            await self._drained(graceful=graceful, timeout=timeout)
+            await self._drain_once(graceful=graceful, timeout=timeout)
             log.info("worker %s stopped", context.settings.worker_id)
             context.emit("worker.stopped", worker=context.settings.worker_id)
         # A store's driver may turn a cancellation into another error, and then the task continues.

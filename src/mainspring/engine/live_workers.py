@@ -271,7 +271,7 @@ class LiveWorkers:
             await self._announce()
             await asyncio.sleep(REFRESH_SECONDS)
 
-    async def current(self) -> list[LiveWorker]:
+    async def read_workers(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
         found = await find_workers(self._engine.store)
         if self._engine.settings.workers > 0:
@@ -279,10 +279,10 @@ class LiveWorkers:
             found = [worker for worker in found if worker.id != this_worker.id] + [this_worker]
         return found
 
-    async def listed(self) -> list[LiveWorker]:
+    async def list_workers(self) -> list[LiveWorker]:
         """The same by id, with the one that leads marked."""
         leader = await find_leader(self._engine.store)
-        workers = sorted(await self.current(), key=lambda worker: worker.id)
+        workers = sorted(await self.read_workers(), key=lambda worker: worker.id)
         return [replace(worker, is_leader=worker.id == leader) for worker in workers]
 
     async def withdraw(self) -> None:

@@ -28,7 +28,7 @@ from mainspring.errors import (
     TransactionAborted,
 )
 
-__all__ = ["LEAST_SNOOZE", "Decision", "completed", "decide"]
+__all__ = ["LEAST_SNOOZE", "Decision", "decide", "make_completion"]
 
 LEAST_SNOOZE = timedelta(seconds=0.1)
 """A run that is snoozed for no time would be claimed and snoozed as fast as the store can."""
@@ -84,7 +84,7 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
     return Decision(transitions.succeeded(run, now, attempt.result, log, detail))
 
 
-def completed(attempt: LocalAttempt, now: datetime) -> Change:
+def make_completion(attempt: LocalAttempt, now: datetime) -> Change:
     """The change that a handler's transaction commits with its writes."""
     run, context = _with_progress(attempt), attempt.context
     now = max(now, run.started_at or now)

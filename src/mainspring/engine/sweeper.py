@@ -136,7 +136,7 @@ class Sweeper:
             changes.append(
                 transitions.rescued(run, now, delivery, unbegun=unbegun, blameless=blameless)
             )
-        for run in await self._committed(list(lapsed.values()), changes):
+        for run in await self._change_runs(list(lapsed.values()), changes):
             log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
             self._engine.emit("run.rescued", run)
             if run.finished:
@@ -187,7 +187,7 @@ class Sweeper:
         pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
         runs = [run for run, change in pairs if change is not None]
         changes = [change for _, change in pairs if change is not None]
-        await self._emit_ended(await self._committed(runs, changes))
+        await self._emit_ended(await self._change_runs(runs, changes))
         lost = [run for run in upstream.items if run.state is State.PENDING and node_of(run)]
         if lost:
             await self._end_for_gone_nodes(lost)
@@ -226,7 +226,7 @@ class Sweeper:
             if root is not None and run.id not in root.after:
                 runs.append(run)
                 changes.append(transitions.cancelled(run, now, root.reason))
-        await self._emit_ended(await self._committed(runs, changes))
+        await self._emit_ended(await self._change_runs(runs, changes))
 
     async def _end_for_gone_nodes(self, pending: list[Run]) -> None:
         """End node runs whose worker is gone: nobody else may take them. After an outage of the
@@ -253,7 +253,7 @@ class Sweeper:
         now = self._engine.time.now()
         runs = [run for run in pending if nodes[run.id] in gone]
         changes = [transitions.node_gone(run, now) for run in runs]
-        await self._emit_ended(await self._committed(runs, changes))
+        await self._emit_ended(await self._change_runs(runs, changes))
 
     async def _emit_ended(self, changed: list[Run]) -> None:
         """Emit the end of those runs that have ended. They were read without their payloads."""
@@ -265,7 +265,7 @@ class Sweeper:
                 if run.finished:
                     self._engine.emit(EVENT_OF[run.state], run)
 
-    async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
+    async def _change_runs(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         """Commit the changes; return the runs that have changed by it, as they are now."""
         if not changes:
             return []

@@ -42,7 +42,7 @@ class Telemetry:
         self._failed = False
 
     @classmethod
-    def found(cls) -> Telemetry | None:
+    def find(cls) -> Telemetry | None:
         """None where the program has not set OpenTelemetry up; it is not imported for that."""
         trace: Any = sys.modules.get("opentelemetry.trace")
         if trace is None:

@@ -494,7 +494,7 @@ class Client:
         engine = self._running()
 
         async def prune() -> list[Job]:
-            workers = await engine.live_workers.current()
+            workers = await engine.live_workers.read_workers()
             return await engine.job_operations.prune_orphans(workers, dry_run=dry_run, force=force)
 
         return await self._call(prune())
@@ -788,7 +788,7 @@ class Client:
         """The processes that work on this store's runs: their handlers and queues, node, version,
         capacity, memory and last sign of life, and which of them leads. One that was killed is
         listed for up to a minute."""
-        return await self._call(self._running().live_workers.listed())
+        return await self._call(self._running().live_workers.list_workers())
 
     async def list_unreadable(self, limit: int = 100) -> tuple[list[Job], list[Run]]:
         """Jobs and runs whose records this version cannot read (damaged, or written by a newer

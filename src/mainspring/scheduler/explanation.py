@@ -156,7 +156,9 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
         return _of_job(job, Reason.ALL_PAUSED, text, since=since)
-    if job.schedule is not None and no_worker_fires(workers := await engine.live_workers.current()):
+    if job.schedule is not None and no_worker_fires(
+        workers := await engine.live_workers.read_workers()
+    ):
         return _disabled(job, workers, job.next_run_at, now)
     if job.next_run_at is not None and job.next_run_at <= now:
         return await _not_fired(engine, job, job.next_run_at, now)
@@ -200,7 +202,7 @@ def _paused(job: Job, at: datetime | None = None) -> Explanation:
 async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) -> Explanation:
     """Why a slot that is due was not fired."""
     late = f"its slot at {_moment(slot)} has not been fired for {_span(now - slot)}"
-    workers = await engine.live_workers.current()
+    workers = await engine.live_workers.read_workers()
     if not workers:
         uptime = await read_uptime(engine.store)
         since = "" if uptime is None else f" since {_moment(uptime.alive_at)}"
@@ -432,7 +434,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if run.run_at > now:
         held = None if job is None else await _breaker_open(engine, run, job, now)
         return held or _explain_later(run, now)
-    workers = await engine.live_workers.current()
+    workers = await engine.live_workers.read_workers()
     node = node_of(run)
     if node is not None and node not in _ids(workers):
         text = f"its node {node} is gone: the run ends within two minutes"

@@ -314,7 +314,7 @@ async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
     since = period_start(now - RATE_WINDOW, HOUR)
     counts = await engine.store.counts(since, frozenset(job.id for job in jobs))
     breakers = await breaker_statuses(engine.store, jobs)
-    workers = await engine.live_workers.current()
+    workers = await engine.live_workers.read_workers()
     is_paused = await engine.job_operations.paused_since() is not None
     found = []
     for job in jobs:

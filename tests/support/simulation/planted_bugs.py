@@ -311,7 +311,7 @@ def _rescued_by_own_clock() -> Patches:
             transitions.rescued(run, now, delivery)
             for run, delivery in zip(lapsed, deliveries, strict=True)
         ]
-        await self._committed(lapsed, changes)
+        await self._change_runs(lapsed, changes)
 
     return [patch.object(Sweeper, "_rescue", rescue)]
 

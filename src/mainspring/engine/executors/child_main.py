@@ -39,7 +39,7 @@ from mainspring.engine.results import storable_result
 from mainspring.engine.tracebacks import error_text, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 
-__all__ = ["HEADER", "framed", "main", "refuse_while_loading"]
+__all__ = ["HEADER", "main", "make_frame", "refuse_while_loading"]
 
 HEADER: Final = struct.Struct("!I")
 MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__` guard fires
@@ -50,7 +50,7 @@ _SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
 _loading: str | None = None
 
 
-def framed(message: Mapping[str, Any]) -> bytes:
+def make_frame(message: Mapping[str, Any]) -> bytes:
     body = encode(message, what="message", limit=_NO_LIMIT).encode()
     return HEADER.pack(len(body)) + body
 
@@ -109,7 +109,7 @@ class _Channel:
         """Send a message, unless its run has ended: threads of a handler may outlive the run."""
         if os.getpid() != self._owner:
             return  # a fork does not share the lock: its frames would mix with the child's
-        frame = framed(message)
+        frame = make_frame(message)
         with self._lock:
             if sender is not self.current:
                 return

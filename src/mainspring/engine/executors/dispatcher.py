@@ -213,7 +213,7 @@ class Dispatcher:
         result, error = None, None
         pid, cpu = os.getpid(), thread_cpu()
         try:
-            attempt.unless_stopped()
+            attempt.raise_if_stopped()
             if (hook := attempt.handler.hooks.on_start) is not None:
                 started = call_hook(hook, attempt.context)
                 asyncio.run_coroutine_threadsafe(started, self._user_loop.loop).result()
@@ -244,7 +244,7 @@ class Dispatcher:
         attempt.began_at = self._time.now()
         self._timeouts.watch(attempt)
         try:
-            attempt.unless_stopped()
+            attempt.raise_if_stopped()
             self.call_hook(attempt.handler.hooks.on_start, attempt.context)
             with traced(self._telemetry, attempt):
                 reply = await self._processes.run(
