@@ -25,7 +25,7 @@ from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
-from mainspring.engine.job_operations import Adapt, JobOperations
+from mainspring.engine.job_operations import JobOperations, KeepFromStored
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
@@ -148,10 +148,10 @@ class Engine:
         drafts: Sequence[Job],
         *,
         inline: bool,
-        adapt: Adapt | None = None,
+        keep_from_stored: KeepFromStored | None = None,
     ) -> None:
-        """Open the store, define the jobs of the code, and start all components. `adapt` says what
-        of a stored job stays, as for `Operations.put`.
+        """Open the store, define the jobs of the code, and start all components.
+        `keep_from_stored` says what of a stored job stays, as for `JobOperations.put`.
 
         `program_loop` is the loop that async handlers run on.
         """
@@ -159,7 +159,9 @@ class Engine:
         if context.settings.workers > 0 and (limit := context.settings.memory_limit) is not None:
             refuse_low_limit(limit)
         await wait_for_store(
-            lambda: self._open(drafts, adapt), context.settings.wait_for_store, context.clock
+            lambda: self._open(drafts, keep_from_stored),
+            context.settings.wait_for_store,
+            context.clock,
         )
         telemetry = self.worker.telemetry = Telemetry.find()
         program = self._loop_executor(program_loop, None if inline else thread_cpu)
@@ -348,7 +350,7 @@ class Engine:
                 reason_of(errors[0]),
             )
 
-    async def _open(self, drafts: Sequence[Job], adapt: Adapt | None) -> None:
+    async def _open(self, drafts: Sequence[Job], keep_from_stored: KeepFromStored | None) -> None:
         context = self._context
         await self._open_store()
         try:
@@ -357,7 +359,7 @@ class Engine:
             for draft in drafts:
                 # The store has logged it. Nothing may overwrite it, and the other jobs go on.
                 with contextlib.suppress(RecordUnreadable):
-                    await self.job_operations.define(draft, adapt)
+                    await self.job_operations.define(draft, keep_from_stored)
         except BaseException:
             await context.store.close()
             raise

@@ -291,7 +291,7 @@ class LiveWorkers:
             [NoteWrite.drop(NOTE_KIND, self._engine.settings.worker_id)]
         )
 
-    def may_fire(self, job: Job, this_worker: LiveWorker) -> bool:
+    def decide_firing(self, job: Job, this_worker: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while the store has not answered for so long that
         it is not known who is alive; at the start a job of others waits for the first answer.
         `this_worker` is made once for many jobs: it names all handlers."""

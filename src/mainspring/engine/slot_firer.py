@@ -237,7 +237,7 @@ class SlotFirer:
     def _can_fire(self, job: Job, this_worker: LiveWorker) -> bool:
         if job.unreadable is not None or self._is_set_aside(job):
             return False
-        return self._live_workers.may_fire(job, this_worker)
+        return self._live_workers.decide_firing(job, this_worker)
 
     # Planning
 

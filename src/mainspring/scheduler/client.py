@@ -279,10 +279,10 @@ class Client:
             return await self._call(job_operations.create(draft, dry_run=dry_run))
         own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
-        def adapt(draft: Job, stored: Job) -> Job:
+        def keep_from_stored(draft: Job, stored: Job) -> Job:
             return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
 
-        return await self._call(job_operations.put(draft, adapt, dry_run=dry_run))
+        return await self._call(job_operations.put(draft, keep_from_stored, dry_run=dry_run))
 
     def draft(self, id: str, *, defaults: PolicyOptions | None = None, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
@@ -343,7 +343,7 @@ class Client:
         jobs = read_job_file(file)
         drafts = self._draft_jobs(jobs, Owner.FILE, with_handlers=with_handlers)
 
-        def adapt(draft: Job, stored: Job) -> Job:
+        def keep_from_stored(draft: Job, stored: Job) -> Job:
             return adopt_job(
                 draft,
                 stored,
@@ -364,7 +364,7 @@ class Client:
         job_operations = self._running().job_operations
         with jobs.add_error_places():
             pairs = await self._call(
-                job_operations.replace_all(drafts, adapt, belongs, dry_run=dry_run)
+                job_operations.replace_all(drafts, keep_from_stored, belongs, dry_run=dry_run)
             )
         return applied_jobs(jobs.name or "", pairs, list(kept.values()), dry_run=dry_run)
 
@@ -967,7 +967,9 @@ class Client:
             store_url=self._url,
             warn_of_new_store=self._warns_of_new_store,
         )
-        await engine.start(program_loop, jobs, inline=self._inline, adapt=self._keep_secrets)
+        await engine.start(
+            program_loop, jobs, inline=self._inline, keep_from_stored=self._keep_secrets
+        )
         return engine
 
     async def _stop(self, *, graceful: bool, seconds: float) -> None:
