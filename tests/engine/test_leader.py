@@ -16,9 +16,8 @@ from tests.support.engine import EventRecorder, SwitchableFaults
 def test_a_leader_without_its_store_leads_until_its_term_ends() -> None:
     async def main() -> None:
         store, faults = MemoryStore(VirtualClock()), SwitchableFaults()
-        options = {"clock": VirtualClock(), "inline": True}
-        first = Scheduler(FaultyStore(store, faults), **options)
-        second = Scheduler(store, **options)
+        first = Scheduler(FaultyStore(store, faults), clock=VirtualClock(), inline=True)
+        second = Scheduler(store, clock=VirtualClock(), inline=True)
         events = EventRecorder(first, "leader.*")
         async with first:
             await asyncio.sleep(1)

@@ -56,7 +56,7 @@ class UnreadableWaiting(MemoryStore):
     """Refuses to look through waiting runs: an index is damaged, say."""
 
     async def find(self, query: RunQuery) -> Page[Run]:
-        if query.states == {State.WAITING}:
+        if query.states == frozenset({State.WAITING}):
             raise StoreError("the index is damaged")
         return await super().find(query)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ async def test_a_run_without_a_thread_is_given_back_and_runs_later(
     caplog: pytest.LogCaptureFixture,
     delivery: Any,
 ) -> None:
-    monkeypatch.setattr(worker, "NO_THREAD_SNOOZE", worker.LEAST_SNOOZE)
+    monkeypatch.setattr(worker, "NO_THREAD_SNOOZE", timedelta(milliseconds=100))
     scheduler = make()
     recorder = EventRecorder(scheduler, "run.*")
 
