@@ -50,7 +50,7 @@ class Queued(NamedTuple):
 
 
 class Completer:
-    """`finished(run_id)` is called when a run of this worker has ended and the store has it.
+    """`finished(run_id)` is called when the end of a run of this worker is committed.
 
     `call_hook(hook, *arguments)` is set when the dispatcher is made.
     """
@@ -240,7 +240,7 @@ class Completer:
         """End an attempt whose change the store refused: somebody cancelled the run first, another
         worker has it, or the store cannot keep the change."""
         query = RunQuery(ids=frozenset({attempt.run.id}))
-        lost = f"run {attempt.run.id} was taken over"
+        lost = f"run {attempt.run.id} was taken over by another worker"
         for run in (await self._engine.retrying_store.find(query)).items:
             mine = run.token == attempt.run.token
             if mine and run.state is State.SUCCEEDED and attempt.completion is not None:

@@ -70,8 +70,8 @@ DRAIN_GRACE = 2.0
 
 
 class Worker:
-    """`finished(run_id)` is called when a run of this worker has ended and the store has it,
-    `unblock(run_id)` for a run that another run has just started to wait for."""
+    """`finished(run_id)` is called when the end of a run of this worker is committed,
+    `unblock(run_id)` when another run has just begun to wait for that run."""
 
     def __init__(
         self,
