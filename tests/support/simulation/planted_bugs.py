@@ -548,7 +548,7 @@ def _registered_afresh() -> Patches:
     def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
         return schedule.bind(stored.id, now).next(now)
 
-    return [patch.object(job_updates, "_kept_slot", next_slot)]
+    return [patch.object(job_updates, "_slot_after_change", next_slot)]
 
 
 def _drains_and_fires() -> Patches:
