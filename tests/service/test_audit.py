@@ -44,6 +44,13 @@ async def test_what_changes_nothing_is_not_logged(
     assert await entries(api) == []
 
 
+@pytest.mark.parametrize("value", ["false", "False", "0"])
+async def test_a_change_that_says_it_is_no_dry_run_is_logged(api: Api, value: str) -> None:
+    await api.ok("POST", f"/api/v1/jobs/report/trigger?dryRun={value}")
+    path = "/api/v1/jobs/report/trigger"
+    assert await entries(api) == [(None, "POST", path, 202)]
+
+
 async def test_only_an_admin_reads_it(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     _, text = await api.app.state.service.keys.create("ada", "write")

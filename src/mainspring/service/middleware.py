@@ -67,6 +67,8 @@ PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"
 DRY_RUN_PATHS = re.compile(r"/api(/v1)?/jobs(/prune-orphans|/[^/]+/(trigger|backfill))?")
 """POST requests that have a dry run."""
 
+DRY_RUN_VALUES = {"true": True, "1": True, "false": False, "0": False}
+
 BODY_SECONDS = 20.0
 DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 1024
 """How much of a body that is too large is read and thrown away."""
@@ -187,7 +189,7 @@ class RequestChecks:
         self._check_started(scope)
         await self._check_key(scope, headers)
         _check_content_type(scope["method"], headers)
-        _check_dry_run(scope)
+        scope.setdefault("state", {})["dry_run"] = _read_dry_run(scope)
         body, last = await self._read_body(headers, receive)
         if scope["method"] not in SAFE_METHODS:  # no route reads the body of a GET
             check_duplicate_names(body)
@@ -442,8 +444,7 @@ def _is_change(scope: Scope) -> bool:
     """Whether the request changes something, if it is done."""
     if scope["method"] in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(local_path(scope)):
         return False
-    given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
-    return given.get("dryRun", "false").lower() in ("false", "0")
+    return not scope.get("state", {}).get("dry_run", False)
 
 
 def _needed_scope(method: str, path: str) -> KeyScope:
@@ -515,25 +516,30 @@ def _check_content_type(method: str, headers: Headers) -> None:
         raise ApiError(415, why, headers={"Accept-Encoding": "identity"})
 
 
-def _check_dry_run(scope: Scope) -> None:
-    """Refuse a dry run of a request that has none, and other spellings of the parameter: the client
-    expects that nothing is done."""
+def _read_dry_run(scope: Scope) -> bool:
+    """Whether the request is a dry run. Refuses one of a request that has none, other spellings of
+    the parameter and other values than true, false, 1 and 0: the client expects that nothing is
+    done, and the audit log and the route must read the value alike."""
     method, path = scope["method"], local_path(scope)
     if method in SAFE_METHODS or not scope.get("query_string"):
-        return
+        return False
     given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
     for name in given:
         if name != "dryRun" and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
             why = f"is the spelling, not {name[:100]!r}: nothing was done"
             raise ApiError.of_fields(FieldError.predicate("dryRun", why))
-    if method == "POST" and DRY_RUN_PATHS.fullmatch(path):
-        return
-    if given.get("dryRun", "false").lower() not in ("false", "0"):
+    value = given.get("dryRun", "false")
+    if value.lower() not in DRY_RUN_VALUES:
+        why = f"is true, false, 1 or 0, not {value[:100]!r}: nothing was done"
+        raise ApiError.of_fields(FieldError.predicate("dryRun", why))
+    dry_run = DRY_RUN_VALUES[value.lower()]
+    if dry_run and not (method == "POST" and DRY_RUN_PATHS.fullmatch(path)):
         why = (
             "is for creating, triggering and backfilling a job and for pruning orphans, not for"
             f" {method} {path}: nothing was done"
         )
         raise ApiError.of_fields(FieldError.predicate("dryRun", why))
+    return dry_run
 
 
 def _key_texts(headers: Headers) -> list[str]:
