@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.core.codec import MAX_BYTES, decode, encode
+from mainspring.core.codec import MAX_BYTES, decode, encode, untag
 from mainspring.errors import InvalidPayload
 
 texts = st.text(st.characters(exclude_categories=[]))  # lone surrogates too
@@ -53,6 +53,22 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert back == value
     assert types(back) == types(value)
     assert encode(back) == text
+
+
+@given(values)
+def test_parsed_json_is_untagged_as_its_text_is_decoded(value: Any) -> None:
+    found = untag(json.loads(encode(value)))
+    assert found == value
+    assert types(found) == types(value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"$date": "x"}, {"$bytes": 1}, {"$uuid": None}, {"$decimal": "x"}, {"$datetime": {}}]
+)
+def test_a_tag_with_a_text_that_it_cannot_have_is_refused(wrong: Any) -> None:
+    (tag,) = wrong
+    with pytest.raises(ValueError, match=f"is not a {tag[1:]}"):
+        untag([wrong])
 
 
 @given(values)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mainspring import RunContext
 from mainspring.core import schedules
 from mainspring.core.model import replace
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.testing.store_calls import put_job
-from tests.support.service import WEBHOOK, Api
+from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
 from tests.support.service_calls import created, job, refused
 
 
@@ -251,3 +255,74 @@ async def test_edit_of_a_job_that_a_file_defines_names_the_file(api: Api, tmp_pa
     await refused(api, "DELETE", "/api/jobs/ping", 409)
     await api.ok("POST", "/api/jobs/ping/pause")
     await api.ok("POST", "/api/jobs/ping/trigger")
+
+
+TYPED: dict[str, Any] = {
+    "day": date(2030, 1, 2),
+    "at": datetime(2030, 1, 2, 9, tzinfo=UTC),
+    "price": Decimal("1.50"),
+    "label": {"$date": "x"},
+    "filter": {"$gt": 5},
+    "n": 1.0,
+}
+"""A payload of Python, with values that JSON lacks and names that look like their tags."""
+
+
+async def make_api_with_any_payload(make: Make) -> Api:
+    scheduler = sample_scheduler(workers=0)
+
+    @scheduler.job()
+    async def keep(ctx: RunContext) -> None: ...
+
+    api: Api = await make(scheduler)
+    return api
+
+
+@pytest.mark.parametrize("payload", [TYPED, {"name": {"$date": "x"}}, {"$date": "x"}, [b"x"]])
+async def test_a_job_that_is_sent_back_as_it_was_read_keeps_its_payload(
+    make: Make, payload: Any
+) -> None:
+    api = await make_api_with_any_payload(make)
+    await api.scheduler.add_job("mine", handler="keep", payload=payload, metadata=TYPED)
+    for _ in range(2):
+        await api.ok("PUT", "/api/jobs/mine", json=await job(api, "mine"))
+        read = await api.ok("GET", "/api/v1/jobs/mine")
+        await api.ok("PATCH", "/api/v1/jobs/mine", json={"payload": read["payload"]})
+        metadata = {"metadata": {**read["metadata"], "new": 1}}
+        await api.ok("PATCH", "/api/v1/jobs/mine", json=metadata)
+    stored = await api.scheduler.get_job("mine")
+    assert stored.payload == payload
+    assert stored.metadata == {**TYPED, "new": 1}
+
+
+async def test_an_edit_of_one_key_of_a_payload_keeps_the_types_of_the_others(make: Make) -> None:
+    api = await make_api_with_any_payload(make)
+    await api.scheduler.add_job("mine", handler="keep", payload=TYPED)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    edited = {**read["payload"], "n": 2, "later": {"$date": "2031-01-01"}}
+    await api.ok("PATCH", "/api/v1/jobs/mine", json={"payload": edited})
+    stored = await api.scheduler.get_job("mine")
+    assert stored.payload == {**TYPED, "n": 2, "later": date(2031, 1, 1)}
+
+
+async def test_a_wrong_tagged_value_is_refused(make: Make) -> None:
+    api = await make_api_with_any_payload(make)
+    body = {"schedule": None, "handler": "keep", "payload": {"day": {"$date": "someday"}}}
+    found = await refused(api, "POST", "/api/jobs", 422, json=body)
+    assert found["errors"] == [
+        {
+            "field": "payload",
+            "message": 'holds a wrong tagged value: {"$date": "someday"} is not a date. Write a'
+            " second $ for an object that has such a name itself",
+        }
+    ]
+    run = await api.ok("POST", "/api/v1/jobs/keep/trigger", json={"payload": {"$$date": "x"}})
+    assert run["payload"] == {"$$date": "x"}
+    assert (await api.scheduler.get_run(run["id"])).payload == {"$date": "x"}
+
+
+async def test_the_body_of_a_webhook_is_taken_and_answered_as_it_is(api: Api) -> None:
+    body = {"name": {"$date": "x"}, "filter": {"$$gt": 5}}
+    name = await created(api, **{**WEBHOOK, "body": body})
+    await api.ok("PUT", f"/api/jobs/{name}", json=await job(api, name))
+    assert (await job(api, name))["body"] == body

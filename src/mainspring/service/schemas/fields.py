@@ -34,7 +34,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from mainspring.core.model import check_job_id
 from mainspring.core.policy import MAX_NAME, MAX_PRIORITY
 from mainspring.errors import InvalidInput
-from mainspring.service.schemas.json_format import WrongFormat, read_datetime, read_duration, to_iso
+from mainspring.service.schemas.json_format import (
+    WrongFormat,
+    read_datetime,
+    read_duration,
+    read_json_value,
+    to_iso,
+)
 
 __all__ = [
     "LEFT_OUT",
@@ -47,6 +53,7 @@ __all__ = [
     "Duration",
     "FieldSpec",
     "JobId",
+    "JsonValue",
     "Milliseconds",
     "OneLine",
     "Priority",
@@ -99,6 +106,8 @@ Duration = Annotated[
 ]
 DateTime = Annotated[str, StringConstraints(max_length=64), AfterValidator(read_datetime)]
 OneLine = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
+JsonValue = Annotated[Any, AfterValidator(read_json_value)]
+"""Any JSON, with tags for values that JSON lacks. Answers have it by `to_json_value`."""
 JobId = Annotated[str, AfterValidator(_job_id)]
 Priority = Annotated[
     int,

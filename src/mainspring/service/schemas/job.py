@@ -32,6 +32,7 @@ from mainspring.service.schemas.fields import (
     Duration,
     FieldSpec,
     JobId,
+    JsonValue,
     Milliseconds,
     OneLine,
     Priority,
@@ -383,8 +384,10 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "payload",
-        "The handler's arguments.",
-        sent=Any,
+        "The handler's arguments. A value that JSON lacks is an object of one key, in answers and"
+        ' requests: `{"$datetime": "2030-01-01T09:00:00+00:00"}`, and `$date`, `$uuid`, `$decimal`'
+        " and `$bytes` (base64) alike. An object that has such a name itself gets a second `$`.",
+        sent=JsonValue,
         answered=Any,
         optional=True,
         read=lambda job: to_json_value(job.payload),
@@ -615,12 +618,10 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "metadata",
         "Any JSON object; Mainspring stores it and does not read it.",
         {"team": "data"},
-        sent=dict[str, Any] | None,
+        sent=dict[str, JsonValue] | None,
         answered=dict[str, Any],
         read=lambda job: {
-            name: value
-            for name, value in to_json_value(dict(job.metadata)).items()
-            if name != "name"
+            name: to_json_value(value) for name, value in job.metadata.items() if name != "name"
         },
     ),
     FieldSpec(
@@ -810,7 +811,11 @@ class TriggerBody(Body):
     )
 
     payload: Annotated[
-        Any, Field(description="Instead of the request's body, or of the handler's arguments.")
+        JsonValue,
+        Field(
+            description="Instead of the request's body, or of the handler's arguments. Values that"
+            " JSON lacks are written as in a job's `payload`."
+        ),
     ] = None
 
 

@@ -1,4 +1,9 @@
-"""How values look in the API's JSON: times in UTC with `Z`, durations in milliseconds."""
+"""How values look in the API's JSON: times in UTC with `Z`, durations in milliseconds.
+
+Payloads, results and metadata may hold values that JSON lacks. Requests and answers have one form
+of them: `{"$datetime": "…"}`, and `$date`, `$uuid`, `$decimal` and `$bytes` alike. So a client can
+send back what it has read, whole or changed in part.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,7 @@ __all__ = [
     "json_response",
     "read_datetime",
     "read_duration",
+    "read_json_value",
     "to_iso",
     "to_json_value",
     "to_milliseconds",
@@ -58,10 +64,34 @@ def to_milliseconds(span: Any) -> int | float | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """A payload or a result. A type that JSON lacks is tagged, as in the store."""
+    """A payload, a result or a value of the metadata. A type that JSON lacks is tagged."""
     if value is None or isinstance(value, str | bool):
         return value
-    return json.loads(codec.encode(value, limit=2**31))
+    return json.loads(codec.encode(value, limit=2**31), object_hook=_without_needless_escape)
+
+
+def _without_needless_escape(made: dict[str, Any]) -> dict[str, Any]:
+    """The store writes `{"$gt": 5}` as `{"$$gt": 5}`, because later versions may have more tags. An
+    answer escapes only what would be read as something else."""
+    if len(made) != 1:
+        return made
+    ((name, value),) = made.items()
+    plain = name[1:]
+    needless = name.startswith("$$") and plain not in codec.TAGS and not plain.startswith("$$")
+    return {plain: value} if needless else made
+
+
+def read_json_value(value: Any) -> Any:
+    """What a client sent as `to_json_value` writes it. Raises `WrongFormat` for a wrong tag."""
+    try:
+        return codec.untag(value)
+    except RecursionError:
+        return value  # the library refuses it: it nests too deep
+    except ValueError as error:
+        raise WrongFormat(
+            f"holds a wrong tagged value: {error}. Write a second $ for an object that has such a"
+            " name itself"
+        ) from None
 
 
 def read_duration(value: float | str) -> timedelta:
