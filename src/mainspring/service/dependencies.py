@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast, get_args, get_origin
 from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator
+from starlette.datastructures import Headers
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
@@ -50,6 +51,12 @@ DRY_RUN = "dryRun"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY_PARAMETER_PATHS = ("/api/observability/health", "/api/v1/health")
 """Paths that accept any parameter: a monitor may add its own."""
+
+_HEADERS_WITH_EFFECT = {
+    "If-Match": "for one job (its ETag)",
+    "Idempotency-Key": "for creating or triggering one job",
+}
+"""Headers that change what a request does, and what each is for."""
 
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
@@ -142,14 +149,15 @@ RunPath = Annotated[str, Depends(_run_path)]
 
 
 async def check_query(request: Request) -> None:
-    """Refuse unknown and repeated query parameters and an `If-Match` that the route ignores.
+    """Refuse unknown and repeated query parameters, and headers that the route ignores.
 
     A misspelt filter would give everything, and of two values one would be dropped. A condition
-    that is not checked might allow what it forbids.
+    that is not checked might allow what it forbids, and a change that is sent again might be done
+    twice.
     """
     route = request.scope["route"]
-    if request.method not in SAFE_METHODS and "if-match" in request.headers:
-        _check_condition(route)
+    if request.method not in SAFE_METHODS:
+        _check_headers(route, request.headers)
     if (
         not request.query_params
         or not route.path.startswith("/api/")
@@ -161,10 +169,11 @@ async def check_query(request: Request) -> None:
         raise ApiError.of_fields(*faults)
 
 
-def _check_condition(route: APIRoute) -> None:
-    if not any(one.alias == "If-Match" for one in route.dependant.header_params):
-        why = "If-Match is for one job (its ETag) and is not supported here: nothing was done"
-        raise ApiError(422, why)
+def _check_headers(route: APIRoute, given: Headers) -> None:
+    taken = {one.alias for one in route.dependant.header_params}
+    for name, purpose in _HEADERS_WITH_EFFECT.items():
+        if name in given and name not in taken:
+            raise ApiError(422, f"{name} is {purpose} and is not supported here: nothing was done")
 
 
 def _parameters(route: APIRoute) -> dict[str, bool]:

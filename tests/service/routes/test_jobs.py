@@ -373,8 +373,8 @@ async def test_a_create_that_is_sent_again_makes_one_job(api: Api) -> None:
     assert "another body" in document["error"]
     job_id = answers[0].json()["data"]["jobId"]
     await api.ok("DELETE", f"/api/jobs/{job_id}")
-    gone = await api.post("/api/jobs", json=WEBHOOK, headers=headers)
-    assert gone.json()["data"]["jobId"] == job_id  # what was answered, not a second job
+    gone = await refused(api, "POST", "/api/jobs", 409, json=WEBHOOK, headers=headers)
+    assert gone["code"] == "job_deleted"
     assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
 
 

@@ -89,7 +89,6 @@ __all__ = [
     "Force",
     "IdempotencyKey",
     "IfMatch",
-    "NoIdempotencyKey",
     "OnlyCount",
     "OnlyList",
     "Queue",
@@ -99,12 +98,10 @@ __all__ = [
     "backfill_job",
     "bulk_jobs",
     "create_job",
-    "created_before",
     "preview_request",
     "preview_trigger",
     "read_health",
     "read_metrics",
-    "refuse_idempotency_key",
     "remove_job",
     "remove_orphans",
     "router",
@@ -156,8 +153,6 @@ Force = Annotated[
     bool, Query(description="Also if no worker is alive to say which handlers exist.")
 ]
 
-NoIdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)]
-
 
 @router.post(
     "",
@@ -178,7 +173,6 @@ async def create(
     made = await create_job(service, request, body, idempotency_key)
     if made.replayed is not None:
         return _replayed_response(request, made.replayed)
-    assert made.job is not None
     return _created_response(request, made.job, made.secret)
 
 
@@ -213,10 +207,7 @@ async def list_jobs(
 @router.post(
     "/bulk", response_model=Bulk, summary="Create, pause, resume, trigger or delete many jobs"
 )
-async def bulk(
-    body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    refuse_idempotency_key(idempotency_key)
+async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
     items = await bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
     return json_response(
@@ -252,9 +243,7 @@ async def update(
     body: JobUpdateBody,
     service: ServiceDep,
     if_match: IfMatch = None,
-    idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
-    refuse_idempotency_key(idempotency_key)
     job, secret = await update_job(service, id, body, if_match)
     return _job_response(job, signing_secret=secret)
 
@@ -346,9 +335,10 @@ async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> 
 
 
 class CreatedJob(Struct, frozen=True):
-    """A new job and its signing secret, or the answer that a repeated request got before."""
+    """A new job and its signing secret, or one that an earlier request with the same
+    Idempotency-Key made: `replayed` is what is kept of the first answer."""
 
-    job: Job | None
+    job: Job
     secret: str | None = None
     replayed: dict[str, Any] | None = None
 
@@ -373,7 +363,8 @@ async def create_job(
         service.client, caller(request), idempotency_key, await request.body(), new_job_id(body)
     )
     if once.answer is not None:
-        return CreatedJob(None, replayed=once.answer)
+        job = await _created_before(service, once.answer["jobId"])
+        return CreatedJob(job, replayed=once.answer)
     try:
         job, secret = await _add_job(service, once.job_id, body)
     except (MainspringError, ApiError) as error:
@@ -383,7 +374,7 @@ async def create_job(
     return CreatedJob(job, secret)
 
 
-async def created_before(service: Service, id: str) -> Job:
+async def _created_before(service: Service, id: str) -> Job:
     """The job that an earlier request with the same Idempotency-Key made."""
     try:
         return await service.client.get_job(id)
@@ -519,12 +510,6 @@ async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
         made = (_trigger_one(service, name) for name in names[start : start + BULK_CHUNK])
         items += await asyncio.gather(*made)
     return items
-
-
-def refuse_idempotency_key(given: str | None) -> None:
-    if given is not None:
-        why = "Idempotency-Key is for creating or triggering one job: nothing was done here"
-        raise ApiError(422, why)
 
 
 # -- steps ----------------------------------------------------------------------------------

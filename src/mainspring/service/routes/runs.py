@@ -16,7 +16,6 @@ from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
-from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
 from mainspring.service.schemas.fields import query_of
 from mainspring.service.schemas.json_format import (
     WrongFormat,
@@ -109,10 +108,7 @@ async def find_runs(
 
 
 @router.post("/bulk", response_model=RunsBulk, summary="Cancel, retry or delete many")
-async def bulk(
-    body: RunsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    refuse_idempotency_key(idempotency_key)
+async def bulk(body: RunsBulkBody, service: ServiceDep) -> Response:
     done = await bulk_runs(service, body)
     return json_response({"success": True, "data": camel_case(done)})
 

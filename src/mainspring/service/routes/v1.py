@@ -34,7 +34,6 @@ from mainspring.service.routes.jobs import (
     Force,
     IdempotencyKey,
     IfMatch,
-    NoIdempotencyKey,
     OnlyCount,
     OnlyList,
     Queue,
@@ -102,14 +101,10 @@ async def create_job(
     if dry_run:
         return json_response(await jobs.preview_request(service, body))
     made = await jobs.create_job(service, request, body, idempotency_key)
-    job = made.job
-    if job is None:  # only a part of the first answer was kept
-        assert made.replayed is not None
-        job = await jobs.created_before(service, made.replayed["jobId"])
-    headers = {"Location": _address(request, f"jobs/{job.id}")}
+    headers = {"Location": _address(request, f"jobs/{made.job.id}")}
     if made.replayed is not None:
         headers["Idempotency-Replayed"] = "true"
-    return _job(job, made.secret, status=201, headers=headers)
+    return _job(made.job, made.secret, status=201, headers=headers)
 
 
 _ORDERS: dict[str, JobOrder] = {
@@ -176,10 +171,7 @@ async def list_jobs(
     tags=["jobs"],
     summary="Create, pause, resume, trigger or delete many jobs",
 )
-async def bulk_jobs(
-    body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
+async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
     items = await jobs.bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
     return json_response(
@@ -220,9 +212,7 @@ async def update_job(
     body: JobUpdateBody,
     service: ServiceDep,
     if_match: IfMatch = None,
-    idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
     return _job(*await jobs.update_job(service, id, body, if_match))
 
 
@@ -332,10 +322,7 @@ async def get_job_workflow(id: JobPath, service: ServiceDep) -> Response:
     tags=["jobs"],
     summary="Run jobs one after the other",
 )
-async def enqueue_chain(
-    body: ChainBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
+async def enqueue_chain(body: ChainBody, service: ServiceDep) -> Response:
     made = await workflows.enqueue_chain(service, body)
     return json_response({"items": [run_document(run, whole=True) for run in made]}, 202)
 
@@ -396,10 +383,7 @@ async def list_runs(
     tags=["runs"],
     summary="Cancel, retry or delete many runs",
 )
-async def bulk_runs(
-    body: RunsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
+async def bulk_runs(body: RunsBulkBody, service: ServiceDep) -> Response:
     done = await runs.bulk_runs(service, body)
     return json_response(camel_case(done))
 
