@@ -16,7 +16,8 @@ from mainspring.errors import MainspringError
 from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.router import api_router
-from mainspring.service.schemas.execution import Executions, execution_documents
+from mainspring.service.routes.runs import find_executions
+from mainspring.service.schemas.execution import Executions
 from mainspring.service.schemas.health import PROCESS_FIELDS, PageHealth, Probe, Stats
 from mainspring.service.schemas.json_format import (
     camel_case,
@@ -180,19 +181,10 @@ async def read_open_breakers(service: Service) -> list[dict[str, Any]]:
     summary="Failed attempts, newest first",
 )
 async def failures(service: ServiceDep, limit: PageLimit = 10) -> Response:
-    client = service.client
     # A run can fail without a failed attempt: its workers died.
-    failing = await client.list_runs(failing=True, limit=limit)
-    failed = await client.list_runs(state=State.FAILED, limit=limit)
-    runs = {run.id: run for run in [*failing.items, *failed.items]}
-    found = [
-        one
-        for run in runs.values()
-        for one in execution_documents(run)
-        if one["status"] == "failure"
-    ]
-    found.sort(key=lambda one: one["startedAt"], reverse=True)
-    return json_response({"success": True, "data": found[:limit]})
+    queries: list[dict[str, Any]] = [{"failing": True}, {"state": State.FAILED}]
+    found = await find_executions(service, *queries, limit=limit, status="failure")
+    return json_response({"success": True, "data": found})
 
 
 def _state(service: Service, running_here: int) -> dict[str, Any]:

@@ -42,8 +42,9 @@ from mainspring.service.problems import (
     from_validation_error,
 )
 from mainspring.service.router import api_router
+from mainspring.service.routes.runs import find_executions
 from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
-from mainspring.service.schemas.execution import Executions, execution_documents
+from mainspring.service.schemas.execution import Executions
 from mainspring.service.schemas.fields import TolerantBody, query_of
 from mainspring.service.schemas.job import (
     Bulk,
@@ -325,10 +326,8 @@ async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = No
 @router.get("/{id}/executions", response_model=Executions, summary="Attempts, newest first")
 async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
     await service.client.get_job(id)
-    page = await service.client.list_runs(job=id, tried=True, limit=limit)
-    found = [one for run in page.items for one in execution_documents(run)]
-    found.sort(key=lambda one: one["startedAt"], reverse=True)
-    return json_response({"success": True, "data": found[:limit]})
+    found = await find_executions(service, {"job": id, "tried": True}, limit=limit)
+    return json_response({"success": True, "data": found})
 
 
 # -- operations, for `/api/v1` too --------------------------------------------------------------
