@@ -105,6 +105,14 @@ class ApiKeys:
             raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
         if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
             raise InvalidInput(f"a key's name is 1 to 200 printable characters, not {name!r}")
+        if expires_in is not None and expires_in <= timedelta(0):
+            # Once there is a key, every request needs a valid one: this one would lock out all.
+            raise InvalidInput(
+                "is longer than zero, as in 90d, or left out for a key that does not expire",
+                subject="the time until a key expires",
+                field="expires_in",
+                given=expires_in,
+            )
         now = await self._notes.now()
         secret = secrets.token_urlsafe(32)
         key = Key(

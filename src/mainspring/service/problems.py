@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic.alias_generators import to_camel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
@@ -184,7 +185,11 @@ def from_library_error(error: MainspringError) -> ApiError:
 def _with_status(error: MainspringError) -> ApiError:
     message = str(error)
     if isinstance(error, InvalidInput):
-        fields = [FieldError(one.field, str(one)) for one in error.each() if one.field is not None]
+        fields = [
+            FieldError(to_camel(one.field), str(one))
+            for one in error.each()
+            if one.field is not None
+        ]
         return ApiError(422, message, errors=fields)
     if isinstance(error, HandlerNotFound):
         return ApiError.of_fields(FieldError("handler", message))
