@@ -193,7 +193,7 @@ async def test_an_unknown_field_is_refused_with_the_one_that_was_meant(
 async def test_a_wrong_priority_is_refused_with_both_bounds(api: Api, priority: int) -> None:
     sent = {**WEBHOOK, "priority": priority}
     document = await refused(api, "POST", "/api/jobs", 422, json=sent)
-    assert document["detail"] == f"priority is a whole number from 0 to 9, not {priority}"
+    assert document["detail"] == f"priority is 0 to 9, not {priority}"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -326,3 +327,44 @@ async def test_the_body_of_a_webhook_is_taken_and_answered_as_it_is(api: Api) ->
     name = await created(api, **{**WEBHOOK, "body": body})
     await api.ok("PUT", f"/api/jobs/{name}", json=await job(api, name))
     assert (await job(api, name))["body"] == body
+
+
+async def test_a_job_with_large_values_that_python_stored_can_be_edited(api: Api) -> None:
+    large: dict[str, Any] = {
+        "retries": 10_000,
+        "backoff": {"kind": "exponential", "factor": 5000, "cap": "20000d"},
+        "misfire": {"kind": "all", "limit": 50_000},
+        "timeout": "20000d",
+        "tags": [f"tag-{number}" for number in range(80)],
+        "description": "x" * 5000,
+        "metadata": {"name": "n" * 300},
+    }
+    before = await api.scheduler.add_job("mine", handler="report", **large)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    await api.ok("PATCH", "/api/v1/jobs/mine", json={**read, "priority": 9})
+    after = await api.scheduler.get_job("mine")
+    assert after.policy == dataclasses.replace(before.policy, priority=9)
+    assert (after.tags, after.metadata) == (before.tags, before.metadata)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({"retryAttempts": 10**9 + 1}, "retryAttempts", "is at most 1000000000"),
+        ({"misfire": {"limit": 0}}, "misfire.limit", "is 1 or more, not 0"),
+        ({"backoff": {"factor": 0.5}}, "backoff.factor", "is 1 or more, not 0.5"),
+        ({"priority": 10}, "priority", "is 0 to 9, not 10"),
+        ({"tags": [""]}, "tags.0", "has 1 to 200 characters, not 0"),
+        ({"tags": ["x"] * 1001}, "tags", "has at most 1000 items, not 1,001"),
+        ({"description": "x" * 65_537}, "description", "has at most 65,536 characters"),
+        ({"after": ["x"] * 1001}, "after", "names at most 1,000 jobs, not 1,001"),
+        ({"successCodes": [200] * 501}, "successCodes", "has at most 500 items"),
+    ],
+)
+async def test_the_library_refuses_values_beyond_its_bounds(
+    api: Api, body: dict[str, Any], field: str, message: str
+) -> None:
+    sent = {**WEBHOOK, **body, **({"schedule": None} if "after" in body else {})}
+    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    assert [one["field"] for one in found["errors"]] == [field]
+    assert message in found["errors"][0]["message"]

@@ -15,17 +15,26 @@ from pydantic import (
 )
 
 from mainspring.core import model
-from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
+from mainspring.core.policy import (
+    MAX_COUNT,
+    MAX_MEMORY,
+    MAX_NAME,
+    MAX_UPSTREAM,
+    Delivery,
+    Policy,
+)
 from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.interval import Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
+from mainspring.scheduler.definitions import MAX_DESCRIPTION, MAX_TAGS
 from mainspring.service.schemas.fields import (
     LEFT_OUT,
     Body,
     Conditions,
+    Count,
     Cursor,
     DateTime,
     Document,
@@ -45,6 +54,7 @@ from mainspring.service.schemas.fields import (
     options_of,
     pick,
     takes,
+    within,
 )
 from mainspring.service.schemas.json_format import (
     encode_json,
@@ -53,7 +63,7 @@ from mainspring.service.schemas.json_format import (
     to_milliseconds,
 )
 from mainspring.service.schemas.problem import FieldProblem, Problem
-from mainspring.webhooks.definition import MAX_URL
+from mainspring.webhooks.definition import MAX_STATUS_CODES, MAX_URL
 from mainspring.webhooks.headers import MAX_HEADERS
 from mainspring.webhooks.service import masked_headers
 
@@ -90,10 +100,8 @@ __all__ = [
     "schedule_text",
 ]
 
-LARGEST = 10**9
-"""The largest whole number that is taken: every store can keep it."""
-
 _DEFAULT = Policy()
+Tag = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME})]
 
 
 # -- values within a job --------------------------------------------------------------------------
@@ -117,7 +125,7 @@ BACKOFF: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
         "factor",
         "What an exponential wait is multiplied by.",
-        sent=Annotated[float, Field(ge=1, le=1000)],
+        sent=within(float, minimum=1),
         default=2,
         answered=float,
         read=lambda backoff: backoff.factor,
@@ -164,7 +172,7 @@ MISFIRE: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
         "limit",
         "With `all`: how many of the newest run at most.",
-        sent=Annotated[int, Field(ge=1, le=10_000)],
+        sent=Count,
         default=100,
         answered=int,
         read=lambda misfire: misfire.limit,
@@ -175,7 +183,7 @@ BREAKER: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
         "failures",
         "How many failures in a row open the breaker.",
-        sent=Annotated[int, Field(ge=1, le=LARGEST)],
+        sent=Count,
         default=5,
         answered=int,
         read=lambda breaker: breaker.failures,
@@ -224,22 +232,19 @@ class BreakerDocument(Document):
 
 
 def backoff_options(value: str | BackoffBody) -> dict[str, Any]:
-    """The arguments of `Backoff` beside the delay, which is a field of its own."""
+    """The parts of a backoff beside the delay, which is a field of its own. The library checks
+    them."""
     if isinstance(value, str):
         return {"kind": value}
     return options_of(BACKOFF, value.sent)
 
 
-def _misfire(value: str | MisfireBody) -> Misfire:
-    if isinstance(value, str):
-        return Misfire(value)
-    return Misfire(**options_of(MISFIRE, value.sent))
+def _misfire(value: str | MisfireBody) -> str | dict[str, Any]:
+    return value if isinstance(value, str) else options_of(MISFIRE, value.sent)
 
 
-def _breaker(value: bool | int | BreakerBody) -> Breaker | bool | int:
-    if isinstance(value, BreakerBody):
-        return Breaker(**options_of(BREAKER, value.sent))
-    return value
+def _breaker(value: bool | int | BreakerBody) -> bool | int | dict[str, Any]:
+    return options_of(BREAKER, value.sent) if isinstance(value, BreakerBody) else value
 
 
 # -- the fields of a job --------------------------------------------------------------------------
@@ -278,7 +283,8 @@ def _codes(bounds: tuple[int, int]) -> int | str:
 
 
 _StatusCodes = Annotated[
-    list[int | Annotated[str, StringConstraints(max_length=16)]], Field(max_length=100)
+    list[int | Annotated[str, StringConstraints(max_length=16)]],
+    Field(json_schema_extra={"maxItems": MAX_STATUS_CODES}),
 ]
 
 ID: FieldSpec[model.Job] = FieldSpec(
@@ -341,7 +347,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "name",
         "A name for people. It becomes the id if a new job has none.",
         "Nightly report",
-        sent=OneLine | None,
+        sent=Annotated[str, StringConstraints(min_length=1)] | None,
         answered=str,
         read=lambda job: job.metadata.get("name", job.id),
     ),
@@ -349,7 +355,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "description",
         "What the job is for.",
         "Sends the report of the day",
-        sent=Annotated[str, StringConstraints(max_length=4000)] | None,
+        sent=within(str, maxLength=MAX_DESCRIPTION) | None,
         answered=str,
         read=lambda job: job.description,
         option="description",
@@ -420,7 +426,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "retry_attempts",
         "How often a failed run is tried again. 0: never.",
         3,
-        sent=Annotated[int, Field(ge=0, le=1000)] | None,
+        sent=within(int, minimum=0, maximum=MAX_COUNT) | None,
         answered=int,
         read=lambda job: job.policy.retries,
         option="retries",
@@ -480,7 +486,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "concurrency",
         "How many of the job's runs may run at once, over all instances.",
-        sent=Annotated[int, Field(ge=1, le=LARGEST)] | None,
+        sent=Count | None,
         answered=int | None,
         read=lambda job: job.policy.concurrency,
         option="concurrency",
@@ -535,7 +541,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "breaker",
         "After so many failures in a row, counted over all nodes, runs wait; then one is tried, and"
         " if it succeeds the others start. Webhooks have a breaker by default; null: none.",
-        sent=bool | Annotated[int, Field(ge=1, le=LARGEST)] | BreakerBody | None,
+        sent=bool | Annotated[int, Field(ge=1)] | BreakerBody | None,
         answered=BreakerDocument | None,
         read=lambda job: job.policy.breaker and document_of(BREAKER, job.policy.breaker),
         option="breaker",
@@ -544,7 +550,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "after",
         "The job runs when each of these jobs has succeeded.",
-        sent=Annotated[list[str], Field(max_length=100)] | None,
+        sent=within(list[str], maxItems=MAX_UPSTREAM) | None,
         answered=list[str],
         read=lambda job: list(job.policy.after),
         option="after",
@@ -582,7 +588,9 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "memory_limit",
         "How many bytes of memory a handler in a process of its own may use. A size such as"
         " `512MiB` may be sent. Null: any number.",
-        sent=Annotated[int, Field(ge=1)] | Annotated[str, Field(max_length=64)] | None,
+        sent=within(int, minimum=1, maximum=MAX_MEMORY)
+        | Annotated[str, Field(max_length=64)]
+        | None,
         answered=int | None,
         read=lambda job: job.policy.memory_limit,
         option="memory_limit",
@@ -599,7 +607,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "history",
         "How many finished runs of the job are kept, the newest. Null: as many as the service"
         " keeps of each job.",
-        sent=Annotated[int, Field(ge=1, le=LARGEST)] | None,
+        sent=Count | None,
         answered=int | None,
         read=lambda job: job.policy.history,
         option="history",
@@ -608,7 +616,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "tags",
         "Words to list jobs by.",
         ["reports"],
-        sent=Annotated[list[OneLine], Field(max_length=50)] | None,
+        sent=within(list[Tag], maxItems=MAX_TAGS) | None,
         answered=list[str],
         read=lambda job: list(job.tags),
         option="tags",
@@ -677,7 +685,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a"
         " read key sees it: put secrets into headers, which are masked.",
         "https://api.example.com/webhook",
-        sent=Annotated[str, Field(json_schema_extra={"maxLength": MAX_URL})] | None,
+        sent=within(str, maxLength=MAX_URL) | None,
         answered=str | None,
         optional=True,
         read=lambda webhook: webhook.url,
@@ -688,7 +696,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "method",
         "The method of the request. POST by default.",
         "POST",
-        sent=Annotated[str, StringConstraints(max_length=32)] | None,
+        sent=str | None,
         answered=str | None,
         optional=True,
         read=lambda webhook: webhook.method,
@@ -698,7 +706,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "headers",
         "The headers of the request. Answers show a mask instead of a secret one's value.",
         {"X-Team": "data"},
-        sent=Annotated[dict[str, str], Field(max_length=MAX_HEADERS)] | None,
+        sent=within(dict[str, str], maxProperties=MAX_HEADERS) | None,
         answered=dict[str, str] | None,
         optional=True,
         read=masked_headers,
@@ -707,7 +715,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     FieldSpec(
         "secret_headers",
         "The names of headers to encrypt beside `Authorization`, `Cookie` and `X-Api-Key`.",
-        sent=Annotated[list[OneLine], Field(max_length=MAX_HEADERS)] | None,
+        sent=within(list[str], maxItems=MAX_HEADERS) | None,
         answered=list[str] | None,
         optional=True,
         read=lambda webhook: list(webhook.secret_headers),

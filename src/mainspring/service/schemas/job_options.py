@@ -327,11 +327,11 @@ def _set_default_timeout(options: dict[str, Any]) -> None:
         options["timeout"] = WEBHOOK_TIMEOUT
 
 
-def _backoff(sent: Any, delay: Any) -> Backoff:
-    return Backoff(delay=delay, **backoff_options(sent or "exponential"))
+def _backoff(sent: Any, delay: Any) -> dict[str, Any]:
+    return {"delay": delay, **backoff_options(sent or "exponential")}
 
 
-def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff:
+def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff | dict[str, Any]:
     now = job.policy.backoff
     delay = now.delay if sent.get("retry_delay") is None else sent["retry_delay"]
     if "backoff" in sent:

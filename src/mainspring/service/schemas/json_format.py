@@ -19,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from mainspring.core import codec
 from mainspring.core.documents import to_document
 from mainspring.core.durations import duration
+from mainspring.core.policy import MAX_SPAN
 from mainspring.errors import InvalidInput
 
 __all__ = [
@@ -39,7 +40,6 @@ class WrongFormat(ValueError):
     """A value of a wrong format. The message goes on from the field's name: `is …, not …`."""
 
 
-LONGEST_DURATION = timedelta(days=3660)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -99,11 +99,11 @@ def read_duration(value: float | str) -> timedelta:
     try:
         span = duration(value) if isinstance(value, str) else timedelta(milliseconds=value)
     except (InvalidInput, OverflowError, ValueError):
-        span = -LONGEST_DURATION
-    if not timedelta(0) <= span <= LONGEST_DURATION:
+        span = -MAX_SPAN
+    if not timedelta(0) <= span <= MAX_SPAN:
         raise WrongFormat(
             "is milliseconds (0 or more) or a text such as '30s', '1h30m' or 'PT5M', at most"
-            f" {LONGEST_DURATION.days} days, not {value!r}"
+            f" {MAX_SPAN.days:,} days, not {value!r}"
         )
     return span
 
