@@ -479,6 +479,12 @@ def _check_effect_once(job: Job, handler: Handler | None, errors: InputErrors) -
 
 
 def _check_webhook(job: Job, errors: InputErrors) -> None:
+    if job.policy.delivery is Delivery.EFFECT_ONCE:
+        why = (
+            "is at_least_once or at_most_once for a webhook: what an endpoint does cannot be"
+            " committed together with the run"
+        )
+        errors.add(InvalidInput(why, subject="delivery", field="delivery", given="effect_once"))
     timeout = job.policy.timeout
     if timeout is None or timeout > LONGEST_WEBHOOK:
         why = (

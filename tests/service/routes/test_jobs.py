@@ -622,3 +622,15 @@ async def test_isolation_and_memory_limit_of_a_handler(api: Api) -> None:
         assert told.keys() == words.keys()
         for name, text in words.items():
             assert text in told[name]
+
+
+async def test_effect_once_is_shown_and_can_be_changed(api: Api) -> None:
+    await api.scheduler.add_job("mine", handler="greet", delivery="effect_once")
+    assert (await job(api, "mine"))["executionType"] == "EFFECT_ONCE"
+    await api.ok("PATCH", "/api/v1/jobs/mine", json={"executionType": "AT_LEAST_ONCE"})
+    assert (await api.scheduler.get_job("mine")).policy.delivery == "at_least_once"
+    await api.ok("PUT", "/api/jobs/mine", json={"executionType": "EFFECT_ONCE"})
+    assert (await api.scheduler.get_job("mine")).policy.delivery == "effect_once"
+    sent = {**WEBHOOK, "executionType": "EFFECT_ONCE"}
+    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    assert [one["field"] for one in found["errors"]] == ["executionType"]

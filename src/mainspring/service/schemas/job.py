@@ -20,7 +20,6 @@ from mainspring.core.policy import (
     MAX_MEMORY,
     MAX_NAME,
     MAX_UPSTREAM,
-    Delivery,
     Policy,
 )
 from mainspring.core.policy_defaults import origins_of
@@ -110,7 +109,7 @@ _BackoffKind = Literal["fixed", "linear", "exponential"]
 _MisfireKind = Literal["once", "skip", "all"]
 _Isolation = Literal["auto", "thread", "process"]
 _Overlap = Literal["skip", "queue", "replace", "allow"]
-_ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
+_ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE", "EFFECT_ONCE"]
 
 BACKOFF: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
@@ -401,13 +400,12 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "execution_type",
-        "A run of an `AT_MOST_ONCE` job is never tried again.",
+        "A run of an `AT_MOST_ONCE` job is never tried again. The handler of an `EFFECT_ONCE` job"
+        " commits its writes together with the end of its run.",
         "AT_LEAST_ONCE",
         sent=_ExecutionType | None,
         answered=_ExecutionType,
-        read=lambda job: (
-            "AT_MOST_ONCE" if job.policy.delivery is Delivery.AT_MOST_ONCE else "AT_LEAST_ONCE"
-        ),
+        read=lambda job: job.policy.delivery.upper(),
         option="delivery",
         to_option=str.lower,
         null=LEFT_OUT,
