@@ -86,7 +86,6 @@ def create_app(
         docs,
     )
     add_routes(app, *(part.router for part in parts))
-    app.state.routes = [route for part in parts for route in part.router.routes]
     app.add_middleware(
         RequestChecks,
         rules=service,

@@ -260,7 +260,7 @@ def _allowed(request: Request) -> list[str]:
     """The methods of all routes of this path. The framework names those of the first route
     alone."""
     methods: set[str] = set()
-    for route in request.app.state.routes:
+    for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     if "GET" in methods:
