@@ -90,21 +90,33 @@ _CODE_OF_ERROR = {
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """A wrong field. `sentence` is its part of the whole message; by default the message alone."""
+    """A wrong field. `link` stands between the field and the message in a whole sentence; empty:
+    the message is the sentence."""
 
     field: str
     message: str
-    sentence: str = ""
+    link: str = ""
 
     @classmethod
     def predicate(cls, field: str, message: str) -> FieldError:
         """A message whose subject is the field: `is null`, `has at most 50 items`."""
-        return cls(field, message, f"{field} {message}")
+        return cls(field, message, " ")
 
     @classmethod
     def remark(cls, field: str, message: str) -> FieldError:
         """A message that does not name the field."""
-        return cls(field, message, f"{field}: {message}")
+        return cls(field, message, ": ")
+
+    @classmethod
+    def of_library(cls, field: str, error: InvalidInput) -> FieldError:
+        """An error of the library, under the name that the client has for the field."""
+        if error.subject is None:
+            return cls(field, str(error))
+        return cls.predicate(field, error.predicate)
+
+    def sentence(self, name: str | None = None) -> str:
+        """The part of the whole message. `name`: what the reader calls the field."""
+        return f"{name or self.field}{self.link}{self.message}" if self.link else self.message
 
 
 class ApiError(Exception):
@@ -128,7 +140,7 @@ class ApiError(Exception):
     @classmethod
     def of_fields(cls, *errors: FieldError) -> ApiError:
         """Several fields may share a sentence, such as those that exclude each other."""
-        sentences = dict.fromkeys(one.sentence or one.message for one in errors)
+        sentences = dict.fromkeys(one.sentence() for one in errors)
         return cls(422, "; ".join(sentences), errors=errors)
 
 
@@ -186,7 +198,7 @@ def _with_status(error: MainspringError) -> ApiError:
     message = str(error)
     if isinstance(error, InvalidInput):
         fields = [
-            FieldError(to_camel(one.field), str(one))
+            FieldError.of_library(to_camel(one.field), one)
             for one in error.each()
             if one.field is not None
         ]

@@ -12,8 +12,8 @@ from hypothesis import given
 
 from mainspring import RunContext
 from mainspring.service.schemas.json_format import read_json_value, to_json_value
-from tests.core.test_codec import values
 from tests.support.event_client import EventClient
+from tests.support.payloads import values
 from tests.support.service import Api, Make, sample_scheduler
 
 ODD = "caf\udce9.txt"

@@ -9,9 +9,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.errors import InvalidInput
 from mainspring.service.audit import RETENTION
-from mainspring.service.problems import ApiError
 
 __all__ = ["router"]
 
@@ -67,10 +65,7 @@ async def keys(request: Request) -> Response:
 async def audit(
     request: Request, cursor: Annotated[str | None, Query(max_length=500)] = None
 ) -> Response:
-    try:
-        page = await service_of(request).audit.list(ENTRIES_SHOWN, cursor)
-    except (InvalidInput, OverflowError):
-        raise ApiError(422, "this page of the audit log does not exist") from None
+    page = await service_of(request).audit.list(ENTRIES_SHOWN, cursor)
     return render(
         request,
         "audit.html",

@@ -98,18 +98,9 @@ async def find_runs(
     service: Service, *, since: str | None, until: str | None, cursor: str | None, **chosen: Any
 ) -> Page[Run]:
     first, last = read_moment(since, "since"), read_moment(until, "until")
-    try:
-        return await service.client.list_runs(
-            since=first, until=last, cursor=cursor, brief=True, **chosen
-        )
-    except (InvalidInput, OverflowError):
-        raise ApiError.of_fields(
-            FieldError.predicate(
-                "cursor",
-                f"is the `cursor` of an earlier answer, not {cursor!r}: leave it out for the first"
-                " page",
-            )
-        ) from None
+    return await service.client.list_runs(
+        since=first, until=last, cursor=cursor, brief=True, **chosen
+    )
 
 
 async def find_executions(

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 
 from mainspring.core.model import Job
-from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.router import api_router
@@ -145,22 +144,17 @@ async def list_jobs(
     if cursor is not None and (order != "id" or descending):
         why = "is for lists in the order of ids; use offset"
         raise ApiError.of_fields(FieldError.predicate("cursor", why))
-    try:
-        page = await service.client.list_jobs(
-            tag=tag,
-            queue=queue,
-            enabled=enabled,
-            search=search,
-            order=_ORDERS[order],
-            descending=descending,
-            limit=limit,
-            cursor=cursor,
-            offset=offset,
-        )
-    except (InvalidInput, OverflowError):
-        raise ApiError.of_fields(
-            FieldError.predicate("cursor", f"is a page's nextCursor, not {cursor!r}")
-        ) from None
+    page = await service.client.list_jobs(
+        tag=tag,
+        queue=queue,
+        enabled=enabled,
+        search=search,
+        order=_ORDERS[order],
+        descending=descending,
+        limit=limit,
+        cursor=cursor,
+        offset=offset,
+    )
     items = [job_document(job) for job in page.items]
     return json_response({"items": items, "nextCursor": page.cursor})
 
@@ -560,12 +554,7 @@ async def list_open_breakers(service: ServiceDep) -> Response:
 
 @router.get("/audit", response_model=AuditList, tags=["keys"], summary="List changes, newest first")
 async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    try:
-        page = await service.audit.list(limit, cursor)
-    except (InvalidInput, OverflowError):
-        raise ApiError.of_fields(
-            FieldError.predicate("cursor", f"is a page's nextCursor, not {cursor!r}")
-        ) from None
+    page = await service.audit.list(limit, cursor)
     items = [audit_document(one) for one in page.items]
     return json_response({"items": items, "nextCursor": page.cursor})
 

@@ -180,16 +180,10 @@ def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
     """The errors of the library, under the names that the client sent."""
     names = _field_names(body)
     return [
-        _client_error(_client_name(one.field, names), one)
+        FieldError.of_library(_client_name(one.field, names), one)
         for one in error.each()
         if one.field is not None
     ]
-
-
-def _client_error(name: str, error: InvalidInput) -> FieldError:
-    if error.subject is None:
-        return FieldError(name, str(error))
-    return FieldError.predicate(name, error.predicate)
 
 
 def _client_name(option: str, names: Mapping[str, str]) -> str:
