@@ -366,9 +366,10 @@ def _field(error: Any) -> str:
     between its parts; those are left out."""
     if error["type"] == NAMED_FIELD:
         return str(error["ctx"]["field"])
-    where = [part for part in error["loc"] if not _internal(part)]
-    if where[:1] == ["headers"]:
-        where[1:] = map(shown_name, where[1:])
+    if error["loc"][:1] == ("headers",):  # the names are the client's, and one may be called str
+        where = ["headers", *map(shown_name, error["loc"][1:2])]
+    else:
+        where = [part for part in error["loc"] if not _internal(part)]
     return ".".join(str(part) for part in where) or "body"
 
 
