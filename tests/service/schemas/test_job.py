@@ -368,3 +368,20 @@ async def test_the_library_refuses_values_beyond_its_bounds(
     found = await refused(api, "POST", "/api/jobs", 422, json=sent)
     assert [one["field"] for one in found["errors"]] == [field]
     assert message in found["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("name", [{"en": "Report"}, 5, ""])
+async def test_metadata_whose_name_is_no_text_stay_as_they_are(api: Api, name: Any) -> None:
+    metadata = {"name": name, "team": "data"}
+    await api.scheduler.add_job("mine", handler="report", metadata=metadata)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    assert (read["name"], read["metadata"]) == ("mine", metadata)
+    edited = {**read, "metadata": {**read["metadata"], "team": "ops"}}
+    await api.ok("PATCH", "/api/v1/jobs/mine", json=edited)
+    assert (await api.scheduler.get_job("mine")).metadata == {"name": name, "team": "ops"}
+
+
+async def test_a_name_is_refused_inside_of_metadata(api: Api) -> None:
+    for body in ({"metadata": {"name": "x"}}, {"name": "x", "metadata": {"name": {"en": "x"}}}):
+        found = await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **body})
+        assert [one["field"] for one in found["errors"]] == ["metadata"]

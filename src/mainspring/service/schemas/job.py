@@ -96,7 +96,9 @@ __all__ = [
     "created_document",
     "etag",
     "job_document",
+    "own_metadata",
     "schedule_text",
+    "stored_name",
 ]
 
 _DEFAULT = Policy()
@@ -249,6 +251,19 @@ def _breaker(value: bool | int | BreakerBody) -> bool | int | dict[str, Any]:
 # -- the fields of a job --------------------------------------------------------------------------
 
 
+def stored_name(job: model.Job) -> str | None:
+    """The job's name for people, which its metadata keep. Another value of that name, or an empty
+    text, is an ordinary part of the metadata."""
+    name = job.metadata.get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def own_metadata(job: model.Job) -> dict[str, Any]:
+    """The metadata without the job's name for people."""
+    named = stored_name(job) is not None
+    return {name: one for name, one in job.metadata.items() if not (named and name == "name")}
+
+
 def schedule_text(schedule: Schedule | None) -> str | None:
     """A text that makes the same schedule when it is sent back with the timezone."""
     if schedule is None:
@@ -348,7 +363,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "Nightly report",
         sent=Annotated[str, StringConstraints(min_length=1)] | None,
         answered=str,
-        read=lambda job: job.metadata.get("name", job.id),
+        read=lambda job: stored_name(job) or job.id,
     ),
     FieldSpec(
         "description",
@@ -622,13 +637,12 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "metadata",
-        "Any JSON object; Mainspring stores it and does not read it.",
+        "Any JSON object that you want to keep with the job. In a Python program it also holds the"
+        " `name`, which is a field of its own here.",
         {"team": "data"},
         sent=dict[str, JsonValue] | None,
         answered=dict[str, Any],
-        read=lambda job: {
-            name: to_json_value(value) for name, value in job.metadata.items() if name != "name"
-        },
+        read=lambda job: {name: to_json_value(value) for name, value in own_metadata(job).items()},
     ),
     FieldSpec(
         "owner",
@@ -681,7 +695,9 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     FieldSpec(
         "endpoint",
         "The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a"
-        " read key sees it: put secrets into headers, which are masked.",
+        " read key sees it: put secrets into headers, which are masked. A change to another scheme,"
+        " host or port removes the secret headers that are not sent with it: compare `headers` in"
+        " the answer.",
         "https://api.example.com/webhook",
         sent=within(str, maxLength=MAX_URL) | None,
         answered=str | None,

@@ -30,6 +30,8 @@ from mainspring.service.schemas.job import (
     JobUpdateBody,
     backoff_options,
     job_document,
+    own_metadata,
+    stored_name,
 )
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks.service import HANDLER, masked_headers
@@ -133,9 +135,8 @@ def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:
     if changes.get("delivery") == "at_most_once":
         changes.setdefault("retries", 0)
     if {"metadata", "name"} & sent.keys():
-        kept = {name: value for name, value in job.metadata.items() if name != "name"}
-        metadata = (sent["metadata"] or {}) if "metadata" in sent else kept
-        name = sent["name"] if "name" in sent else job.metadata.get("name")
+        metadata = (sent["metadata"] or {}) if "metadata" in sent else own_metadata(job)
+        name = sent["name"] if "name" in sent else stored_name(job)
         changes["metadata"] = {**metadata, **_name(name)}
     return changes
 
@@ -150,16 +151,19 @@ def document_faults(body: TolerantBody, job: Job | None = None) -> list[FieldErr
     found = field_errors(body.type_errors)
     if job is None:
         document = sent
+        changed_or_new = sent.keys()
         found += _new_job_rules(sent)
     else:
         changed = {_ALIAS[name]: value for name, value in _changed_fields(job, body).items()}
         found += _edit_rules(job, sent, changed)
         document = _edited_document(job, changed)
         sent = {name: sent.get(name) for name in changed}
+        changed_or_new = sent.keys()
     found += _rules(document)
     if "secretHeaders" in sent:
         found += _secret_header_rules(document)
-    if "name" in (body.sent.get("metadata") or ()):
+    in_metadata = (body.sent.get("metadata") or {}).get("name")
+    if in_metadata and (isinstance(in_metadata, str) or "name" in changed_or_new):
         why = "name is a field of its own: give it beside metadata, not in it"
         found.append(FieldError("metadata", why))
     return merge_faults(reversed(found))[::-1]

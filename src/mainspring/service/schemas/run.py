@@ -328,7 +328,13 @@ class RunList(Document):
 
 
 class RunsBulkResult(Document):
-    matched: Annotated[int, Field(description="How many runs were named or matched.")]
+    matched: Annotated[
+        int,
+        Field(
+            description="How many of the runs that were named or match are in a state that the"
+            " action is for; with `match` at most `limit`."
+        ),
+    ]
     done: Annotated[int, Field(description="For how many it was done.")]
     more: Annotated[bool, Field(description="Whether more match than `limit`: call again.")]
 
