@@ -148,7 +148,7 @@ class ApiKeys:
             if key.revoked_at is not None:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
-            key = _replaced(key, await self._notes.now())
+            key = _as_revoked(key, await self._notes.now())
             if await self._notes.put_note(
                 Note(kind=KIND, name=key_id, value=_value(key), version=note.version)
             ):
@@ -177,10 +177,6 @@ class ApiKeys:
     async def now(self) -> datetime:
         """The store's clock, by which keys expire."""
         return await self._notes.now()
-
-    async def any_usable(self) -> bool:
-        now = await self._notes.now()
-        return any(key.usable(now) for key in await self.list())
 
     async def check(self, text: str, *, cached_if_away: bool = False) -> Key | None:
         """The key with this text, if it is valid now. With `cached_if_away`, what was last read
@@ -255,5 +251,5 @@ def _read(note: Note) -> Key:
     return Key(id=note.name, **note.value)
 
 
-def _replaced(key: Key, now: datetime) -> Key:
+def _as_revoked(key: Key, now: datetime) -> Key:
     return Key(id=key.id, **{**_value(key), "revoked_at": now.astimezone(UTC)})
