@@ -37,6 +37,7 @@ __all__ = [
     "caller",
     "check_query",
     "key_of",
+    "note_created",
 ]
 
 # All dependencies are async: FastAPI would run plain functions in a thread.
@@ -128,6 +129,11 @@ def caller(request: Request) -> str:
     """The id of the request's API key, or "" if it has none."""
     key = key_of(request)
     return "" if key is None else key.id
+
+
+def note_created(request: Request, id: str) -> None:
+    """Let the audit log say what the request created."""
+    request.scope.setdefault("state", {})["created"] = id
 
 
 async def _job_path(id: str) -> str:

@@ -207,8 +207,15 @@ class RequestChecks:
                 self._count_response(method, message["status"])
                 if _is_change(scope) and message["status"] < 400:
                     client = (scope.get("client") or ("",))[0]
-                    key = scope.get("state", {}).get("key")
-                    self._audit.record(key, client, method, local_path(scope), message["status"])
+                    state = scope.get("state", {})
+                    self._audit.record(
+                        state.get("key"),
+                        client,
+                        method,
+                        local_path(scope),
+                        message["status"],
+                        state.get("created", ""),
+                    )
             # The server itself has answered a request that broke HTTP half way.
             with contextlib.suppress(LocalProtocolError):
                 await send(message)

@@ -33,6 +33,7 @@ from mainspring.service.dependencies import (
     Service,
     ServiceDep,
     caller,
+    note_created,
 )
 from mainspring.service.idempotency import REFUSALS, IdempotentRequest
 from mainspring.service.problems import (
@@ -356,6 +357,14 @@ class BulkItem(Struct, frozen=True, kw_only=True):
 async def create_job(
     service: Service, request: Request, body: JobBody, idempotency_key: str | None
 ) -> CreatedJob:
+    made = await _create_once(service, request, body, idempotency_key)
+    note_created(request, made.job.id)
+    return made
+
+
+async def _create_once(
+    service: Service, request: Request, body: JobBody, idempotency_key: str | None
+) -> CreatedJob:
     if idempotency_key is None:
         return CreatedJob(*await _add_job(service, new_job_id(body), body))
     once = await IdempotentRequest.begin(
@@ -437,10 +446,12 @@ async def trigger_job(
     if if_match is not None:
         _check_if_match(await service.client.get_job(id), if_match)
     if idempotency_key is None:
-        return await service.client.trigger(id, payload), False
-    asker = f"{caller(request)}\0{id}"
+        run = await service.client.trigger(id, payload)
+        note_created(request, run.id)
+        return run, False
+    key_and_job = f"{caller(request)}\0{id}"
     once = await IdempotentRequest.begin(
-        service.client, asker, idempotency_key, await request.body(), id
+        service.client, key_and_job, idempotency_key, await request.body(), id
     )
     if once.answer is not None:
         return await service.client.get_run(once.answer["run"]), True
@@ -450,6 +461,7 @@ async def trigger_job(
         await once.free()
         raise
     await once.finish({"run": run.id})
+    note_created(request, run.id)
     return run, False
 
 

@@ -562,8 +562,8 @@ async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = No
 @router.post(
     "/keys", status_code=201, response_model=ApiKey, tags=["keys"], summary="Create an API key"
 )
-async def create_key(body: KeyBody, service: ServiceDep) -> Response:
-    return json_response(await keys.create_key(service, body), 201)
+async def create_key(body: KeyBody, service: ServiceDep, request: Request) -> Response:
+    return json_response(await keys.create_key(service, request, body), 201)
 
 
 @router.get("/keys", response_model=ApiKeyList, tags=["keys"], summary="List API keys")
