@@ -302,7 +302,7 @@ class Scheduler(Client):
         # By name: both are layers above this one, and most programs never need them.
         import_module("mainspring.service").require_server()
         return import_module("mainspring.dashboard.app").create_mounted_app(
-            self, settings, open=auth is None
+            self, settings, without_keys=auth is None
         )
 
     # Steps

@@ -28,6 +28,7 @@ from mainspring.service.settings import ServiceSettings
 
 __all__ = [
     "COMPATIBILITY",
+    "SAFE_METHODS",
     "JobPath",
     "PageLimit",
     "RunPath",
@@ -38,12 +39,14 @@ __all__ = [
     "check_query",
     "key_of",
     "note_created",
+    "path_of",
 ]
 
 # All dependencies are async: FastAPI would run plain functions in a thread.
 
 COMPATIBILITY = "compatibility"
-"""The tag of routes in the forms of the page that older clients were made from."""
+"""The tag of routes that take and answer the documents of an earlier scheduler's HTTP API, so that
+its clients need no change."""
 
 MAX_PAGE = 200
 DRY_RUN = "dryRun"
@@ -76,17 +79,17 @@ class Service:
     settings: ServiceSettings
     loopback: bool = False
     """Only this machine can connect: requests to its own names need no key until there is one."""
-    open: bool = False
+    without_keys: bool = False
     """No key is needed: the program that mounts the service guards it."""
     clock: Clock = field(default_factory=SystemClock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
     """Open event streams, by the id of their key ("" without one)."""
     max_streams: int = 200
-    preview_lock: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Held while a preview is computed: one at a time."""
+    schedule_computation: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a preview or a forecast is computed: one at a time."""
     last_event: dict[bool, tuple[Event, bytes]] = field(default_factory=dict)
-    """The last event as it was sent; True: in the form of the compatibility page."""
+    """The last event as it was sent; True: to clients of the compatibility operations."""
     histories: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     """The last history of each window, and when it was computed."""
     error_page: Callable[[Request, ApiError], Response] | None = None
@@ -129,6 +132,11 @@ def caller(request: Request) -> str:
     """The id of the request's API key, or "" if it has none."""
     key = key_of(request)
     return "" if key is None else key.id
+
+
+def path_of(request: Request, path: str) -> str:
+    """The path of a document, also if the API is mounted below another path."""
+    return f"{request.scope.get('root_path', '')}{path}"
 
 
 def note_created(request: Request, id: str) -> None:

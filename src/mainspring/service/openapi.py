@@ -14,8 +14,8 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.alias_generators import to_camel
 
-from mainspring.service.dependencies import COMPATIBILITY
-from mainspring.service.middleware import OPEN_PATHS, READ_ONLY_POSTS, SAFE_METHODS
+from mainspring.service.dependencies import COMPATIBILITY, SAFE_METHODS
+from mainspring.service.middleware import OPEN_PATHS, READ_ONLY_POSTS
 from mainspring.service.problems import V1
 from mainspring.service.schemas.problem import Problem, ProblemDocument
 
@@ -41,11 +41,11 @@ _ERRORS: dict[int, str] = {
 
 
 def operation_id(route: APIRoute) -> str:
-    """`listJobs`; of a route in the compatibility page's form `pageListJobs`."""
+    """`listJobs`; of a compatibility route `compatListJobs`."""
     if COMPATIBILITY not in route.tags:
         return to_camel(route.name)
     subject = route.path.split("/")[2]
-    words = ["page", route.name]
+    words = ["compat", route.name]
     if subject not in ("observability", route.name) and subject not in route.name:
         words.append(subject)
     return to_camel("_".join(words))

@@ -1,6 +1,6 @@
 """Errors as clients get them: problem documents of RFC 9457 with a `code` for programs.
 
-In the forms of the compatibility page they also carry `success: false` and the message in `error`.
+Those of the compatibility operations also carry `success: false` and the message in `error`.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ class ServiceSettings(BaseSettings):
     With them an API key is needed."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
-    """With a unit, as in 30d: a bare number meant as days would delete the history."""
+    """How long finished runs are kept, with a unit as in 30d. A bare number is refused: it would be
+    seconds, and somebody who means days would lose the history."""
     history: int | None = Field(None, ge=1)
     """How many finished runs of each job are kept."""
     prune_every: Annotated[timedelta | None, BeforeValidator(_prune_every)] = None

@@ -233,7 +233,7 @@ async def test_a_job_that_calls_an_endpoint_keeps_one(api: Api) -> None:
     path = f"/api/jobs/{await created(api)}"
     told = await refused(api, "PUT", path, 422, json={"endpoint": None, "priority": 99})
     assert [one["field"] for one in told["errors"]] == ["priority", "endpoint"]
-    assert "endpoint is an address such as https://example.org/hook" in told["detail"]
+    assert "endpoint cannot be null: this job calls an endpoint" in told["detail"]
 
 
 async def test_null_for_what_only_a_call_has_changes_nothing_of_another_job(api: Api) -> None:

@@ -57,7 +57,7 @@ async def keys(request: Request) -> Response:
         keys=[(key, key.state(now)) for key in reversed(found)],
         needs_key=bool(found) or not service.loopback,
         has_admin=any(key.scope == "admin" and key.usable(now) for key in found),
-        is_open=service.open,
+        is_open=service.without_keys,
     )
 
 

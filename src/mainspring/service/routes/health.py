@@ -18,10 +18,11 @@ from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.router import api_router
 from mainspring.service.routes.runs import find_executions
 from mainspring.service.schemas.execution import Executions
-from mainspring.service.schemas.health import PROCESS_FIELDS, PageHealth, Probe, Stats
+from mainspring.service.schemas.health import PROCESS_FIELDS, CompatHealth, Probe, Stats
 from mainspring.service.schemas.json_format import (
     camel_case,
     json_response,
+    seconds_to_milliseconds,
     to_iso,
     to_milliseconds,
 )
@@ -53,7 +54,7 @@ STEPS = {
 @router.get(
     "/api/observability/health",
     tags=[COMPATIBILITY],
-    response_model=PageHealth,
+    response_model=CompatHealth,
     summary="Show the health of the service",
 )
 async def health(service: ServiceDep) -> Response:
@@ -91,7 +92,7 @@ async def stats(service: ServiceDep) -> Response:
 
 
 async def read_stats(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
-    """The figures of the compatibility page, and the runs that ended within 24 hours."""
+    """The figures of the compatibility operation, and the runs that ended within 24 hours."""
     client = service.client
     now = await client.now()
     counts = await client.counts(since=now - DAY)
@@ -160,13 +161,9 @@ def _point(start: datetime, periods: list[Period]) -> dict[str, Any]:
     return {
         "time": to_iso(start),
         **{state: ended[state] for state in ("succeeded", "failed", "cancelled", "skipped")},
-        "durationP95": _milliseconds(duration.percentile(0.95)),
-        "latenessP95": _milliseconds(lateness.percentile(0.95)),
+        "durationP95": seconds_to_milliseconds(duration.percentile(0.95)),
+        "latenessP95": seconds_to_milliseconds(lateness.percentile(0.95)),
     }
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
 
 
 async def read_open_breakers(service: Service) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Jobs: create, list, read, change, delete, trigger, pause, resume; one or many at once.
 
-The routes here answer in the forms of the compatibility page (`/api/jobs`); those of `/api/v1` are
+The routes here are the compatibility operations (`/api/jobs`); those of `/api/v1` are
 in `v1.py`. Both call the functions below the routes.
 """
 
@@ -34,6 +34,7 @@ from mainspring.service.dependencies import (
     ServiceDep,
     caller,
     note_created,
+    path_of,
 )
 from mainspring.service.idempotency import REFUSALS, IdempotentRequest
 from mainspring.service.problems import (
@@ -50,11 +51,11 @@ from mainspring.service.schemas.fields import TolerantBody, query_of
 from mainspring.service.schemas.job import (
     Bulk,
     ChangedAnswer,
+    CompatJobPage,
     Created,
     JobAnswer,
     JobBody,
     JobMatchBody,
-    JobPage,
     JobsBulkBody,
     JobUpdateBody,
     PrunedOrphansAnswer,
@@ -84,16 +85,16 @@ from mainspring.webhooks.definition import check_payload
 from mainspring.webhooks.vault import new_signing_secret
 
 __all__ = [
+    "BackfillDryRun",
     "BulkItem",
     "CreatedJob",
-    "DryRun",
     "Enabled",
     "Force",
     "IdempotencyKey",
     "IfMatch",
-    "OnlyCount",
-    "OnlyList",
+    "PruneDryRun",
     "Queue",
+    "RequestDryRun",
     "Search",
     "Tag",
     "Window",
@@ -107,7 +108,7 @@ __all__ = [
     "remove_job",
     "remove_orphans",
     "router",
-    "switch_job",
+    "set_job_enabled",
     "trigger_job",
     "update_job",
 ]
@@ -133,7 +134,7 @@ Tag = Annotated[str | None, query_of(JobMatchBody, "tag", max_length=200)]
 Queue = Annotated[str | None, query_of(JobMatchBody, "queue", max_length=200)]
 Enabled = Annotated[bool | None, query_of(JobMatchBody, "enabled")]
 Search = Annotated[str | None, query_of(JobMatchBody, "search", max_length=200)]
-DryRun = Annotated[
+RequestDryRun = Annotated[
     bool, Query(alias="dryRun", description="Only show the request, filled in and signed.")
 ]
 IfMatch = Annotated[
@@ -147,8 +148,8 @@ IdempotencyKey = Annotated[
     ),
 ]
 
-OnlyList = Annotated[bool, Query(alias="dryRun", description="Only list the jobs; delete none.")]
-OnlyCount = Annotated[
+PruneDryRun = Annotated[bool, Query(alias="dryRun", description="Only list the jobs; delete none.")]
+BackfillDryRun = Annotated[
     bool, Query(alias="dryRun", description="Only say what would be added; add nothing.")
 ]
 Force = Annotated[
@@ -167,7 +168,7 @@ async def create(
     body: JobBody,
     service: ServiceDep,
     request: Request,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
@@ -178,7 +179,7 @@ async def create(
     return _created_response(request, made.job, made.secret)
 
 
-@router.get("", response_model=JobPage, summary="List jobs, by page")
+@router.get("", response_model=CompatJobPage, summary="List jobs, by page")
 async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
@@ -198,7 +199,7 @@ async def list_jobs(
     return json_response(
         {
             "success": True,
-            "data": [job_document(job, page=True) for job in found.items],
+            "data": [job_document(job, compatibility=True) for job in found.items],
             "page": page,
             "limit": limit,
             "total": found.total,
@@ -228,7 +229,7 @@ async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
     summary="Delete the jobs of code that is gone",
 )
 async def prune_orphans(
-    service: ServiceDep, dry_run: OnlyList = False, force: Force = False
+    service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
 ) -> Response:
     found = await remove_orphans(service, dry_run=dry_run, force=force)
     return json_response({"success": True, "data": found})
@@ -268,7 +269,7 @@ async def trigger(
     service: ServiceDep,
     request: Request,
     body: TriggerBody | None = None,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Response:
@@ -287,7 +288,7 @@ async def trigger(
     summary="Run past slots that have not run",
 )
 async def backfill(
-    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: OnlyCount = False
+    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
 ) -> Response:
     found = await backfill_job(service, id, body, dry_run=dry_run)
     return json_response({"success": True, "data": found}, 200 if dry_run else 202)
@@ -307,12 +308,12 @@ async def metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> R
     "/{id}/pause", response_model=JobAnswer, summary="Fire no more slots until the job is resumed"
 )
 async def pause(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await switch_job(service, id, if_match, enabled=False))
+    return _job_response(await set_job_enabled(service, id, if_match, enabled=False))
 
 
 @router.post("/{id}/resume", response_model=JobAnswer, summary="Go on with the next slot")
 async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await switch_job(service, id, if_match, enabled=True))
+    return _job_response(await set_job_enabled(service, id, if_match, enabled=True))
 
 
 @router.post(
@@ -420,7 +421,7 @@ async def remove_job(service: Service, id: str, if_match: str | None) -> None:
     await service.client.remove_job(id, expected_version=_check_if_match(job, if_match))
 
 
-async def switch_job(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
+async def set_job_enabled(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
     expected = _check_if_match(await service.client.get_job(id), if_match)
     switch = service.client.resume_job if enabled else service.client.pause_job
     return await switch(id, expected_version=expected)
@@ -582,12 +583,15 @@ def _is_created_by(service: Service, job: Job, body: JobBody) -> bool:
 
 
 def _created_response(request: Request, job: Job, secret: str | None) -> Response:
-    headers = {"Location": _address(request, job.id), "ETag": etag(job)}
+    headers = {"Location": path_of(request, f"/api/jobs/{job.id}"), "ETag": etag(job)}
     return json_response({"success": True, "data": created_document(job, secret)}, 201, headers)
 
 
 def _replayed_response(request: Request, data: dict[str, Any]) -> Response:
-    headers = {"Location": _address(request, data["jobId"]), "Idempotency-Replayed": "true"}
+    headers = {
+        "Location": path_of(request, f"/api/jobs/{data['jobId']}"),
+        "Idempotency-Replayed": "true",
+    }
     return json_response({"success": True, "data": data}, 201, headers)
 
 
@@ -596,13 +600,8 @@ def _run_response(run: Run, headers: dict[str, str] | None = None) -> Response:
     return json_response(document, 202, headers)
 
 
-def _address(request: Request, job: str) -> str:
-    """The path of the job, also if the API is mounted below another path."""
-    return f"{request.scope.get('root_path', '')}/api/jobs/{job}"
-
-
 def _job_response(job: Job, *, signing_secret: str | None = None) -> Response:
-    document = job_document(job, page=True)
+    document = job_document(job, compatibility=True)
     if signing_secret is not None:
         document["signingSecret"] = signing_secret
     return json_response({"success": True, "data": document}, headers={"ETag": etag(job)})
@@ -695,7 +694,7 @@ def _api_error(error: Exception) -> ApiError:
 
 
 def _bulk_result(item: BulkItem) -> dict[str, Any]:
-    """One result in the compatibility page's form."""
+    """One result, as the compatibility operation answers it."""
     result: dict[str, Any] = {"success": item.problem is None}
     if item.index is not None:
         result["index"] = item.index

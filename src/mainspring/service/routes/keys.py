@@ -1,5 +1,5 @@
-"""API keys: create, list and revoke them with a key of the scope admin. `/api/keys` is the form of
-the compatibility page; `v1.py` calls the same functions."""
+"""API keys: create, list and revoke them with a key of the scope admin. `/api/keys` has the
+compatibility operations; `v1.py` calls the same functions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs: list, read, cancel, retry, delete; one or all that match. `/api/runs` is the form of the
-compatibility page; `v1.py` calls the same functions."""
+"""Runs: list, read, cancel, retry, delete; one or all that match. `/api/runs` has the
+compatibility operations; `v1.py` calls the same functions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from mainspring.service.schemas.json_format import (
 )
 from mainspring.service.schemas.problem import Done
 from mainspring.service.schemas.run import (
+    CompatRunPage,
     MatchBody,
     RunAnswer,
-    RunPage,
     RunsBulk,
     RunsBulkBody,
     run_document,
@@ -62,7 +62,7 @@ EXECUTIONS_PAGE = 10
 _OFFSET = re.compile(r"([T ]\d\d[^ ]*) (\d\d(?::?\d\d)?)$", re.ASCII)
 
 
-@router.get("", response_model=RunPage, summary="List runs, newest first")
+@router.get("", response_model=CompatRunPage, summary="List runs, newest first")
 async def list_runs(
     service: ServiceDep,
     job: OfJob = None,

@@ -102,7 +102,7 @@ async def one_at_a_time(service: Service) -> AsyncIterator[None]:
     """Compute inside the block, after the previews and forecasts before this one."""
     try:
         async with asyncio.timeout(MAX_WAIT_SECONDS):
-            await service.preview_lock.acquire()
+            await service.schedule_computation.acquire()
     except TimeoutError:
         raise ApiError(
             429,
@@ -112,7 +112,7 @@ async def one_at_a_time(service: Service) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        service.preview_lock.release()
+        service.schedule_computation.release()
 
 
 def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:

@@ -1,7 +1,7 @@
 """`/api/v1`: the API's own form. Documents have no envelope, lists are `items` with `nextCursor`,
 and errors are RFC 9457 problems with a `code`.
 
-The routes call the same functions as those of the compatibility page, in `jobs.py`, `runs.py` and
+The routes call the same functions as the compatibility operations, in `jobs.py`, `runs.py` and
 the others.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 
 from mainspring.core.model import Job
-from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
+from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep, path_of
 from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.router import api_router
 from mainspring.service.routes import (
@@ -28,14 +28,14 @@ from mainspring.service.routes import (
     workflows,
 )
 from mainspring.service.routes.jobs import (
-    DryRun,
+    BackfillDryRun,
     Enabled,
     Force,
     IdempotencyKey,
     IfMatch,
-    OnlyCount,
-    OnlyList,
+    PruneDryRun,
     Queue,
+    RequestDryRun,
     Search,
     Tag,
     Window,
@@ -94,13 +94,13 @@ async def create_job(
     body: JobBody,
     service: ServiceDep,
     request: Request,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
         return json_response(await jobs.preview_request(service, body))
     made = await jobs.create_job(service, request, body, idempotency_key)
-    headers = {"Location": _address(request, f"jobs/{made.job.id}")}
+    headers = {"Location": path_of(request, f"/api/v1/jobs/{made.job.id}")}
     if made.replayed is not None:
         headers["Idempotency-Replayed"] = "true"
     return _job(made.job, made.secret, status=201, headers=headers)
@@ -185,7 +185,7 @@ async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
     summary="Delete the jobs of code that is gone",
 )
 async def prune_orphans(
-    service: ServiceDep, dry_run: OnlyList = False, force: Force = False
+    service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
 ) -> Response:
     return json_response(await jobs.remove_orphans(service, dry_run=dry_run, force=force))
 
@@ -231,14 +231,14 @@ async def trigger_job(
     service: ServiceDep,
     request: Request,
     body: TriggerBody | None = None,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Response:
     if dry_run:
         return json_response(await jobs.preview_trigger(service, id, body, if_match))
     run, replayed = await jobs.trigger_job(service, request, id, body, idempotency_key, if_match)
-    headers = {"Location": _address(request, f"runs/{run.id}")}
+    headers = {"Location": path_of(request, f"/api/v1/runs/{run.id}")}
     if replayed:
         headers["Idempotency-Replayed"] = "true"
     return json_response(run_document(run, whole=True), 202, headers)
@@ -253,7 +253,7 @@ async def trigger_job(
     summary="Run past slots that have not run",
 )
 async def backfill_job(
-    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: OnlyCount = False
+    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
 ) -> Response:
     found = await jobs.backfill_job(service, id, body, dry_run=dry_run)
     return json_response(found, 200 if dry_run else 202)
@@ -266,7 +266,7 @@ async def backfill_job(
     summary="Fire no more slots until the job is resumed",
 )
 async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job(await jobs.switch_job(service, id, if_match, enabled=False))
+    return _job(await jobs.set_job_enabled(service, id, if_match, enabled=False))
 
 
 @router.post(
@@ -276,7 +276,7 @@ async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) 
     summary="Go on with the next slot",
 )
 async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job(await jobs.switch_job(service, id, if_match, enabled=True))
+    return _job(await jobs.set_job_enabled(service, id, if_match, enabled=True))
 
 
 @router.get(
@@ -610,8 +610,3 @@ def _bulk_item(item: jobs.BulkItem) -> dict[str, Any]:
     if item.problem is not None:
         document["problem"] = problem_document(item.problem)
     return document
-
-
-def _address(request: Request, path: str) -> str:
-    """The path of a document, also if the API is mounted below another path."""
-    return f"{request.scope.get('root_path', '')}/api/v1/{path}"

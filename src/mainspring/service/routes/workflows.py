@@ -1,6 +1,6 @@
 """Workflows: the graph that a job or a run belongs to, and chains of runs.
 
-The routes here answer in the forms of the compatibility page; `v1.py` calls the same functions.
+The routes here are compatibility operations; `v1.py` calls the same functions.
 """
 
 from __future__ import annotations

@@ -77,6 +77,7 @@ __all__ = [
     "BulkResult",
     "ChangedAnswer",
     "ChangedJob",
+    "CompatJobPage",
     "Created",
     "Job",
     "JobAnswer",
@@ -84,7 +85,6 @@ __all__ = [
     "JobDocument",
     "JobList",
     "JobMatchBody",
-    "JobPage",
     "JobUpdateBody",
     "JobsBulkBody",
     "JobsBulkResult",
@@ -310,7 +310,7 @@ ID: FieldSpec[model.Job] = FieldSpec(
     answered=str,
     read=lambda job: job.id,
 )
-PAGE_ID: FieldSpec[model.Job] = FieldSpec(
+COMPAT_ID: FieldSpec[model.Job] = FieldSpec(
     "id",
     "The job's name in URLs.",
     "nightly",
@@ -868,7 +868,7 @@ class JobsBulkBody(Body):
     ] = "create"
     jobs: Annotated[
         Annotated[list[Any], Field(min_length=1, max_length=1000)] | None,
-        Field(description="For `create`: each is what `POST /api/jobs` takes."),
+        Field(description="For `create`: each is what `POST /api/v1/jobs` takes."),
     ] = None
     ids: Annotated[
         Annotated[list[JobId], Field(min_length=1, max_length=1000)] | None,
@@ -883,12 +883,14 @@ class JobsBulkBody(Body):
         if self.action == "create":
             if self.jobs is None or self.ids is not None or self.match is not None:
                 raise field_fault(
-                    "jobs", "is what create takes: a list of what POST /api/jobs takes"
+                    "jobs",
+                    "is required with the action create: a list of jobs, each as POST /api/v1/jobs"
+                    " takes it",
                 )
         elif self.jobs is not None or (self.ids is None) == (self.match is None):
             raise field_fault(
                 "ids",
-                f"give ids to {self.action}, or match: {{}} with conditions (none: every job)",
+                "give either ids or match; an empty match ({}) selects every job",
                 predicate=False,
             )
         return self
@@ -938,9 +940,9 @@ class JobsBulkResult(Document):
     items: list[JobBulkItem]
 
 
-def job_document(job: model.Job, *, page: bool = False) -> dict[str, Any]:
-    """A job as it is answered. `page`: with `_id`, as the compatibility page has it."""
-    document = document_of((PAGE_ID if page else ID, *JOB), job)
+def job_document(job: model.Job, *, compatibility: bool = False) -> dict[str, Any]:
+    """A job as it is answered. `compatibility`: with `_id` instead of `id`."""
+    document = document_of((COMPAT_ID if compatibility else ID, *JOB), job)
     if job.webhook is not None:
         document |= document_of(WEBHOOK, job.webhook)
     return document
@@ -949,7 +951,7 @@ def job_document(job: model.Job, *, page: bool = False) -> dict[str, Any]:
 def etag(job: model.Job) -> str:
     """The ETag of the definition: a job that fires keeps it. The document leaves out or rounds some
     parts, so those are added as they are stored."""
-    document = job_document(job, page=True)
+    document = job_document(job, compatibility=True)
     for name in ("nextRunAt", "lastRunAt", "updatedAt"):
         del document[name]
     signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
@@ -959,11 +961,11 @@ def etag(job: model.Job) -> str:
     return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
 
 
-# -- answers of the compatibility page ------------------------------------------------------------
+# -- answers of the compatibility operations ------------------------------------------------------
 
 
 CREATED: tuple[FieldSpec[Any], ...] = (
-    replace(PAGE_ID, name="job_id", other_alias=None),
+    replace(COMPAT_ID, name="job_id", other_alias=None),
     *pick(JOB, "schedule"),
     *pick(
         WEBHOOK,
@@ -1000,7 +1002,7 @@ class Shown(Document):
     data: RenderedRequest
 
 
-@answers(PAGE_ID, *JOB, *WEBHOOK)
+@answers(COMPAT_ID, *JOB, *WEBHOOK)
 class JobDocument(Document):
     """A job."""
 
@@ -1020,7 +1022,7 @@ class ChangedAnswer(Document):
     data: ChangedJob
 
 
-class JobPage(Document):
+class CompatJobPage(Document):
     success: bool
     data: list[JobDocument]
     page: int
@@ -1061,7 +1063,7 @@ class PrunedOrphansAnswer(Document):
 
 
 def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
-    """What the compatibility page answers when a job was created."""
+    """What the compatibility operation answers when a job was created."""
     document = document_of(CREATED, job)
     if job.webhook is None:
         document["handler"] = job.handler

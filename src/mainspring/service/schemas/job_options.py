@@ -247,7 +247,8 @@ def _edit_rules(
         return
     if "endpoint" in changed and changed["endpoint"] is None:
         why = (
-            "is an address such as https://example.org/hook: this job calls one, and keeps its kind"
+            "cannot be null: this job calls an endpoint, and a job's kind cannot change. Delete the"
+            " job and create a new one."
         )
         yield FieldError.predicate("endpoint", why)
     if changed.get("handler") is not None:

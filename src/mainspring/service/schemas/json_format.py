@@ -30,6 +30,7 @@ __all__ = [
     "read_datetime",
     "read_duration",
     "read_json_value",
+    "seconds_to_milliseconds",
     "to_iso",
     "to_json_value",
     "to_milliseconds",
@@ -61,6 +62,10 @@ def to_milliseconds(span: Any) -> int | float | None:
         return None
     number = span / _MILLISECOND
     return int(number) if number == int(number) else float(number)
+
+
+def seconds_to_milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def to_json_value(value: Any) -> Any:

@@ -69,7 +69,7 @@ class Problem(Document):
 
 
 class ProblemDocument(Problem):
-    """An error of the compatibility page: `error` says what to do about it, the rest is RFC
+    """An error of the compatibility operations: `error` says what to do about it, the rest is RFC
     9457."""
 
     success: Annotated[bool, Field(description="Always false.")]
@@ -77,7 +77,7 @@ class ProblemDocument(Problem):
 
 
 class Done(Document):
-    """The compatibility page's answer to a deletion."""
+    """What the compatibility operations answer to a deletion."""
 
     success: bool
     message: Annotated[str, Field(examples=["job nightly was deleted"])]
