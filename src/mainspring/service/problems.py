@@ -39,6 +39,7 @@ from mainspring.errors import (
 )
 from mainspring.service.schemas.fields import NAMED_FIELD
 from mainspring.service.schemas.json_format import WrongFormat, encode_json
+from mainspring.service.schemas.problem import STATUSES
 from mainspring.webhooks.headers import shown_name
 
 __all__ = [
@@ -61,22 +62,6 @@ MAX_FIELD_ERRORS = 50
 V1 = "/api/v1"
 """The prefix of the API's own form."""
 
-_CODE_OF_STATUS = {
-    400: "bad_request",
-    401: "key_missing",
-    403: "origin_refused",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "body_timeout",
-    409: "conflict",
-    412: "job_changed",
-    413: "body_too_large",
-    415: "unsupported_media_type",
-    422: "invalid_input",
-    429: "rate_limited",
-    500: "internal_error",
-    503: "stopping",
-}
 _CODE_OF_ERROR = {
     JobNotFound: "job_not_found",
     RunNotFound: "run_not_found",
@@ -133,7 +118,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code = code or _CODE_OF_STATUS.get(status, "bad_request")
+        self.code = code or STATUSES.get(status, STATUSES[400]).code
         self.errors = errors
         self.headers = headers
 

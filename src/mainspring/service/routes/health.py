@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import Response
+from pydantic.alias_generators import to_camel
 
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE, Distribution, Period, period_start
@@ -58,23 +59,34 @@ STEPS = {
     summary="Show the health of the service",
 )
 async def health(service: ServiceDep) -> Response:
-    return json_response(await read_health(service))
+    found = await read_health(service)
+    names = ("status", "store", "jobsWithoutWorker", "orphanedJobs")
+    process = {to_camel(name): found[to_camel(name)] for name in PROCESS_FIELDS}
+    return json_response(
+        {
+            "success": found["status"] == "healthy",
+            "timestamp": found["time"],
+            **{name: found[name] for name in names},
+            "scheduler": {
+                **_state(service, found["running"]),
+                "pollInterval": found["pollInterval"],
+                **process,
+            },
+        }
+    )
 
 
 async def read_health(service: Service) -> dict[str, Any]:
     client = service.client
     found = await client.health()
-    status = "stopping" if service.draining.is_set() else found.status
     return {
-        "success": status == "healthy",
-        "status": status,
-        "timestamp": to_iso(service.clock.now()),
+        "status": "stopping" if service.draining.is_set() else found.status,
+        "time": to_iso(service.clock.now()),
         "store": found.store if found.store == "ok" else "away",
-        "scheduler": {
-            **_state(service, found.running_here),
-            "pollInterval": to_milliseconds(client.poll),
-            **camel_case({name: getattr(found, name) for name in PROCESS_FIELDS}),
-        },
+        "running": found.running_here,
+        "capacity": client.workers,
+        "pollInterval": to_milliseconds(client.poll),
+        **camel_case({name: getattr(found, name) for name in PROCESS_FIELDS}),
         "jobsWithoutWorker": list(found.jobs_without_worker),
         "orphanedJobs": list(found.orphaned_jobs),
     }

@@ -485,18 +485,7 @@ async def follow_events(
     "/health", response_model=Health, tags=["health"], summary="Show the health of the service"
 )
 async def get_health(service: ServiceDep) -> Response:
-    found = await health.read_health(service)
-    state = found["scheduler"]
-    known = {
-        **found,
-        **state,
-        "time": found["timestamp"],
-        "running": state["runningJobs"],
-        "capacity": state["maxConcurrentJobs"],
-    }
-    return json_response(
-        {one.alias: known[one.alias or ""] for one in Health.model_fields.values()}
-    )
+    return json_response(await health.read_health(service))
 
 
 @router.post(
