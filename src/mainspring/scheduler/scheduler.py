@@ -54,7 +54,7 @@ class Scheduler(Client):
     """
 
     _name = "scheduler"
-    _warns_of_new_store = False
+    warns_of_new_store = False
     _how_to_start = (
         "the scheduler is not started (or was stopped): use `async with scheduler:`,"
         " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"

@@ -48,7 +48,7 @@ class _StoreReader(Client):
     """Reads the store before the scheduler is started. The scheduler names a store that it made, so
     this client does not warn of it."""
 
-    _warns_of_new_store = False
+    warns_of_new_store = False
 
 
 class _Server(uvicorn.Server):

@@ -237,11 +237,13 @@ class Webhooks:
             self._decrypted[job.id] = known
         return known
 
-    def preview(self, job: Job, now: datetime, *, body: Any = None) -> PreparedRequest:
+    def preview(
+        self, job: Job, now: datetime, *, body: Any = None, run_id: str = ""
+    ) -> PreparedRequest:
         """The signed request that the job would send now. It is not sent."""
         facts = AttemptFacts(
             job_id=job.id,
-            run_id=f"{job.id}@dry-run",
+            run_id=run_id or f"{job.id}@dry-run",
             attempt=1,
             scheduled_at=job.next_run_at or now,
             now=now,

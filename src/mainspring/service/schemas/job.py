@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -70,6 +71,7 @@ __all__ = [
     "JOB",
     "ROTATE_SECRET",
     "SCHEDULE",
+    "SCHEDULE_FORMS",
     "WEBHOOK",
     "BackoffBody",
     "BreakerBody",
@@ -356,6 +358,11 @@ SCHEDULE: tuple[FieldSpec[model.Job], ...] = (
         null=LEFT_OUT,
     ),
 )
+SCHEDULE_FORMS: Mapping[str, str] = {
+    spec.name: spec.alias for spec in SCHEDULE if spec.name != "timezone"
+}
+"""The fields that each stand for the option `schedule`, and the API's name of each."""
+
 JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "name",
