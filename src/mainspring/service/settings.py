@@ -100,7 +100,7 @@ class ServiceSettings(BaseSettings):
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
     """At so much memory, as in 1GB, the process is replaced."""
     leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
-    """The leader is elected in the store. No address of another service is taken here."""
+    """Whether the store elects a leader among all processes. False: each acts as if it led."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:
