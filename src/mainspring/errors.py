@@ -6,6 +6,7 @@
     │   ├── InvalidPayload               not JSON, or too large
     │   ├── InvalidArguments             the handler does not take these arguments
     │   │   └── ArgumentsRefused           a stored run's payload no longer fits its handler
+    │   ├── InvalidCursor                a cursor that no page of results gave
     │   ├── UnknownOption                there is no option of that name
     │   └── SecretKeyMissing             no key to encrypt or decrypt a secret
     ├── NotFound (LookupError)
@@ -58,6 +59,7 @@ __all__ = [
     "GiveUp",
     "HandlerNotFound",
     "InvalidArguments",
+    "InvalidCursor",
     "InvalidInput",
     "InvalidPayload",
     "InvalidSchedule",
@@ -175,6 +177,19 @@ class InvalidArguments(InvalidInput, TypeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, field="payload")
+
+
+class InvalidCursor(InvalidInput):
+    """A cursor that no page of results gave."""
+
+    def __init__(self, cursor: object) -> None:
+        super().__init__(
+            f"is not one that a page of results gave: {str(cursor)[:100]!r}. Leave it out for the"
+            " first page",
+            subject="the cursor",
+            field="cursor",
+            given=cursor,
+        )
 
 
 class UnknownOption(InvalidInput):

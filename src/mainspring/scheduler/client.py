@@ -110,7 +110,8 @@ class Client:
     """
 
     _name = "client"
-    _warns_of_new_store = True
+    warns_of_new_store = True
+    """Whether the log warns if the store is new. A subclass may set it."""
     _how_to_start = (
         "the client is not open (or was closed): use `async with client:`, or in plain code"
         " `with client.blocking:`"
@@ -974,7 +975,7 @@ class Client:
             rng=self._rng,
             resources=self._resources,
             store_url=self._url,
-            warn_of_new_store=self._warns_of_new_store,
+            warn_of_new_store=self.warns_of_new_store,
         )
         await engine.start(
             program_loop, jobs, inline=self._inline, keep_from_stored=self._keep_secrets

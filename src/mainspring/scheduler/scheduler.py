@@ -56,7 +56,7 @@ class Scheduler(Client):
     """
 
     _name = "scheduler"
-    _warns_of_new_store = False
+    warns_of_new_store = False
     _how_to_start = (
         "the scheduler is not started (or was stopped): use `async with scheduler:`,"
         " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"
@@ -305,7 +305,7 @@ class Scheduler(Client):
         # By name: both are layers above this one, and most programs never need them.
         import_module("mainspring.service").require_server()
         return import_module("mainspring.dashboard.app").create_mounted_app(
-            self, settings, open=auth is None
+            self, settings, without_keys=auth is None
         )
 
     # Steps
