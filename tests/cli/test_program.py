@@ -251,7 +251,7 @@ def test_completion_offers_job_ids_and_states(stored_runs: StoredRuns, folder: P
 
 
 def on_terminal(folder: Path, *words: str, **environment: str) -> str:
-    """What the command writes to a terminal of 120 columns."""
+    """What the command writes to a terminal of 160 columns."""
     ours, theirs = pty.openpty()
     done = subprocess.Popen(
         [sys.executable, "-m", "mainspring", *words],
@@ -260,7 +260,7 @@ def on_terminal(folder: Path, *words: str, **environment: str) -> str:
             **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
             "PYTHONPATH": SOURCE,
             "TERM": "xterm-256color",
-            "COLUMNS": "120",
+            "COLUMNS": "160",
             **environment,
         },
         stdin=theirs,

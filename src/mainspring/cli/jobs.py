@@ -35,7 +35,7 @@ from mainspring.cli.options import (
     read_duration,
     run_coroutine,
 )
-from mainspring.cli.output import Column, Output, when
+from mainspring.cli.output import Column, Output, when, when_short
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 from mainspring.errors import InvalidInput, JobExists
@@ -710,17 +710,22 @@ def _columns(orphaned: set[str]) -> list[Column[Any]]:
         return "no worker" if job.enabled and job.id in orphaned else _state(job)
 
     return [
-        Column("id", lambda job: job.id, whole=True),
+        Column("id", lambda job: job.id, whole=True, least=16),
         Column("state", state, state=True),
         Column(
             "next run",
             lambda job: time_format.seconds(job.next_run_at),
-            lambda j: when(j.next_run_at),
+            lambda job: when(job.next_run_at),
+            short=lambda job: when_short(job.next_run_at),
+            whole=True,
         ),
         Column(
             "last run",
             lambda job: time_format.seconds(job.last_run_at),
-            lambda j: when(j.last_run_at),
+            lambda job: when(job.last_run_at),
+            short=lambda job: when_short(job.last_run_at),
+            whole=True,
+            hide=1,
         ),
-        Column("schedule", _schedule),
+        Column("schedule", _schedule, least=12),
     ]

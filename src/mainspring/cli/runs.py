@@ -19,7 +19,7 @@ from mainspring.cli.options import (
     example,
     run_coroutine,
 )
-from mainspring.cli.output import STYLES, Column, Output, when
+from mainspring.cli.output import STYLES, Column, Output, when, when_short
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 
@@ -316,11 +316,18 @@ def _why(run: Run) -> str:
 
 
 COLUMNS: list[Column[Any]] = [
-    Column("id", lambda run: run.id, whole=True),
-    Column("job", lambda run: run.job_id, whole=True),
+    Column("id", lambda run: run.id, whole=True, by_prefix=True),
+    Column("job", lambda run: run.job_id, whole=True, least=8, hide=1),
     Column("state", lambda run: run.state.value, state=True),
-    Column("due", lambda run: time_format.seconds(run.run_at), lambda run: when(run.run_at)),
-    Column("took", _duration),
-    Column("tries", lambda run: str(run.attempt)),
-    Column("why", _why),
+    Column(
+        "due",
+        lambda run: time_format.seconds(run.run_at),
+        lambda run: when(run.run_at),
+        short=lambda run: when_short(run.run_at),
+        whole=True,
+        hide=2,
+    ),
+    Column("took", _duration, whole=True, hide=3),
+    Column("tries", lambda run: str(run.attempt), whole=True, hide=4),
+    Column("why", _why, least=10),
 ]
