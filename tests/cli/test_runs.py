@@ -47,7 +47,9 @@ def test_list_in_pages(run: Run, stored_runs: StoredRuns) -> None:
 def test_list_says_what_there_is_not(run: Run, stored_runs: StoredRuns) -> None:
     assert run("runs", "list", "--state", "running").err == "no running runs\n"
     assert run("runs", "list", "--job", "whoami").err == "no runs of whoami\n"
-    assert run("runs", "list", "--job", "whoamI").code == 2
+    misspelt = run("runs", "list", "--job", "whoamI")
+    assert misspelt.code == 2
+    assert "there is no job 'whoamI': did you mean 'whoami'?" in misspelt.err
     unknown = run("runs", "list", "--state", "broken")
     assert unknown.code == 2
     assert "--state is one of waiting, pending" in unknown.err

@@ -10,7 +10,9 @@ import typer
 from mainspring.cli import completion
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
+from mainspring.cli.run_lookup import find_run_id
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.errors import JobNotFound, RunNotFound
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client
@@ -34,7 +36,7 @@ def explain(
         str,
         typer.Argument(
             metavar="JOB|RUN",
-            help="The id of a job or of a run.",
+            help="The id of a job or of a run; of a run also its beginning.",
             autocompletion=completion.job_ids,
         ),
     ],
@@ -58,11 +60,22 @@ def explain(
 async def _explain(choice: StoreChoice, output: Output, name: str, at: str | None) -> None:
     async with open_client(choice) as client:
         moment = None if at is None else await _moment(client, name, at)
-        found = await client.explain(name, moment)
+        try:
+            found = await client.explain(name, moment)
+        except JobNotFound as unknown:
+            found = await client.explain(await _find_run(client, name, unknown), moment)
     if output.as_json:
         output.document(found)
         return
     output.line(f"{found.run_id or found.job_id}: {found.sentence}")
+
+
+async def _find_run(client: Client, name: str, unknown: JobNotFound) -> str:
+    """The run whose id begins so. If there is none, a job was probably meant."""
+    try:
+        return await find_run_id(client, name)
+    except RunNotFound:
+        raise unknown from None
 
 
 async def _moment(client: Client, job_id: str, text: str) -> datetime:

@@ -20,6 +20,7 @@ from mainspring.cli.options import (
     run_coroutine,
 )
 from mainspring.cli.output import STYLES, Column, Output, when, when_short
+from mainspring.cli.run_lookup import find_run_id
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 
@@ -149,6 +150,7 @@ def show(
 
 async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
     async with open_client(choice) as client:
+        run_id = await find_run_id(client, run_id)
         run = await client.get_run(run_id)
         why = await client.explain(run_id)
     print_run(output, run, why.problem)
@@ -172,6 +174,7 @@ async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str)
     from mainspring.cli.json_output import run_document
 
     async with open_client(choice) as client:
+        run_id = await find_run_id(client, run_id)
         done = await client.cancel(run_id, reason=reason)
         run = await client.get_run(run_id)
     if not done:
@@ -196,6 +199,7 @@ async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:
     from mainspring.cli.json_output import run_document
 
     async with open_client(choice) as client:
+        run_id = await find_run_id(client, run_id)
         run = await client.retry(run_id)
     if output.as_json:
         output.document(run_document(run))
