@@ -192,14 +192,6 @@ def test_every_command_finds_the_services_store(
     assert run(*words).code == 0
 
 
-def test_without_the_extra_the_file_is_left_alone(
-    run: Run, stored_runs: StoredRuns, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "dotenv", None)
-    (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///nowhere.db\n")
-    assert run("jobs", "list").code == 0
-
-
 def test_enqueue_and_the_worker_heed_the_env_file(
     run: Run, start: Start, stored_runs: StoredRuns, folder: Path
 ) -> None:
