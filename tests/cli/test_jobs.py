@@ -434,3 +434,14 @@ def _signing_secrets(job_id: str) -> list[str]:
             ]
 
     return asyncio.run(read())
+
+
+def test_a_private_url_is_refused_with_the_variable_that_allows_it(
+    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("jobs", "add", "ping", "--schedule", "5m", "--url", "http://127.0.0.1/x")
+    refused = run(*words)
+    assert refused.code == 2
+    assert "MAINSPRING_ALLOW_PRIVATE=127.0.0.1" in refused.err
+    monkeypatch.setenv("MAINSPRING_ALLOW_PRIVATE", "127.0.0.1")
+    assert run(*words).code == 0
