@@ -158,7 +158,7 @@ def test_runs_jobs_and_workers_are_listed_one_on_a_line(
     output.pretty = True
     tables: list[tuple[list[Column[Any]], list[Any]]] = [
         (runs.COLUMNS, [run, other]),
-        (jobs._columns(set()), [job]),
+        (jobs._columns(set(), {}), [job]),
         (workers.COLUMNS, [worker]),
     ]
     for shown, rows in tables:

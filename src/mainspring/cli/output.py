@@ -44,7 +44,6 @@ STYLES = {
     "timed_out": "red",
     "lost": "red",
     "released": "yellow",
-    "enabled": "green",
     "paused": "yellow",
     "no worker": "red",
     "ok": "green",
