@@ -95,6 +95,27 @@ def test_wrong_words_are_refused_with_what_is_allowed(
 
 
 @pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("schedule", "0", "9", "*", "*", "*"), "mainspring schedule '0 9 * * *'"),
+        (("jobs", "add", "x", "--schedule", "0", "9", "*", "*", "*"), "--schedule '0 9 * * *'"),
+    ],
+)
+def test_a_schedule_without_quotes_is_told_to_get_some(
+    run: Run, words: tuple[str, ...], advice: str
+) -> None:
+    refused = run(*words)
+    assert refused.code == 2
+    assert f"put the schedule in quotes, as in {advice}\n" in refused.err
+
+
+def test_several_arguments_are_shown_once_in_the_usage(run: Run) -> None:
+    usage = run("chain", "--help").out
+    assert "JOB[=PAYLOAD]" in usage
+    assert "...}" not in usage
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("jobs", "list"),
