@@ -25,7 +25,8 @@ from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from datetime import datetime
 
     from mainspring.core.model import Attempt, Page, Run
     from mainspring.scheduler import Client
@@ -232,6 +233,8 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("why", why),
         ("error", run.error),
         ("made by", run.source.value),
+        ("created", moment(run.created_at)),
+        *_first_due(run, moment),
         ("due", moment(run.run_at)),
         ("started", moment(run.started_at) if run.started_at else None),
         ("finished", moment(run.finished_at) if run.finished_at else None),
@@ -248,6 +251,14 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("payload", None if run.payload is None else _json(run.payload)),
         ("result", None if run.result is None else _json(run.result)),
     ]
+
+
+def _first_due(run: Run, moment: Callable[[datetime], str]) -> Iterator[tuple[str, str]]:
+    """When the run was due at first, or its slot, where it is due later: after a retry, or by
+    jitter. A run after others has the time of the first of them there, which says nothing."""
+    if run.scheduled_at != run.run_at and run.source not in ("after", "node"):
+        is_slot = run.source in ("schedule", "backfill")
+        yield "slot" if is_slot else "first due", moment(run.scheduled_at)
 
 
 def _progress(run: Run) -> str | None:
