@@ -242,7 +242,8 @@ def _url(given: Any, allow: AllowList) -> str:
     if why is not None:
         raise InvalidInput(
             f"webhooks may not call {why}; an operator can allow it by host or range:"
-            f" --allow-private, or WebhookSettings(allow=[{host!r}])"
+            f" MAINSPRING_ALLOW_PRIVATE={host}, `mainspring serve --allow-private {host}`, or"
+            f" WebhookSettings(allow=[{host!r}])"
         )
     netloc = f"[{host}]" if ":" in host else host
     netloc += f":{port}" if port is not None else ""
