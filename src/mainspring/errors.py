@@ -254,11 +254,18 @@ class NotFound(MainspringError, LookupError):
 
 
 class JobNotFound(NotFound):
-    """There is no job of this id. The message names a similar id, if there is one."""
+    """There is no job of this id. The message names a similar one of the `known` ids; if none is
+    known, it says how jobs come into the store. `known=None`: nobody has looked."""
 
-    def __init__(self, job_id: str, known: Iterable[str] = ()) -> None:
-        near = difflib.get_close_matches(job_id, sorted(known), n=1)
+    def __init__(self, job_id: str, known: Iterable[str] | None = None) -> None:
+        ids = sorted(known or ())
+        near = difflib.get_close_matches(job_id, ids, n=1)
         advice = f": did you mean {near[0]!r}?" if near else ""
+        if known is not None and not ids:
+            advice = (
+                ": this store has no jobs yet. A program stores its decorated jobs when it starts;"
+                " start it once (a worker, or a scheduler with workers=0), or add a job"
+            )
         super().__init__(f"there is no job {job_id!r}{advice}")
         self.job_id = job_id
 

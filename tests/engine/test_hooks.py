@@ -99,7 +99,8 @@ async def test_failing_hooks_and_listeners_are_harmless(
                 assert (done.state, done.result) == (State.SUCCEEDED, 1)
             assert (await ended(scheduler, await failing.enqueue())).state is State.FAILED
     assert "a listener to" in caplog.text
-    assert "a hook failed" in caplog.text
+    hook = "fail" if sync else "fail_async"
+    assert f"job failing: its hook {hook} failed; the run is not affected" in caplog.text
     assert "Task exception was never retrieved" not in caplog.text
 
 
@@ -155,6 +156,25 @@ async def test_an_error_event_carries_the_error(make: Make) -> None:
     assert isinstance(failed.error, KeyError)
     assert failed.run is not None
     assert failed.run.state is State.FAILED
+
+
+@pytest.mark.parametrize(
+    ("hooks", "words"),
+    [
+        (
+            {"on_error": "notify"},
+            r"on_error is a function that is called as on_error\(ctx, error\)",
+        ),
+        ({"on_error": lambda: None}, r"on_error is called as on_error\(ctx, error\)"),
+        ({"on_start": lambda ctx, more: None}, r"on_start is called as on_start\(ctx\)"),
+    ],
+)
+def test_a_hook_that_cannot_be_called_is_refused_where_it_is_given(
+    make: Make, hooks: dict[str, Any], words: str
+) -> None:
+    """Else its error would show only when a run has failed."""
+    with pytest.raises(InvalidInput, match=words):
+        make().job(**hooks)
 
 
 async def test_every_event_is_emitted(make: Make, place: str | Store) -> None:

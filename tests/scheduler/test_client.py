@@ -103,6 +103,18 @@ async def test_a_client_keeps_notes(tmp_path: Path) -> None:
         assert note.value == {"id": 7}
 
 
+async def test_an_empty_store_says_how_jobs_come_into_it() -> None:
+    async with Client("memory://") as client:
+        with pytest.raises(JobNotFound, match="this store has no jobs yet"):
+            await client.enqueue("send_email")
+
+
+def test_a_plain_with_says_what_to_write() -> None:
+    client, words = Client("memory://"), r"write `async with` .* `with ….blocking:`"
+    with pytest.raises(TypeError, match=words), client:
+        pass
+
+
 @pytest.mark.parametrize("kind", ["rate", "breaker", "worker", "mainspring.pause"])
 async def test_notes_of_mainspring_itself_are_not_written_by_programs(kind: str) -> None:
     """A note of the kind `rate` could stop a job, one of `mainspring.pause` all of them."""

@@ -40,6 +40,38 @@ class Hooks:
     on_success: Callable[[RunContext, Any], Awaitable[None] | None] | None = None
     on_error: Callable[[RunContext, BaseException], Awaitable[None] | None] | None = None
 
+    def __post_init__(self) -> None:
+        _check_hook("on_start", self.on_start, "ctx")
+        _check_hook("on_success", self.on_success, "ctx", "result")
+        _check_hook("on_error", self.on_error, "ctx", "error")
+
+
+def _check_hook(name: str, hook: object, *arguments: str) -> None:
+    """Refuse a hook that could not be called: its error would show only when a run ends."""
+    if hook is None:
+        return
+    call = f"{name}({', '.join(arguments)})"
+    if not callable(hook):
+        raise InvalidInput(
+            f"is a function that is called as {call}, not {hook!r}",
+            subject=name,
+            field=name,
+            given=hook,
+        )
+    try:
+        signature = inspect.signature(hook)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise InvalidInput(
+            f"is called as {call}, and {getattr(hook, '__name__', hook)}{signature} does not take"
+            f" that: {error}",
+            subject=name,
+            field=name,
+        ) from None
+
 
 class Handler:
     """A callable registered under a name, and what its signature accepts."""

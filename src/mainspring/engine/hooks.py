@@ -18,6 +18,7 @@ _STARTED: set[asyncio.Task[None]] = set()  # a loop keeps its tasks by weak refe
 
 
 async def call_hook(hook: Hook, *arguments: Any) -> None:
+    """Call a hook. Its first argument is the context of the run."""
     try:
         answer = hook(*arguments)
         if inspect.isawaitable(answer):
@@ -26,7 +27,13 @@ async def call_hook(hook: Hook, *arguments: Any) -> None:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        log.exception("a hook failed; its run is not affected")
+        context = arguments[0]
+        log.exception(
+            "job %s: its hook %s failed; the run is not affected (run %s)",
+            context.job_id,
+            getattr(hook, "__name__", hook),
+            context.run_id,
+        )
 
 
 def start_hook(loop: asyncio.AbstractEventLoop, hook: Hook, *arguments: Any) -> None:

@@ -91,7 +91,8 @@ class JobOperations:
         job = (await self._engine.jobs.get([job_id]))[job_id]
         if job is None:
             stored = (await self._engine.store.jobs(JobQuery(limit=1000))).items
-            raise JobNotFound(job_id, {*self._engine.registry.names(), *(j.id for j in stored)})
+            ids = {one.id for one in stored}
+            raise JobNotFound(job_id, ids | self._engine.registry.names() if ids else ids)
         refuse_unreadable_job(job)
         return job
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import CONTEXT_IN_TRANSACTION
@@ -240,6 +240,14 @@ class Client:
     async def stop(self) -> None:
         """Close the store."""
         await self._stop(graceful=True, seconds=0)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is not opened by `with`: write `async with` in async code, or"
+            " `with ….blocking:` in plain code"
+        )
+
+    def __exit__(self, *error: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         return await self.start()
