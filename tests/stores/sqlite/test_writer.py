@@ -49,12 +49,6 @@ async def test_a_failing_operation_harms_no_other(tmp_path: Path) -> None:
         assert await ids_of(store) == ["first", "before", "after"]
 
 
-async def test_callers_who_add_at_once_share_commits(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n in range(300)))
-        assert await ids_of(store) == [f"run-{n}" for n in range(300)]
-
-
 async def test_a_cancelled_caller_harms_nobody(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         tasks = [asyncio.create_task(store.add([a_run(f"run-{n}")])) for n in range(20)]
@@ -83,6 +77,25 @@ class Holding:
         self._loop.call_soon_threadsafe(self.reached.set)
         self._go_on.wait(30)
         return [None]
+
+
+async def test_callers_who_add_at_once_share_commits(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        statements: list[str] = []
+
+        def trace(tx: Any, items: Any) -> list[None]:
+            tx.connection.set_trace_callback(statements.append)
+            return [None]
+
+        await store._write(trace, [1])
+        held = Holding(store)
+        await held.reached.wait()
+        adding = [asyncio.create_task(store.add([a_run(f"run-{n}")])) for n in range(300)]
+        await asyncio.sleep(0)  # all of them are queued behind the work that is held
+        await held.let_go()
+        await asyncio.gather(*adding)
+        assert await ids_of(store) == [f"run-{n}" for n in range(300)]
+    assert statements.count("COMMIT") == 3  # of the tracing, of the work that was held, of them all
 
 
 async def test_runs_of_a_claim_that_nobody_awaits_go_back(tmp_path: Path) -> None:
