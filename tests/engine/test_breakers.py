@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,13 +13,13 @@ from mainspring import Breaker, Scheduler, State
 from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Job, Note, Run
 from mainspring.core.policy import Policy
-from mainspring.core.transitions import request_cancel
+from mainspring.core.transitions import Change, request_cancel
 from mainspring.engine.breakers import NOTE_KIND, Circuit, JobOutcome
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite, RunQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, states, until
+from tests.support.engine import LONG, EventRecorder, SwitchableFaults, ended, opened, states, until
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -126,7 +127,16 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
     make: Make, place: str | Store
 ) -> None:
     faults, store = SwitchableFaults(), opened(place)
-    scheduler = make(FaultyStore(store, faults), workers=1)
+    refused = 0
+
+    class Counting(FaultyStore):
+        async def commit(self, changes: Sequence[Change]) -> list[bool]:
+            nonlocal refused
+            answers = await super().commit(changes)
+            refused += answers.count(False)
+            return answers
+
+    scheduler = make(Counting(store, faults), workers=1)
     recorder = EventRecorder(scheduler)
     go = asyncio.Event()
 
@@ -145,7 +155,7 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
         faults.failing = {"find"}  # so that the worker learns of it by its refused commit alone
         assert await store.commit([request_cancel(running, "elsewhere")]) == [True]
         go.set()
-        await asyncio.sleep(0.05)
+        await until(lambda: refused, "a commit that is refused")
         faults.failing = set()
         assert (await ended(scheduler, probe)).state is State.CANCELLED
         assert (await scheduler.job_health("call")).breaker != "closed"
@@ -169,8 +179,10 @@ async def test_failures_are_counted_over_all_nodes_and_all_of_them_stop(make: Ma
         while (await nodes[0].job_health("call")).breaker == "closed":
             await asyncio.sleep(0.01)
         waiting = [await nodes[0].enqueue("call", queue=name) for name in ("left", "right")]
-        await asyncio.sleep(0.2)
         for node, run in zip(nodes, waiting, strict=True):
+            async with asyncio.timeout(LONG):
+                while (await node.get_run(run.id)).reason is None:
+                    await asyncio.sleep(0.01)
             health = await node.job_health("call")
             assert health.breaker == "open"
             assert health.breaker_until is not None
