@@ -190,7 +190,8 @@ def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
 
     names = ",".join(f'"{number:x}":0' for number in range(20_000))
     unique, twice = f"{{{names}}}".encode(), f'{{{names},"z":1,"z":2}}'.encode()
-    assert work(twice) < 50 * max(work(unique) for _ in range(3))  # it was several hundred
+    least = min(work(twice) for _ in range(3))
+    assert least < 50 * max(work(unique) for _ in range(3))  # it was several hundred
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
