@@ -266,7 +266,8 @@ def test_an_app_that_cannot_be_loaded_ends_the_supervisor(start: Start) -> None:
 
 
 def test_a_signal_ends_the_wait_for_a_store_that_is_away(start: Start, folder: Path) -> None:
-    app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", "mongodb://[::1]:1/x")
+    away = "mongodb://[::1]:1/x?timeoutMS=500"
+    app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", away)
     (folder / "app.py").write_text(app)
     worker = start("worker", "app:scheduler")
     worker.wait_for_output("waiting for the store up to 30 seconds: no MongoDB server answers")

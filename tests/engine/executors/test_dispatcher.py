@@ -172,9 +172,10 @@ async def test_a_process_is_killed_with_its_children_at_the_timeout(
     make: Make, tmp_path: Path
 ) -> None:
     scheduler = make()
-    isolated_jobs.register(scheduler, timeout="8s")
+    isolated_jobs.register(scheduler, timeout="4s")
     witness = tmp_path / "pid"
     async with scheduler:
+        await ended(scheduler, await scheduler.enqueue("add", {"a": 1, "b": 1}))  # it has started
         run = await scheduler.enqueue("parent", {"witness": str(witness)})
         await until(witness.exists, "the grandchild")
         done = await ended(scheduler, run)
