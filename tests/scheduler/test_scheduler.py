@@ -18,7 +18,7 @@ from mainspring import Misfire, RunContext, Scheduler, State, at
 from mainspring.core.model import Outcome
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import Claim, Claimed, Store
 from mainspring.testing.store_calls import get_runs
 from tests.support import isolated_jobs
 from tests.support.engine import LONG, EventRecorder, ended, until
@@ -339,6 +339,42 @@ async def test_a_signal_is_heeded_while_a_handler_blocks_the_loop(file: str) -> 
         assert (run.state, run.lapses) == (State.PENDING, 0)
     assert "the handler of job blocking does not stop" in err.decode()
     assert "a handler blocks the event loop and does not stop" in err.decode()
+
+
+# -- defaults, and who hears an event ---------------------------------------------------------
+
+
+async def test_runs_are_kept_for_30_days_and_leased_for_30_seconds_by_default() -> None:
+    leases: set[timedelta] = set()
+
+    class Watched(MemoryStore):
+        async def claim(self, claim: Claim) -> Claimed:
+            leases.add(claim.lease)
+            return await super().claim(claim)
+
+    scheduler = Scheduler(Watched())
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        await ended(scheduler, await work.enqueue())
+    assert scheduler.retention == timedelta(days=30)
+    assert leases == {timedelta(seconds=30)}
+
+
+async def test_a_listener_hears_of_what_its_own_process_does_alone(file: str) -> None:
+    worker, other = Scheduler(file), Scheduler(file, workers=0)
+
+    @worker.job()
+    async def work() -> None: ...
+
+    here, there = EventRecorder(worker, "run.*"), EventRecorder(other, "run.*")
+    async with worker, other:
+        await ended(other, await other.enqueue("work"))
+        await here.until("run.succeeded")
+    assert there.names == ["run.enqueued"]
+    assert here.names == ["run.started", "run.succeeded"]
 
 
 # -- what a start reports -------------------------------------------------------------------

@@ -196,6 +196,15 @@ async def test_cancel_unwinds_a_process(make: Make, tmp_path: Path) -> None:
     assert witness.read_text() == "unwound"
 
 
+async def test_a_process_has_no_transaction(make: Make) -> None:
+    scheduler = make()
+    isolated_jobs.register(scheduler)
+    async with scheduler:
+        done = await ended(scheduler, await scheduler.enqueue("transact"))
+    assert done.state is State.FAILED
+    assert "there is no transaction here" in str(done.error)
+
+
 async def test_memory_limit_steering_and_odd_results_in_a_process(make: Make) -> None:
     scheduler = make()
     isolated_jobs.register(scheduler, retries=1, retry_delay="1ms", memory_limit="150MiB")
