@@ -1,3 +1,5 @@
+"""`mainspring import`: crontabs and manifests become a file of jobs."""
+
 from __future__ import annotations
 
 import builtins

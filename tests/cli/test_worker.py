@@ -293,7 +293,9 @@ def test_a_store_that_cannot_be_opened(start: Start, folder: Path) -> None:
         (("worker",), "name the scheduler to run, or a file of jobs"),
     ],
 )
-def test_bad_usage(start: Start, words: tuple[str, ...], message: str) -> None:
+def test_wrong_options_are_refused_with_a_message(
+    start: Start, words: tuple[str, ...], message: str
+) -> None:
     worker = start(*words)
     assert worker.ends() == 2
     assert message in worker.output

@@ -1,3 +1,5 @@
+"""Policies: backoff, breakers, misfires and the other options of a job."""
+
 from __future__ import annotations
 
 import random

@@ -1,3 +1,5 @@
+"""The syntax of cron expressions: what they mean, and what their errors say."""
+
 from __future__ import annotations
 
 import time
