@@ -190,7 +190,8 @@ def processes_drain(
 
 class RunWatcher:
     """Looks every few milliseconds whether all runs have ended and, under a limit, how many hold a
-    valid lease. The clock begins with the first that runs: processes start at different speeds."""
+    valid lease. The clock begins with the first that was claimed: processes start at different
+    speeds. (That one may have ended before it is seen.)"""
 
     PAUSE = 0.01
 
@@ -217,7 +218,7 @@ class RunWatcher:
         with bare_mongodb.connect(self._url) as client:
             runs = bare_mongodb.runs_of(client, self._name)
             while not self._over.wait(self.PAUSE):
-                if began is None and runs.find_one({"state": "running"}, {"_id": 1}):
+                if began is None and runs.find_one({"state": {"$ne": "pending"}}, {"_id": 1}):
                     began = time.perf_counter()
                 if self._limited:
                     self.most = max(self.most, count_valid_leases(runs))

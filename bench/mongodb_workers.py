@@ -42,6 +42,7 @@ class MeasuredProcesses:
             here, there = _spawn.Pipe()
             process = _spawn.Process(target=target, args=(there, *given), daemon=True)
             process.start()
+            there.close()  # so that a process that dies ends the wait for its word
             self._pipes.append(here)
             self._processes.append(process)
         for pipe in self._pipes:

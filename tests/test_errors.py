@@ -1,3 +1,5 @@
+"""The tree of errors: as it is drawn, and what each error carries."""
+
 from __future__ import annotations
 
 import inspect

@@ -106,6 +106,19 @@ def test_a_test_file_is_named_after_its_module_or_listed_with_the_modules_it_is_
     assert [one for one in sorted(others) if not module_of(one).exists()] == []
 
 
+def has_a_test(path: Path) -> bool:
+    """Whether it has a test function, or a class of tests (whose tests may be inherited)."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = [node.name for node in nodes if isinstance(node, kinds)]
+    return any(name.startswith(("test_", "Test")) for name in names)
+
+
+def test_every_test_file_has_a_test() -> None:
+    empty = [path.relative_to(TESTS) for path in TESTS.rglob("test_*.py") if not has_a_test(path)]
+    assert empty == []
+
+
 def test_the_list_of_behaviours_across_modules_is_not_stale() -> None:
     assert ACROSS_MODULES.keys() - set(mirroring()) == set()
     assert [one for one in ACROSS_MODULES if module_of(one).exists()] == []

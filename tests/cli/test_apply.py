@@ -1,3 +1,5 @@
+"""`mainspring apply`: jobs from a file are compared, stored and removed."""
+
 from __future__ import annotations
 
 import json

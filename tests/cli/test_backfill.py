@@ -1,3 +1,5 @@
+"""`mainspring backfill`: past slots are run."""
+
 from __future__ import annotations
 
 from tests.support.command_line import Run

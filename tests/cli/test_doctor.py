@@ -216,11 +216,16 @@ def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:
 
 
 def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> None:
-    scheduler = Scheduler("sqlite:///mainspring.db", enabled=False, clock=Past())
+    scheduler = Scheduler("sqlite:///mainspring.db", enabled=False)
+    scheduler.job("1m", id="often")(_nothing)
 
-    @scheduler.job("1m")
-    def often() -> None: ...
+    async def seed() -> None:
+        earlier = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past(), inline=True)
+        earlier.job("1m", id="often")(_nothing)
+        async with earlier:
+            pass
 
+    asyncio.run(seed())
     with scheduler.blocking:
         until(lambda: run("workers", "list", "--json").json["items"] != [])
         [worker] = run("workers", "list", "--json").json["items"]

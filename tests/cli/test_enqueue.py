@@ -1,3 +1,5 @@
+"""`mainspring enqueue`: payloads, options, and waiting for the end."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""`mainspring explain`: why a job, a slot or a run did what it did."""
+
 from __future__ import annotations
 
 from tests.support.command_line import Run

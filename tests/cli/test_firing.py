@@ -1,3 +1,5 @@
+"""`mainspring pause` and `mainspring resume`: all firing, and that of one job."""
+
 from __future__ import annotations
 
 from tests.support.command_line import Run

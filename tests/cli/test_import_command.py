@@ -1,8 +1,11 @@
+"""`mainspring import`: crontabs and manifests become a file of jobs."""
+
 from __future__ import annotations
 
 import builtins
+import contextlib
+import os
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -81,7 +84,10 @@ def test_two_imports_fit_in_one_folder_and_a_missing_folder_is_told(run: Run, fo
 def test_imported_command_ends_with_its_timeout_and_may_print_any_bytes(
     run: Run, folder: Path, start: Start
 ) -> None:
-    (folder / "tab").write_text("0 0 1 1 * printf '\\377'\n0 0 1 1 * sleep 3 && touch went-on\n")
+    seconds = f"600.{os.getpid()}"  # no other process sleeps so long
+    (folder / "tab").write_text(
+        f"0 0 1 1 * printf '\\377'\n0 0 1 1 * sleep {seconds} && touch went-on\n"
+    )
     run("import", "crontab", "tab", "--out", "tab.toml", "--timezone", "UTC")
     file = folder / "tab.toml"
     file.write_text(file.read_text().replace("[jobs.sleep]", '[jobs.sleep]\ntimeout = "1s"'))
@@ -92,8 +98,17 @@ def test_imported_command_ends_with_its_timeout_and_may_print_any_bytes(
     until(
         lambda: run("runs", "show", bytes_, "--json").json["result"] == "\N{REPLACEMENT CHARACTER}"
     )
-    time.sleep(3)
+    until(lambda: not _is_running(seconds))
     assert not (folder / "went-on").exists()
+
+
+def _is_running(argument: str) -> bool:
+    """Whether a process has this text in its command line."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if argument.encode() in line.read_bytes():
+                return True
+    return False
 
 
 def test_manifests_need_yaml(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,5 @@
+"""`mainspring jobs`: list, show, change and remove jobs."""
+
 from __future__ import annotations
 
 import asyncio

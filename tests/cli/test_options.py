@@ -1,3 +1,5 @@
+"""Values of options: how they are read, and how wrong ones are refused."""
+
 from __future__ import annotations
 
 from datetime import timedelta

@@ -1,3 +1,5 @@
+"""What commands print: stored text cannot control the terminal."""
+
 from __future__ import annotations
 
 import json

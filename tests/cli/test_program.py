@@ -13,24 +13,12 @@ from pathlib import Path
 import pytest
 
 from mainspring import __version__
-from tests.support.command_line import Run, Start, until
+from tests.support.command_line import Run, Start, command_words, until
 
 StoredRuns = dict[str, str]
 
-COMMANDS = [
-    ("worker",),
-    ("enqueue",),
-    ("schedule",),
-    ("doctor",),
-    ("version",),
-    *(
-        ("jobs", verb)
-        for verb in ("list", "show", "add", "update", "rotate-secret", "pause", "resume")
-    ),
-    *(("jobs", verb) for verb in ("reset-breaker", "trigger", "remove", "prune-orphans")),
-    *(("runs", verb) for verb in ("list", "show", "cancel", "retry")),
-    *(("store", verb) for verb in ("copy", "indexes", "reseal")),
-]
+COMMANDS = command_words()
+GROUPS = sorted({words[:-1] for words in COMMANDS if len(words) > 1} - {("workers",)})
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
@@ -43,7 +31,7 @@ def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
     assert "--json" in answer.out
 
 
-@pytest.mark.parametrize("group", [(), ("jobs",), ("runs",), ("import",), ("store",), ("keys",)])
+@pytest.mark.parametrize("group", [(), *GROUPS])
 def test_each_command_is_described_in_one_whole_line(run: Run, group: tuple[str, ...]) -> None:
     commands = run(*group, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
     lines = commands.rstrip().splitlines()

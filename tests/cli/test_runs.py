@@ -1,3 +1,5 @@
+"""`mainspring runs`: list, show, cancel and retry runs."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""`mainspring schedule`: what a schedule means and when it fires."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -65,10 +67,11 @@ def test_every_form_of_a_schedule_is_accepted(run: Run, text: str) -> None:
     assert answer.json["upcoming"]
 
 
-def test_one_that_is_over(run: Run) -> None:
+def test_an_ended_schedule_lists_no_times(run: Run) -> None:
     answer = run("schedule", "2020-01-01T09:00:00Z")
     assert answer.code == 0
     assert "the schedule is over" in answer.out
+    assert run("schedule", "2020-01-01T09:00:00Z", "--json").json["upcoming"] == []
 
 
 @pytest.mark.parametrize(

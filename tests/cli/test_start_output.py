@@ -1,3 +1,5 @@
+"""What a worker prints when it starts: its jobs, those that run next first."""
+
 from __future__ import annotations
 
 import json

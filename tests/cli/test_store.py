@@ -1,3 +1,5 @@
+"""`mainspring store`: the script of indexes, and secrets that move to the newest key."""
+
 from __future__ import annotations
 
 import sys

@@ -1,3 +1,5 @@
+"""`mainspring store copy`: everything of one store in another one."""
+
 from __future__ import annotations
 
 import signal
@@ -120,7 +122,9 @@ def test_a_database_that_is_not_there_is_not_made(
     assert not (folder / "copy.db").exists()
 
 
-def test_while_a_worker_works(run: Run, start: Start, folder: Path) -> None:
+def test_a_store_is_copied_only_after_its_worker_has_stopped(
+    run: Run, start: Start, folder: Path
+) -> None:
     worker = start("worker", "app:scheduler")
     worker.wait_for_output("Press Ctrl+C to stop")
     scheduler = load_scheduler("app:scheduler").configure(workers=0)

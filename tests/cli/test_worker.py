@@ -167,7 +167,7 @@ def test_a_process_full_of_stuck_threads_is_replaced(start: Start, run: Run) -> 
     worker.wait_for_output(
         "threads that outlived their timeout take 1 of the worker's capacity of 2"
     )
-    worker.wait_for_output(READY, times=2)
+    worker.wait_for_output(READY)
     # The same process id, working again with all its places.
     assert run("enqueue", "whoami", "--wait", "--json").json["result"] == worker.pid
     worker.popen.terminate()
@@ -211,9 +211,14 @@ def test_ctrl_c_of_a_terminal_reaches_each_process_once(
 def test_a_process_that_dies_is_started_again(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--processes", "2")
     worker.wait_for_output(READY)
-    pid = run("enqueue", "whoami", "--wait", "--json").json["result"]
-    os.kill(pid, signal.SIGKILL)
-    worker.wait_for_output("ended by SIGKILL; another starts in 0.5 s")
+    killed: set[int] = set()
+    while len(killed) < 3:  # one more than there were at first: a process that was started again
+        pid = run("enqueue", "whoami", "--wait", "--timeout", "60s", "--json").json["result"]
+        assert pid not in killed
+        killed.add(pid)
+        os.kill(pid, signal.SIGKILL)
+        worker.wait_for_output("ended by SIGKILL; another starts in", times=len(killed))
+    assert "ended by SIGKILL; another starts in 0.5 s" in worker.output
     worker.popen.terminate()
     assert worker.ends() == 0
 
@@ -261,7 +266,8 @@ def test_an_app_that_cannot_be_loaded_ends_the_supervisor(start: Start) -> None:
 
 
 def test_a_signal_ends_the_wait_for_a_store_that_is_away(start: Start, folder: Path) -> None:
-    app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", "mongodb://[::1]:1/x")
+    away = "mongodb://[::1]:1/x?timeoutMS=500"
+    app = (folder / "app.py").read_text().replace("sqlite:///mainspring.db", away)
     (folder / "app.py").write_text(app)
     worker = start("worker", "app:scheduler")
     worker.wait_for_output("waiting for the store up to 30 seconds: no MongoDB server answers")
@@ -287,7 +293,9 @@ def test_a_store_that_cannot_be_opened(start: Start, folder: Path) -> None:
         (("worker",), "name the scheduler to run, or a file of jobs"),
     ],
 )
-def test_bad_usage(start: Start, words: tuple[str, ...], message: str) -> None:
+def test_wrong_options_are_refused_with_a_message(
+    start: Start, words: tuple[str, ...], message: str
+) -> None:
     worker = start(*words)
     assert worker.ends() == 2
     assert message in worker.output

@@ -1,3 +1,5 @@
+"""The conformance suite on the memory store."""
+
 from __future__ import annotations
 
 from typing import Any

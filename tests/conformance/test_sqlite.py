@@ -1,3 +1,5 @@
+"""The conformance suite on the SQLite store."""
+
 from __future__ import annotations
 
 import sqlite3

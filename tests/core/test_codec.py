@@ -1,3 +1,5 @@
+"""Values as JSON text: each comes back as it was, or is refused."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""`RunContext`: the facts, the log and the progress of a run."""
+
 from __future__ import annotations
 
 import gc

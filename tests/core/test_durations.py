@@ -1,3 +1,5 @@
+"""Durations: how they are read, refused and written in words."""
+
 from __future__ import annotations
 
 import math

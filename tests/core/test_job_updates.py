@@ -1,3 +1,5 @@
+"""What is stored when a job is new, defined again or changed."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta

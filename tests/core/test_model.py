@@ -1,3 +1,5 @@
+"""Ids of jobs, slots and runs, and the values of the model."""
+
 from __future__ import annotations
 
 import random

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mainspring.cli.program import app as program
+from tests.support.command_line import command_words
 from tests.support.deploy_files import KNOWN
 from tests.support.doc_examples import DOCS, ROOT, blocks, page_files
 
@@ -34,7 +35,8 @@ OTHER_VARIABLES |= {
 }  # read by obstore
 OTHER_VARIABLES |= {"CRON_TZ", "TYPE_CHECKING"}  # no variables of the environment
 MAINSPRING_COMMAND = re.compile(
-    r"(?<![\w./-])mainspring((?: [a-z]+(?:-[a-z]+)*){1,2})((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
+    r"(?<![\w./-])(?<!from )mainspring((?: [a-z][a-z0-9]*(?:-[a-z]+)*){1,2})"
+    r"((?: [A-Z]\w*| --[a-z-]+(?: [^\s`]+)?)*)"
 )
 
 
@@ -92,8 +94,8 @@ def test_variables_that_pages_name_are_read() -> None:
 
 def test_commands_that_pages_name_have_these_flags() -> None:
     """In blocks that no test runs, and in the text: a command, its subcommand, its flags."""
-    groups = {"jobs", "runs", "keys", "store"}
-    single = {"serve", "worker", "enqueue", "schedule", "doctor"}
+    known = set(command_words())
+    groups = {words[0] for words in known if len(words) > 1}
     shown: dict[tuple[str, ...], str] = {}
     seen = 0
     for page in page_files():
@@ -101,10 +103,11 @@ def test_commands_that_pages_name_have_these_flags() -> None:
             continue
         for words, rest in MAINSPRING_COMMAND.findall(page.read_text()):
             command = tuple(words.split())
-            if command[0] in single:
+            if command[:1] in known:
                 command = command[:1]
             elif command[0] not in groups or len(command) < 2:
                 continue
+            assert command in known, (page, command)
             if command not in shown:
                 done = CliRunner().invoke(program, [*command, "--help"], env={"COLUMNS": "200"})
                 assert done.exit_code == 0, (page, command)

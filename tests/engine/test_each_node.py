@@ -313,7 +313,10 @@ async def test_missed_slots_run_once_on_the_workers_that_are_back(cluster: Clust
         await asyncio.sleep(MINUTE)
         root, nodes = await slot_runs(a, at(4))
         assert root.state is State.SUCCEEDED
-        assert 1 <= len(nodes) <= 2  # a worker that joins later takes part from the next slot
+        assert root.result == {"succeeded": len(nodes)}
+        assert [slot for _, slot in cluster.ran] == [at(4)] * len(nodes)
+        await until(a, at(5, 1))  # a worker that joined later takes part from this slot on
+        assert [slot for _, slot in cluster.ran][len(nodes) :] == [at(5)] * 2
 
 
 @virtual

@@ -269,9 +269,11 @@ async def test_a_transaction_expires_after_a_third_of_the_lease(
 
     async with scheduler:
         run = await scheduler.enqueue("send")
-        await scheduler.enqueue("other")
+        beside = await scheduler.enqueue("other")
         done = await ended(scheduler, run)
         heard = await scheduler.get_run(run.id)
+        assert (await ended(scheduler, beside)).state is State.SUCCEEDED
+    assert others == [1]
     assert (done.state, effects(place)) == (State.FAILED, [])
     assert heard.error is not None
     assert TransactionExpired.__name__ in heard.error
@@ -279,7 +281,8 @@ async def test_a_transaction_expires_after_a_third_of_the_lease(
 
 
 async def test_an_answer_that_was_lost_is_found_again(make: Make, place: str | Store) -> None:
-    """The commit went through and nobody recorder: told once, done once."""
+    """The commit was stored, but its answer was lost: the hook is called once and the effect
+    happens once."""
     store = opened(place)
     scheduler = make(FaultyStore(store, ScriptedFaults({"transaction": [None, "after"]})))
     told = []
@@ -405,6 +408,7 @@ async def test_transactions_do_not_nest(make: Make, place: str | Store) -> None:
 async def test_nothing_is_enqueued_in_a_block(make: Make, place: str | Store, kind: str) -> None:
     """It would be no part of the transaction; on SQLite each would wait for the other."""
     scheduler = make()
+    refused = []
 
     @scheduler.job()
     async def other() -> None: ...
@@ -413,23 +417,28 @@ async def test_nothing_is_enqueued_in_a_block(make: Make, place: str | Store, ki
         await other.enqueue()
         async with ctx.transaction() as session:
             write(session, "sent")
-            with pytest.raises(InvalidState, match="enqueue before the block"):
+            with pytest.raises(InvalidState, match="enqueue before the block") as caught:
                 await other.enqueue()
+            refused.append(caught.value)
         await other.enqueue()
 
     def plain(ctx: RunContext) -> None:
         with ctx.transaction() as session:
             write(session, "sent")
-            with pytest.raises(InvalidState, match="enqueue before the block"):
+            with pytest.raises(InvalidState, match="enqueue before the block") as caught:
                 other.blocking.enqueue()
+            refused.append(caught.value)
         other.blocking.enqueue()
 
     scheduler.job(id="send", delivery="effect_once")(send if kind == "async" else plain)
+    recorder = EventRecorder(scheduler)
+    outside = 2 if kind == "async" else 1
     async with scheduler:
         done = await ended(scheduler, await scheduler.enqueue("send"))
+        await recorder.until("run.succeeded", outside, lambda event: event.job_id == "other")
         made = (await scheduler.list_runs(job="other")).items
     assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
-    assert len(made) <= (2 if kind == "async" else 1)
+    assert (len(made), len(refused)) == (outside, 1)
 
 
 async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -> None:

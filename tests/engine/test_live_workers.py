@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -382,7 +383,7 @@ async def test_workers_are_listed_with_what_they_say_of_themselves(shared: Share
     assert (one.pid, one.version) == (os.getpid(), __version__)
     assert one.started_at is not None
     assert one.seen_at is not None
-    assert one.memory is None or one.memory > 1_000_000
+    assert (one.memory or 0) > 1_000_000 or sys.platform != "linux"
 
 
 @virtual

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 
 import pytest
 
@@ -99,4 +100,8 @@ def test_a_limit_that_is_no_size_is_refused(make: Make) -> None:
 
 def test_a_process_holds_memory() -> None:
     used = resident_memory()
-    assert used is None or used > 10**6
+    if sys.platform == "linux":
+        assert used is not None
+        assert used > 10**6
+    else:
+        assert used is None

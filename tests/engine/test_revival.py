@@ -16,6 +16,7 @@ from mainspring.engine import revival, sweeper
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteQuery, RunQuery
+from tests.support.engine import LONG
 
 
 class Ordered(MemoryStore):
@@ -125,11 +126,12 @@ async def test_the_leader_completes_a_retry_that_was_interrupted(
         assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SKIPPED
         again = await scheduler.retry(root.id)
         assert again.state is State.PENDING
-        while (await scheduler.get_run(f"last@{root.id}")).state is not State.SUCCEEDED:
-            await asyncio.sleep(0.05)
-        assert store.failed == 3
-        while (await store.notes(NoteQuery(kind=revival.KIND))).items:
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(LONG):
+            while (await scheduler.get_run(f"last@{root.id}")).state is not State.SUCCEEDED:
+                await asyncio.sleep(0.05)
+            assert store.failed == 3
+            while (await store.notes(NoteQuery(kind=revival.KIND))).items:
+                await asyncio.sleep(0.05)
 
 
 async def test_a_note_of_runs_that_are_still_failed_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,9 @@ async def test_cancel_a_running_async_run(make: Make) -> None:
             raise ValueError("clean-up went wrong") from None
         return "done"
 
+    @scheduler.job()
+    async def later() -> None: ...
+
     async with scheduler:
         run = await slow.enqueue()
         await began.wait()
@@ -78,7 +81,7 @@ async def test_cancel_a_running_async_run(make: Make) -> None:
         done = await ended(scheduler, run)
         assert (done.state, done.reason) == (State.CANCELLED, "cancelled by request")
         assert [a.outcome for a in done.attempts] == [Outcome.CANCELLED]
-        await asyncio.sleep(0.1)
+        await ended(scheduler, await later.enqueue())  # a retry would have been due before it
         assert await scheduler.get_run(run.id) == done
 
 
@@ -177,7 +180,7 @@ async def test_cancel_from_another_scheduler_reaches_the_worker(file: str) -> No
         run = await other.enqueue("slow")
         await began.wait()
         assert await other.cancel(run.id)
-        done = await other.wait(run.id, 3)
+        done = await ended(other, run)
     assert done.state is State.CANCELLED
 
 
@@ -199,7 +202,7 @@ async def test_cancel_from_another_process_reaches_the_worker(file: str) -> None
         )
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", script, file, run.id)
         assert await child.wait() == 0
-        assert (await worker.wait(run.id, 3)).state is State.CANCELLED
+        assert (await ended(worker, run)).state is State.CANCELLED
 
 
 @pytest.mark.parametrize("method", ["cancel", "retry", "get_run", "wait"])

@@ -16,7 +16,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import SwitchableFaults
+from tests.support.engine import LONG, SwitchableFaults
 from tests.support.scheduler_kill import kill
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -549,26 +549,21 @@ async def test_run_on_start_gives_one_run_for_two_nodes(shared: SharedStore) -> 
 
 @virtual
 async def test_jitter_spreads_within_bounds_and_the_same_everywhere(shared: SharedStore) -> None:
-    seen: list[list[datetime]] = []
-    for _ in range(2):
-        other = SharedStore()
-        scheduler = other.scheduler()
+    scheduler = shared.scheduler()
 
-        @scheduler.job("1m", jitter="20s")
-        async def tick() -> None: ...
+    @scheduler.job("1m", jitter="20s")
+    async def tick() -> None: ...
 
-        async with scheduler:
-            await asyncio.sleep(60 * 10 + 30)
-            found = await runs(scheduler, "tick")
-        offset = found[0].scheduled_at - at(60)
-        waits = [r.run_at - r.scheduled_at for r in found]
-        assert all(timedelta() <= wait <= timedelta(seconds=20) for wait in waits)
-        assert len(set(waits)) > 5
-        seen.append([r.run_at - offset for r in found])
-    assert len(seen[0]) == len(seen[1])
-    nodes = [every("1h", start=START, jitter="10m").bind("tick", START) for _ in range(2)]
-    slots = nodes[0].upcoming(20, START)
-    assert [nodes[0].delay(s) for s in slots] == [nodes[1].delay(s) for s in slots]
+    async with scheduler:
+        await asyncio.sleep(60 * 10 + 30)
+        found = await runs(scheduler, "tick")
+        made = (await scheduler.get_job("tick")).created_at
+    assert len(found) == 10
+    waits = [r.run_at - r.scheduled_at for r in found]
+    assert all(timedelta() <= wait <= timedelta(seconds=20) for wait in waits)
+    assert len(set(waits)) == 10
+    elsewhere = every("1m", jitter="20s").bind("tick", made)
+    assert [elsewhere.delay(r.scheduled_at) for r in found] == waits
 
 
 # Several nodes
@@ -666,8 +661,7 @@ def test_without_leader_election_every_node_fires_at_once() -> None:
         async with scheduler:
             assert scheduler.is_leader
             await asyncio.sleep(60)
-        assert len(late) == 5 or len(late) == 6
-        assert max(late) < timedelta(seconds=1)
+        assert late == [timedelta()] * 5  # the sixth is due when it ends
         assert shared.of("leader.elected") == []
 
     run_virtual(main)
@@ -744,14 +738,14 @@ async def test_slots_fire_in_real_time(url: str, tmp_path: Any) -> None:
 
     scheduler.job("* * * * * *", id="each")(note)
 
-    @scheduler.job("200ms")
+    @scheduler.job("200ms", overlap="allow", misfire="all")  # a busy machine skips none either
     async def often(ctx: RunContext) -> None:
         await note(ctx)
 
     async with scheduler:
         made = (await scheduler.get_job("often")).created_at
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LONG):
             await enough.wait()
     assert all(slot.microsecond == 0 for slot in seen["each"])
     step = timedelta(milliseconds=200)
-    assert [slot - made for slot in seen["often"][:5]] == [step * n for n in range(1, 6)]
+    assert [slot - made for slot in sorted(seen["often"])[:5]] == [step * n for n in range(1, 6)]

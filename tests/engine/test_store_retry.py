@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from mainspring import RunContext, State
+from mainspring import RunContext, Scheduler, State
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed, Store
-from mainspring.testing import FaultyStore, ScriptedFaults
+from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock, run_virtual
 from mainspring.testing.store_calls import get_runs
 from tests.support.engine import LONG, EventRecorder, SwitchableFaults, ended, opened, until
 from tests.support.scheduler_fixtures import Make
@@ -237,7 +238,7 @@ class Hushed(MemoryStore):
     """Its hints are all lost."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(VirtualClock())
         self.claims = 0
 
     async def wait(self, timeout: float) -> bool:
@@ -249,20 +250,29 @@ class Hushed(MemoryStore):
         return await super().claim(claim)
 
 
-async def test_an_idle_worker_polls_rarely_and_finds_runs_without_a_hint(make: Make) -> None:
-    store = Hushed()
-    scheduler = make(store, poll="10ms")
+def test_an_idle_worker_polls_rarely_and_finds_runs_without_a_hint() -> None:
+    async def main() -> None:
+        store = Hushed()
+        worker = Scheduler(store, clock=VirtualClock(), inline=True, poll="10s")
 
-    @scheduler.job(id="work")
-    async def work() -> str:
-        return "done"
+        @worker.job(id="work")
+        async def work() -> str:
+            return "done"
 
-    async with scheduler:
-        async with asyncio.timeout(LONG):
-            while store.claims < 20:
-                await asyncio.sleep(0.01)
-        run = await scheduler.enqueue("work", delay="30ms")
-        assert (await scheduler.wait(run.id, timeout=LONG)).result == "done"
+        client = Scheduler(store, clock=VirtualClock(), inline=True, workers=0, poll="10s")
+        async with worker, client:
+            await asyncio.sleep(5)
+            before = store.claims
+            await asyncio.sleep(200)
+            assert store.claims - before == 20
+            await asyncio.sleep(3)  # between two of its looks
+            run = await client.enqueue("work")
+            done = await client.wait(run.id, timeout=LONG)
+            assert done.result == "done"
+            assert done.started_at is not None
+            assert timedelta() < done.started_at - run.run_at <= timedelta(seconds=10)
+
+    run_virtual(main)
 
 
 async def test_waiting_for_a_run_outlasts_an_outage(make: Make, place: str | Store) -> None:

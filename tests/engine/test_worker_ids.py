@@ -1,3 +1,5 @@
+"""Ids of workers: which node, which process, which start of the machine."""
+
 from __future__ import annotations
 
 import random

@@ -59,11 +59,15 @@ async def test_a_client_runs_no_handler(tmp_path: Path) -> None:
     async with make_scheduler(url):
         pass
     async with Client(url) as client:
-        run = await client.enqueue("double", {"n": 1}, delay="1h")
+        run = await client.enqueue("double", {"n": 1})
         assert await client.list_workers() == []
         assert (client.workers, client.is_leader) == (0, False)
-        assert await client.cancel(run.id)
-        assert (await client.get_run(run.id)).state is State.CANCELLED
+        with pytest.raises(TimeoutError):
+            await client.wait(run.id, "300ms")
+        stored = await client.get_run(run.id)
+        assert (stored.state, stored.attempt) == (State.PENDING, 0)
+        async with make_scheduler(url):
+            assert (await client.wait(run.id, "60s")).result == 2
 
 
 async def test_a_client_edits_jobs_whose_handler_another_process_has(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
+from mainspring.testing import VirtualClock, run_virtual
 from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
@@ -171,17 +172,20 @@ async def test_delay_and_at(make: Make) -> None:
 
 
 async def test_runs_without_a_worker_for_them_stay(make: Make) -> None:
-    old, new = make(), make()
+    old, new = make(workers=0), make()
 
     @old.job()
     async def gone() -> None: ...
 
+    @new.job()
+    async def there() -> None: ...
+
     async with old:
-        run = await gone.options(delay="500ms").enqueue()
-        await old.stop()
+        run = await gone.enqueue()
     async with new:
-        await asyncio.sleep(0.7)
-        assert (await new.get_run(run.id)).state is State.PENDING
+        await ended(new, await there.enqueue())  # enqueued later, and ended
+        stored = await new.get_run(run.id)
+        assert (stored.state, stored.attempt) == (State.PENDING, 0)
 
 
 # Keys
@@ -216,40 +220,48 @@ async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
     assert len(recorder.of("run.enqueued")) == 3
 
 
-async def test_dedupe_for_holds_the_key_past_the_end(make: Make) -> None:
-    scheduler = make()
+def test_dedupe_for_holds_the_key_past_the_end() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
 
-    @scheduler.job()
-    async def work() -> None: ...
+        @scheduler.job()
+        async def work() -> None: ...
 
-    async with scheduler:
-        held = work.options(dedupe_key="k", dedupe_for="400ms")
-        first = await held.enqueue()
-        await ended(scheduler, first)
-        assert (await held.enqueue()).id == first.id
-        await asyncio.sleep(0.45)
-        assert (await held.enqueue()).id != first.id
+        async with scheduler:
+            held = work.options(dedupe_key="k", dedupe_for="1h")
+            first = await held.enqueue()
+            await ended(scheduler, first)
+            await asyncio.sleep(3590)
+            assert (await held.enqueue()).id == first.id
+            await asyncio.sleep(20)
+            assert (await held.enqueue()).id != first.id
+
+    run_virtual(main)
 
 
 async def test_a_duplicate_starts_no_second_workflow(make: Make) -> None:
     scheduler = make()
     followed: list[str] = []
+    go = asyncio.Event()
 
     @scheduler.job()
-    async def root() -> None: ...
+    async def root() -> None:
+        await go.wait()
 
     @scheduler.job(after="root")
     async def follower(ctx: RunContext) -> None:
         followed.append(ctx.run_id)
 
     async with scheduler:
-        queue = root.options(delay="300ms", dedupe_key="k")
+        queue = root.options(dedupe_key="k")
         first = await queue.enqueue()
         assert (await queue.enqueue()).duplicate
         many = await root.options(dedupe_key=["k", "k"], delay="1h").enqueue_many([{}, {}])
         assert [run.id for run in many] == [first.id, first.id]
         runs = (await scheduler.list_runs(job="follower")).items
         assert len(runs) == 1
+        go.set()
         await ended(scheduler, first)
         await ended(scheduler, runs[0])
     assert followed == [runs[0].id]
@@ -493,12 +505,19 @@ class Slow(MemoryStore):
         return claimed
 
 
-async def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked() -> None:
-    scheduler = Scheduler(Slow(), poll="30s")
+def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked() -> None:
+    async def main() -> None:
+        store = Slow(VirtualClock())
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, poll="30s")
 
-    @scheduler.job()
-    async def work() -> None: ...
+        @scheduler.job()
+        async def work() -> None: ...
 
-    async with scheduler:
-        run = await work.options(delay="300ms").enqueue()
-        assert (await ended(scheduler, run)).state is State.SUCCEEDED
+        async with scheduler:
+            run = await work.options(delay="300ms").enqueue()
+            done = await ended(scheduler, run)
+        assert done.state is State.SUCCEEDED
+        assert done.started_at is not None
+        assert done.started_at - run.run_at < timedelta(seconds=1)  # and not at the next look
+
+    run_virtual(main)

@@ -21,7 +21,7 @@ from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.doc_examples import DOCS
-from tests.support.engine import EventRecorder, ended
+from tests.support.engine import LONG, EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -126,7 +126,7 @@ async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, fi
 
 
 async def _told(scheduler: Scheduler, run_id: str, words: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LONG):
         while words not in ((await scheduler.explain(run_id)).problem or ""):
             await asyncio.sleep(0.01)
 

@@ -18,10 +18,10 @@ from mainspring import Misfire, RunContext, Scheduler, State, at
 from mainspring.core.model import Outcome
 from mainspring.errors import Conflict, InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import Claim, Claimed, Store
 from mainspring.testing.store_calls import get_runs
 from tests.support import isolated_jobs
-from tests.support.engine import EventRecorder, ended, until
+from tests.support.engine import LONG, EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 
 
@@ -286,7 +286,7 @@ print("stopped", flush=True)
 async def test_run_drains_on_a_signal(file: str, number: int) -> None:
     child = await _script(file, "short")
     child.send_signal(number)
-    out, err = await asyncio.wait_for(child.communicate(), 20)
+    out, err = await asyncio.wait_for(child.communicate(), LONG)
     assert (child.returncode, out) == (0, b"ended\nstopped\n")
     start, stop = err.decode().splitlines()
     assert start.startswith("Mainspring runs work from sqlite:")
@@ -300,11 +300,16 @@ async def test_run_drains_on_a_signal(file: str, number: int) -> None:
 async def test_a_second_signal_ends_at_once(file: str, mode: str) -> None:
     child = await _script(file, mode)
     child.send_signal(signal.SIGTERM)
-    await asyncio.sleep(0.3)
+    if mode == "long":
+        await _says(child, "stopping: ")
+    else:  # nothing tells that a loop which is blocked has got the first
+        await asyncio.sleep(0.3)
     assert child.returncode is None
     child.send_signal(signal.SIGTERM)
-    await asyncio.wait_for(child.communicate(), 60)
-    assert child.returncode == 128 + signal.SIGTERM
+    end = asyncio.ensure_future(child.wait())
+    while not (await asyncio.wait({end}, timeout=1))[0]:  # it took the two for one
+        child.send_signal(signal.SIGTERM)
+    assert end.result() == 128 + signal.SIGTERM
     assert (await _only_run(file)).state is State.RUNNING  # its lease will lapse
 
 
@@ -316,8 +321,16 @@ async def _script(file: str, mode: str, script: str = SCRIPT) -> asyncio.subproc
         env={**os.environ, "PYTHONPATH": SRC},
     )
     assert child.stdout is not None
-    assert await asyncio.wait_for(child.stdout.readline(), 20) == b"began\n"
+    assert await asyncio.wait_for(child.stdout.readline(), LONG) == b"began\n"
     return child
+
+
+async def _says(child: asyncio.subprocess.Process, words: str) -> None:
+    """Read what it tells on stderr until it says these words."""
+    assert child.stderr is not None
+    async with asyncio.timeout(LONG):
+        while not (line := await child.stderr.readline()).startswith(words.encode()):
+            assert line, f"it ended without a word of {words!r}"
 
 
 async def _only_run(file: str) -> Any:
@@ -349,19 +362,56 @@ async def test_a_signal_is_heeded_while_a_handler_blocks_the_loop(file: str) -> 
     """Nothing more is fired, the blocked run is given back, and the process ends soon."""
     child = await _script(file, "", BLOCKED)
     async with Scheduler(file, workers=0) as scheduler:
-        while not (await scheduler.list_runs(job="tick")).items:
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(LONG):
+            while not (await scheduler.list_runs(job="tick")).items:
+                await asyncio.sleep(0.1)
         child.send_signal(signal.SIGTERM)
-        signalled = datetime.now(UTC)
-        _, err = await asyncio.wait_for(child.communicate(), 30)
+        _, err = await asyncio.wait_for(child.communicate(), LONG)
+        over = datetime.now(UTC)
         assert child.returncode == 128 + signal.SIGTERM
         ticks = (await scheduler.list_runs(job="tick", limit=1000)).items
-        # A firing may be under way.
-        assert max(run.scheduled_at for run in ticks) < signalled + timedelta(seconds=1)
+        # It waited for a second after it had stopped firing.
+        assert max(run.scheduled_at for run in ticks) < over - timedelta(seconds=0.8)
         [run] = (await scheduler.list_runs(job="blocking")).items
         assert (run.state, run.lapses) == (State.PENDING, 0)
     assert "the handler of job blocking does not stop" in err.decode()
     assert "a handler blocks the event loop and does not stop" in err.decode()
+
+
+# -- defaults, and who hears an event ---------------------------------------------------------
+
+
+async def test_runs_are_kept_for_30_days_and_leased_for_30_seconds_by_default() -> None:
+    leases: set[timedelta] = set()
+
+    class Watched(MemoryStore):
+        async def claim(self, claim: Claim) -> Claimed:
+            leases.add(claim.lease)
+            return await super().claim(claim)
+
+    scheduler = Scheduler(Watched())
+
+    @scheduler.job()
+    async def work() -> None: ...
+
+    async with scheduler:
+        await ended(scheduler, await work.enqueue())
+    assert scheduler.retention == timedelta(days=30)
+    assert leases == {timedelta(seconds=30)}
+
+
+async def test_a_listener_hears_of_what_its_own_process_does_alone(file: str) -> None:
+    worker, other = Scheduler(file), Scheduler(file, workers=0)
+
+    @worker.job()
+    async def work() -> None: ...
+
+    here, there = EventRecorder(worker, "run.*"), EventRecorder(other, "run.*")
+    async with worker, other:
+        await ended(other, await other.enqueue("work"))
+        await here.until("run.succeeded")
+    assert there.names == ["run.enqueued"]
+    assert here.names == ["run.started", "run.succeeded"]
 
 
 # -- what a start reports -------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -262,5 +263,5 @@ async def test_health_tells_memory_and_cpu_of_the_process(make: Make) -> None:
     scheduler = make()
     async with scheduler:
         health = await scheduler.health()
-    assert health.memory is None or health.memory > 10_000_000
+    assert (health.memory or 0) > 10_000_000 or sys.platform != "linux"
     assert health.cpu_seconds > 0

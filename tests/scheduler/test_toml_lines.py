@@ -1,3 +1,5 @@
+"""The line of each key of a TOML file, for messages about it."""
+
 from __future__ import annotations
 
 from mainspring.scheduler.toml_lines import find_lines

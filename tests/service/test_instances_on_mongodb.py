@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from tests.support.recording_endpoint import Endpoint
 from tests.support.recording_endpoint import endpoint as endpoint
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import free_port
 from tests.support.service import WEBHOOK, Serve, ServiceProcess
 from tests.support.service_calls import until
 
@@ -19,8 +19,7 @@ def test_the_pages_six_variables_from_the_file(
     tmp_path: Path, replica_set_url: str, database_name: str
 ) -> None:
     """As the page has them: in `.env`, and nothing said anywhere else."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     url = with_database(replica_set_url, database_name)
     (tmp_path / ".env").write_text(
         f"PORT={port}\nMONGODB_URI={url}\nSCHEDULER_POLL_INTERVAL=500\nMAX_CONCURRENT_JOBS=7\n"

@@ -21,7 +21,7 @@ from mainspring.stores.protocol import JobQuery
 from mainspring.testing import FakeClock, FaultyStore
 from mainspring.testing.store_calls import put_job
 from tests.support.engine import SwitchableFaults
-from tests.support.service import Api, Make, sample_scheduler, until
+from tests.support.service import LONG, Api, Make, sample_scheduler, until
 from tests.support.service_calls import finished
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -216,8 +216,9 @@ async def test_changes_of_breakers_are_counted(working: Api) -> None:
     await working.scheduler.add_job("call", handler="greet", breaker=1)
     run = await working.scheduler.enqueue("call", {"name": "nobody"})
     await working.scheduler.wait(run.id, 10)
-    while (await working.scheduler.job_health("call")).breaker != "open":
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(LONG):
+        while (await working.scheduler.job_health("call")).breaker != "open":
+            await asyncio.sleep(0.01)
     await working.scheduler.reset_breaker("call")
     samples = await scraped(working)
     name = 'mainspring_breaker_changes_total{change="%s",job="call"}'
@@ -233,8 +234,9 @@ async def test_breakers_and_health_are_told_as_every_instance_sees_them(
     await working.scheduler.add_job("call", handler="greet", breaker=1)
     run = await working.scheduler.enqueue("call", {"name": "nobody"})
     await working.scheduler.wait(run.id, 10)
-    while (await working.scheduler.job_health("call")).breaker != "open":
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(LONG):
+        while (await working.scheduler.job_health("call")).breaker != "open":
+            await asyncio.sleep(0.01)
     samples = await scraped(other)
     assert samples['mainspring_job_breaker{job="call",state="open"}'] == 1
     assert samples['mainspring_job_health{job="call",status="unhealthy"}'] == 1

@@ -190,7 +190,8 @@ def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
 
     names = ",".join(f'"{number:x}":0' for number in range(20_000))
     unique, twice = f"{{{names}}}".encode(), f'{{{names},"z":1,"z":2}}'.encode()
-    assert work(twice) < 50 * max(work(unique) for _ in range(3))  # it was several hundred
+    least = min(work(twice) for _ in range(3))
+    assert least < 50 * max(work(unique) for _ in range(3))  # it was several hundred
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
@@ -309,18 +310,20 @@ async def test_a_key_without_bearer_is_told_how_to_send_it(make: Make) -> None:
 
 
 async def test_the_log_names_the_store_of_an_unknown_key_once_a_minute(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    api: Api = await make(workers=0)
+    url = f"sqlite:///{tmp_path}/keys.db"
+    api: Api = await make(store=url, workers=0)
     now = 1.0
     monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: now)
     wrong = {"Authorization": "Bearer ms_000000000000_x"}
     for _ in range(3):
         answer = await api.get("/api/v1/jobs", headers=wrong)
-        assert "memory" not in answer.text
+        assert answer.status_code == 401
+        assert "keys.db" not in answer.text
     lines = [one for one in caplog.messages if "no such API key" in one]
     assert len(lines) == 1
-    assert api.scheduler.url is None or api.scheduler.url in lines[0]
+    assert url in lines[0]
     now = 62.0
     await api.get("/api/v1/jobs", headers=wrong)
     assert len([one for one in caplog.messages if "no such API key" in one]) == 2

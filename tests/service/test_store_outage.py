@@ -184,6 +184,7 @@ def scraped(client: httpx.Client) -> str:
     return answer.text
 
 
+@pytest.mark.thorough
 def test_a_server_that_does_not_answer_is_told_before_a_scrape_ends(
     serve: Serve, servers_run: Run
 ) -> None:

@@ -16,6 +16,7 @@ from mainspring.core.model import State
 from mainspring.engine import sweeper
 from mainspring.errors import RecordUnreadable
 from mainspring.stores import unreadable_records
+from tests.support.engine import LONG
 
 BROKEN = '{"broken'
 
@@ -65,11 +66,12 @@ async def test_damaged_runs_are_set_aside_and_all_others_run(
 
     with caplog.at_level(logging.ERROR, logger="mainspring"):
         async with made(workers=5) as scheduler:
-            await scheduler.wait(runs["good"].id, timeout=20)
-            await scheduler.wait(behind[runs["good"].id], timeout=20)
-            await scheduler.wait(runs["waiting"].id, timeout=20)
-            while len((await scheduler.list_unreadable())[1]) < 3:
-                await asyncio.sleep(0.05)
+            await scheduler.wait(runs["good"].id, timeout=LONG)
+            await scheduler.wait(behind[runs["good"].id], timeout=LONG)
+            await scheduler.wait(runs["waiting"].id, timeout=LONG)
+            async with asyncio.timeout(LONG):
+                while len((await scheduler.list_unreadable())[1]) < 3:
+                    await asyncio.sleep(0.05)
             jobs, bad = await scheduler.list_unreadable()
             states = {run.id: run.state for run in bad}
             assert await scheduler.cancel(runs["payload"].id)
@@ -113,13 +115,13 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
     async with made() as scheduler:  # to register the same jobs again does not fail either
         for _ in range(3):
             ran.clear()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(LONG):
                 await ran.wait()
-        await scheduler.wait((await scheduler.enqueue("plain")).id, timeout=20)
+        await scheduler.wait((await scheduler.enqueue("plain")).id, timeout=LONG)
         jobs, _ = await scheduler.list_unreadable()
         assert [job.id for job in jobs] == ["bad"]
         assert "schedule" in (jobs[0].unreadable or "")
-        async with asyncio.timeout(20):  # a worker meets its run, and puts it off
+        async with asyncio.timeout(LONG):  # a worker meets its run, and puts it off
             while (await scheduler.get_run(run.id)).run_at == run.run_at:
                 await asyncio.sleep(0.05)
         assert (await scheduler.get_run(run.id)).state is State.PENDING
@@ -159,4 +161,4 @@ async def test_lapsed_runs_of_a_damaged_job_hide_no_older_ones(
     body = "UPDATE mainspring_jobs SET body = json_set(body, '$[4]', ?) WHERE id = 'bad'"
     damage(place, body, BROKEN)
     async with made(2) as scheduler:
-        assert (await scheduler.wait(run.id, timeout=20)).state is State.SUCCEEDED
+        assert (await scheduler.wait(run.id, timeout=LONG)).state is State.SUCCEEDED

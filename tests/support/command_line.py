@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from mainspring.cli.app_loader import load_scheduler
@@ -221,6 +222,19 @@ def start(folder: Path) -> Iterator[Start]:
     for process in started:
         process.popen.kill()
         process.popen.wait()
+
+
+def command_words() -> list[tuple[str, ...]]:
+    """The words of every command of the program: ("worker",), ("jobs", "list") and so on."""
+
+    def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        if not hasattr(command, "commands"):
+            yield words
+            return
+        for name, part in command.commands.items():
+            yield from below(part, (*words, name))
+
+    return list(below(typer.main.get_command(program), ()))
 
 
 def until(condition: Callable[[], bool], timeout: float = 60) -> None:

@@ -21,12 +21,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.servers.server import free_port
 
 __all__ = [
     "DOCS",
@@ -157,7 +158,7 @@ class ConsoleSession:
         self._binaries = [*([binaries] if binaries else []), Path(sys.executable).parent]
         self._started: list[subprocess.Popen[str]] = []
         self._logs: list[Path] = []
-        self._port = _free_port()
+        self._port = free_port()
         self._first, self._second = folder / ".first-terminal", folder / ".second-terminal"
 
     def __enter__(self) -> ConsoleSession:
@@ -277,10 +278,3 @@ class ConsoleSession:
 def _resume(terminal: Path) -> str:
     """A script that takes over the variables and the current folder of a terminal."""
     return f'set -a; . {terminal}; set +a; cd "$PWD"; ' if terminal.exists() else ""
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.support.service import Api
+from tests.support.service import LONG, Api
 
 
 class EventClient:
@@ -46,5 +46,6 @@ class EventClient:
         self.messages.append(message)
 
     async def begun(self) -> None:
-        while len(self.messages) < 2:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(LONG):
+            while len(self.messages) < 2:
+                await asyncio.sleep(0)

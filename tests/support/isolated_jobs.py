@@ -17,7 +17,8 @@ from mainspring.errors import Snooze
 
 def register(scheduler: Scheduler, **policy: Any) -> None:
     """Make every function below a job of this scheduler, in a process of its own."""
-    for function in (add, add_later, die, segfault, hang, parent, hog, retry, give_up, odd):
+    quick = (add, add_later, die, segfault, retry, give_up, odd, transact)
+    for function in (*quick, hang, parent, hog):
         scheduler.job(isolation="process", **policy)(function)
 
 
@@ -66,6 +67,11 @@ def retry(ctx: RunContext) -> int:
     if ctx.attempt == 1:
         raise Retry("once more", after="1ms")
     return ctx.attempt
+
+
+def transact(ctx: RunContext) -> None:
+    with ctx.transaction():
+        pass
 
 
 def give_up() -> None:

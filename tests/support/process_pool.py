@@ -14,6 +14,7 @@ from mainspring.core.context import RunContext
 from mainspring.core.model import Progress, Run, State
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.process_pool import ProcessPool, RemoteError, Reply, Target
+from tests.support.engine import LONG
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 Function = Callable[..., Any]
@@ -60,9 +61,10 @@ class Started:
         )
 
     async def said(self) -> Progress:
-        while self.context.latest_progress is None:
-            assert not self.task.done(), self.task.result()
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(LONG):
+            while self.context.latest_progress is None:
+                assert not self.task.done(), self.task.result()
+                await asyncio.sleep(0.005)
         return self.context.latest_progress
 
     async def pid(self) -> int:

@@ -32,7 +32,7 @@ async def refused(api: Api, method: str, path: str, status: int, **options: Any)
 async def finished(api: Api, **payload: Any) -> str:
     run = await api.ok("POST", "/api/jobs/greet/trigger", json={"payload": payload})
     run_id = str(run["data"]["id"])
-    await api.scheduler.wait(run_id, 10)
+    await api.scheduler.wait(run_id, LONG)
     return run_id
 
 

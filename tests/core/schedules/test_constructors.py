@@ -1,3 +1,5 @@
+"""`parse` and the functions that make schedules: what they accept and what they refuse."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""The syntax of cron expressions: what they mean, and what their errors say."""
+
 from __future__ import annotations
 
 import time
@@ -212,5 +214,5 @@ def test_any_text_is_read_or_refused_quickly(text: str) -> None:
     began = time.process_time()
     with suppress(InvalidInput):
         parse(text)
-    # Ten times the promise of 10 ms: a test is no benchmark, but a hang is a bug.
-    assert time.process_time() - began < 0.1
+    # A hundred times the promise of 10 ms: a test is no benchmark, but a hang is a bug.
+    assert time.process_time() - began < 1

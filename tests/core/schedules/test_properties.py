@@ -257,8 +257,10 @@ def test_an_hourly_job_runs_each_real_hour(where: tuple[str, datetime]) -> None:
     zone, start = where
     assume(zone not in ("Australia/Lord_Howe",))  # its clocks jump by half an hour
     slots = cron("0 * * * *", zone).upcoming(50, start)
-    gaps = {b - a for a, b in pairwise(slots)}
-    assert gaps == {timedelta(hours=1)} or zone == "Pacific/Chatham"
+    gaps = {b - a for a, b in pairwise(slots)} - {timedelta(hours=1)}
+    if zone == "Pacific/Chatham":  # its clocks jump at a quarter to: a lost hour runs there
+        gaps -= {timedelta(minutes=45), timedelta(minutes=15)}
+    assert gaps == set()
 
 
 @given(st.integers(29, 31), subset(1, 12, 12, 1))

@@ -175,9 +175,10 @@ async def test_a_process_is_killed_with_its_children_at_the_timeout(
     make: Make, tmp_path: Path
 ) -> None:
     scheduler = make()
-    isolated_jobs.register(scheduler, timeout="8s")
+    isolated_jobs.register(scheduler, timeout="4s")
     witness = tmp_path / "pid"
     async with scheduler:
+        await ended(scheduler, await scheduler.enqueue("add", {"a": 1, "b": 1}))  # it has started
         run = await scheduler.enqueue("parent", {"witness": str(witness)})
         await until(witness.exists, "the grandchild")
         done = await ended(scheduler, run)
@@ -196,6 +197,15 @@ async def test_cancel_unwinds_a_process(make: Make, tmp_path: Path) -> None:
         done = await ended(scheduler, run)
     assert done.state is State.CANCELLED
     assert witness.read_text() == "unwound"
+
+
+async def test_a_process_has_no_transaction(make: Make) -> None:
+    scheduler = make()
+    isolated_jobs.register(scheduler)
+    async with scheduler:
+        done = await ended(scheduler, await scheduler.enqueue("transact"))
+    assert done.state is State.FAILED
+    assert "there is no transaction here" in str(done.error)
 
 
 async def test_memory_limit_steering_and_odd_results_in_a_process(make: Make) -> None:

@@ -49,19 +49,23 @@ async def test_no_more_handlers_run_at_once_than_the_worker_has_slots(make: Make
     assert most == 3
 
 
-async def test_a_slow_hook_occupies_no_worker_slot(make: Make) -> None:
+async def test_hooks_of_runs_in_different_slots_wait_at_once(make: Make) -> None:
     scheduler = make(workers=3)
     together = asyncio.Barrier(3)
+    met = []
 
     async def meet(ctx: RunContext) -> None:
         await together.wait()
+        met.append(ctx.run_id)
 
     @scheduler.job(on_start=meet)
     async def work() -> None: ...
 
     async with scheduler:
-        for run in await work.enqueue_many([{}] * 3):
+        runs = await work.enqueue_many([{}] * 3)
+        for run in runs:
             assert (await ended(scheduler, run)).state is State.SUCCEEDED
+    assert sorted(met) == sorted(run.id for run in runs)
 
 
 async def test_threads_and_the_loop_share_the_worker_slots(make: Make) -> None:

@@ -151,8 +151,9 @@ async def test_many_at_once_tell_of_each(api: Api) -> None:
     ]
 
 
-async def test_problems_have_codes(make: Make) -> None:
+async def test_problems_have_codes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 5})
+    monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: 1.0)
     assert (await refused(api, "GET", "/jobs", 401))["code"] == "key_missing"
     wrong = {"X-Api-Key": "ms_000000000000_x"}
     assert (await refused(api, "GET", "/jobs", 401, headers=wrong))["code"] == "key_unknown"

@@ -81,6 +81,7 @@ async def test_workers_with_wrong_clocks(
     assert await skewed(tmp_path, with_database(replica_set_url, database_name)) == []
 
 
+@pytest.mark.thorough
 async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
     tmp_path: Path, replica_set_url: str, database_name: str
 ) -> None:

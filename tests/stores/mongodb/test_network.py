@@ -15,6 +15,7 @@ import pytest
 from mainspring import Event, RunContext, Scheduler, State
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.mongodb import MongoStore
+from tests.support.engine import LONG, until
 from tests.support.servers.mongodb import ReplicaSet, Standalone, with_database
 from tests.support.servers.proxy import Line, Proxy
 
@@ -49,12 +50,12 @@ async def test_work_resumes_when_the_connection_recovers(
         async with scheduler:
             for _ in range(3):
                 runs += await work.enqueue_many([{}] * 40)
-                while len(done) < len(runs) - 30:
-                    await asyncio.sleep(0.01)
+                async with asyncio.timeout(LONG):
+                    while len(done) < len(runs) - 30:
+                        await asyncio.sleep(0.01)
                 proxy.turn(line)
                 await _answers(scheduler, False)
-                while not heard:
-                    await asyncio.sleep(0.01)
+                await until(lambda: heard, "an error that is told")
                 proxy.turn(Line.WELL)
                 await _answers(scheduler, True)
             ended = [await scheduler.wait(run.id, 60) for run in runs]
@@ -66,13 +67,14 @@ async def test_work_resumes_when_the_connection_recovers(
 async def _answers(scheduler: Scheduler, expected: bool) -> None:
     """Ask until the store answers, or until it does not."""
     answers = not expected
-    while answers is not expected:
-        await asyncio.sleep(0.05)
-        try:
-            await scheduler.stats()
-            answers = True
-        except StoreUnavailable:
-            answers = False
+    async with asyncio.timeout(LONG):
+        while answers is not expected:
+            await asyncio.sleep(0.05)
+            try:
+                await scheduler.stats()
+                answers = True
+            except StoreUnavailable:
+                answers = False
 
 
 async def test_a_slow_connection_loses_nothing(server: ReplicaSet, database_name: str) -> None:

@@ -1,3 +1,5 @@
+"""Profiles of AWS: which files, keys and commands they name."""
+
 from __future__ import annotations
 
 import json

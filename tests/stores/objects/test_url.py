@@ -1,3 +1,5 @@
+"""URLs of buckets: schemes, options, and secrets that are refused."""
+
 from __future__ import annotations
 
 import builtins

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,7 +21,6 @@ from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
-from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened
 
@@ -47,12 +44,6 @@ async def test_a_failing_operation_harms_no_other(tmp_path: Path) -> None:
         assert isinstance(results[1], RuntimeError)
         assert results[3] == 1
         assert await ids_of(store) == ["first", "before", "after"]
-
-
-async def test_callers_who_add_at_once_share_commits(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await asyncio.gather(*(store.add([a_run(f"run-{n}")]) for n in range(300)))
-        assert await ids_of(store) == [f"run-{n}" for n in range(300)]
 
 
 async def test_a_cancelled_caller_harms_nobody(tmp_path: Path) -> None:
@@ -83,6 +74,25 @@ class Holding:
         self._loop.call_soon_threadsafe(self.reached.set)
         self._go_on.wait(30)
         return [None]
+
+
+async def test_callers_who_add_at_once_share_commits(tmp_path: Path) -> None:
+    async with opened(tmp_path / "jobs.db") as store:
+        statements: list[str] = []
+
+        def trace(tx: Any, items: Any) -> list[None]:
+            tx.connection.set_trace_callback(statements.append)
+            return [None]
+
+        await store._write(trace, [1])
+        held = Holding(store)
+        await held.reached.wait()
+        adding = [asyncio.create_task(store.add([a_run(f"run-{n}")])) for n in range(300)]
+        await asyncio.sleep(0)  # all of them are queued behind the work that is held
+        await held.let_go()
+        await asyncio.gather(*adding)
+        assert await ids_of(store) == [f"run-{n}" for n in range(300)]
+    assert statements.count("COMMIT") == 3  # of the tracing, of the work that was held, of them all
 
 
 async def test_runs_of_a_claim_that_nobody_awaits_go_back(tmp_path: Path) -> None:
@@ -197,56 +207,6 @@ def open_files(folder: Path) -> list[str]:
 
 
 LINUX = os.path.isdir("/proc/self/fd")
-
-
-@pytest.fixture
-def locks(tmp_path: Path) -> Iterator[list[FileLock]]:
-    made = [FileLock(tmp_path / "lock", 0.05) for _ in range(2)]
-    for lock in made:
-        lock.open()
-    yield made
-    for lock in made:
-        lock.close()
-
-
-def held(path: Path) -> bool:
-    """Whether somebody holds the lock on a file."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
-
-
-def test_a_turn_is_not_waited_for_for_ever(locks: list[FileLock]) -> None:
-    first, second = locks
-    for _ in range(2):
-        with first, pytest.raises(StoreUnavailable, match="another process"), second:
-            pass
-
-
-def test_a_turn_that_comes_too_late_is_passed_on(locks: list[FileLock], tmp_path: Path) -> None:
-    first, second = locks
-    with first, pytest.raises(StoreUnavailable), second:
-        pass
-    first._timeout = 30
-    with first:  # behind the second, which has given up
-        assert held(tmp_path / "lock")
-    with second:
-        assert held(tmp_path / "lock")
-    assert not held(tmp_path / "lock")
-
-
-def test_a_lock_may_be_closed_while_it_is_queued(locks: list[FileLock], tmp_path: Path) -> None:
-    first, second = locks
-    with first, pytest.raises(StoreUnavailable), second:
-        pass
-    second.close()
-    first._timeout = 30
-    with first:
-        assert held(tmp_path / "lock")
-    assert not held(tmp_path / "lock")
 
 
 # -- processes ------------------------------------------------------------------------------

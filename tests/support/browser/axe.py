@@ -9,7 +9,7 @@ from playwright.async_api import Page
 from tests.support.servers.binaries import Archive, fetch
 from tests.support.servers.cache import cache
 
-__all__ = ["serious_findings"]
+__all__ = ["RULES", "serious_findings"]
 
 VERSION = "4.14.0"
 AXE = Archive(
@@ -26,13 +26,13 @@ AXE = Archive(
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 
 
-async def serious_findings(page: Page) -> list[str]:
-    """What is wrong on the page as it is shown, by the rules of WCAG 2.1 A and AA: the rule, and
-    the first element that breaks it."""
+async def serious_findings(page: Page, rules: list[str] = RULES) -> list[str]:
+    """What is wrong on the page as it is shown, by the rules of WCAG 2.1 A and AA or by the given
+    ones: the rule, and the first element that breaks it."""
     script = fetch(cache() / f"axe-{VERSION}", [AXE], lambda _: None) / "axe.min.js"
     await page.evaluate(script.read_text())  # by the browser's own tools: the policy holds
     found: dict[str, Any] = await page.evaluate(
-        "rules => axe.run(document, {runOnly: rules})", RULES
+        "rules => axe.run(document, {runOnly: rules})", rules
     )
     return [
         f"{one['id']}: {one['help']} ({one['nodes'][0]['html'][:200]})"

@@ -731,7 +731,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
               make_store=RenewByIdAlone, stress=True, first_seed=3)  # fmt: skip
     yield bug("renew beyond the limit", "a lapsed lease comes back though its capacity is used",
-              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=41)  # fmt: skip
+              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=46)  # fmt: skip
     yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
               "clock", make_store=LeasesByWallClock)  # fmt: skip
     yield bug("rescue without guard", "a run is rescued though its owner renewed it in between",
@@ -846,7 +846,7 @@ def _bugs() -> Iterator[Planted]:
               "alone", patches=_keeps_dedupe_key, calm=False, first_seed=17)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
               "overrun", patches=_starts_late, stress=True, focus="plain",
-              calm=False, first_seed=182)  # fmt: skip
+              calm=False, first_seed=250)  # fmt: skip
     yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
               "overrun", "alone", patches=_lets_go_by_id, stress=True, calm=False,
               first_seed=22)  # fmt: skip
