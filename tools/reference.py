@@ -141,7 +141,7 @@ def _parameter(one: Any) -> str:
 
 
 def _argument(one: Any) -> str:
-    return str(one.metavar or one.name.upper())
+    return f"{one.metavar or one.name.upper()}{'' if one.nargs == 1 else '...'}"
 
 
 def _option(one: Any) -> str:

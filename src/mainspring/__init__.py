@@ -6,6 +6,8 @@ Names are imported when they are first used: `mainspring --help` needs none of t
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mainspring.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from mainspring.core.context import RunContext
     from mainspring.core.events import Event
@@ -37,7 +39,6 @@ __all__ = [
     "every",
     "rrule",
 ]
-__version__ = "0.1.0"
 
 _MODULES = {
     "core.context": ("RunContext",),

@@ -6,6 +6,7 @@
     │   ├── InvalidPayload               not JSON, or too large
     │   ├── InvalidArguments             the handler does not take these arguments
     │   │   └── ArgumentsRefused           a stored run's payload no longer fits its handler
+    │   ├── InvalidCursor                a cursor that no page of results gave
     │   ├── UnknownOption                there is no option of that name
     │   └── SecretKeyMissing             no key to encrypt or decrypt a secret
     ├── NotFound (LookupError)
@@ -23,6 +24,7 @@
     ├── NotStarted                     a client or scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
     ├── RunCancelled                   a cancel stopped a handler in its own process
+    ├── RunLost                        the worker stopped before an at-most-once handler ended
     ├── MemoryExceeded                 a handler in its own process exceeded its memory limit
     ├── ProcessDied                    the process of a handler died
     ├── RemoteFailure                  a handler in its own process raised an exception
@@ -57,6 +59,7 @@ __all__ = [
     "GiveUp",
     "HandlerNotFound",
     "InvalidArguments",
+    "InvalidCursor",
     "InvalidInput",
     "InvalidPayload",
     "InvalidSchedule",
@@ -76,6 +79,7 @@ __all__ = [
     "Retry",
     "RetryNotBefore",
     "RunCancelled",
+    "RunLost",
     "RunNotFound",
     "RunTimeout",
     "SecretKeyMissing",
@@ -173,6 +177,19 @@ class InvalidArguments(InvalidInput, TypeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, field="payload")
+
+
+class InvalidCursor(InvalidInput):
+    """A cursor that no page of results gave."""
+
+    def __init__(self, cursor: object) -> None:
+        super().__init__(
+            f"is not one that a page of results gave: {str(cursor)[:100]!r}. Leave it out for the"
+            " first page",
+            subject="the cursor",
+            field="cursor",
+            given=cursor,
+        )
 
 
 class UnknownOption(InvalidInput):
@@ -341,6 +358,11 @@ class RunCancelled(MainspringError):
     """A cancel stopped a handler that ran in its own process."""
 
 
+class RunLost(MainspringError):
+    """The worker stopped before the handler of an at-most-once run ended; the run is not tried
+    again. `on_error` is called with it."""
+
+
 class MemoryExceeded(MainspringError):
     """A handler that ran in its own process exceeded its memory limit."""
 
@@ -423,7 +445,8 @@ class GiveUp(Exception):
 
 class Snooze(Exception):
     """Raise in a handler that has done nothing yet: the run is given back and can be claimed again
-    `after` this time. It counts neither as an attempt nor as a failure."""
+    `after` this time. It counts neither as an attempt nor as a failure. A run of a job with
+    `delivery="at_most_once"` starts only once, so there it fails the run."""
 
     def __init__(self, reason: str = "", *, after: str | float | timedelta = 1) -> None:
         super().__init__(reason or "the handler gave the run back for later")

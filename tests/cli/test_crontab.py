@@ -88,3 +88,16 @@ def test_names_are_free_and_are_names_of_functions() -> None:
     made = imported("\n".join(["0 0 * * * " + word for word in ("x", "x", "class", "7z", "run")]))
     assert list(made.jobs) == ["x", "x_2", "job_class", "job_7z", "job_run"]
     compile(made.handlers(), "handlers.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("cd /srv/app && ./manage.py cleanup", "manage"),
+        ("cd '/srv/my app'; cd web && /usr/bin/backup.sh --all", "backup"),
+        ("cd /srv/app", "cd"),
+        ("/usr/bin/backup.sh --all", "backup"),
+    ],
+)
+def test_a_job_is_named_after_the_program_and_not_after_cd(command: str, name: str) -> None:
+    assert [*read_crontab(f"0 4 * * * {command}", "crontab").jobs] == [name]

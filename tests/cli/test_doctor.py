@@ -287,3 +287,32 @@ async def test_the_uncertainty_of_a_clock_is_no_difference(
     check = await check_store_clock(Imprecise(), clock)
     assert check.detail.endswith(expected)
     assert check.status == ("warn" if behind > 2 else "ok")
+
+
+def test_jobs_whose_last_run_failed_are_warned_of(run: Run, stored_runs: StoredRuns) -> None:
+    code, found = checks(run)
+    assert code == 0
+    assert found["failures"] == {
+        "status": "warn",
+        "name": "failures",
+        "detail": "job 'send_email': the last run failed: ValueError: no such address",
+        "advice": f"mainspring runs show {stored_runs['bad']}",
+    }
+
+
+def test_jobs_that_fail_too_often_are_warned_of(run: Run, folder: Path) -> None:
+    scheduler = Scheduler("sqlite:///mainspring.db")
+
+    @scheduler.job()
+    def flaky(works: bool) -> None:
+        assert works
+
+    with scheduler.blocking as blocking:
+        for works in (False, True):
+            blocking.wait(blocking.enqueue("flaky", {"works": works}).id, 30)
+    # No worker is alive after the block, and that is what the health of the job says first.
+    assert checks(run)[1]["failures"]["status"] == "ok"
+    with scheduler.blocking:
+        found = checks(run)[1]["failures"]
+    assert found["detail"] == "job 'flaky': 50% of its runs succeeded in the last 24 hours"
+    assert found["advice"] == "mainspring runs list --job flaky --state failed"

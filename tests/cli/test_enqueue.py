@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -144,9 +143,17 @@ def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stored_runs: Stor
     assert "enqueued before that: 1,000 lines" in answer.err
 
 
-def test_plain_json_stays_plain(run: Run, stored_runs: StoredRuns, folder: Path) -> None:
-    plain = {"$date": "2026-11-17"}
-    text = json.dumps(plain)
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ('{"day": {"$date": "2026-11-17"}}', {"day": date(2026, 11, 17)}),
+        ('{"day": {"$$date": "2026-11-17"}}', {"day": {"$date": "2026-11-17"}}),
+        ('{"price": {"$gt": 5}}', {"price": {"$gt": 5}}),
+    ],
+)
+def test_every_command_reads_payloads_as_json_output_writes_them(
+    run: Run, stored_runs: StoredRuns, folder: Path, text: str, read: object
+) -> None:
     assert run("jobs", "add", "notes", "--handler", "elsewhere", "--payload", text).code == 0
     ids = [run("enqueue", "notes", text).out.strip(), run("enqueue", "notes").out.strip()]
     ids += run("chain", f"notes={text}", "notes").out.split()
@@ -154,11 +161,17 @@ def test_plain_json_stays_plain(run: Run, stored_runs: StoredRuns, folder: Path)
     assert run("enqueue", "notes", "--many", "lines.jsonl").code == 0
     ids += [one["id"] for one in run("runs", "list", "--job", "notes", "--json").json["items"]]
 
-    async def read() -> list[object]:
+    async def payloads() -> list[object]:
         async with Client("sqlite:///mainspring.db", inline=True) as client:
             return [(await client.get_run(run_id)).payload for run_id in ids]
 
-    assert asyncio.run(read()) == [plain] * len(ids)
+    assert asyncio.run(payloads()) == [read] * len(ids)
+
+
+def test_a_wrong_tagged_value_is_refused(run: Run, stored_runs: StoredRuns) -> None:
+    answer = run("enqueue", "send_email", '{"to": {"$date": "soon"}}')
+    assert answer.code == 2
+    assert '{"$date": "soon"} is not a date' in answer.err
 
 
 def test_a_number_of_seconds_is_a_delay_and_a_timeout(run: Run, stored_runs: StoredRuns) -> None:

@@ -26,3 +26,14 @@ def test_jobs_show_says_what_is_wrong(run: Run, stored_runs: StoredRuns) -> None
     run("jobs", "pause", "daily_report")
     shown = run("jobs", "show", "daily_report")
     assert "the job is paused, so no slot fires" in shown.out
+
+
+def test_explain_of_a_job_says_how_its_last_run_ended_and_why(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    said = run("explain", "send_email").out
+    assert f"its last run {stored_runs['bad']} failed " in said
+    assert "(by enqueue): ValueError: no such address\n" in said
+    assert run("explain", "send_email", "--json").json["last_run"]["state"] == "failed"
+    assert run("explain", "daily_report", "--json").json["last_run"] is None
+    assert "last_run" not in run("explain", stored_runs["bad"], "--json").json

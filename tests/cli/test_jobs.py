@@ -34,6 +34,18 @@ def test_jobs_are_listed_with_their_schedules(run: Run, stored_runs: StoredRuns)
     assert "\033" not in answer.out
 
 
+def test_the_list_says_how_the_last_run_of_each_job_ended(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    header, *rows = run("jobs", "list").out.splitlines()
+    at = header.index("RESULT")
+    results = {row.split()[0]: row[at:].split()[0] for row in rows}
+    assert (results["send_email"], results["whoami"]) == ("failed", "-")
+    listed = {job["id"]: job for job in run("jobs", "list", "--json").json["items"]}
+    assert listed["send_email"]["last_run"]["error"] == "ValueError: no such address"
+    assert listed["whoami"]["last_run"] is None
+
+
 def test_list_as_json_in_pages(run: Run, stored_runs: StoredRuns) -> None:
     first = run("jobs", "list", "--limit", "3", "--json").json
     assert [job["id"] for job in first["items"]] == ["daily_report", "hang", "linger"]
@@ -436,3 +448,14 @@ def _signing_secrets(job_id: str) -> list[str]:
             ]
 
     return asyncio.run(read())
+
+
+def test_a_private_url_is_refused_with_the_variable_that_allows_it(
+    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("jobs", "add", "ping", "--schedule", "5m", "--url", "http://127.0.0.1/x")
+    refused = run(*words)
+    assert refused.code == 2
+    assert "MAINSPRING_ALLOW_PRIVATE=127.0.0.1" in refused.err
+    monkeypatch.setenv("MAINSPRING_ALLOW_PRIVATE", "127.0.0.1")
+    assert run(*words).code == 0

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from mainspring.cli import log_format
+from mainspring import Client
+from mainspring.cli import jobs, log_format, runs, workers
 from mainspring.cli.output import Column, Output, printable
+from mainspring.cli.table_layout import shortest_prefixes
+from mainspring.core import model
+from mainspring.core.clock import utcnow
+from mainspring.core.model import replace, slot_run_id
+from mainspring.engine.live_workers import LiveWorker
 from tests.support.command_line import Run
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b31m \x7f \x00 \r end"
@@ -61,3 +70,101 @@ def test_log_lines_are_escaped() -> None:
     assert handler.format(record).endswith(r"failed: \x1b[2J")
     document = json.loads(log_format._handler(as_json=True).format(record))
     assert document["message"] == "failed: \x1b[2J"
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    job: str
+    why: str
+
+
+ROWS = [
+    Row("01a1e9c51aa7e2a2f47e51af8edeef83", "send_email", "ValueError: row 4821 has no price"),
+    Row("01a1e9c51aa7f3d8451e87767388b6d8", "send_email", ""),
+    Row("nightly@20261116T033000Z", "nightly", "upstream failed"),
+]
+NARROWING: list[Column[Row]] = [
+    Column("id", lambda row: row.id, whole=True, by_prefix=True),
+    Column("job", lambda row: row.job, whole=True, hide=1),
+    Column("due", lambda row: "", lambda row: "09:30 (now)", short=lambda row: "09:30", whole=True),
+    Column("why", lambda row: row.why, least=8),
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (100, f"{ROWS[0].id}  send_email  09:30 (now)  ValueError: row 4821 has no price"),
+        (90, f"{ROWS[0].id}  send_email  09:30  ValueError: row 4821 has no price"),
+        (70, f"{ROWS[0].id}  send_email  09:30  ValueError: row …"),
+        (50, "01a1e9c51aa7e…  send_email  09:30  ValueError: ro…"),
+        (40, "01a1e9c51aa7e…  09:30  ValueError: row …"),
+    ],
+)
+def test_a_row_of_a_narrow_table_stays_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, shown: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = Output()
+    output.pretty = True
+    output.table(NARROWING, ROWS)
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert len(lines) == 2 + len(ROWS)
+    assert lines[2].rstrip() == shown
+    hidden = "left out of this narrow table: job. A wider terminal or --json has them\n"
+    assert printed.err == (hidden if columns == 40 else "")
+
+
+def test_ids_are_cut_where_they_still_differ() -> None:
+    assert shortest_prefixes([row.id for row in ROWS]) == [
+        "01a1e9c51aa7e…",
+        "01a1e9c51aa7f…",
+        "nightly@2026…",
+    ]
+    assert shortest_prefixes(["one", "one"]) == ["one", "one"]
+    assert shortest_prefixes(["0123456789abcd", "0123456789abcdef"]) == [
+        "0123456789abcd",
+        "0123456789abcdef",
+    ]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_runs_jobs_and_workers_are_listed_one_on_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    now = utcnow()
+    slot = slot_run_id("nightly_report", now)
+    run = model.Run(
+        id=slot,
+        job_id="nightly_report",
+        handler="x",
+        created_at=now,
+        scheduled_at=now,
+        run_at=now - timedelta(days=1),
+        error="ValueError: the invoice of customer 4821 cannot be computed",
+    )
+    other = replace(run, id="01a1e9c51aa7e2a2f47e51af8edeef83", job_id="send_email")
+    client = Client("memory://")
+    job = client.draft("nightly_report", handler="x", schedule="0 9 * * 1-5")
+    worker = LiveWorker(
+        id="build-host-7:19700:d705ba2b892c",
+        handlers=frozenset({"x"}),
+        queues=frozenset({"default", "mail", "reports"}),
+        started_at=now,
+        seen_at=now,
+    )
+    monkeypatch.setenv("COLUMNS", str(columns))
+    output = Output()
+    output.pretty = True
+    tables: list[tuple[list[Column[Any]], list[Any]]] = [
+        (runs.COLUMNS, [run, other]),
+        (jobs._columns(set(), {}), [job]),
+        (workers.COLUMNS, [worker]),
+    ]
+    for shown, rows in tables:
+        output.table(shown, rows)
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 2 + len(rows)
+        assert all(len(line) <= columns for line in lines)

@@ -83,6 +83,27 @@ def test_wrong_words_are_refused_with_what_is_allowed(
 
 
 @pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("schedule", "0", "9", "*", "*", "*"), "mainspring schedule '0 9 * * *'"),
+        (("jobs", "add", "x", "--schedule", "0", "9", "*", "*", "*"), "--schedule '0 9 * * *'"),
+    ],
+)
+def test_a_schedule_without_quotes_is_told_to_get_some(
+    run: Run, words: tuple[str, ...], advice: str
+) -> None:
+    refused = run(*words)
+    assert refused.code == 2
+    assert f"put the schedule in quotes, as in {advice}\n" in refused.err
+
+
+def test_several_arguments_are_shown_once_in_the_usage(run: Run) -> None:
+    usage = run("chain", "--help").out
+    assert "JOB[=PAYLOAD]" in usage
+    assert "...}" not in usage
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("jobs", "list"),
@@ -180,14 +201,6 @@ def test_every_command_finds_the_services_store(
     assert run(*words).code == 0
 
 
-def test_without_the_extra_the_file_is_left_alone(
-    run: Run, stored_runs: StoredRuns, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "dotenv", None)
-    (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///nowhere.db\n")
-    assert run("jobs", "list").code == 0
-
-
 def test_enqueue_and_the_worker_heed_the_env_file(
     run: Run, start: Start, stored_runs: StoredRuns, folder: Path
 ) -> None:
@@ -239,7 +252,7 @@ def test_completion_offers_job_ids_and_states(stored_runs: StoredRuns, folder: P
 
 
 def on_terminal(folder: Path, *words: str, **environment: str) -> str:
-    """What the command writes to a terminal of 120 columns."""
+    """What the command writes to a terminal of 160 columns."""
     ours, theirs = pty.openpty()
     done = subprocess.Popen(
         [sys.executable, "-m", "mainspring", *words],
@@ -248,7 +261,7 @@ def on_terminal(folder: Path, *words: str, **environment: str) -> str:
             **{name: value for name, value in os.environ.items() if name != "NO_COLOR"},
             "PYTHONPATH": SOURCE,
             "TERM": "xterm-256color",
-            "COLUMNS": "120",
+            "COLUMNS": "160",
             **environment,
         },
         stdin=theirs,

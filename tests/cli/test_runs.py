@@ -49,7 +49,9 @@ def test_list_in_pages(run: Run, stored_runs: StoredRuns) -> None:
 def test_list_says_what_there_is_not(run: Run, stored_runs: StoredRuns) -> None:
     assert run("runs", "list", "--state", "running").err == "no running runs\n"
     assert run("runs", "list", "--job", "whoami").err == "no runs of whoami\n"
-    assert run("runs", "list", "--job", "whoamI").code == 2
+    misspelt = run("runs", "list", "--job", "whoamI")
+    assert misspelt.code == 2
+    assert "there is no job 'whoamI': did you mean 'whoami'?" in misspelt.err
     unknown = run("runs", "list", "--state", "broken")
     assert unknown.code == 2
     assert "--state is one of waiting, pending" in unknown.err
@@ -224,3 +226,22 @@ def test_a_long_list_as_json_is_read_in_small_pages(
     assert rest["cursor"] is None
     none = run("runs", "list", "--state", "running", "--json")
     assert none.out == json.dumps({"items": [], "cursor": None}, indent=2) + "\n"
+
+
+def test_show_says_when_a_run_was_created_and_was_first_due(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    def field(name: str) -> str | None:
+        found = re.search(rf"^{name}: +(\S+)$", run("runs", "show", made).out, re.MULTILINE)
+        return found and found[1]
+
+    made = run("enqueue", "whoami", "--delay", "1h").out.strip()
+    created, due = field("created"), field("due")
+    assert created is not None
+    assert due is not None
+    assert created < due
+    assert field("first due") is None  # it is still due then
+    run("runs", "cancel", made)
+    run("runs", "retry", made)
+    assert (field("created"), field("first due")) == (created, due)
+    assert field("due") != due

@@ -48,7 +48,7 @@ def test_secrets_move_to_the_newest_key(
     monkeypatch.setenv("MAINSPRING_SECRET_KEY", new)
     lost = run("store", "reseal")
     assert lost.code != 0
-    assert "give it in MAINSPRING_SECRET_KEY" in lost.err
+    assert "add it to MAINSPRING_SECRET_KEY" in lost.err
 
     monkeypatch.setenv("MAINSPRING_SECRET_KEY", f"{new},{old}")
     answer = run("store", "reseal")

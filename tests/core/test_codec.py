@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -12,34 +12,10 @@ from uuid import UUID
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from mainspring.core.codec import MAX_BYTES, decode, encode
+from mainspring.core.codec import MAX_BYTES, decode, encode, untag
 from mainspring.errors import InvalidPayload
-
-texts = st.text(st.characters(exclude_categories=[]))  # lone surrogates too
-zones = st.integers(-23 * 60, 23 * 60).map(lambda m: timezone(timedelta(minutes=m)))
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(allow_nan=False, allow_infinity=False),
-    texts,
-    st.datetimes(timezones=st.none() | st.just(UTC) | zones),
-    st.dates(),
-    st.uuids(),
-    st.decimals(allow_nan=False),
-    st.binary(),
-)
-keys = st.one_of(
-    texts,
-    st.sampled_from(["$", "$$", "$datetime", "$date", "$uuid", "$decimal", "$bytes", "$$bytes"]),
-)
-values = st.recursive(
-    scalars,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=12,
-)
+from tests.support.payloads import values
 
 
 def types(value: Any) -> Any:
@@ -55,6 +31,22 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert back == value
     assert types(back) == types(value)
     assert encode(back) == text
+
+
+@given(values)
+def test_parsed_json_is_untagged_as_its_text_is_decoded(value: Any) -> None:
+    found = untag(json.loads(encode(value)))
+    assert found == value
+    assert types(found) == types(value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"$date": "x"}, {"$bytes": 1}, {"$uuid": None}, {"$decimal": "x"}, {"$datetime": {}}]
+)
+def test_a_tag_with_a_text_that_it_cannot_have_is_refused(wrong: Any) -> None:
+    (tag,) = wrong
+    with pytest.raises(ValueError, match=f"is not a {tag[1:]}"):
+        untag([wrong])
 
 
 @given(values)

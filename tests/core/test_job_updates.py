@@ -16,7 +16,7 @@ from mainspring.core.job_updates import (
     with_first_slot,
 )
 from mainspring.core.model import Job, Owner, replace
-from mainspring.core.schedules import Schedule, every, parse
+from mainspring.core.schedules import Schedule, cron, every, parse
 from mainspring.errors import (
     InvalidSchedule,
     JobChanged,
@@ -56,6 +56,29 @@ class TestFirstSlot:
         within_grace, before_it = NOON - timedelta(seconds=50), NOON - timedelta(seconds=70)
         assert with_first_slot(draft(within_grace), NOON).next_run_at == within_grace
         assert with_first_slot(draft(before_it), NOON).next_run_at is None
+
+    @pytest.mark.parametrize(
+        "schedule",
+        [
+            every("5m", end="2020-01-01T00:00:00Z"),
+            parse("RRULE:FREQ=DAILY;UNTIL=20200101T000000Z"),
+            cron("0 9 * * *", "UTC", end="2020-01-01T00:00:00Z"),
+        ],
+        ids=["interval", "rule", "cron"],
+    )
+    def test_a_schedule_that_has_ended_is_over_and_no_error(self, schedule: Schedule) -> None:
+        """Else one such job would keep the whole program from starting on a new machine."""
+        job = with_first_slot(replace(draft(None), schedule=schedule), NOON)
+        assert job.next_run_at is None
+        with pytest.raises(InvalidSchedule, match="is over"):
+            refuse_ended_schedule(job, NOON)
+        again = merge_job(replace(draft(None), schedule=schedule), job, NOON)
+        assert (again.schedule, again.next_run_at) == (job.schedule, None)
+
+    def test_an_end_before_the_first_slot_is_refused(self) -> None:
+        soon = every("10d", end=NOON + timedelta(days=5))
+        with pytest.raises(InvalidSchedule, match="can never fire"):
+            with_first_slot(replace(draft(None), schedule=soon), NOON)
 
 
 class TestMerge:

@@ -419,3 +419,21 @@ def test_a_rate_key_needs_a_rate() -> None:
     with pytest.raises(InvalidInput, match="a rate key needs a rate") as caught:
         Policy.make(rate_key="shared")
     assert caught.value.field == "rate_key"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("retries", 10**9 + 1, "retries is at most 1000000000"),
+        ("history", 10**9 + 1, "history is at most 1000000000"),
+        ("timeout", timedelta(days=365_001), "timeout is at most 365000 days"),
+        ("retention", timedelta.max, "retention is at most 365000 days"),
+        ("breaker", {"reset": timedelta.max}, "breaker reset is at most 365000 days"),
+        ("memory_limit", 2**51, "memory_limit is at most"),
+    ],
+)
+def test_values_that_no_store_or_clock_can_hold_are_refused(
+    option: str, value: object, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Policy.make(**{option: value, "isolation": "process"})

@@ -125,3 +125,12 @@ async def test_a_page_past_the_end_shows_the_last_one(api: Api) -> None:
     assert "page=" not in last.partition('rel="prev"')[2].partition(">")[0]
     none = (await api.get("/jobs?page=3&q=nothing", headers=HTML)).text
     assert "No job matches" in none
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs", "/jobs/report", "/runs", "/new-job"])
+async def test_a_page_that_is_posted_to_names_the_methods_that_it_takes(
+    api: Api, path: str
+) -> None:
+    answer = await api.post(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert answer.json()["detail"] == f"{path} does not take POST; it takes GET, HEAD"

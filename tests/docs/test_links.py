@@ -20,6 +20,7 @@ SOURCES = [
     if path.suffix in (".py", ".yaml", ".service", ".example", ".html", ".md") and path.is_file()
 ]
 OTHER_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE", "NO_COLOR", "MAINSPRING_DEBUG"}
+OTHER_VARIABLES |= {"EFFECT_ONCE"}  # no variable: a value of executionType
 OTHER_VARIABLES |= {"MAINSPRING_NODE"}  # read by engine/worker_ids.py
 OTHER_VARIABLES |= {"MAINSPRING_QUICK_REPLACEMENTS"}  # read by cli/replacement.py
 OTHER_VARIABLES |= {

@@ -639,3 +639,19 @@ async def test_a_process_may_snooze_too(make: Make) -> None:
     async with scheduler:
         run = await scheduler.wait((await scheduler.enqueue("snoozing")).id, 20)
     assert (run.state, run.attempt, run.result) == (State.SUCCEEDED, 1, True)
+
+
+async def test_a_snooze_fails_a_run_that_may_start_only_once(make: Make) -> None:
+    scheduler, began = make(), 0
+
+    @scheduler.job(delivery="at_most_once")
+    async def once() -> None:
+        nonlocal began
+        began += 1
+        raise Snooze(after="10ms")
+
+    async with scheduler:
+        done = await ended(scheduler, await once.enqueue())
+    assert (began, done.state, done.attempt) == (1, State.FAILED, 1)
+    assert done.error is not None
+    assert 'raised Snooze, but with delivery="at_most_once" a run starts only once' in done.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -308,3 +309,27 @@ def test_one_that_was_stopped_goes_on_where_it_was() -> None:
             assert (len(found.added), len(found.existing)) == (700, 500)
 
     run_virtual(main)
+
+
+async def test_progress_is_called_in_the_callers_thread(make: Make) -> None:
+    """On the engine's loop a slow one would stop the renewals."""
+    scheduler = make(workers=0)
+    seen: list[threading.Thread] = []
+
+    @scheduler.job("0 * * * *")
+    async def report() -> None: ...
+
+    def progress(done: int, total: int) -> None:
+        assert done == total == 5
+        seen.append(threading.current_thread())
+
+    async with scheduler:
+        start, end = _hours(await scheduler.now(), 5)
+        await scheduler.backfill("report", start, end, progress=progress)
+        assert seen == [threading.current_thread()]
+
+        def plain_code() -> threading.Thread:
+            scheduler.blocking.backfill("report", start, end, progress=progress)
+            return threading.current_thread()
+
+        assert await asyncio.to_thread(plain_code) is seen[1]

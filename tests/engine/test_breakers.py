@@ -15,7 +15,7 @@ from mainspring.core.model import Job, Note, Run
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Change, request_cancel
 from mainspring.engine.breakers import NOTE_KIND, Circuit, JobOutcome
-from mainspring.errors import InvalidState
+from mainspring.errors import Conflict, InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite, RunQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
@@ -513,3 +513,22 @@ def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() ->
             assert len(began) == 1 + len(runs)
 
     run_virtual(main, steps=1_000_000)
+
+
+async def test_a_reset_that_others_keep_changing_is_a_conflict() -> None:
+    class Contended(MemoryStore):
+        async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+            if any(write.kind == NOTE_KIND and write.note is not None for write in writes):
+                return [None] * len(writes)
+            return await super().put_notes(writes)
+
+    store = Contended()
+    scheduler = Scheduler(store, workers=0)
+    job = scheduler.job(breaker=1)(states)
+    async with scheduler:
+        stored = await scheduler.get_job(job)
+        value = {"job": to_us(stored.created_at), "state": "open", "failures": 1}
+        note = Note(kind=NOTE_KIND, name=stored.id, value=value)
+        await MemoryStore.put_notes(store, [NoteWrite.put(note, timedelta(hours=1))])
+        with pytest.raises(Conflict, match="try again"):
+            await scheduler.reset_breaker(job)

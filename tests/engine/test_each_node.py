@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +18,7 @@ from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.engine import EventRecorder
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -217,6 +218,62 @@ async def test_cancelling_it_cancels_it_on_every_worker(cluster: Cluster) -> Non
         runs = (await a.list_runs(job="clean")).items
         assert {one.state for one in runs} == {State.CANCELLED}
     assert cluster.names() == {}
+
+
+@virtual
+async def test_a_cancelled_root_ends_the_waits_for_its_node_runs(cluster: Cluster) -> None:
+    """Whether it is cancelled alone or with others; each end is an event."""
+    for many in (False, True):
+        async with cluster.worker("a", schedule=None, workers=0) as client:
+            events = EventRecorder(client, "run.cancelled")
+            root, node_run = await claimed_root(client, cluster.store, "dead")
+            change = transitions.waiting_for_node_runs(root, (node_run.id,))
+            await cluster.store.commit([change])
+            waiting = asyncio.ensure_future(client.wait(node_run.id))
+            await asyncio.sleep(0.1)
+            before = asyncio.get_running_loop().time()
+            await (client.cancel_runs([root.id]) if many else client.cancel(root.id))
+            assert (await waiting).state is State.CANCELLED
+            assert asyncio.get_running_loop().time() - before < 0.1
+        assert {event.run.id for event in events.events if event.run} == {root.id, node_run.id}
+
+
+@virtual
+async def test_a_crash_during_a_cancel_of_many_runs_leaves_no_node_run_behind(
+    cluster: Cluster,
+) -> None:
+    async with cluster.worker("a", schedule=None, workers=0) as client:
+        root, node_run = await claimed_root(client, cluster.store, "dead")
+        await cluster.store.commit([transitions.waiting_for_node_runs(root, (node_run.id,))])
+        commits: list[set[str]] = []
+        commit = cluster.store.commit
+
+        async def record(changes: Sequence[transitions.Change]) -> list[bool]:
+            commits.append({change.id for change in changes})
+            return await commit(changes)
+
+        cluster.store.commit = record  # type: ignore[method-assign]
+        await client.cancel_runs([root.id])
+        assert commits == [{root.id, node_run.id}]
+
+
+@virtual
+async def test_a_worker_that_was_missing_before_has_the_whole_grace_again(
+    cluster: Cluster,
+) -> None:
+    async with cluster.worker("a", schedule=None, workers=0) as a:
+        assert a._engine is not None
+        sweeper = a._engine.sweeper
+        for _ in range(2):
+            _, node_run = await claimed_root(a, cluster.store, "away")
+            for second in (0, 20):
+                await sweeper._end_for_gone_nodes([node_run])
+                assert (await a.get_run(node_run.id)).state is State.PENDING, second
+                await asyncio.sleep(20)
+            await a.cancel(node_run.id)
+            await asyncio.sleep(24 * 60 * MINUTE)  # it is back, and nobody looks for it
+            await sweeper._end_for_gone_nodes([])
+            assert not sweeper._missing
 
 
 @virtual

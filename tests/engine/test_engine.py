@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Page, Run
+from mainspring.engine.live_workers import find_workers
 from mainspring.errors import StoreUnavailable
+from mainspring.stores.election import TERMS
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import RunQuery
-from mainspring.testing import VirtualClock, run_virtual
-from tests.support.engine import LONG, all_runs
+from mainspring.stores.protocol import NoteWrite, RunQuery
+from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock, run_virtual
+from tests.support.engine import LONG, EventRecorder, all_runs
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -127,3 +130,69 @@ async def test_a_swallowed_cancellation_is_sent_again() -> None:
             await asyncio.sleep(0.01)
         await scheduler.stop()
     assert store.swallowed == 1
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_start_that_fails_leaves_nothing_open(inline: bool) -> None:
+    """It may fail after its components have started."""
+    threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
+    store = FaultyStore(MemoryStore(), ScriptedFaults({"add": ["before"]}))
+    scheduler = Scheduler(store, inline=inline)
+
+    @scheduler.job(run_on_start=True)
+    async def warm_up() -> None: ...
+
+    with pytest.raises(StoreUnavailable):
+        await scheduler.start()
+    assert not scheduler.started
+    assert store.calls["close"] == 1
+    assert set(threading.enumerate()) == threads
+    assert asyncio.all_tasks() == tasks
+    async with scheduler:  # and it can be started again
+        assert (await scheduler.list_runs()).items
+
+
+def test_a_stop_during_a_start_stops_the_scheduler() -> None:
+    async def main() -> None:
+        scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
+        starting = asyncio.ensure_future(scheduler.start())
+        await asyncio.sleep(0)
+        await scheduler.stop()
+        assert starting.done()
+        assert not scheduler.started
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("graceful", "took"), [(True, 1), (False, 0)])
+def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(graceful: bool, took: float) -> None:
+    async def main() -> None:
+        scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
+        await scheduler.start()
+        await scheduler.enqueue("long")
+        await asyncio.sleep(1)
+        draining = asyncio.ensure_future(scheduler.drain(timeout=30))
+        await asyncio.sleep(1)
+        before = asyncio.get_running_loop().time()
+        await scheduler.stop(graceful=graceful, timeout=1)
+        assert asyncio.get_running_loop().time() - before == pytest.approx(took, abs=0.5)
+        await draining
+
+    run_virtual(main)
+
+
+async def test_a_term_that_cannot_be_ended_does_not_keep_the_worker_note() -> None:
+    class NoResigning(MemoryStore):
+        async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+            if any(write.kind == TERMS and write.ttl == timedelta() for write in writes):
+                raise StoreUnavailable("away")
+            return await super().put_notes(writes)
+
+    store = NoResigning()
+    scheduler = Scheduler(store)
+    elected = EventRecorder(scheduler, "leader.elected")
+    async with scheduler:
+        await elected.until("leader.elected")
+        assert await find_workers(store)
+    assert not await find_workers(store)

@@ -11,7 +11,7 @@ import pytest
 
 from mainspring import Breaker, Event, RunContext, State
 from mainspring.core.events import EVENTS, Events
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, RunLost
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore
 from tests.support.engine import EventRecorder, SwitchableFaults, ended, opened, until
@@ -232,3 +232,25 @@ async def test_a_listener_that_is_cancelled_is_not_reported(
     await events.drained()
     assert task.cancelled()
     assert caplog.records == []
+
+
+async def test_the_loss_of_a_drained_at_most_once_run_is_reported(make: Make) -> None:
+    scheduler = make()
+    recorder = EventRecorder(scheduler, "run.*")
+    began, told = asyncio.Event(), list[BaseException]()
+
+    @scheduler.job(delivery="at_most_once", on_error=lambda ctx, error: told.append(error))
+    async def once() -> None:
+        began.set()
+        await asyncio.sleep(600)
+
+    await scheduler.start()
+    run = await once.enqueue()
+    await began.wait()
+    await scheduler.stop(graceful=False)
+    [failed] = recorder.of("run.failed")
+    assert failed.run is not None
+    assert (failed.run.id, failed.run.reason) == (run.id, "lost")
+    assert failed.run.error == "the worker stopped before the handler ended"
+    assert isinstance(failed.error, RunLost)
+    assert told == [failed.error]

@@ -10,7 +10,8 @@ import pytest
 
 from mainspring import State
 from mainspring.engine import memory_watch
-from mainspring.engine.memory_watch import MemoryWatch, resident_memory
+from mainspring.engine.executors.procfs import resident_memory
+from mainspring.engine.memory_watch import MemoryWatch
 from mainspring.errors import InvalidInput
 from tests.support.engine import EventRecorder
 from tests.support.scheduler_fixtures import Make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from datetime import timedelta
 
 import pytest
 
@@ -14,7 +15,8 @@ from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
-from tests.support.engine import EventRecorder, ended
+from mainspring.testing import VirtualClock, run_virtual
+from tests.support.engine import EventRecorder, all_runs, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -327,3 +329,58 @@ async def test_other_states_cannot_be_retried(make: Make) -> None:
         await refused(pending, State.PENDING)
         waiting = await work.options(after=pending.id).enqueue()
         await refused(waiting, State.WAITING)
+
+
+async def test_each_stored_run_is_an_event_whoever_made_it(make: Make) -> None:
+    """A duplicate is not stored; the followers of a run and the links of a chain are."""
+    scheduler = make(workers=0)
+    recorder = EventRecorder(scheduler, "run.enqueued")
+
+    @scheduler.job("0 * * * *")
+    async def root() -> None: ...
+
+    @scheduler.job(after="root")
+    async def follower() -> None: ...
+
+    @scheduler.job()
+    async def other() -> None: ...
+
+    async def taken(count: int) -> list[tuple[str | None, str]]:
+        await recorder.until("run.enqueued", count)
+        found = [(event.job_id, str(event.run.state)) for event in recorder.events if event.run]
+        recorder.events.clear()
+        return found
+
+    both = [("root", "pending"), ("follower", "waiting")]
+    async with scheduler:
+        first = await scheduler.enqueue("root", dedupe_key="k", delay="1h")
+        again = await scheduler.enqueue("root", dedupe_key="k", delay="1h")
+        assert again.duplicate
+        assert await taken(2) == both
+        await scheduler.enqueue("other", after=first.id)
+        assert await taken(1) == [("other", "waiting")]
+        await scheduler.chain("root", "follower", "other")
+        assert await taken(3) == [*both, ("other", "waiting")]
+        now = (await scheduler.now()).replace(minute=0, second=0, microsecond=0)
+        await scheduler.backfill("root", now - timedelta(hours=1), now)
+        await scheduler.backfill("root", now - timedelta(hours=1), now)
+        assert await taken(2) == both
+
+
+def test_node_runs_are_stored_with_an_event_too() -> None:
+    async def main() -> None:
+        store = MemoryStore(VirtualClock())
+        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+        recorder = EventRecorder(scheduler, "run.enqueued")
+
+        @scheduler.job(each_node=True)
+        async def clean() -> None: ...
+
+        async with scheduler:
+            root = await scheduler.enqueue("clean")
+            await scheduler.wait(root.id, 60)
+        stored = await all_runs(store)
+        assert sorted(stored) == sorted(event.run.id for event in recorder.events if event.run)
+        assert len(stored) == 2
+
+    run_virtual(main)

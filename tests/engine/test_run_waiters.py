@@ -11,10 +11,11 @@ import pytest
 from mainspring import Run, State
 from mainspring.core import transitions
 from mainspring.core.model import Page
-from mainspring.engine.run_waiters import RunWaiters
+from mainspring.engine.run_waiters import LAST_READ, RunWaiters
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.testing import run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.engine import LONG
 
@@ -84,7 +85,7 @@ async def test_a_store_that_is_away_and_a_run_that_is_not_there(store: Counting)
     waiters = RunWaiters(store)
     store.away = True
     waiting = asyncio.create_task(waiters.wait("r1", LONG))
-    with pytest.raises(StoreUnavailable):  # a look after the time is up is not tried again
+    with pytest.raises(TimeoutError, match=r"r2 was not seen .* the store does not answer \(away"):
         await waiters.wait("r2", 0)
     store.away = False
     with pytest.raises(RunNotFound):
@@ -92,3 +93,21 @@ async def test_a_store_that_is_away_and_a_run_that_is_not_there(store: Counting)
     await end_all(store)
     waiters.wake()
     assert (await waiting).finished
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_wait_ends_in_time_though_the_store_does_not_answer(hangs: bool) -> None:
+    class Silent(MemoryStore):
+        async def find(self, query: RunQuery) -> Page[Run]:
+            if hangs:
+                await asyncio.sleep(3600)
+            raise StoreUnavailable("away")
+
+    async def main() -> None:
+        loop, waiters = asyncio.get_running_loop(), RunWaiters(Silent())
+        with pytest.raises(TimeoutError, match="the store does not answer") as raised:
+            await waiters.wait("r1", 10)
+        assert loop.time() <= 10 + LAST_READ
+        assert isinstance(raised.value.__cause__, TimeoutError if hangs else StoreUnavailable)
+
+    run_virtual(main)

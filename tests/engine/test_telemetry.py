@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -204,8 +204,48 @@ async def test_a_webhooks_call_lies_inside_its_attempt(ended: Ended) -> None:
     assert [call.parent for call in calls] == [one.get_span_context() for one in attempts]
 
 
+class FailingProcessor(SpanProcessor):
+    """A span processor of the program with a bug."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        if self.when == "start":
+            raise ValueError("a bug of the processor")
+
+    def on_end(self, span: object) -> None:
+        if self.when == "end":
+            raise ValueError("a bug of the processor")
+
+
+@pytest.mark.parametrize("when", ["start", "end"])
+async def test_a_failing_span_processor_affects_no_run(
+    provider: TracerProvider, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    provider.add_span_processor(FailingProcessor(when))
+    scheduler = Scheduler("memory://")
+
+    @scheduler.job()
+    async def on_the_loop() -> int:
+        return 1
+
+    @scheduler.job()
+    def in_a_thread() -> int:
+        return 1
+
+    async with scheduler:
+        runs = await scheduler.enqueue_many("on_the_loop", [None] * 5)
+        runs += await scheduler.enqueue_many("in_a_thread", [None] * 5)
+        done = [await scheduler.wait(run.id, 30) for run in runs]
+        health = await scheduler.health()
+    assert {(str(run.state), run.attempt) for run in done} == {("succeeded", 1)}
+    assert health.status == "healthy"
+    assert caplog.text.count("OpenTelemetry failed") == 1
+
+
 async def test_without_a_provider_nothing_is_traced() -> None:
-    assert Telemetry.found() is None
+    assert Telemetry.find() is None
 
 
 PROGRAM = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Scheduler, State
-from mainspring.errors import NotStarted
+from mainspring.errors import InvalidState, NotStarted
 from mainspring.scheduler.scheduler import BlockingScheduler
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
@@ -105,3 +105,13 @@ async def test_blocking_in_a_loop_names_what_was_called() -> None:
             scheduler.blocking.stats()
         with pytest.raises(NotStarted, match=r"send\.blocking\.enqueue\(\) would block"):
             send.blocking.enqueue(to="a")
+
+
+def test_a_second_start_is_refused_and_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    scheduler = Scheduler("memory://")
+    scheduler.blocking.start()
+    with pytest.raises(InvalidState, match="running already"):
+        scheduler.blocking.start()
+    scheduler.blocking.stop()
+    assert set(threading.enumerate()) == before

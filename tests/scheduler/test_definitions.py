@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -47,6 +48,22 @@ def test_a_wrong_option_of_a_scheduler_is_refused(options: dict[str, Any], words
 def test_the_name_of_a_file_gets_the_url_that_was_meant() -> None:
     with pytest.raises(InvalidInput, match=r"not 'jobs.db' \(did you mean sqlite:///jobs.db\?\);"):
         Scheduler("jobs.db")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("sqlite:jobs.db", "sqlite:///jobs.db"),
+        ("sqlite:/srv/jobs.db", "sqlite:////srv/jobs.db"),
+        ("sqlite:", "sqlite:///jobs.db"),
+        ("sqlite://mine.db", "sqlite:///mine.db"),
+    ],
+)
+def test_a_sqlite_url_with_too_few_slashes_gets_the_one_that_was_meant(
+    given: str, meant: str
+) -> None:
+    with pytest.raises(InvalidInput, match=rf"(did you mean|write) {re.escape(meant)}(\?\)|$)"):
+        Scheduler(given)
 
 
 def test_a_path_or_nothing_is_no_store() -> None:
@@ -241,7 +258,7 @@ async def test_wrong_arguments_and_options_of_enqueue_are_refused(make: Make) ->
                 await use()
         with pytest.raises(InvalidInput, match="is a datetime with a time zone, not '2030"):
             await scheduler.list_runs(since="2030-01-01")  # type: ignore[arg-type]
-        with pytest.raises(InvalidInput, match="not a cursor that a page of results gave"):
+        with pytest.raises(InvalidInput, match="not one that a page of results gave"):
             await scheduler.list_runs(cursor="9" * 30)
         assert (await scheduler.list_runs()).items == []
         run = await send.enqueue("a", subject="still works")

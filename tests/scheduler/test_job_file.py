@@ -17,6 +17,7 @@ from mainspring.errors import InvalidInput, JobExists, JobOwnedByFile, StoreUnav
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobWrite, Store
 from mainspring.testing import FaultyStore, Injection
+from tests.support.engine import EventRecorder
 
 FILE = """
 name = "shop"
@@ -71,7 +72,12 @@ async def test_file_is_applied_again_and_again(file: Path, store: Any) -> None:
     async with Client(store) as client:
         dry = await client.apply_jobs(file, dry_run=True)
         assert ([job.id for job in dry.added], await ids(client)) == (["nightly", "ping"], [])
+        events = EventRecorder(client, "job.*")
         first = await client.apply_jobs(file)
+        stored = {job.id: job.version for job in (await client.list_jobs()).items}
+        assert {job.id: job.version for job in first.added} == stored
+        await events.until("job.created", len(stored))
+        assert events.names == ["job.created"] * len(stored)
         assert [job.id for job in first.added] == ["nightly", "ping"]
         nightly, ping = (await client.list_jobs()).items
         assert (nightly.owner, nightly.file, nightly.handler) == (

@@ -16,7 +16,7 @@ import pytest
 
 from mainspring import Misfire, RunContext, Scheduler, State, at
 from mainspring.core.model import Outcome
-from mainspring.errors import InvalidInput, InvalidState, NotStarted
+from mainspring.errors import Conflict, InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed, Store
 from mainspring.testing.store_calls import get_runs
@@ -110,6 +110,43 @@ async def test_a_decorator_after_start(make: Make) -> None:
         runs = await asyncio.gather(one.enqueue(), two.enqueue(), one.enqueue())
         assert [(await ended(scheduler, run)).result for run in runs] == [1, 2, 1]
         assert (await scheduler.get_job("two")).next_run_at is not None
+
+
+async def test_a_late_job_that_cannot_be_stored_fails_its_own_calls_alone(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make()
+    recorder = EventRecorder(scheduler, "scheduler.error")
+
+    @scheduler.job()
+    async def fine() -> int:
+        return 1
+
+    async with scheduler:
+        await scheduler.add_job("taken", handler="fine")
+
+        @scheduler.job()
+        async def taken() -> None: ...
+
+        assert (await ended(scheduler, await fine.enqueue())).result == 1
+        with pytest.raises(Conflict, match="taken"):
+            await taken.enqueue()
+        error = await recorder.until("scheduler.error")
+        assert error.job_id == "taken"
+        # The stored job of that id is as it was.
+        assert (await ended(scheduler, await scheduler.enqueue("taken"))).result == 1
+    assert "job taken, defined after the start, cannot be stored" in caplog.text
+
+
+async def test_a_late_job_runs_at_its_start(make: Make) -> None:
+    scheduler = make()
+    recorder = EventRecorder(scheduler, "run.succeeded")
+    async with scheduler:
+
+        @scheduler.job(run_on_start=True)
+        async def warm_up() -> None: ...
+
+        assert (await recorder.until("run.succeeded")).job_id == "warm_up"
 
 
 # Draining

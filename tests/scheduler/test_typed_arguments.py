@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -11,9 +15,9 @@ from uuid import UUID
 
 import pytest
 
-from mainspring import Scheduler, State
+from mainspring import Client, Scheduler, State
 from mainspring.core.codec import encode
-from mainspring.errors import InvalidArguments, InvalidPayload
+from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload
 from tests.support import typed_jobs
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
@@ -251,3 +255,86 @@ async def test_a_default_needs_not_fit_its_annotation(make: Make) -> None:
     async with scheduler:
         run = await work.enqueue(count=None, name="a")  # type: ignore[arg-type]
         assert (await ended(scheduler, run)).result == [None, "a"]
+
+
+async def test_a_worker_refuses_plain_arguments_of_a_wrong_type(tmp_path: Path) -> None:
+    """A client without the handler, as the command line is one, could not check them."""
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    scheduler = Scheduler(url)
+    called: list[int] = []
+
+    @scheduler.job(retries=3)
+    def double(n: int, factor: float = 2) -> float:
+        called.append(n)
+        return n * factor
+
+    async with scheduler, Client(url) as client:
+        wrong = await client.enqueue("double", {"n": "x"})
+        right = await client.enqueue("double", {"n": 4, "factor": 3})
+        failed = await ended(scheduler, wrong)
+        assert (failed.state, failed.attempt) == (State.FAILED, 1)
+        assert "n: expected int, got str" in str(failed.error)
+        assert (await ended(scheduler, right)).result == 12
+    assert called == [4]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_generator_is_no_handler(is_async: bool) -> None:
+    """A call would make a generator and run nothing of it."""
+    scheduler = Scheduler("memory://")
+
+    def rows() -> Iterator[int]:
+        yield 1
+
+    async def pages() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(InvalidInput, match=r"is a generator.*Write it without `yield`"):
+        scheduler.job(pages if is_async else rows)
+
+
+@dataclass
+class Traced:
+    """Notes the thread in which the program's own code runs."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        CHECKED_IN.append(threading.current_thread())
+
+
+CHECKED_IN: list[threading.Thread] = []
+
+
+async def test_arguments_are_checked_in_the_callers_thread(make: Make) -> None:
+    """On the engine's loop a slow check would stop the renewals."""
+    scheduler = make(workers=0)
+
+    async def buy(order: Traced) -> None: ...
+
+    job = scheduler.job()(buy)
+    payload = {"order": {"n": 1}}
+    async with scheduler:
+        await scheduler.add_job("same_handler", handler="buy")
+        await scheduler.add_job("own_payload", handler="buy", payload=payload)
+        CHECKED_IN.clear()
+        await job.enqueue(order=Traced(1))
+        await scheduler.enqueue("buy", payload)
+        await scheduler.enqueue("same_handler", payload)
+        await scheduler.trigger("own_payload")
+        await scheduler.chain(("buy", payload), ("same_handler", payload), "own_payload")
+        assert set(CHECKED_IN) == {threading.current_thread()}
+        CHECKED_IN.clear()
+
+        def plain_code() -> threading.Thread:
+            job.blocking.enqueue(order=Traced(1))
+            scheduler.blocking.enqueue("same_handler", payload)
+            scheduler.blocking.chain(("buy", payload), "own_payload")
+            return threading.current_thread()
+
+        assert {await asyncio.to_thread(plain_code)} == set(CHECKED_IN)
+        for wrong in ("same_handler", "buy"):
+            with pytest.raises(InvalidArguments, match="missing order"):
+                await scheduler.enqueue(wrong)
+            with pytest.raises(InvalidArguments, match="missing order"):
+                await scheduler.chain(wrong)

@@ -11,6 +11,7 @@ import pytest
 
 from mainspring import Client
 from mainspring.core.model import Note
+from mainspring.errors import InvalidInput
 from mainspring.service import api_keys
 from mainspring.service.api_keys import ApiKeys
 from mainspring.testing import FakeClock
@@ -44,7 +45,6 @@ async def test_a_key_expires_by_the_stores_clock() -> None:
         assert await keys.check(text) is not None
         clock.advance(61)
         assert await keys.check(text) is None
-        assert await keys.any_usable() is False
         assert await keys.any_exists() is True  # so that nothing is open again
 
 
@@ -111,3 +111,16 @@ async def test_the_constant_time_comparison_decides_and_nothing_else(
     verdict = True
     assert await code(api, headers={"Authorization": good[:-1]}) == 200
     assert await code(api, headers={"Authorization": unknown}) == 401
+
+
+@pytest.mark.parametrize("form", ["/api/v1/keys", "/api/keys"])
+@pytest.mark.parametrize("span", [0, "0s"])
+async def test_a_key_that_is_expired_from_the_start_is_refused(
+    api: Api, form: str, span: Any
+) -> None:
+    answer = await api.post(form, json={"name": "ci", "scope": "admin", "expiresIn": span})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "expiresIn"
+    assert (await api.get("/api/v1/jobs")).status_code == 200  # nobody is locked out
+    with pytest.raises(InvalidInput, match="longer than zero"):
+        await ApiKeys(api.scheduler).create("ci", "admin", timedelta(seconds=-1))

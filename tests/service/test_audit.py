@@ -44,6 +44,31 @@ async def test_what_changes_nothing_is_not_logged(
     assert await entries(api) == []
 
 
+@pytest.mark.parametrize("value", ["false", "False", "0"])
+async def test_a_change_that_says_it_is_no_dry_run_is_logged(api: Api, value: str) -> None:
+    await api.ok("POST", f"/api/v1/jobs/report/trigger?dryRun={value}")
+    path = "/api/v1/jobs/report/trigger"
+    assert await entries(api) == [(None, "POST", path, 202)]
+
+
+async def test_what_a_request_created_is_logged(api: Api) -> None:
+    job = (await api.ok("POST", "/api/v1/jobs", json=WEBHOOK))["id"]
+    run = (await api.ok("POST", "/api/v1/jobs/report/trigger"))["id"]
+    await api.ok("POST", "/api/v1/jobs/report/pause")
+    key = await api.ok("POST", "/api/v1/keys", json={"name": "ada", "scope": "admin"})
+    api.headers["Authorization"] = f"Bearer {key['key']}"
+    await api.app.state.service.audit.flush()
+    found = (await api.ok("GET", "/api/v1/audit"))["items"]
+    created = {one["path"].removeprefix("/api/v1/"): one["createdId"] for one in found}
+    assert created == {
+        "jobs": job,
+        "jobs/report/trigger": run,
+        "jobs/report/pause": None,
+        "keys": key["id"],
+    }
+    assert f"Created a job: {job}" in (await api.get("/audit")).text
+
+
 async def test_only_an_admin_reads_it(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     _, text = await api.app.state.service.keys.create("ada", "write")

@@ -147,11 +147,13 @@ async def test_in_bulk_a_key_is_refused(api: Api) -> None:
     assert (await api.get("/api/jobs/mine")).status_code == 404
 
 
-async def test_a_key_whose_job_was_deleted_is_told_so(api: Api) -> None:
+@pytest.mark.parametrize(("form", "name"), [("/api/v1", "id"), ("/api", "jobId")])
+async def test_a_key_whose_job_was_deleted_is_told_so(api: Api, form: str, name: str) -> None:
     sent: dict[str, Any] = {"json": BODIES[1], "headers": {"Idempotency-Key": "abc"}}
-    made = (await api.ok("POST", "/api/v1/jobs", **sent))["id"]
+    found = await api.ok("POST", f"{form}/jobs", **sent)
+    made = found.get("data", found)[name]
     assert (await api.delete(f"/api/v1/jobs/{made}")).status_code == 204
-    answer = await api.post("/api/v1/jobs", **sent)
+    answer = await api.post(f"{form}/jobs", **sent)
     assert (answer.status_code, answer.json()["code"]) == (409, "job_deleted")
     assert f"{made!r}, which this Idempotency-Key created, was deleted" in answer.json()["detail"]
     await refused(api, "GET", f"/api/jobs/{made}", 404)
@@ -164,10 +166,16 @@ async def test_a_key_whose_job_was_deleted_is_told_so(api: Api) -> None:
         ("POST", "/api/v1/runs/bulk", {"action": "cancel", "match": {}}),
         ("PUT", "/api/jobs/mine", {"priority": 9}),
         ("PATCH", "/api/v1/jobs/mine", {"priority": 9}),
+        ("POST", "/api/v1/chains", {"links": [{"jobId": "mine"}]}),
+        ("POST", "/api/v1/keys", {"name": "ada", "scope": "read"}),
+        ("POST", "/api/keys", {"name": "ada", "scope": "read"}),
+        ("POST", "/api/v1/jobs/mine/pause", None),
+        ("POST", "/api/v1/pause", None),
+        ("DELETE", "/api/v1/jobs/mine", None),
     ],
 )
 async def test_a_key_is_refused_where_it_would_mean_nothing(
-    api: Api, method: str, path: str, body: dict[str, Any]
+    api: Api, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
     await api.ok("POST", "/api/jobs", json=ROUND)
     run = await api.scheduler.enqueue("greet")
@@ -176,3 +184,4 @@ async def test_a_key_is_refused_where_it_would_mean_nothing(
     assert "Idempotency-Key is for creating" in answer.json()["detail"]
     assert (await api.scheduler.get_job("mine")).policy.priority == 5
     assert not (await api.scheduler.get_run(run.id)).finished
+    assert (await api.ok("GET", "/api/keys"))["data"] == []

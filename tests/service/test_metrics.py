@@ -57,8 +57,8 @@ async def test_runs_are_counted_by_job_and_state(working: Api) -> None:
     assert samples['mainspring_run_duration_seconds_count{job="greet"}'] == 3
     assert samples['mainspring_run_duration_seconds_bucket{job="greet",le="+Inf"}'] == 3
     assert samples['mainspring_run_lateness_seconds_count{job="greet"}'] == 3
-    assert samples['mainspring_runs{state="succeeded"}'] == 2
-    assert samples["mainspring_workers"] == 4
+    assert samples['mainspring_stored_runs{state="succeeded"}'] == 2
+    assert samples["mainspring_capacity"] == 4
     assert samples["mainspring_store_up"] == 1
     assert samples["mainspring_ownership_lost_total"] == 0
     last = samples['mainspring_job_last_success_timestamp_seconds{job="greet"}']
@@ -130,7 +130,7 @@ async def test_a_store_that_is_away_does_not_hide_the_rest(make: Make) -> None:
     faults.failing.add("counts")
     samples = await scraped(api)
     assert samples["mainspring_store_up"] == 0
-    assert samples["mainspring_workers"] == 1
+    assert samples["mainspring_capacity"] == 1
 
 
 async def test_labels_are_bounded(monkeypatch: Any) -> None:

@@ -35,7 +35,7 @@ SKIPPED = {"/api/events", "/api/v1/events"}
 """Streams do not end: `tests/service/routes/test_events.py` tests them."""
 
 SCHEDULER = sample_scheduler(workers=0)
-APP = create_app(SCHEDULER, ServiceSettings.read(), open=True)
+APP = create_app(SCHEDULER, ServiceSettings.read(), without_keys=True)
 SCHEMA = schemathesis.openapi.from_dict(APP.openapi())
 SCHEMA.app = APP
 FOUND: list[Any] = list(SCHEMA.get_all_operations())

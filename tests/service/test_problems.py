@@ -280,3 +280,10 @@ async def test_a_rule_of_the_library_has_the_clients_name_of_the_field(api: Api)
     assert told["memoryLimit"].startswith('needs isolation="process"')
     assert told["concurrencyKey"] == r"is 1 to 200 printable characters, not 'é\n'"
     assert 'memoryLimit needs isolation="process"' in document["error"]
+
+
+@pytest.mark.parametrize("name", ["str", "int", "float", "bool"])
+async def test_a_wrong_header_is_named_whatever_its_name_is(api: Api, name: str) -> None:
+    sent = {**WEBHOOK, "headers": {name: 5}}
+    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    assert [one["field"] for one in found["errors"]] == [f"headers.{name}"]

@@ -91,7 +91,8 @@ def test_any_other_address_needs_a_key(serve: Serve, run: Run, started: list[Sch
         assert [one["name"] for one in run("keys", "list", "--json").json["items"]] == ["ops"]
         assert run("keys", "revoke", made["id"], "--json").code == 0
         until(lambda: client.get("/api/jobs", headers=headers).status_code == 401)
-    assert "API key" in run("serve", "--host", "0.0.0.0", "--port", "0").err
+    message = run("serve", "--host", "0.0.0.0", "--port", "0").err
+    assert "no API key is valid (all are expired or revoked): make one first" in message
     assert started == []
 
 

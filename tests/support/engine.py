@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from mainspring import Event, Run, Scheduler, State
+from mainspring import Client, Event, Run, Scheduler, State
 from mainspring.stores import open_store
 from mainspring.stores.protocol import Claim, RunQuery, Store
 from mainspring.testing import Injection
@@ -20,7 +20,7 @@ LONG = 60.0
 class EventRecorder:
     """Every event of a scheduler, in order; a test awaits the one it needs."""
 
-    def __init__(self, scheduler: Scheduler, pattern: str = "*") -> None:
+    def __init__(self, scheduler: Client, pattern: str = "*") -> None:
         self.events: list[Event] = []
         self._news = asyncio.Event()
         scheduler.on(pattern, self._take)

@@ -121,7 +121,7 @@ async def make() -> AsyncIterator[Make]:
             *,
             settings: dict[str, Any] | None = None,
             loopback: bool = True,
-            open: bool = False,
+            without_keys: bool = False,
             service_clock: Clock | None = None,
             **options: Any,
         ) -> Api:
@@ -129,7 +129,9 @@ async def make() -> AsyncIterator[Make]:
             if not scheduler.started:
                 await stack.enter_async_context(scheduler)
             read = ServiceSettings.read(**(settings or {}))
-            app = create_app(scheduler, read, loopback=loopback, open=open, clock=service_clock)
+            app = create_app(
+                scheduler, read, loopback=loopback, without_keys=without_keys, clock=service_clock
+            )
             transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
             client = Api(transport=transport, base_url="http://127.0.0.1:3000")
             client.app, client.scheduler = app, scheduler

@@ -535,3 +535,15 @@ async def test_events_carry_virtual_times() -> None:
     async with TestScheduler(scheduler, start="2026-01-05T00:00Z") as test:
         await test.tick("1d")
     assert times == [datetime(2026, 1, 5, 6, tzinfo=UTC)]
+
+
+async def test_slots_fire_though_the_program_fires_none_itself() -> None:
+    scheduler = Scheduler("memory://", enabled=False)
+
+    @scheduler.job("5m")
+    async def tick() -> None: ...
+
+    async with TestScheduler(scheduler) as test:
+        await test.tick("1h")
+        assert len(test.runs("tick")) == 12
+    assert not scheduler.enabled

@@ -79,7 +79,14 @@ def test_the_allow_list_by_range_and_by_name() -> None:
     assert allow.refusal("127.0.0.1", "billing.internal.evil.org") is not None
 
 
-@pytest.mark.parametrize("entry", ["10.0.0.1/8", "10.0.0.0/33", "", "two words", "a/b"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("10.0.0.1/8", "10.0.0.0/33", "", "two words", "a/b"),
+        *("localhost:9999", "[::1]", "*", "http:", "http://localhost", "a.*.b", "*internal"),
+        *("10.0.0.256", "127.1", "0x7f.1", "2130706433", "0x7f000001", "user@host"),
+    ],
+)
 def test_an_allow_list_that_cannot_be_meant(entry: str) -> None:
     with pytest.raises(InvalidInput, match="an entry of the allow list"):
         WebhookSettings(allow=[entry])

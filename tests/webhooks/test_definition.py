@@ -6,8 +6,10 @@ import hmac
 import json
 import subprocess
 import sys
+import tomllib
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Breaker, Scheduler
+from mainspring import Breaker, Scheduler, __version__
 from mainspring.core.model import Webhook
 from mainspring.errors import InvalidInput
 from mainspring.webhooks import AttemptFacts, Vault, new_key, new_signing_secret, prepare
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.definition import define
-from mainspring.webhooks.request import HmacKey, RequestTemplate, webhook_id
+from mainspring.webhooks.request import USER_AGENT, HmacKey, RequestTemplate, webhook_id
 from mainspring.webhooks.templates import Template, check, strip_spaces
 from mainspring.webhooks.vault import signing_bytes
 
@@ -360,3 +362,10 @@ def test_a_long_run_of_spaces_is_parsed_quickly(text: str) -> None:
 def test_spaces_inside_of_a_mark_are_none_of_its_name() -> None:
     assert Template.of("a{{ \t jobId  }}b").fill({"jobId": "j"}) == "ajb"
     assert strip_spaces("/{{ jobId }}") == "/{{jobId}}"
+
+
+def test_the_user_agent_names_the_version_of_the_package() -> None:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    version = tomllib.loads(project.read_text())["project"]["version"]
+    assert version == __version__
+    assert f"Mainspring/{version}" == USER_AGENT

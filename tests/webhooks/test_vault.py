@@ -74,8 +74,8 @@ def test_keys_change_one_after_another() -> None:
     sealed = Vault.of([old], environ={}).seal("value", "job", "x")
     both = Vault.of(environ={VARIABLE: f"{new}, {old}"})
     assert both.open(sealed, "job", "x") == "value"
-    assert both.stale(sealed)
-    assert not both.stale(both.seal("value", "job", "x"))
+    assert both.is_outdated(sealed)
+    assert not both.is_outdated(both.seal("value", "job", "x"))
     with pytest.raises(SecretKeyMissing, match=f"with the key {sealed.key}, which this process"):
         Vault.of([new], environ={}).open(sealed, "job", "x")
 

@@ -15,6 +15,7 @@ from mainspring.errors import InvalidInput
 __all__ = ["local_timezone", "read_crontab"]
 
 _VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\"[^\"]*\"|'[^']*')\s*=\s*(.*?)\s*$")
+_CHANGES_FOLDER = re.compile(r"""\s*cd\s+('[^']*'|"[^"]*"|[^\s;&'"]+)\s*(&&|;)\s*(?=\S)""")
 _ZONES = ("CRON_TZ", "TZ")
 _FIELDS = ("minute", "hour", "day of month", "month", "day of week")
 _MAIL = ("MAILTO", "MAILFROM")
@@ -101,11 +102,18 @@ def _add(
         why = f"{first!r} is a user here and no program: if the line names a user, add --system"
         made.remarks.append(Remark(number, first, why))
     shell_command, stdin = _split_stdin(command)
-    words = [word for word in shell_command.split() if not word.startswith("-")]
-    base = Path(words[0]).stem if words else "job"
-    name = free_name(base, made.jobs)
+    name = free_name(_program(shell_command), made.jobs)
     options["description"] = " ".join(comments) or shell_command
     made.add(name, options, _function(name, number, shell_command, stdin, environment))
+
+
+def _program(command: str) -> str:
+    """The name of the program that a command runs: in `cd /srv/app && ./manage.py cleanup` it is
+    `manage`."""
+    while change := _CHANGES_FOLDER.match(command):
+        command = command[change.end() :]
+    words = [word for word in command.split() if not word.startswith("-")]
+    return Path(words[0]).stem if words else "job"
 
 
 def _is_user(word: str) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mainspring import __version__
 from mainspring.cli.errors import CommandError
@@ -49,6 +49,9 @@ from mainspring.errors import MainspringError
 from mainspring.stores.election import elect
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
+
+if TYPE_CHECKING:
+    from mainspring.scheduler.statistics import JobHealth
 
 __all__ = ["Check", "run_checks"]
 
@@ -108,6 +111,7 @@ async def _check_store(found: LocatedStore, clock: SystemClock) -> list[Check]:
         await check_store_clock(store, clock),
         *_check_files(found),
         *await _check_work(store, found.url),
+        *await _check_failures(store),
     ]
 
 
@@ -397,6 +401,55 @@ async def _check_records(store: Store, jobs: list[Job]) -> Check:
         " written them: upgrade this one. If they are damaged, restore or remove them"
     )
     return Check("fail", "records", detail, advice)
+
+
+async def _check_failures(store: Store) -> list[Check]:
+    """Check for jobs whose last run failed, and for those that fail too often."""
+    from mainspring.scheduler import Client
+
+    jobs = [job for job in await _read_all_jobs(store) if job.enabled and job.unreadable is None]
+    failing: list[JobHealth] = []
+    async with Client(store, inline=True, wait_for_store=0) as client:
+        for at in range(0, len(jobs), PAGE_SIZE):
+            healths = await client.jobs_health(jobs[at : at + PAGE_SIZE])
+            failing += [health for health in healths if _is_failing(health)]
+    if not failing:
+        return [Check("ok", "failures", "no job failed when it last ran")]
+    failing.sort(key=lambda health: -health.consecutive_failures)
+    checks = [
+        Check("warn", "failures", _describe_failing(health), _failing_advice(health))
+        for health in failing[:3]
+    ]
+    if len(failing) > 3:
+        more = plural(len(failing) - 3, "more job")
+        advice = "`mainspring jobs list` shows how the last run of each job ended"
+        checks.append(Check("warn", "failures", f"and {more} that failed", advice))
+    return checks
+
+
+def _is_failing(health: JobHealth) -> bool:
+    failed = health.last_run is not None and health.last_run.state is State.FAILED
+    return failed or health.status == "unhealthy"
+
+
+def _describe_failing(health: JobHealth) -> str:
+    last = health.last_run
+    if last is None or last.state is not State.FAILED:
+        since = "since it was made" if health.rated_since is None else "in the last 24 hours"
+        return (
+            f"job {health.job_id!r}: {health.success_rate or 0:.0%} of its runs succeeded {since}"
+        )
+    count = health.consecutive_failures
+    runs = f"the last {count} runs" if count > 1 else "the last run"
+    error = f": {last.error.splitlines()[0]}" if last.error else ""
+    return f"job {health.job_id!r}: {runs} failed{error}"
+
+
+def _failing_advice(health: JobHealth) -> str:
+    last = health.last_run
+    if last is None or last.state is not State.FAILED:
+        return f"mainspring runs list --job {health.job_id} --state failed"
+    return f"mainspring runs show {last.id}"
 
 
 async def _read_all_jobs(store: Store) -> list[Job]:

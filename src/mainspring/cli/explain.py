@@ -6,11 +6,15 @@ from datetime import datetime, time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import structs
 
 from mainspring.cli import completion
+from mainspring.cli.job_plan import describe_last_run
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import Output
+from mainspring.cli.run_lookup import find_run_id
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.errors import JobNotFound, RunNotFound
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client
@@ -34,7 +38,7 @@ def explain(
         str,
         typer.Argument(
             metavar="JOB|RUN",
-            help="The id of a job or of a run.",
+            help="The id of a job or of a run; of a run also its beginning.",
             autocompletion=completion.job_ids,
         ),
     ],
@@ -51,18 +55,36 @@ def explain(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say why a job or a run has not run. With TIME: why the job did not run then."""
+    """Say why a job or a run has not run. With TIME: why the job did not run then.
+
+    Of a job also how its last run ended."""
     run_coroutine(_explain(StoreChoice.of(store, app), Output(as_json=json), name, at))
 
 
 async def _explain(choice: StoreChoice, output: Output, name: str, at: str | None) -> None:
     async with open_client(choice) as client:
         moment = None if at is None else await _moment(client, name, at)
-        found = await client.explain(name, moment)
+        try:
+            found = await client.explain(name, moment)
+        except JobNotFound as unknown:
+            found = await client.explain(await _find_run(client, name, unknown), moment)
+        is_about_job = found.job_id == name and moment is None
+        last = (await client.job_health(name)).last_run if is_about_job else None
     if output.as_json:
-        output.document(found)
+        document = structs.asdict(found)
+        output.document({**document, "last_run": last} if is_about_job else document)
         return
     output.line(f"{found.run_id or found.job_id}: {found.sentence}")
+    if last is not None and (last.error or last.id not in found.sentence):
+        output.line(f"its last run {last.id} {describe_last_run(last)}")
+
+
+async def _find_run(client: Client, name: str, unknown: JobNotFound) -> str:
+    """The run whose id begins so. If there is none, a job was probably meant."""
+    try:
+        return await find_run_id(client, name)
+    except RunNotFound:
+        raise unknown from None
 
 
 async def _moment(client: Client, job_id: str, text: str) -> datetime:

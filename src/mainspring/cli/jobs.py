@@ -24,6 +24,7 @@ from mainspring.cli.job_arguments import (
     name_fields,
     options_of,
 )
+from mainspring.cli.job_plan import describe_last_run, describe_plan
 from mainspring.cli.options import (
     AppOption,
     CursorOption,
@@ -35,7 +36,7 @@ from mainspring.cli.options import (
     read_duration,
     run_coroutine,
 )
-from mainspring.cli.output import Column, Output, when
+from mainspring.cli.output import Column, Output, when, when_short
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 from mainspring.errors import InvalidInput, JobExists
@@ -87,10 +88,17 @@ async def _list(
         page = await client.list_jobs(tag=tag, limit=limit, cursor=cursor)
         workers = await client.list_workers()
         paused_since = await client.paused_since()
+        healths = await client.jobs_health(page.items)
     orphaned = {job.id for job in without_worker(page.items, workers)}
+    last_runs = {health.job_id: health.last_run for health in healths}
     if output.as_json:
         document = page_document(
-            page, lambda job: {**job_document(job), "has_worker": job.id not in orphaned}
+            page,
+            lambda job: {
+                **job_document(job),
+                "has_worker": job.id not in orphaned,
+                "last_run": last_runs.get(job.id),
+            },
         )
         output.document({**document, "paused_since": time_format.iso(paused_since)})
     elif not page.items and cursor is not None:
@@ -102,7 +110,7 @@ async def _list(
             " `mainspring worker app:scheduler`"
         )
     else:
-        output.table(_columns(orphaned if workers else set()), page.items)
+        output.table(_columns(orphaned if workers else set(), last_runs), page.items)
         if page.cursor:
             output.note(f"there are more: --cursor {page.cursor}")
         if paused_since is not None:
@@ -599,19 +607,11 @@ def _count_jobs(jobs: list[Job]) -> str:
 
 
 def _orphan_columns() -> list[Column[Any]]:
-    return [column for column in _columns(set()) if column.title != "state"]
+    return [column for column in _columns(set(), {}) if column.title not in ("state", "result")]
 
 
 def _state(job: Job) -> str:
     return "enabled" if job.enabled else "paused"
-
-
-def _schedule(job: Job) -> str:
-    if job.schedule is not None:
-        return job.schedule.describe()
-    if job.policy.after:
-        return f"after {', '.join(job.policy.after)}"
-    return "when enqueued"
 
 
 def _about(
@@ -627,11 +627,14 @@ def _about(
         ("health", health.status.replace("_", " ")),
         ("handler", job.handler),
         ("defined by", _owner(job)),
-        ("schedule", _schedule(job)),
+        ("schedule", describe_plan(job)),
         ("next run", moment(job.next_run_at) if job.next_run_at else None),
         ("last run", moment(job.last_run_at) if job.last_run_at else None),
         ("last 24 hours", None if rate is None else f"{counted} ({rate:.0%})"),
-        ("last ended", None if health.last_run is None else _last_run(health.last_run, moment)),
+        (
+            "last ended",
+            None if health.last_run is None else describe_last_run(health.last_run, moment),
+        ),
         ("failing", _failing(metrics.consecutive_failures)),
         ("breaker", _breaker(health, moment)),
         ("takes", _describe_spread(metrics.duration)),
@@ -669,11 +672,6 @@ def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
         yield title, ", ".join(f"{name}={_one_line(values[name])}" for name in names)
 
 
-def _last_run(run: LastRun, moment: Callable[[datetime], str]) -> str:
-    error = "" if run.error is None else f": {run.error.splitlines()[0] if run.error else ''}"
-    return f"{run.state} {moment(run.finished_at)} (by {run.source}){error}"
-
-
 def _describe_spread(spread: Spread) -> str | None:
     if spread.average is None or spread.p95 is None or spread.max is None:
         return None
@@ -705,22 +703,32 @@ def _one_line(value: Any) -> str:
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
 
-def _columns(orphaned: set[str]) -> list[Column[Any]]:
+def _columns(orphaned: set[str], last_runs: Mapping[str, LastRun | None]) -> list[Column[Any]]:
     def state(job: Job) -> str:
         return "no worker" if job.enabled and job.id in orphaned else _state(job)
 
+    def result(job: Job) -> str:
+        last = last_runs.get(job.id)
+        return "-" if last is None else last.state.value
+
     return [
-        Column("id", lambda job: job.id, whole=True),
+        Column("id", lambda job: job.id, whole=True, least=16),
         Column("state", state, state=True),
         Column(
             "next run",
             lambda job: time_format.seconds(job.next_run_at),
-            lambda j: when(j.next_run_at),
+            lambda job: when(job.next_run_at),
+            short=lambda job: when_short(job.next_run_at),
+            whole=True,
         ),
         Column(
             "last run",
             lambda job: time_format.seconds(job.last_run_at),
-            lambda j: when(j.last_run_at),
+            lambda job: when(job.last_run_at),
+            short=lambda job: when_short(job.last_run_at),
+            whole=True,
+            hide=1,
         ),
-        Column("schedule", _schedule),
+        Column("result", result, state=True),
+        Column("schedule", describe_plan, least=12),
     ]

@@ -119,9 +119,13 @@ def revoke(
             try:
                 return await found.revoke(key), await found.now()
             except NotFound as error:
-                raise CommandError(
-                    str(error), code=BAD_INPUT, advice="`mainspring keys list` lists the keys"
-                ) from None
+                named = [one.id for one in await found.list() if one.name == key]
+                advice = (
+                    f"revoke takes the id of a key: {' or '.join(named)} is named {key!r}"
+                    if named
+                    else "`mainspring keys list` lists the keys"
+                )
+                raise CommandError(str(error), code=BAD_INPUT, advice=advice) from None
 
     found, now = run_coroutine(work())
     output = Output(as_json=json)

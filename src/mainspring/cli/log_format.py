@@ -12,19 +12,23 @@ from mainspring.cli.output import json_text, printable
 
 __all__ = ["set_up"]
 
+_OF_JOB = "mainspring.run."
+"""The logger of a handler's own lines, `ctx.log`, is named by this and the job's id."""
 
-def set_up(*, verbose: bool, quiet: bool, as_json: bool) -> None:
-    """Log to stderr, unless the program has set logging up by itself."""
+
+def set_up(*, verbose: bool, quiet: bool, as_json: bool, several_processes: bool = False) -> None:
+    """Log to stderr, unless the program has set logging up by itself. `several_processes`: others
+    log to the same terminal, so each line names its process."""
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
     logging.getLogger("mainspring").setLevel(level)
     root = logging.getLogger()
     if root.handlers:
         return
-    root.addHandler(_handler(as_json=as_json))
+    root.addHandler(_handler(as_json=as_json, several_processes=several_processes))
     root.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
-def _handler(*, as_json: bool) -> logging.Handler:
+def _handler(*, as_json: bool, several_processes: bool = False) -> logging.Handler:
     if sys.stderr.isatty() and not as_json:
         from rich.console import Console
         from rich.logging import RichHandler
@@ -32,7 +36,9 @@ def _handler(*, as_json: bool) -> logging.Handler:
         handler: logging.Handler = RichHandler(
             console=Console(stderr=True), show_path=False, log_time_format="%H:%M:%S"
         )
-        handler.setFormatter(_Printable("%(message)s"))
+        handler.setFormatter(
+            _ForTerminal("[%(process)d] %(message)s" if several_processes else "%(message)s")
+        )
         return handler
     handler = logging.StreamHandler()
     if as_json:
@@ -53,6 +59,15 @@ class _Printable(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+class _ForTerminal(_Printable):
+    """Leaves out the name of the logger. A line that a handler logs has its job only there."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        if record.name.startswith(_OF_JOB):
+            record.message = f"job {record.name.removeprefix(_OF_JOB)}: {record.message}"
+        return super().formatMessage(record)
 
 
 class _JsonLines(logging.Formatter):

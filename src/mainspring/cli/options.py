@@ -77,7 +77,11 @@ FileOption = Annotated[
 ]
 RunArgument = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="The run's id.", autocompletion=completion.run_ids),
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, or its beginning (6 characters or more).",
+        autocompletion=completion.run_ids,
+    ),
 ]
 
 

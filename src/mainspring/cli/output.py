@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mainspring.cli import time_format
+from mainspring.cli.table_layout import Column, fit_table
 from mainspring.core.clock import utcnow
 from mainspring.core.documents import to_document
 
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from mainspring.core.model import Page
 
-__all__ = ["Column", "Output", "json_text", "printable", "progress_bar", "when"]
+__all__ = [
+    "Column",
+    "Output",
+    "json_text",
+    "printable",
+    "progress_bar",
+    "when",
+    "when_short",
+]
 
 T = TypeVar("T")
 
@@ -36,24 +44,12 @@ STYLES = {
     "timed_out": "red",
     "lost": "red",
     "released": "yellow",
-    "enabled": "green",
     "paused": "yellow",
     "no worker": "red",
     "ok": "green",
     "warn": "yellow",
     "fail": "bold red",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Column(Generic[T]):
-    """`plain` formats a cell for pipes, `pretty` for terminals. A `whole` cell is never wrapped."""
-
-    title: str
-    plain: Callable[[T], str]
-    pretty: Callable[[T], str] | None = None
-    whole: bool = False
-    state: bool = False
 
 
 class Output:
@@ -144,16 +140,35 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for column in columns:
-            table.add_column(column.title, overflow="fold", no_wrap=column.whole or column.state)
-        for row in rows:
-            cells = []
-            for column in columns:
-                text = _one_line((column.pretty or column.plain)(row)) or "-"
-                cells.append(Text(text, style=STYLES.get(text, "") if column.state else ""))
-            table.add_row(*cells)
+        layout = fit_table(columns, list(rows), self._console.width, _one_line)
+        table = Table(
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+            header_style="bold",
+        )
+        for column, width in zip(layout.columns, layout.widths, strict=True):
+            keeps_line = column.whole or column.state or column.least is not None
+            table.add_column(
+                column.title,
+                width=width,
+                overflow="ellipsis" if keeps_line else "fold",
+                no_wrap=keeps_line,
+            )
+        for line in layout.lines:
+            table.add_row(
+                *(
+                    Text(text, style=STYLES.get(text, "") if column.state else "")
+                    for column, text in zip(layout.columns, line, strict=True)
+                )
+            )
         self._console.print(table)
+        if layout.hidden:
+            titles = ", ".join(column.title for column in layout.hidden)
+            self.note(
+                f"left out of this narrow table: {titles}. A wider terminal or --json has them"
+            )
 
     @cached_property
     def _console(self) -> Console:
@@ -168,6 +183,11 @@ def when(moment: datetime | None) -> str:
         return "-"
     now = utcnow()
     return f"{time_format.local(moment, now)} ({time_format.relative(moment, now)})"
+
+
+def when_short(moment: datetime | None) -> str:
+    """The same for a narrow terminal: `09:30:00`, or `18 Nov 09:30` on another day."""
+    return "-" if moment is None else time_format.local_short(moment, utcnow())
 
 
 def _heading(title: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.core import codec
 
 __all__ = ["parse_json", "read_payload"]
 
@@ -25,10 +26,10 @@ def read_payload(text: str, option: str) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """JSON as it is: `{"$date": …}` is an object here, though the store writes dates so. Raises
-    ValueError for what is not JSON."""
+    """A payload as `--json` and the HTTP API write it: `{"$date": "2026-11-17"}` is a date, and
+    `{"$$date": …}` the object `{"$date": …}`. Raises ValueError for what is not such JSON."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return codec.untag(json.loads(text, parse_constant=_refuse_constant))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

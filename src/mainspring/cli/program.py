@@ -43,14 +43,16 @@ class Program(TyperGroup):
     def main(self, *arguments: Any, **options: Any) -> Any:
         given = options.get("args")
         words = list(sys.argv[1:] if given is None else given)
-        if not words or (len(words) == 1 and hasattr(self.commands.get(words[0]), "commands")):
+        if words[:1] == ["workers"] and _names_no_command(words[1:]):
+            options["args"] = ["workers", "list", *words[1:]]
+        elif not words or (len(words) == 1 and hasattr(self.commands.get(words[0]), "commands")):
             options["args"] = [*words, "--help"]  # a group without a command: show its commands
         as_json = "--json" in words
         try:
             answer = super().main(*arguments, **{**options, "standalone_mode": False})
             code = answer if isinstance(answer, int) else errors.OK
         except _UsageError as error:
-            code = errors.print_error(_usage(error), as_json=as_json)
+            code = errors.print_error(_usage(error, words), as_json=as_json)
         except typer.Abort:
             code = errors.FAILED
         except Exception as error:
@@ -58,14 +60,21 @@ class Program(TyperGroup):
         sys.exit(code)
 
 
-def _usage(error: Any) -> errors.CommandError:
+def _names_no_command(words: list[str]) -> bool:
+    """Whether options follow a group, and no command of it: it has only one, which is meant."""
+    return not words or (words[0].startswith("-") and words[0] not in ("-h", "--help"))
+
+
+def _usage(error: Any, words: list[str]) -> errors.CommandError:
     """The error for a wrong command line: one line, and the command that shows the help."""
     message = _out_of_range(error) or error.format_message().strip().rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "mainspring"
     return errors.CommandError(
         message[:1].lower() + message[1:],
         code=errors.BAD_INPUT,
-        advice=_file_advice(error, command) or f"`{command} --help` shows how it is used",
+        advice=_file_advice(error, command)
+        or _schedule_advice(message, words)
+        or f"`{command} --help` shows how it is used",
     )
 
 
@@ -75,6 +84,17 @@ def _file_advice(error: Any, command: str) -> str | None:
         return None
     takes_file = any(param.metavar == "FILE" for param in error.ctx.command.params)
     return f"give the file without --file: `{command} FILE`" if takes_file else None
+
+
+def _schedule_advice(message: str, words: list[str]) -> str | None:
+    """A schedule of several words without quotes leaves arguments over."""
+    if "unexpected extra argument" not in message:
+        return None
+    if words[:1] == ["schedule"]:
+        return "put the schedule in quotes, as in mainspring schedule '0 9 * * *'"
+    if "--schedule" in words:
+        return "put the schedule in quotes, as in --schedule '0 9 * * *'"
+    return None
 
 
 def _out_of_range(error: Any) -> str | None:

@@ -19,12 +19,14 @@ from mainspring.cli.options import (
     example,
     run_coroutine,
 )
-from mainspring.cli.output import STYLES, Column, Output, when
+from mainspring.cli.output import STYLES, Column, Output, when, when_short
+from mainspring.cli.run_lookup import find_run_id
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from datetime import datetime
 
     from mainspring.core.model import Attempt, Page, Run
     from mainspring.scheduler import Client
@@ -149,6 +151,7 @@ def show(
 
 async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
     async with open_client(choice) as client:
+        run_id = await find_run_id(client, run_id)
         run = await client.get_run(run_id)
         why = await client.explain(run_id)
     print_run(output, run, why.problem)
@@ -172,6 +175,7 @@ async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str)
     from mainspring.cli.json_output import run_document
 
     async with open_client(choice) as client:
+        run_id = await find_run_id(client, run_id)
         done = await client.cancel(run_id, reason=reason)
         run = await client.get_run(run_id)
     if not done:
@@ -196,6 +200,7 @@ async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:
     from mainspring.cli.json_output import run_document
 
     async with open_client(choice) as client:
+        run_id = await find_run_id(client, run_id)
         run = await client.retry(run_id)
     if output.as_json:
         output.document(run_document(run))
@@ -228,6 +233,8 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("why", why),
         ("error", run.error),
         ("made by", run.source.value),
+        ("created", moment(run.created_at)),
+        *_first_due(run, moment),
         ("due", moment(run.run_at)),
         ("started", moment(run.started_at) if run.started_at else None),
         ("finished", moment(run.finished_at) if run.finished_at else None),
@@ -244,6 +251,14 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
         ("payload", None if run.payload is None else _json(run.payload)),
         ("result", None if run.result is None else _json(run.result)),
     ]
+
+
+def _first_due(run: Run, moment: Callable[[datetime], str]) -> Iterator[tuple[str, str]]:
+    """When the run was due at first, or its slot, where it is due later: after a retry, or by
+    jitter. A run after others has the time of the first of them there, which says nothing."""
+    if run.scheduled_at != run.run_at and run.source not in ("after", "node"):
+        is_slot = run.source in ("schedule", "backfill")
+        yield "slot" if is_slot else "first due", moment(run.scheduled_at)
 
 
 def _progress(run: Run) -> str | None:
@@ -316,11 +331,18 @@ def _why(run: Run) -> str:
 
 
 COLUMNS: list[Column[Any]] = [
-    Column("id", lambda run: run.id, whole=True),
-    Column("job", lambda run: run.job_id, whole=True),
+    Column("id", lambda run: run.id, whole=True, by_prefix=True),
+    Column("job", lambda run: run.job_id, whole=True, least=8, hide=1),
     Column("state", lambda run: run.state.value, state=True),
-    Column("due", lambda run: time_format.seconds(run.run_at), lambda run: when(run.run_at)),
-    Column("took", _duration),
-    Column("tries", lambda run: str(run.attempt)),
-    Column("why", _why),
+    Column(
+        "due",
+        lambda run: time_format.seconds(run.run_at),
+        lambda run: when(run.run_at),
+        short=lambda run: when_short(run.run_at),
+        whole=True,
+        hide=2,
+    ),
+    Column("took", _duration, whole=True, hide=3),
+    Column("tries", lambda run: str(run.attempt), whole=True, hide=4),
+    Column("why", _why, least=10),
 ]

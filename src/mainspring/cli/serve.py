@@ -195,11 +195,9 @@ def serve(
     async def on_listening(url: str) -> None:
         tune_garbage_collector()
         if not quiet:
-            _greet(url, scheduler, as_json=json)
+            _greet(url, scheduler, as_json=json, demo=demo)
         if demo:
-            from mainspring.dashboard.demo import fill
-
-            filling.append(asyncio.ensure_future(fill(scheduler, log.info)))
+            filling.append(asyncio.ensure_future(_fill_demo(scheduler, log)))
 
     replacements = Replacements()
     try:
@@ -268,10 +266,21 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
 
 
 def _demo_scheduler(settings: ServiceSettings, choice: StoreChoice) -> Scheduler:
-    from mainspring.dashboard.demo import demo_scheduler
+    from mainspring.dashboard.demo import demo_scheduler, log_failures_in_one_line
 
     assert choice.url is not None
+    log_failures_in_one_line()
     return demo_scheduler(choice.url, workers=settings.max_concurrent_jobs, poll=settings.poll)
+
+
+async def _fill_demo(scheduler: Scheduler, log: logging.Logger) -> None:
+    from mainspring.dashboard.demo import fill
+    from mainspring.errors import MainspringError
+
+    try:
+        await fill(scheduler, log.info)
+    except MainspringError as error:
+        log.error("the demo could not be filled: %s", error)
 
 
 def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
@@ -281,7 +290,7 @@ def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
     return f"mainspring keys create NAME --scope admin {shlex.join(option)}"
 
 
-def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
+def _greet(url: str, scheduler: Scheduler, *, as_json: bool, demo: bool) -> None:
     from mainspring import __version__
     from mainspring.cli.output import Output
     from mainspring.cli.start_output import print_lines
@@ -300,8 +309,10 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool) -> None:
         )
         sys.stdout.flush()
         return
+    made_up = ["this is a demo: its jobs, their history and the failures in this log are made up"]
     print_lines(
         f"Mainspring {__version__} on {url}",
+        *(made_up if demo else []),
         f"jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}",
         f"the dashboard: {url}/    the API's reference: {url}/docs",
         last=HOW_TO_STOP,

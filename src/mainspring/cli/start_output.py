@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mainspring import __version__
 from mainspring.cli import time_format
+from mainspring.cli.job_plan import SCHEDULE_OVER, describe_plan, is_over
 from mainspring.cli.output import Output, printable
 from mainspring.cli.store_access import LocatedStore
 from mainspring.core.clock import utcnow
@@ -107,9 +108,10 @@ def _describe_start(
 def _describe_next(job: Job) -> str:
     if not job.enabled:
         return "paused"
+    if is_over(job):
+        return SCHEDULE_OVER
     if job.next_run_at is None:
-        after = job.policy.after
-        return f"after {', '.join(after)}" if after else "when enqueued"
+        return describe_plan(job)
     schedule = f": {job.schedule.describe()}" if job.schedule is not None else ""
     now = utcnow()  # a slot that is overdue is fired now
     return time_format.relative(max(job.next_run_at, now), now) + schedule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.errors import JobNotFound, MainspringError
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client, Scheduler
@@ -30,6 +32,9 @@ __all__ = [
 
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
+MOST_COMPARED = 1000
+"""Jobs among which one of a similar id is searched."""
+
 _WHO_CREATES = (
     "`mainspring worker app:scheduler` or `mainspring serve` makes it when it starts;"
     " --store or MAINSPRING_STORE names another one"
@@ -99,7 +104,18 @@ async def open_client(choice: StoreChoice, *, with_code: bool = False) -> AsyncI
         client = _load_scheduler(choice.app).configure(workers=0, wait_for_store=0)
         check_exists(LocatedStore(client.store, client.url))
     async with client:
-        yield client
+        try:
+            yield client
+        except JobNotFound as unknown:
+            raise await _with_similar_id(client, unknown) from unknown
+
+
+async def _with_similar_id(client: Client, unknown: JobNotFound) -> JobNotFound:
+    """The error with a stored job of a similar id, if there is one."""
+    with contextlib.suppress(MainspringError):
+        page = await client.list_jobs(limit=MOST_COMPARED, last_runs=False)
+        return JobNotFound(unknown.job_id, [job.id for job in page.items])
+    return unknown
 
 
 async def open_existing(store: Store) -> None:

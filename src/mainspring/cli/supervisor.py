@@ -28,7 +28,12 @@ def supervise(command: WorkerCommand, count: int) -> int:
     """Keep `count` processes of the command running until a signal. Returns the exit code."""
     from mainspring.cli import log_format
 
-    log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
+    log_format.set_up(
+        verbose=command.verbose,
+        quiet=command.quiet,
+        as_json=command.as_json,
+        several_processes=True,
+    )
     return asyncio.run(Supervisor(command, count).run())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta, tzinfo
 
-__all__ = ["iso", "local", "relative", "seconds", "span"]
+__all__ = ["iso", "local", "local_short", "relative", "seconds", "span"]
 
 _UNITS = (
     ("second", 1, 60),
@@ -58,3 +58,11 @@ def local(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
     if here.year == today.year:
         return f"{here:%a %d %b %H:%M:%S}"
     return f"{here:%a %d %b %Y %H:%M}"
+
+
+def local_short(moment: datetime, now: datetime, zone: tzinfo | None = None) -> str:
+    """The same in at most 12 characters."""
+    here, today = moment.astimezone(zone), now.astimezone(zone)
+    if here.date() == today.date():
+        return f"{here:%H:%M:%S}"
+    return f"{here:%d %b %H:%M}" if here.year == today.year else f"{here:%d %b %Y}"

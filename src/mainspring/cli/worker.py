@@ -163,7 +163,12 @@ def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
     from mainspring.cli import log_format
 
     scheduler = _load_scheduler(command)
-    log_format.set_up(verbose=command.verbose, quiet=command.quiet, as_json=command.as_json)
+    log_format.set_up(
+        verbose=command.verbose,
+        quiet=command.quiet,
+        as_json=command.as_json,
+        several_processes=command.supervisor is not None,
+    )
     scheduler.configure(
         workers=command.workers,
         queues=command.queues,

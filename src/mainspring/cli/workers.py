@@ -8,7 +8,7 @@ import typer
 
 from mainspring.cli import time_format
 from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
-from mainspring.cli.output import Column, Output, when
+from mainspring.cli.output import Column, Output, when, when_short
 from mainspring.cli.store_access import StoreChoice, open_client
 
 if TYPE_CHECKING:
@@ -49,21 +49,26 @@ def _memory(worker: LiveWorker) -> str:
 
 
 COLUMNS: list[Column[Any]] = [
-    Column("id", lambda worker: worker.id, whole=True),
-    Column("leads", lambda worker: "yes" if worker.is_leader else ""),
-    Column("fires", lambda worker: "yes" if worker.fires else "no"),
-    Column("running", _busy),
-    Column("memory", _memory),
-    Column("queues", _queues),
-    Column("version", lambda worker: worker.version or "-"),
+    Column("id", lambda worker: worker.id, whole=True, least=12),
+    Column("leads", lambda worker: "yes" if worker.is_leader else "", whole=True),
+    Column("fires", lambda worker: "yes" if worker.fires else "no", whole=True),
+    Column("running", _busy, whole=True),
+    Column("memory", _memory, whole=True, hide=2),
+    Column("queues", _queues, least=6),
+    Column("version", lambda worker: worker.version or "-", whole=True, hide=3),
     Column(
         "started",
         lambda worker: time_format.seconds(worker.started_at),
         lambda worker: when(worker.started_at),
+        short=lambda worker: when_short(worker.started_at),
+        whole=True,
+        hide=1,
     ),
     Column(
         "seen",
         lambda worker: time_format.seconds(worker.seen_at),
         lambda worker: when(worker.seen_at),
+        short=lambda worker: when_short(worker.seen_at),
+        whole=True,
     ),
 ]

@@ -65,7 +65,7 @@ def chain(
     links: Annotated[
         list[str],
         typer.Argument(
-            metavar="JOB[=PAYLOAD]...",
+            metavar="JOB[=PAYLOAD]",
             help="Jobs in order; JSON after = is the payload of that run.",
             autocompletion=completion.job_ids,
         ),

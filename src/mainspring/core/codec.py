@@ -21,7 +21,7 @@ import msgspec
 
 from mainspring.errors import InvalidPayload
 
-__all__ = ["MAX_BYTES", "decode", "encode"]
+__all__ = ["MAX_BYTES", "TAGS", "decode", "encode", "untag"]
 
 MAX_BYTES = 256 * 1024
 
@@ -32,6 +32,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "$decimal": Decimal,
     "$bytes": base64.b64decode,
 }
+TAGS = frozenset(_READERS)
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -62,6 +63,16 @@ def decode(text: str | None) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:  # it is strict about lone surrogates, which JSON can hold
         return json.loads(text)
+
+
+def untag(value: Any) -> Any:
+    """The value that JSON's own types with tags stand for: what `decode` makes of their text.
+    ValueError if a tag holds a text that it cannot have."""
+    if isinstance(value, dict):
+        return _untagged({name: untag(item) for name, item in value.items()})
+    if isinstance(value, list):
+        return [untag(item) for item in value]
+    return value
 
 
 def _prepared(value: Any, what: str, depth: int) -> Any:
@@ -118,7 +129,12 @@ def _untagged(made: dict[str, Any]) -> Any:
     if key.startswith("$$"):
         return {key[1:]: value}
     read = _READERS.get(key)
-    return made if read is None else read(value)
+    if read is None:
+        return made
+    try:
+        return read(value)
+    except (ArithmeticError, AttributeError, TypeError, ValueError):
+        raise ValueError(f"{json.dumps(made)[:100]} is not a {key[1:]}") from None
 
 
 def _text(made: Any) -> str:

@@ -16,7 +16,15 @@ log = logging.getLogger("mainspring")
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _UNITS = {**{unit: n * 1_000_000 for unit, n in _SECONDS.items()}, "ms": 1_000, "us": 1}
 
-_PART = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|us|[wdhms])\s*", re.ASCII)
+_PART = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*(ms|us|[a-z]+)\s*", re.ASCII)
+_LONG_UNITS = {
+    **dict.fromkeys(("week", "weeks"), "w"),
+    **dict.fromkeys(("day", "days"), "d"),
+    **dict.fromkeys(("hour", "hours", "hr", "hrs"), "h"),
+    **dict.fromkeys(("minute", "minutes", "min", "mins"), "m"),
+    **dict.fromkeys(("second", "seconds", "sec", "secs"), "s"),
+    **dict.fromkeys(("millisecond", "milliseconds"), "ms"),
+}
 _ISO = re.compile(
     r"P(?:(?P<w>\d{1,18}(?:[.,]\d{1,9})?)W)?(?:(?P<d>\d{1,18}(?:[.,]\d{1,9})?)D)?"
     r"(?:T(?:(?P<h>\d{1,18}(?:[.,]\d{1,9})?)H)?(?:(?P<m>\d{1,18}(?:[.,]\d{1,9})?)M)?"
@@ -27,7 +35,10 @@ _NEGATIVE = re.compile(
     r"\s*-\s*[\d.]+\s*(ms|us|[wdhms])\s*|\s*-\s*P[\dTWDHMS.,]+\s*", re.IGNORECASE
 )
 _LONGEST_TEXT = 64
-_ALLOWED = 'a text such as "30s", "1h30m", "2d" or "PT5M", a number of seconds, or a timedelta'
+_ALLOWED = (
+    'a text such as "30s", "1h30m", "2 days" or "PT5M" (units: w d h m s ms), a number of seconds,'
+    " or a timedelta"
+)
 
 
 def duration(
@@ -113,8 +124,9 @@ def _read_text(text: str) -> timedelta | None:
     iso = _ISO.fullmatch(text.upper())
     if iso is not None:
         return _total([(n.replace(",", "."), u) for u, n in iso.groupdict().items() if n])
-    parts = _PART.findall(text.lower())
-    if _PART.sub("", text.lower()) or len({unit for _, unit in parts}) < len(parts):
+    parts = [(n, _LONG_UNITS.get(unit, unit)) for n, unit in _PART.findall(text.lower())]
+    units = {unit for _, unit in parts}
+    if _PART.sub("", text.lower()) or len(units) < len(parts) or not units <= _UNITS.keys():
         return None
     return _total(parts)
 

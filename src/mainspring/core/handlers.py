@@ -59,6 +59,12 @@ class Handler:
         self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
         )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidInput(
+                f"handler {name!r} is a generator: a call would only make one, and its body would"
+                " never run. Write it without `yield`",
+                field="handler",
+            )
         parameters = list(inspect.signature(function).parameters.values())
         hints = type_hints(function)
         self.takes_context = bool(parameters) and _is_context(parameters[0], hints)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from mainspring.core.clock import EPOCH
 from mainspring.core.durations import duration
 from mainspring.core.model import Job, Owner, replace
 from mainspring.core.schedules import Interval, Recurrence, Schedule, dst
@@ -37,7 +38,7 @@ __all__ = [
 
 def with_first_slot(draft: Job, now: datetime) -> Job:
     """The job that is stored for a draft whose id is free."""
-    schedule = draft.schedule.bind(draft.id, now) if draft.schedule else None
+    schedule = _bind(draft.schedule, draft.id, now, now) if draft.schedule else None
     job = replace(draft, schedule=schedule, created_at=now, updated_at=now)
     return replace(job, next_run_at=_first_slot(job, now))
 
@@ -144,15 +145,28 @@ def _merge_schedule(
     if draft.schedule is None:
         return None, None
     anchor = _anchor_of(stored)
-    schedule = draft.schedule.bind(draft.id, anchor)
+    schedule = _bind(draft.schedule, draft.id, anchor, now)
     if schedule == stored.schedule:
         return schedule, stored.next_run_at
     # The stored schedule may start in the future; its replacement starts now.
     anchor = min(anchor, now) if _keeps_anchor(draft.schedule) else now
-    schedule = draft.schedule.bind(draft.id, anchor)
+    schedule = _bind(draft.schedule, draft.id, anchor, now)
     if not stored.enabled:
         return schedule, None
     return schedule, _slot_after_change(draft.schedule, schedule, stored, now)
+
+
+def _bind(schedule: Schedule, key: str, anchor: datetime, now: datetime) -> Schedule:
+    """The schedule as that of a job. One that has ended already counts from an early moment: it is
+    over then, and says when its last slot was. Refusing it would stop a program with all its jobs
+    on a new machine, while it still starts where the job is stored."""
+    try:
+        return schedule.bind(key, anchor)
+    except InvalidSchedule:
+        ended = schedule.bind(key, EPOCH)
+        if ended.next(now) is None:
+            return ended
+        raise
 
 
 def _slot_after_change(

@@ -20,8 +20,12 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = [
+    "MAX_COUNT",
+    "MAX_MEMORY",
     "MAX_NAME",
     "MAX_PRIORITY",
+    "MAX_SPAN",
+    "MAX_UPSTREAM",
     "AfterFailure",
     "Backoff",
     "BackoffKind",
@@ -44,6 +48,13 @@ E = TypeVar("E", bound=StrEnum)
 MAX_PRIORITY = 9
 MAX_NAME = 200
 """Characters of a queue, a key or another name."""
+MAX_COUNT = 10**9
+"""The largest whole number of an option: every store can keep it."""
+MAX_SPAN = timedelta(days=365_000)
+"""The longest duration of an option, 1,000 years: a time of today plus it is still a time."""
+MAX_MEMORY = 2**50
+MAX_UPSTREAM = 1000
+"""How many jobs a job can come after."""
 
 _SIZES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -114,11 +125,11 @@ class Backoff:
 
     def __post_init__(self) -> None:
         _set(self, "kind", _choice(BackoffKind, self.kind, "backoff"))
-        delay = duration(self.delay, what="backoff delay", field="backoff.delay")
+        delay = _span(self.delay, "backoff delay", field="backoff.delay")
         _set(self, "delay", delay)
         cap = _usual_cap(delay)
         if self.cap is not None:
-            cap = duration(self.cap, what="backoff cap", field="backoff.cap")
+            cap = _span(self.cap, "backoff cap", field="backoff.cap")
         if cap < delay:
             raise InvalidInput(
                 f"is the longest wait, so it cannot be shorter than the delay of"
@@ -184,7 +195,7 @@ class Breaker:
 
     def __post_init__(self) -> None:
         _whole_number(self.failures, "breaker failures", 1, field="breaker.failures")
-        _set(self, "reset", duration(self.reset, what="breaker reset", field="breaker.reset"))
+        _set(self, "reset", _span(self.reset, "breaker reset", field="breaker.reset"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +275,7 @@ class Misfire:
 
     def __post_init__(self) -> None:
         _set(self, "kind", _choice(MisfireKind, self.kind, "misfire"))
-        _set(self, "grace", duration(self.grace, what="misfire grace", field="misfire.grace"))
+        _set(self, "grace", _span(self.grace, "misfire grace", field="misfire.grace"))
         _whole_number(self.limit, "misfire limit", 1, field="misfire.limit")
 
 
@@ -453,14 +464,23 @@ def _choice(kind: type[E], given: object, what: str) -> E:
 
 
 def _whole_number(
-    given: object, what: str, least: int, most: int | None = None, *, field: str | None = None
+    given: object, what: str, least: int, most: int = MAX_COUNT, *, field: str | None = None
 ) -> int:
-    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    allowed = f"{least} or more" if most >= MAX_COUNT else f"{least} to {most}"
     if isinstance(given, bool) or not isinstance(given, int):
         raise _refused(what, given, "is a whole number", allowed, field=field)
-    if given < least or (most is not None and given > most):
+    if most >= MAX_COUNT and given > most:
+        raise _refused(what, given, f"is at most {most}", allowed, field=field)
+    if not least <= given <= most:
         raise _refused(what, given, f"is {allowed}", allowed, field=field)
     return given
+
+
+def _span(given: Any, what: str, *, field: str | None = None) -> timedelta:
+    span = duration(given, what=what, field=field or what)
+    if span > MAX_SPAN:
+        raise _refused(what, given, f"is at most {humanize(MAX_SPAN)}", field=field)
+    return span
 
 
 def _refused(
@@ -486,7 +506,7 @@ def _items(given: Any, what: str) -> list[Any]:
 def _positive(given: Any, what: str) -> timedelta | None:
     if given is None:
         return None
-    span = duration(given, what=what)
+    span = _span(given, what)
     if not span:
         raise _refused(what, given, "must be longer than zero, or left out for none")
     return span
@@ -522,6 +542,12 @@ def _job_names(given: Any) -> tuple[str, ...]:
     """Job ids, or decorated functions, which carry theirs as `.id`."""
     single = isinstance(given, str) or hasattr(given, "id")
     items = [given] if single else _items(given, "after")
+    if len(items) > MAX_UPSTREAM:
+        raise InvalidInput(
+            f"names at most {MAX_UPSTREAM:,} jobs, not {len(items):,}",
+            subject="after",
+            field="after",
+        )
     return tuple(_name(getattr(item, "id", item), "after") for item in items)
 
 
@@ -538,8 +564,8 @@ def memory_size(given: Any) -> int | None:
             raise _refused(
                 "memory_limit", given, "is bytes or text like '512MiB' or '2GB'"
             ) from None
-        return _whole_number(size, "memory_limit", 1)
-    return _whole_number(given, "memory_limit", 1)
+        return _whole_number(size, "memory_limit", 1, MAX_MEMORY)
+    return _whole_number(given, "memory_limit", 1, MAX_MEMORY)
 
 
 def _value(kind: type[Any], given: Any, field: str) -> Any:
@@ -572,7 +598,7 @@ def _limit(given: Any) -> int | None:
 _READERS: dict[str, Any] = {
     "retries": lambda v: _whole_number(v, "retries", 0),
     "backoff": lambda v: _value(Backoff, v, "backoff"),
-    "retry_delay": lambda v: duration(v, what="retry_delay"),
+    "retry_delay": lambda v: _span(v, "retry_delay"),
     "retry_on": lambda v: _kinds(v, "retry_on"),
     "give_up_on": lambda v: _kinds(v, "give_up_on"),
     "timeout": lambda v: _positive(v, "timeout"),
@@ -593,7 +619,7 @@ _READERS: dict[str, Any] = {
     "after_failure": lambda v: _choice(AfterFailure, v, "after_failure"),
     "run_on_start": lambda v: _flag(v, "run_on_start"),
     "each_node": lambda v: _flag(v, "each_node"),
-    "retention": lambda v: None if v is None else duration(v, what="retention"),
+    "retention": lambda v: None if v is None else _span(v, "retention"),
     "history": lambda v: None if v is None else _whole_number(v, "history", 1),
 }
 

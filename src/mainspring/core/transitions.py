@@ -32,10 +32,15 @@ from mainspring.core.statistics import Ending, ending_of
 
 __all__ = [
     "EDIT_GRACE",
+    "EXPIRED",
     "MAX_LAPSES",
+    "MISFIRE",
     "NODE_GONE",
+    "OVERLAP",
+    "PAUSED",
     "SUSPECT_AFTER",
     "UPSTREAM_FAILED",
+    "UPSTREAM_SKIPPED",
     "Change",
     "Failure",
     "aborted",
@@ -395,6 +400,21 @@ def _was_taken(run: Run) -> bool:
         return False
     return run.failures > 0 or run.lapses > 0 or run.started_at >= run.run_at
 
+
+EXPIRED = "expired"
+"""The reason of a run that was skipped because its start deadline had passed."""
+
+MISFIRE = "misfire"
+"""The reason of a skipped run that records slots which were missed."""
+
+PAUSED = "paused"
+"""The reason of a skipped run that records slots which passed while all firing was paused."""
+
+OVERLAP = "overlap"
+"""The reason of a slot that was skipped because an earlier slot's run had not ended."""
+
+UPSTREAM_SKIPPED = "upstream skipped"
+"""The reason of a run that comes after a slot which was skipped because of an overlap."""
 
 UPSTREAM_FAILED = "upstream failed"
 """The reason of a run that was skipped because one that it comes after did not succeed."""

@@ -51,19 +51,21 @@ def create_app(
     settings: ServiceSettings | None = None,
     *,
     loopback: bool = False,
-    open: bool = False,
+    without_keys: bool = False,
     clock: Clock | None = None,
 ) -> FastAPI:
     """The API of a client or a scheduler, with the dashboard at `/`. See `service.app.create_app`
     for the options."""
-    app = service_app.create_app(client, settings, loopback=loopback, open=open, clock=clock)
+    app = service_app.create_app(
+        client, settings, loopback=loopback, without_keys=without_keys, clock=clock
+    )
     add_routes(app, *(view.router for view in VIEWS), assets.router)
     app.state.service.error_page = pages.error_page
     app.state.forecasts = ForecastCache(app.state.service)
     return app
 
 
-def create_mounted_app(client: Client, settings: dict[str, Any], *, open: bool) -> FastAPI:
+def create_mounted_app(client: Client, settings: dict[str, Any], *, without_keys: bool) -> FastAPI:
     """The API and the dashboard inside another program. Environment variables are not read: they
     are the program's."""
-    return create_app(client, MountedSettings.read(**settings), open=open)
+    return create_app(client, MountedSettings.read(**settings), without_keys=without_keys)

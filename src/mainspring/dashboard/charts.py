@@ -27,7 +27,6 @@ SHORTEST_BAR = 3
 class Bar(Struct, frozen=True):
     """One run. `title` says in words what height and colour show."""
 
-    run_id: str
     x: int
     y: int
     height: int
@@ -56,7 +55,7 @@ def draw_runs(runs: Sequence[Run], most: int = 20, *, step: int = 6, height: int
         tall = max(SHORTEST_BAR, round(share * height))
         took = "" if run.duration is None else f", {span(run.duration)}"
         tone = TONES.get(run.state, "grey")
-        bars.append(Bar(run.id, at * step, height - tall, tall, tone, f"{run.state}{took}"))
+        bars.append(Bar(at * step, height - tall, tall, tone, f"{run.state}{took}"))
     return Sparkline(most * step - 1, height, tuple(bars), _describe_runs(shown))
 
 

@@ -8,6 +8,7 @@ lines, and fail now and then.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +34,14 @@ from mainspring.errors import NotStarted, StoreError
 from mainspring.scheduler import Scheduler
 from mainspring.stores.protocol import JobWrite
 
-__all__ = ["WEEK", "demo_scheduler", "fill", "make_history", "make_jobs"]
+__all__ = [
+    "WEEK",
+    "demo_scheduler",
+    "fill",
+    "log_failures_in_one_line",
+    "make_history",
+    "make_jobs",
+]
 
 WEEK = timedelta(days=7)
 AGE = timedelta(days=30)
@@ -155,15 +163,40 @@ def demo_scheduler(url: str, **options: Any) -> Scheduler:
     return scheduler
 
 
+def log_failures_in_one_line() -> None:
+    """Log failed runs without their tracebacks: a demo's failures are wanted, and what a newcomer
+    sees first should not look like faults of the program."""
+    logging.getLogger("mainspring.run").addFilter(_drop_traceback)
+
+
+def _drop_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
 async def fill(
     scheduler: Scheduler, report: Callable[[str], None] = lambda text: None, *, jobs: int = 200
 ) -> None:
     """Fill the store of a started demo scheduler. It ends early if the scheduler stops."""
+    filling = asyncio.ensure_future(_fill(scheduler, report, jobs))
+    # Both come before the store is closed, which would fail what is being written.
+    stops = ("worker.stopped", "scheduler.stopped")
+    unsubscribe = [scheduler.on(event, lambda _: _cancel(filling)) for event in stops]
     try:
-        await _fill(scheduler, report, jobs)
+        await asyncio.wait([filling])
+        if not filling.cancelled():
+            filling.result()
     except (NotStarted, StoreError):
         if scheduler.started:
             raise
+    finally:
+        filling.cancel()
+        for end in unsubscribe:
+            end()
+
+
+def _cancel(task: asyncio.Future[None]) -> None:
+    task.cancel()
 
 
 async def _fill(scheduler: Scheduler, report: Callable[[str], None], jobs: int) -> None:

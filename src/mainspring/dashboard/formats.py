@@ -187,28 +187,19 @@ STATE_ICONS = {
 }
 
 
-def state_tag(state: str) -> Markup:
-    """A run's state as a coloured label with a sign: it can be read without the colour."""
-    name = str(state)
-    drawing = STATE_ICONS.get(name, "M8 8h.01")
-    return Markup(
-        '<span class="state state-{0}"><svg viewBox="0 0 16 16" aria-hidden="true">'
-        '<path d="{1}"/></svg>{0}</span>'
-    ).format(name, drawing)
-
-
 OUTCOME_STATES = {"timed_out": "failed", "lost": "skipped", "released": "skipped"}
 """The state whose sign and colour the outcome of an attempt has, where they differ."""
 
 
-def outcome_tag(outcome: str) -> Markup:
-    """How an attempt ended, as a label like that of a state."""
-    name = str(outcome)
-    state = OUTCOME_STATES.get(name, name)
+def state_tag(state: str) -> Markup:
+    """The state of a run, or the outcome of an attempt, as a coloured label with a sign: it can be
+    read without the colour."""
+    name = str(state)
+    drawn_as = OUTCOME_STATES.get(name, name)
     return Markup(
         '<span class="state state-{}"><svg viewBox="0 0 16 16" aria-hidden="true">'
         '<path d="{}"/></svg>{}</span>'
-    ).format(state, STATE_ICONS.get(state, "M8 8h.01"), name.replace("_", " "))
+    ).format(drawn_as, STATE_ICONS.get(drawn_as, "M8 8h.01"), name.replace("_", " "))
 
 
 def short_id(run: Run) -> str:
@@ -246,14 +237,11 @@ def health_tag(status: str) -> Markup:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "absolute": absolute,
     "clock": clock_tag,
     "first_line": first_line,
     "health": health_tag,
-    "json": pretty_json,
     "lateness": lateness,
     "number": number,
-    "outcome": outcome_tag,
     "percent": percent,
     "plural": plural,
     "sentence": sentence,

@@ -192,14 +192,8 @@ def _sentences(error: ApiError) -> list[str]:
     """What went wrong, once: for each field, or as a whole."""
     if not error.errors:
         return [formats.sentence(str(error))]
-    found = []
-    for one in error.errors:
-        label = FIELD_LABELS.get(one.field, f"The {one.field}")
-        text = one.sentence or one.message
-        if text.startswith((f"{one.field} ", f"{one.field}: ")):
-            text = label + text.removeprefix(one.field)
-        found.append(formats.sentence(text))
-    return list(dict.fromkeys(found))
+    found = (one.sentence(FIELD_LABELS.get(one.field, f"The {one.field}")) for one in error.errors)
+    return list(dict.fromkeys(map(formats.sentence, found)))
 
 
 def _to_sign_in(request: Request) -> Response:

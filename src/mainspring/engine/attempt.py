@@ -17,13 +17,10 @@ from mainspring.core.model import Job, Progress, Run
 from mainspring.core.policy import Isolation, error_names
 from mainspring.core.transitions import Change
 from mainspring.engine.executors.process_pool import RemoteError
-from mainspring.engine.tracebacks import trace_of
+from mainspring.engine.tracebacks import error_text, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
 
 __all__ = ["AttemptError", "LocalAttempt", "StopReason"]
-
-LONGEST_ERROR = 8_000
-"""Characters of an error that are kept; its traceback keeps more."""
 
 
 class StopReason(Enum):
@@ -35,6 +32,8 @@ class StopReason(Enum):
     DRAIN = "drain"
     LATE = "late"
     """It never began: its lease may have lapsed while it waited for capacity."""
+    NO_THREAD = "no thread"
+    """It never began: the system started no thread for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,16 @@ class AttemptError:
         try:
             return cls._of(error, plain)
         except BaseException:
-            return cls(message=_in_words(error), names=(type(error).__name__,), exception=error)
+            return cls(message=error_text(error), names=(type(error).__name__,), exception=error)
 
     @classmethod
     def _of(cls, error: BaseException, plain: bool) -> AttemptError:
         plain = plain and isinstance(error, WebhookFailed | Retry | GiveUp)
         plain = plain or isinstance(error, ArgumentsRefused)  # raised before the handler was called
         return cls(
-            message=_in_words(error),
+            message=error_text(error),
             names=error_names(error),
-            traceback=None if plain else trace_of(error, 16_000),
+            traceback=None if plain else trace_of(error),
             retry_after=error.after if isinstance(error, Retry | Snooze) else None,
             asks_retry=isinstance(error, Retry),
             gives_up=isinstance(error, GiveUp),
@@ -132,16 +131,8 @@ class LocalAttempt(Struct, eq=False):
             return Isolation.THREAD
         return asked
 
-    def unless_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise CancelledError if the attempt was stopped before its handler began. A task that is
         cancelled before its first step would end without running any of its code."""
         if self.stop_reason is not None:
             raise asyncio.CancelledError
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException:
-        text = "(str() of the exception raised)"
-    return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__

@@ -8,7 +8,7 @@ stays as the record of why. Its backfill has an id of its own, made from that on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from msgspec import Struct
@@ -23,7 +23,7 @@ from mainspring.engine.slots import make_run, with_followers
 from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["MOST_SLOTS", "MOST_WITHOUT_LIMIT", "Backfill", "BackfillPlan", "backfill"]
+__all__ = ["MOST_SLOTS", "MOST_WITHOUT_LIMIT", "Backfill", "BackfillPlan", "Progress", "backfill"]
 
 MOST_WITHOUT_LIMIT = 1000
 """Slots that may be backfilled without saying how many."""
@@ -36,7 +36,8 @@ BATCH = 500
 
 _INSTANT = timedelta(microseconds=1)
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], Awaitable[None]]
+"""Called with the number of slots done and to do. An error of it ends the backfill."""
 
 
 class BackfillPlan(Struct, frozen=True, kw_only=True):
@@ -73,12 +74,11 @@ class Backfill(Struct, frozen=True, kw_only=True):
 async def backfill(
     engine: EngineContext, job: Job, plan: BackfillPlan, progress: Progress | None = None
 ) -> Backfill:
-    """Add a run for each slot of the plan that has none, a batch at a time. `progress` is called
-    with the number of slots done and to do. What was added before an error or a cancellation
-    stays."""
+    """Add a run for each slot of the plan that has none, a batch at a time, and call `progress`
+    after each. What was added before an error or a cancellation stays."""
     schedule = _schedule_of(job)
     now = await engine.store.now()
-    _check(job, plan, now)
+    _check(plan, now)
     total = await _count_slots(schedule, plan)
     if plan.limit is None and not plan.dry_run and total > MOST_WITHOUT_LIMIT:
         raise InvalidInput(
@@ -110,7 +110,7 @@ async def backfill(
         )
         done += len(slots)
         if progress is not None:
-            progress(done, total)
+            await progress(done, total)
         await asyncio.sleep(0)
     return Backfill(
         job_id=job.id,
@@ -133,7 +133,7 @@ def _schedule_of(job: Job) -> Schedule:
     return job.schedule
 
 
-def _check(job: Job, plan: BackfillPlan, now: datetime) -> None:
+def _check(plan: BackfillPlan, now: datetime) -> None:
     if plan.end <= plan.start:
         raise InvalidInput(
             f"end ({plan.end.isoformat()}) must be later than start ({plan.start.isoformat()})",
@@ -249,10 +249,11 @@ async def _add(
         roots.append(root)
         runs += with_followers(root, followers, now)
     stored = {one.run.id: one.run for one in await engine.store.add(runs)}
-    there: dict[str, State] = {}
-    for root in roots:
-        if stored[root.id].created_at == root.created_at:
-            engine.emit("run.enqueued", root)
-        else:
-            there[root.id] = stored[root.id].state
-    return there
+    for run in runs:
+        if stored[run.id].created_at == run.created_at:
+            engine.emit("run.enqueued", run)
+    return {
+        root.id: stored[root.id].state
+        for root in roots
+        if stored[root.id].created_at != root.created_at
+    }

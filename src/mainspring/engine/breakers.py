@@ -21,7 +21,7 @@ from mainspring.core.durations import duration
 from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.policy import Breaker
 from mainspring.engine.context import EngineContext
-from mainspring.errors import StoreUnavailable
+from mainspring.errors import Conflict
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 
@@ -192,7 +192,7 @@ async def close_breaker(store: Store, job: Job) -> bool:
         [version] = await store.put_notes([_write(job, closed)])
         if version is not None:
             return circuit.state != "closed"
-    raise StoreUnavailable(
+    raise Conflict(
         f"the breaker of job {job.id} was changed {TRIES} times while it was being closed; try"
         " again"
     )

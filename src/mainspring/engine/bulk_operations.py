@@ -50,7 +50,7 @@ class BulkOperations:
             change=lambda run, now: transitions.cancelled_or_requested(run, now, reason),
             tell=self._run_operations.announce_cancel,
             alone=lambda run_id: self._run_operations.cancel(run_id, reason),
-            commit=partial(self._commit_cancels, reason),
+            commit=partial(self._run_operations.commit_cancels, reason=reason),
         )
 
     async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:
@@ -62,14 +62,6 @@ class BulkOperations:
             left=self._run_operations.find_not_revivable,
             commit=self._run_operations.commit_retries,
         )
-
-    async def _commit_cancels(
-        self, reason: str, runs: list[Run], changes: list[Change]
-    ) -> list[bool]:
-        kept = await self._engine.store.commit(changes)
-        changed = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
-        await self._engine.store.commit(await self._run_operations.cancel_nodes(changed, reason))
-        return kept
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
         matched = done = 0

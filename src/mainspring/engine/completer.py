@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State
+from mainspring.core.model import Run, State, replace
 from mainspring.core.node_runs import node_ids
 from mainspring.core.transitions import Change
 from mainspring.engine.attempt import LocalAttempt, StopReason
@@ -50,7 +50,7 @@ class Queued(NamedTuple):
 
 
 class Completer:
-    """`finished(run_id)` is called when a run of this worker has ended and the store has it.
+    """`finished(run_id)` is called when the end of a run of this worker is committed.
 
     `call_hook(hook, *arguments)` is set when the dispatcher is made.
     """
@@ -67,7 +67,7 @@ class Completer:
         self._idle.set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.breakers = Breakers(engine)
-        self._turns: dict[str, BreakerEvent] = {}
+        self._breaker_events: dict[str, BreakerEvent] = {}
         """How runs of the batch that was committed last changed their job's breaker."""
         self._uncounted: list[JobOutcome] = []
         """Successes of the last batch. They are counted beside the next commit, or at once if there
@@ -82,7 +82,9 @@ class Completer:
         change = None if attempt.committed else decision.change
         self._queue_outcome(change, attempt, decision)
 
-    def complete_unstarted(self, run: Run, change: Change, then: OnCommitted | None = None) -> None:
+    def complete_without_attempt(
+        self, run: Run, change: Change, then: OnCommitted | None = None
+    ) -> None:
         """Queue a change of a claimed run that has no attempt here. `then` is called once the
         store has answered."""
 
@@ -90,7 +92,7 @@ class Completer:
             if then is not None:
                 then(kept)
             if not kept:
-                self._start(self._cancel_unstarted(run, node_ids(change.after(run))))
+                self._start(self._cancel_without_attempt(run, node_ids(change.after(run))))
             elif (name := EVENT_OF.get(change.set["state"])) is not None:
                 self._engine.emit(name, change.after(run))
                 self._finished(run.id)
@@ -118,8 +120,17 @@ class Completer:
             busy = await self._commit_batch() >= BUSY_BATCH
 
     async def flush(self) -> None:
-        """Wait until everything that was queued is committed."""
-        await self._idle.wait()
+        """Wait until everything that was queued is committed, and what followed from it: a change
+        that the store refused is read again, and may be followed by another."""
+        while self._tasks or not self._idle.is_set():
+            await self._idle.wait()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def close(self) -> None:
+        """Cancel what `flush` did not wait for: the store was away for too long."""
+        for task in self._tasks:
+            task.cancel()
 
     # Committing
 
@@ -146,9 +157,9 @@ class Completer:
         pairs = list(zip(batch, kept, strict=True))
         outcomes = [one.outcome for one, ok in pairs if ok and one.outcome is not None]
         if all(outcome.ok for outcome in outcomes):
-            self._turns, self._uncounted = {}, outcomes
+            self._breaker_events, self._uncounted = {}, outcomes
         else:  # the events of these runs say whether one opened its breaker
-            self._turns = await self._count(outcomes)
+            self._breaker_events = await self._count(outcomes)
         for one, ok in pairs:
             one.committed(ok)
         if not self._queued and self._uncounted:
@@ -169,11 +180,11 @@ class Completer:
 
     async def _count(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
         """Count outcomes; start what a breaker has put off that is closed by one of them."""
-        turns = await self.breakers.record(outcomes)
+        events = await self.breakers.record(outcomes)
         for one in outcomes:
-            if turns.get(one.run.id) == "closed":
+            if events.get(one.run.id) == "closed":
                 self._start(self.breakers.start_put_off(one.job.id))
-        return turns
+        return events
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
@@ -185,10 +196,19 @@ class Completer:
     async def _commit_alone(self, change: Change) -> bool:
         try:
             [kept] = await self._engine.retrying_store.commit([change])
+            return kept
         except Exception as error:
-            log.exception("the store refused to record run %s", change.id)
+            log.exception("the store refused the outcome of run %s", change.id)
             self._engine.emit("scheduler.error", error=error)
+            reduced = _without_values(change, error)
+        if reduced is None:
             return False
+        try:
+            [kept] = await self._engine.retrying_store.commit([reduced])
+        except Exception:
+            log.exception("the store refused the outcome of run %s without its values", change.id)
+            return False
+        log.warning("run %s is recorded without its result, log and detail", change.id)
         return kept
 
     # After the commit
@@ -209,16 +229,18 @@ class Completer:
         if name is not None:
             error = decision.error.exception if decision.error else None
             if self._engine.events.wanted(name):
-                opened = decision.will_retry and self._turns.get(attempt.run.id) == "opened"
+                opened = self._breaker_events.get(attempt.run.id) == "opened"
+                opened = opened and decision.will_retry
                 data = {"breaker": "opened"} if opened else {}
                 self._engine.emit(name, change.after(attempt.run), error, **data)
             if not decision.will_retry:
                 self._finished(attempt.run.id)
 
     async def _end_refused(self, attempt: LocalAttempt) -> None:
-        """End an attempt whose change the store refused: somebody cancelled the run first, or
-        another worker has it."""
+        """End an attempt whose change the store refused: somebody cancelled the run first, another
+        worker has it, or the store cannot keep the change."""
         query = RunQuery(ids=frozenset({attempt.run.id}))
+        lost = f"run {attempt.run.id} was taken over by another worker"
         for run in (await self._engine.retrying_store.find(query)).items:
             mine = run.token == attempt.run.token
             if mine and run.state is State.SUCCEEDED and attempt.completion is not None:
@@ -232,19 +254,25 @@ class Completer:
                 )
                 self.complete(attempt, Decision(change))
                 return
+            if mine and run.state is State.RUNNING:  # `_commit_alone` has logged why
+                log.warning("run %s is tried again when its lease lapses", run.id)
+                self._leases.release(attempt)
+                return
+            if mine:
+                lost = f"run {run.id} is {run.state} by now"
         self._leases.release(attempt)
         if attempt.stop_reason is not StopReason.LOST:
-            log.warning("run %s was taken over; its outcome here is dropped", attempt.run.id)
+            log.warning("%s; its outcome here is dropped", lost)
             self._engine.emit("ownership.lost", attempt.run)
 
-    async def _cancel_unstarted(self, run: Run, made: tuple[str, ...]) -> None:
+    async def _cancel_without_attempt(self, run: Run, made: tuple[str, ...]) -> None:
         """Cancel a run without an attempt here if somebody requested it. Otherwise the run would
         stay running until its lease lapses. `made` are the node runs that were made of it."""
         query = RunQuery(ids=frozenset({run.id}))
         for now in (await self._engine.retrying_store.find(query)).items:
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
-                self.complete_unstarted(now, change)
+                self.complete_without_attempt(now, change)
                 page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(made)))
                 for node_run in page.items if made else []:
                     if not node_run.finished:
@@ -262,14 +290,43 @@ class Completer:
 
 def _breaker_outcome(attempt: LocalAttempt, decision: Decision) -> JobOutcome | None:
     """What the breaker of the job counts; None if it has none, or if the end of the attempt says
-    nothing about the job: it was cancelled, drained, released or snoozed."""
+    nothing about the job: it was cancelled, drained, released, rolled back or snoozed."""
     breaker = attempt.job.policy.breaker
     if breaker is None or attempt.stop_reason in (StopReason.CANCEL, StopReason.DRAIN):
         return None
     ok = decision.change.set["state"] is State.SUCCEEDED
-    if not ok and decision.error is None:
+    if not ok and (decision.error is None or decision.change.set.get("reason") == "lost"):
         return None
     return JobOutcome(attempt.run, attempt.job, breaker, ok)
+
+
+def _without_values(change: Change, error: Exception) -> Change | None:
+    """The same outcome without what the handler has written: its result, log lines and detail. A
+    handler that has ended must not run again because of a value that the store cannot keep. None
+    if the change has no such values."""
+    attempts = change.set.get("attempts")
+    if not attempts:
+        return None
+    why = _plain_text(f"the store refused the result, the log or the detail: {error}")
+    last = replace(
+        attempts[-1],
+        log=(why,),
+        detail=None,
+        error=_plain_text(attempts[-1].error),
+        traceback=None,
+    )
+    put = {name: _plain_text(value) for name, value in change.set.items()}
+    put |= {"attempts": (*attempts[:-1], last), "progress": None}
+    if "result" in put:
+        put["result"] = None
+    return Change(change.id, change.expect, put, ending=change.ending)
+
+
+def _plain_text(value: Any) -> Any:
+    """A text in characters that every store keeps; any other value as it is."""
+    if type(value) is not str:
+        return value
+    return value.encode("ascii", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _warn_of_dropped_outcome(attempt: LocalAttempt) -> None:

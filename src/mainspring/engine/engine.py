@@ -25,7 +25,7 @@ from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.executors.loop_watch import LoopWatch
 from mainspring.engine.job_cache import JobCache
-from mainspring.engine.job_operations import Adapt, JobOperations
+from mainspring.engine.job_operations import JobOperations, KeepFromStored
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
@@ -148,10 +148,10 @@ class Engine:
         drafts: Sequence[Job],
         *,
         inline: bool,
-        adapt: Adapt | None = None,
+        keep_from_stored: KeepFromStored | None = None,
     ) -> None:
-        """Open the store, define the jobs of the code, and start all components. `adapt` says what
-        of a stored job stays, as for `Operations.put`.
+        """Open the store, define the jobs of the code, and start all components.
+        `keep_from_stored` says what of a stored job stays, as for `JobOperations.put`.
 
         `program_loop` is the loop that async handlers run on.
         """
@@ -159,9 +159,11 @@ class Engine:
         if context.settings.workers > 0 and (limit := context.settings.memory_limit) is not None:
             refuse_low_limit(limit)
         await wait_for_store(
-            lambda: self._open(drafts, adapt), context.settings.wait_for_store, context.clock
+            lambda: self._open(drafts, keep_from_stored),
+            context.settings.wait_for_store,
+            context.clock,
         )
-        telemetry = self.worker.telemetry = Telemetry.found()
+        telemetry = self.worker.telemetry = Telemetry.find()
         program = self._loop_executor(program_loop, None if inline else thread_cpu)
         watch = LoopWatch(
             program,
@@ -176,13 +178,24 @@ class Engine:
                 context.time,
                 capacity=context.settings.workers,
                 inline=inline,
+                began=self.worker.began,
                 ended=self.worker.ended,
-                thread_ended=self.worker.thread_ended,
+                handler_ended=self.worker.handler_ended,
                 telemetry=telemetry,
             )
         )
+        try:
+            await self._start_components(watch, drafts)
+        except BaseException:
+            await self.stop(graceful=False, timeout=0)
+            raise
+
+    async def _start_components(self, watch: LoopWatch, drafts: Sequence[Job]) -> None:
+        context = self._context
         self._start_component(self._pass_on_hints)
-        if context.settings.workers > 0:
+        if context.settings.workers == 0:
+            self._start_component(self.sweeper.release_periodically)
+        else:
             for part in (
                 self.worker.completer.commit_batches,
                 self.worker.claim_repeatedly,
@@ -203,11 +216,27 @@ class Engine:
                 )
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
-            if context.settings.enabled:
-                await self.run_operations.run_on_start(
-                    [d.id for d in drafts if d.policy.run_on_start]
-                )
+            await self._run_on_start(drafts)
         context.emit("scheduler.started")
+
+    async def define_after_start(self, draft: Job) -> Job:
+        """Store a job that was decorated after the start, and give it its run at the start. An
+        error is logged and emitted too: the caller may not wait for the answer."""
+        try:
+            job = await self.job_operations.define_after_start(draft)
+            await self._run_on_start([draft])
+        except Exception as error:
+            log.error("job %s, defined after the start, cannot be stored: %s", draft.id, error)
+            self._context.emit("scheduler.error", error=error, job_id=draft.id)
+            raise
+        return job
+
+    async def _run_on_start(self, drafts: Sequence[Job]) -> None:
+        settings = self._context.settings
+        if settings.workers > 0 and settings.enabled:
+            await self.run_operations.run_on_start(
+                [draft.id for draft in drafts if draft.policy.run_on_start]
+            )
 
     def _loop_executor(
         self, loop: asyncio.AbstractEventLoop, thread_cpu: Callable[[], float] | None
@@ -227,18 +256,20 @@ class Engine:
     async def drain(self, *, timeout: float) -> None:
         """Claim no more runs, and wait for those that run. Queries still work."""
         if self._context.settings.workers > 0:
-            await self._drained(graceful=True, timeout=timeout)
+            await self._drain_once(graceful=True, timeout=timeout)
 
-    async def _drained(self, *, graceful: bool, timeout: float) -> None:
+    async def _drain_once(self, *, graceful: bool, timeout: float) -> None:
         """Drain, or wait for the drain that has begun, so that no handler is cancelled twice: after
-        a signal both the signal's handler and the program's `stop` drain."""
-        if not graceful or self._draining is None or self._draining.done():
-            self._draining = asyncio.ensure_future(self._drain(graceful, timeout))
+        a signal both the signal's handler and the program's `stop` drain. The shorter of the two
+        timeouts counts."""
+        self.worker.limit_drain(timeout if graceful else 0.0)
+        if self._draining is None or self._draining.done():
+            self._draining = asyncio.ensure_future(self._drain())
         await asyncio.shield(self._draining)
 
-    async def _drain(self, graceful: bool, timeout: float) -> None:
+    async def _drain(self) -> None:
         await self._retire()  # first: nobody here would run what it fires
-        await self.worker.drain(graceful=graceful, timeout=timeout)
+        await self.worker.drain()
         await self._flush()
 
     async def _memory_limit_reached(self, used: int) -> None:
@@ -246,9 +277,9 @@ class Engine:
         limit = self._context.settings.memory_limit
         assert limit is not None
         log.error(
-            "this process holds %s of memory, and its limit is %s: it claims no more runs. Running"
-            " work may end; then the process has to be replaced, which `mainspring worker` and"
-            " `mainspring serve` do themselves",
+            "this process holds %s of memory, and its limit is %s: it claims no more runs, and"
+            " those that it has claimed still run. Then replace the process; `mainspring worker`"
+            " and `mainspring serve` do so themselves",
             megabytes(used),
             megabytes(limit),
         )
@@ -274,7 +305,7 @@ class Engine:
         """Drain, commit the last outcomes, and close the store. Leases are renewed meanwhile."""
         context = self._context
         if context.settings.workers > 0:
-            await self._drained(graceful=graceful, timeout=timeout)
+            await self._drain_once(graceful=graceful, timeout=timeout)
             log.info("worker %s stopped", context.settings.worker_id)
             context.emit("worker.stopped", worker=context.settings.worker_id)
         # A store's driver may turn a cancellation into another error, and then the task continues.
@@ -287,20 +318,39 @@ class Engine:
         try:
             await self.sweeper.release_last()
         except Exception as error:
-            log.warning("could not look for runs that waited; the next leader does: %s", error)
-        try:
-            await self.leader.resign()
-            if context.settings.workers > 0:
-                await self.live_workers.withdraw()
-        except Exception as error:
-            log.warning("could not tell other nodes of the stop: %s", reason_of(error))
+            log.warning(
+                "could not release the runs that wait for this process's last runs; the leader"
+                " releases them within 10 s: %s",
+                reason_of(error),
+            )
+        await self._leave_cluster()
         context.emit("scheduler.stopped")
         try:
             await context.store.close()
         except Exception as error:
             log.warning("the store could not be closed: %s", error)
 
-    async def _open(self, drafts: Sequence[Job], adapt: Adapt | None) -> None:
+    async def _leave_cluster(self) -> None:
+        """End this node's term and delete its worker note. One that fails does not keep the other
+        from being tried."""
+        steps: list[Callable[[], Awaitable[None]]] = [self.leader.resign]
+        if self._context.settings.workers > 0:
+            steps.append(self.live_workers.withdraw)
+        errors = []
+        for step in steps:
+            try:
+                await step()
+            except Exception as error:
+                errors.append(error)
+        self.leader.close()
+        if errors:
+            log.warning(
+                "could not end this node's term or delete its worker note; other nodes count it as"
+                " alive for up to 60 s: %s",
+                reason_of(errors[0]),
+            )
+
+    async def _open(self, drafts: Sequence[Job], keep_from_stored: KeepFromStored | None) -> None:
         context = self._context
         await self._open_store()
         try:
@@ -309,7 +359,7 @@ class Engine:
             for draft in drafts:
                 # The store has logged it. Nothing may overwrite it, and the other jobs go on.
                 with contextlib.suppress(RecordUnreadable):
-                    await self.job_operations.define(draft, adapt)
+                    await self.job_operations.define(draft, keep_from_stored)
         except BaseException:
             await context.store.close()
             raise

@@ -13,15 +13,14 @@ from typing import Annotated
 from msgspec import Meta, Struct, convert, to_builtins
 
 from mainspring.core.model import Note, replace
-from mainspring.errors import Conflict
-from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
+from mainspring.engine.contention import TRIES, contended
+from mainspring.engine.notes import read_note
+from mainspring.stores.protocol import NoteWrite, Store
 
 __all__ = ["FiringPause", "pause_firing", "read_pause", "resume_firing"]
 
 KIND = "mainspring.pause"
 NAME = "all"
-
-TRIES = 20
 
 MOST_ENDED = 20
 """Pauses that are over and still kept: a job whose slots passed during one may be planned much
@@ -39,26 +38,26 @@ class FiringPause(Struct, frozen=True):
 
 
 async def read_pause(store: Store) -> FiringPause:
-    return _read(await _find(store)) or FiringPause()
+    return _read(await read_note(store, KIND, NAME)) or FiringPause()
 
 
 async def pause_firing(store: Store) -> FiringPause:
     """Pause all firing. A pause that stands is kept as it is."""
     for _ in range(TRIES):
-        note = await _find(store)
+        note = await read_note(store, KIND, NAME)
         found = _read(note) or FiringPause()
         if found.since is not None:
             return found
         wanted = replace(found, since=await store.now())
         if await _put(store, note, wanted):
             return wanted
-    raise Conflict("others pause and resume firing all the time; try again")
+    raise contended("the pause of all firing")
 
 
 async def resume_firing(store: Store) -> FiringPause | None:
     """Resume firing. None: it was not paused."""
     for _ in range(TRIES):
-        note = await _find(store)
+        note = await read_note(store, KIND, NAME)
         found = _read(note)
         if found is None:
             if await _put(store, note, FiringPause()):
@@ -71,12 +70,7 @@ async def resume_firing(store: Store) -> FiringPause | None:
         wanted = FiringPause(ended=(*found.ended, span)[-MOST_ENDED:])
         if await _put(store, note, wanted):
             return wanted
-    raise Conflict("others pause and resume firing all the time; try again")
-
-
-async def _find(store: Store) -> Note | None:
-    page = await store.notes(NoteQuery(kind=KIND, names=frozenset({NAME}), limit=1))
-    return page.items[0] if page.items else None
+    raise contended("the pause of all firing")
 
 
 async def _put(store: Store, note: Note | None, wanted: FiringPause) -> bool:

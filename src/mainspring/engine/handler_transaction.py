@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.engine.attempt import LocalAttempt
 from mainspring.engine.context import EngineContext
-from mainspring.engine.outcome import completed
+from mainspring.engine.outcome import make_completion
 from mainspring.errors import (
     InvalidInput,
     InvalidState,
@@ -121,7 +121,7 @@ class RunTransaction:
     async def _complete(self) -> None:
         self._raise_if_stopped()
         attempt = self._attempt
-        attempt.completion = completed(attempt, self._engine.time.now())
+        attempt.completion = make_completion(attempt, self._engine.time.now())
         try:
             kept = await self._transaction.commit(attempt.completion)
         except (InvalidInput, TransactionExpired):

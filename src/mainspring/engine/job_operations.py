@@ -26,6 +26,7 @@ from mainspring.core.job_updates import (
 from mainspring.core.model import Job, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
+from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
 from mainspring.engine.live_workers import LiveWorker, find_orphans
@@ -35,7 +36,6 @@ from mainspring.engine.slots import over_before
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.workflow import check_order, upstream_of
 from mainspring.errors import (
-    Conflict,
     InvalidInput,
     InvalidState,
     JobChanged,
@@ -46,12 +46,9 @@ from mainspring.errors import (
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
-__all__ = ["TRIES", "Adapt", "JobOperations", "Replacement", "contended"]
+__all__ = ["JobOperations", "KeepFromStored", "Replacement"]
 
 log = logging.getLogger("mainspring")
-
-TRIES = 20
-"""How often a compare-and-set is tried before the operation raises Conflict."""
 
 MANY_AT_ONCE = 1000
 """How many jobs one commit writes."""
@@ -60,7 +57,7 @@ Replacement = tuple[Job | None, Job | None]
 """A job before and after; None: there was none, or it was removed."""
 
 Edit = Callable[[Job, datetime], Job]
-Adapt = Callable[[Job, Job], Job]
+KeepFromStored = Callable[[Job, Job], Job]
 
 
 class JobOperations:
@@ -127,10 +124,12 @@ class JobOperations:
             )
         return job if dry_run else self._announce_change(job, "job.created")
 
-    async def put(self, draft: Job, adapt: Adapt, *, dry_run: bool = False) -> Job:
+    async def put(
+        self, draft: Job, keep_from_stored: KeepFromStored, *, dry_run: bool = False
+    ) -> Job:
         """Store a new job, or put it in the place of the one that has its id, whose `enabled` and
-        creation stay. `adapt(draft, stored)` says what else of that one stays, or refuses.
-        An equal definition changes nothing. A `dry_run` makes the same checks and stores
+        creation stay. `keep_from_stored(draft, stored)` says what else of that one stays, or
+        refuses. An equal definition changes nothing. A `dry_run` makes the same checks and stores
         nothing."""
         stored = await self.find_job(draft.id)
         if stored is None or stored.policy.after != draft.policy.after:
@@ -138,10 +137,10 @@ class JobOperations:
         now = await self._engine.store.now()
         job = with_first_slot(draft, now)
         if stored is not None:
-            job = merge_job(adapt(draft, stored), stored, now)
+            job = merge_job(keep_from_stored(draft, stored), stored, now)
         if stored is None or job.schedule != stored.schedule:
             refuse_ended_schedule(job, now)
-        return job if dry_run else await self.define(draft, adapt)
+        return job if dry_run else await self.define(draft, keep_from_stored)
 
     async def _put(self, job: Job) -> bool:
         [done] = await self._engine.store.put_jobs([JobWrite.put(job)])
@@ -155,17 +154,19 @@ class JobOperations:
         await self.check_order([draft], all_known=False)
         return await self.define(draft)
 
-    async def define(self, draft: Job, adapt: Adapt | None = None) -> Job:
+    async def define(self, draft: Job, keep_from_stored: KeepFromStored | None = None) -> Job:
         """Store a job as given; one that is there is replaced, but for what belongs to the
-        operator (`enabled`) and to time (creation, slots already named). `adapt` is as for `put`.
-        """
+        operator (`enabled`) and to time (creation, slots already named). `keep_from_stored` is as
+        for `put`."""
         self._refuse_effect_once(draft)
         for _ in range(TRIES):
             now = await self._engine.store.now()
             stored = await self.find_job(draft.id)
             if stored is not None:
                 refuse_unreadable_job(stored)
-            wanted = adapt(draft, stored) if adapt is not None and stored is not None else draft
+            wanted = draft
+            if keep_from_stored is not None and stored is not None:
+                wanted = keep_from_stored(draft, stored)
             job = with_first_slot(draft, now) if stored is None else merge_job(wanted, stored, now)
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
@@ -179,14 +180,14 @@ class JobOperations:
     async def replace_all(
         self,
         drafts: Sequence[Job],
-        adapt: Adapt,
+        keep_from_stored: KeepFromStored,
         belongs: Callable[[Job], bool],
         *,
         dry_run: bool,
     ) -> list[Replacement]:
         """Make the stored jobs that `belongs` chooses equal to the drafts: add, change and remove
         jobs. Everything is checked before anything is written, and all is written in one call.
-        Returns every job before and after. `adapt` is as for `put`.
+        Returns every job before and after. `keep_from_stored` is as for `put`.
 
         A crash leaves all of it or nothing, as `put_jobs` does. Only jobs that others change at
         that moment (a slot fires) are read and written again, after the rest.
@@ -194,13 +195,16 @@ class JobOperations:
         first: dict[str, Replacement] = {}
         for _ in range(TRIES):
             stored = {job.id: job async for job in self.all_jobs()}
-            pairs = await self._plan_replacements(drafts, stored, adapt, belongs)
+            pairs = await self._plan_replacements(drafts, stored, keep_from_stored, belongs)
             first = first or pairs
             writes = [_write_of(pair) for pair in pairs.values() if not _is_unchanged(pair)]
             if dry_run or not writes:
                 return list(first.values())
             done = await self._engine.store.put_jobs(writes)
-            await self._announce_writes([w for w, kept in zip(writes, done, strict=True) if kept])
+            kept = [write for write, was_kept in zip(writes, done, strict=True) if was_kept]
+            await self._announce_writes(kept)
+            # As they were written: each has its new version.
+            first |= {write.id: (first[write.id][0], write.job) for write in kept}
             if all(done):
                 return list(first.values())
         raise contended("a job of the set")
@@ -209,7 +213,7 @@ class JobOperations:
         self,
         drafts: Sequence[Job],
         stored: dict[str, Job],
-        adapt: Adapt,
+        keep_from_stored: KeepFromStored,
         belongs: Callable[[Job], bool],
     ) -> dict[str, Replacement]:
         now = await self._engine.store.now()
@@ -231,20 +235,21 @@ class JobOperations:
         pairs: dict[str, Replacement] = {}
         for draft in drafts:
             with errors:
-                pairs[draft.id] = self._plan_replacement(draft, stored.get(draft.id), adapt, now)
+                old = stored.get(draft.id)
+                pairs[draft.id] = self._plan_replacement(draft, old, keep_from_stored, now)
         errors.check()
         return pairs | {job_id: (stored[job_id], None) for job_id in sorted(removed)}
 
     def _plan_replacement(
-        self, draft: Job, old: Job | None, adapt: Adapt, now: datetime
+        self, draft: Job, old: Job | None, keep_from_stored: KeepFromStored, now: datetime
     ) -> Replacement:
         self._refuse_effect_once(draft)
         job = with_first_slot(draft, now)
         if old is not None:
             refuse_unreadable_job(old)
-            # `adapt` has refused it if it belongs to another owner that must keep it.
+            # `keep_from_stored` has refused it if it belongs to another owner that must keep it.
             mine = replace(old, owner=draft.owner, file=draft.file)
-            job = merge_job(adapt(draft, old), mine, now)
+            job = merge_job(keep_from_stored(draft, old), mine, now)
         if old is None or job.schedule != old.schedule:
             refuse_ended_schedule(job, now)
         return old, job
@@ -387,7 +392,8 @@ class JobOperations:
         for write in writes:
             self._engine.jobs.forget(write.id)
             if write.job is not None:
-                self._engine.emit("job.updated", job_id=write.id, job=write.job)
+                event = "job.updated" if write.expected_version else "job.created"
+                self._engine.emit(event, job_id=write.id, job=write.job)
         removed = {write.id for write in writes if write.job is None}
         if len(removed) < len(writes):
             self._slot_firer.jobs_changed()
@@ -397,7 +403,7 @@ class JobOperations:
         counts = (await self._engine.store.counts()).runs
         for job_id in removed:
             if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
-                await self._cancel_unstarted(job_id)
+                await self._cancel_runs_of_removed_job(job_id)
             self._engine.emit("job.removed", job_id=job_id)
 
     async def remove(
@@ -417,7 +423,7 @@ class JobOperations:
             raise contended(f"job {job_id}")
         self._engine.jobs.forget(job_id)
         await forget_breakers(self._engine.store, [job_id])
-        await self._cancel_unstarted(job_id)
+        await self._cancel_runs_of_removed_job(job_id)
         self._engine.emit("job.removed", job_id=job_id)
 
     async def prune_orphans(
@@ -428,7 +434,7 @@ class JobOperations:
         if not workers and not force:
             raise InvalidState(
                 "no worker is alive, so every job looks as if its code were gone: start a worker of"
-                " each program first, or force it"
+                " each program first, or pass force=True (`--force`)"
             )
         # Also without a worker this program's own handlers are there.
         known = LiveWorker(id="", handlers=self._engine.registry.names())
@@ -474,7 +480,7 @@ class JobOperations:
     async def paused_since(self) -> datetime | None:
         return (await read_pause(self._engine.store)).since
 
-    async def _cancel_unstarted(self, job_id: str) -> None:
+    async def _cancel_runs_of_removed_job(self, job_id: str) -> None:
         """Cancel the pending runs of a removed job, but not those of a new job with the same id."""
         unstarted = frozenset({State.PENDING, State.WAITING})
         until: datetime | None = None
@@ -527,10 +533,6 @@ def _write_of(pair: Replacement) -> JobWrite:
         return JobWrite.put(new)
     assert old is not None
     return JobWrite.drop(old.id, old.version)
-
-
-def contended(what: str) -> Conflict:
-    return Conflict(f"{what} was changed {TRIES} times while this call tried to write; try again")
 
 
 def _is_unchanged(pair: Replacement) -> bool:

@@ -55,7 +55,7 @@ class Leases:
         if self._held.get(attempt.run.id) is attempt:
             del self._held[attempt.run.id]
 
-    def of(self, context: RunContext) -> LocalAttempt:
+    def attempt_of(self, context: RunContext) -> LocalAttempt:
         """Return the attempt of a run context. Called from any thread."""
         attempt = self._held.get(context.run_id)
         if attempt is None or attempt.context is not context:

@@ -29,13 +29,14 @@ from msgspec import Struct, convert, structs
 from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
 from mainspring.core.policy import Overlap
 from mainspring.engine.context import EngineContext
+from mainspring.engine.executors.procfs import resident_memory
 from mainspring.engine.jobs_without_worker import (
     GRACE,
     drop_job_without_worker,
     note_job_without_worker,
     read_jobs_without_worker,
 )
-from mainspring.engine.memory_watch import resident_memory
+from mainspring.engine.notes import read_note
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
 from mainspring.stores.election import LEADER, TERMS
@@ -129,11 +130,11 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
 
 async def find_leader(store: Store) -> str | None:
     """The id of the worker that leads."""
-    query = NoteQuery(kind=TERMS, names=frozenset({LEADER}), limit=1)
-    for term in (await store.notes(query)).items:
-        holder = term.value.get("holder") if isinstance(term.value, dict) else None
-        return holder if isinstance(holder, str) else None
-    return None
+    term = await read_note(store, TERMS, LEADER)
+    if term is None or not isinstance(term.value, dict):
+        return None
+    holder = term.value.get("holder")
+    return holder if isinstance(holder, str) else None
 
 
 async def find_workers(store: Store) -> list[LiveWorker]:
@@ -270,7 +271,7 @@ class LiveWorkers:
             await self._announce()
             await asyncio.sleep(REFRESH_SECONDS)
 
-    async def current(self) -> list[LiveWorker]:
+    async def read_workers(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
         found = await find_workers(self._engine.store)
         if self._engine.settings.workers > 0:
@@ -278,10 +279,10 @@ class LiveWorkers:
             found = [worker for worker in found if worker.id != this_worker.id] + [this_worker]
         return found
 
-    async def listed(self) -> list[LiveWorker]:
+    async def list_workers(self) -> list[LiveWorker]:
         """The same by id, with the one that leads marked."""
         leader = await find_leader(self._engine.store)
-        workers = sorted(await self.current(), key=lambda worker: worker.id)
+        workers = sorted(await self.read_workers(), key=lambda worker: worker.id)
         return [replace(worker, is_leader=worker.id == leader) for worker in workers]
 
     async def withdraw(self) -> None:
@@ -290,7 +291,7 @@ class LiveWorkers:
             [NoteWrite.drop(NOTE_KIND, self._engine.settings.worker_id)]
         )
 
-    def may_fire(self, job: Job, this_worker: LiveWorker) -> bool:
+    def decide_firing(self, job: Job, this_worker: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while the store has not answered for so long that
         it is not known who is alive; at the start a job of others waits for the first answer.
         `this_worker` is made once for many jobs: it names all handlers."""

@@ -16,11 +16,21 @@ from typing import Any, TypeVar
 
 from mainspring.errors import NotStarted
 
-__all__ = ["EngineLoop", "LoopThread", "call_soon", "wait_for_event"]
+__all__ = [
+    "EngineLoop",
+    "LoopThread",
+    "call_on",
+    "call_soon",
+    "run_in_this_thread",
+    "wait_for_event",
+]
 
 log = logging.getLogger("mainspring")
 
 T = TypeVar("T")
+
+LONGEST_CLOSE = 10.0
+"""Seconds to wait for the end of a loop's thread."""
 
 
 class LoopThread:
@@ -28,6 +38,7 @@ class LoopThread:
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.loop = loop or asyncio.new_event_loop()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -38,6 +49,7 @@ class LoopThread:
         finally:
             self.loop.run_until_complete(_cancel_all())
             self.loop.close()
+            self._ended.set_result(None)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on this loop from another thread, and wait for its answer."""
@@ -46,7 +58,16 @@ class LoopThread:
     def close(self) -> None:
         """Stop the loop; returns when the thread has ended. Not from the thread itself."""
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=LONGEST_CLOSE)
+
+    async def close_from_loop(self) -> None:
+        """The same without blocking the caller's loop. It uses no executor: the program may have
+        filled the default one with its own work."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_CLOSE):
+                await asyncio.shield(asyncio.wrap_future(self._ended))
+                self._thread.join()
 
 
 class EngineLoop:
@@ -68,15 +89,39 @@ class EngineLoop:
                 raise _stopped() from None
             raise
 
-    def call_blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
-        except concurrent.futures.CancelledError:
-            raise _stopped() from None
-
     async def close(self) -> None:
         if self._host is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._host.close)
+            await self._host.close_from_loop()
+
+
+def run_in_this_thread(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of a caller without an event loop, and return its answer. What the coroutine
+    does by itself (it checks arguments with the program's own types) so happens in the caller's
+    thread, and only what it calls on the engine's loop happens there."""
+    loop = asyncio.new_event_loop()
+    try:
+        task = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(task)
+        except BaseException:  # KeyboardInterrupt too: it leaves the task as it is
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    loop.run_until_complete(task)
+            raise
+    finally:
+        loop.close()
+
+
+async def call_on(loop: asyncio.AbstractEventLoop, call: Callable[..., T], *arguments: Any) -> T:
+    """Call a function on a loop, perhaps of another thread, and wait for its answer."""
+
+    async def answer() -> T:
+        return call(*arguments)
+
+    if asyncio.get_running_loop() is loop:
+        return await answer()
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer(), loop))
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:

@@ -8,14 +8,13 @@ limits (`memory_limit` of a job).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable
 
+from mainspring.engine.executors.procfs import resident_memory
 from mainspring.errors import InvalidInput
 
-__all__ = ["MemoryWatch", "megabytes", "refuse_low_limit", "resident_memory"]
+__all__ = ["MemoryWatch", "megabytes", "refuse_low_limit"]
 
 log = logging.getLogger("mainspring")
 
@@ -23,13 +22,6 @@ INTERVAL = 1.0
 WARN_AT = 0.8
 WARN_AGAIN_BELOW = 0.7
 """Parts of the limit. The warning is logged again after the memory was below the second."""
-
-
-def resident_memory() -> int | None:
-    """The bytes of memory that this process holds, or None where the system does not say."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def refuse_low_limit(limit: int) -> None:

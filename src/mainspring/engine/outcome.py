@@ -15,7 +15,7 @@ from mainspring.core.model import (
     Run,
     replace,
 )
-from mainspring.core.policy import Delivery, Policy
+from mainspring.core.policy import Delivery, Policy, error_names
 from mainspring.core.transitions import Change, Failure
 from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
 from mainspring.engine.results import storable_result
@@ -23,11 +23,12 @@ from mainspring.errors import (
     InvalidInput,
     InvalidState,
     RetryNotBefore,
+    RunLost,
     RunTimeout,
     TransactionAborted,
 )
 
-__all__ = ["LEAST_SNOOZE", "Decision", "completed", "decide"]
+__all__ = ["LEAST_SNOOZE", "Decision", "decide", "make_completion"]
 
 LEAST_SNOOZE = timedelta(seconds=0.1)
 """A run that is snoozed for no time would be claimed and snoozed as fast as the store can."""
@@ -67,13 +68,15 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
         case StopReason.CANCEL:
             return Decision(transitions.cancelled(run, now, run.reason, log, detail))
         case StopReason.DRAIN if attempt.error is not None or attempt.lingering:
-            return Decision(_release_or_lose(run, attempt, now))
+            return _release_or_lose(run, attempt, now)
         case StopReason.TIMEOUT:
             return _failed(run, attempt, now, rng, _timed_out(attempt))
     error = attempt.error or _missing_transaction_error(attempt)
     if error is not None and isinstance(error.exception, TransactionAborted):
-        return Decision(_aborted(run, attempt, now, rng, error))
+        return _aborted(run, attempt, now, rng, error)
     if error is not None and error.snoozes:
+        if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
+            return _failed(run, attempt, now, rng, _snoozed_at_most_once())
         wait = max(_asked_delay(error) or LEAST_SNOOZE, LEAST_SNOOZE)
         return Decision(transitions.snoozed(run, _later(now, wait), error.message))
     if error is not None:
@@ -81,7 +84,7 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
     return Decision(transitions.succeeded(run, now, attempt.result, log, detail))
 
 
-def completed(attempt: LocalAttempt, now: datetime) -> Change:
+def make_completion(attempt: LocalAttempt, now: datetime) -> Change:
     """The change that a handler's transaction commits with its writes."""
     run, context = _with_progress(attempt), attempt.context
     now = max(now, run.started_at or now)
@@ -100,24 +103,29 @@ def _with_progress(attempt: LocalAttempt) -> Run:
 
 def _aborted(
     run: Run, attempt: LocalAttempt, now: datetime, rng: random.Random, error: AttemptError
-) -> Change:
+) -> Decision:
     """Retry soon, later each time, after a random part of the wait, so that two transactions that
     conflicted do not conflict again."""
     log, detail = attempt.context.log_lines, attempt.context.detail
     failure = Failure(error.message, None, Outcome.RELEASED)
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
-        return transitions.failed(run, now, failure, log, reason="lost", detail=detail)
+        return Decision(
+            transitions.failed(run, now, failure, log, reason="lost", detail=detail), error
+        )
     seconds = min(0.01 * 2 ** min(run.attempt, 20), LONGEST_ABORT_WAIT) * rng.uniform(0.5, 1)
-    return transitions.aborted(run, now, failure, now + timedelta(seconds=seconds), log, detail)
+    until = now + timedelta(seconds=seconds)
+    return Decision(transitions.aborted(run, now, failure, until, log, detail))
 
 
-def _release_or_lose(run: Run, attempt: LocalAttempt, now: datetime) -> Change:
+def _release_or_lose(run: Run, attempt: LocalAttempt, now: datetime) -> Decision:
     """Release a run that a drain interrupted, unless its handler may start only once."""
     log, detail = attempt.context.log_lines, attempt.context.detail
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
-        failure = Failure("the worker stopped before the handler ended", None, Outcome.RELEASED)
-        return transitions.failed(run, now, failure, log, reason="lost", detail=detail)
-    return transitions.released(run, now, began=True, log=log, detail=detail)
+        lost = RunLost("the worker stopped before the handler ended")
+        failure = Failure(str(lost), None, Outcome.RELEASED)
+        change = transitions.failed(run, now, failure, log, reason="lost", detail=detail)
+        return Decision(change, AttemptError(str(lost), error_names(lost), exception=lost))
+    return Decision(transitions.released(run, now, began=True, log=log, detail=detail))
 
 
 def _failed(
@@ -167,6 +175,15 @@ def _missing_transaction_error(attempt: LocalAttempt) -> AttemptError | None:
         )
     )
     return dataclasses.replace(error, gives_up=True)
+
+
+def _snoozed_at_most_once() -> AttemptError:
+    return AttemptError.of(
+        InvalidState(
+            'the handler raised Snooze, but with delivery="at_most_once" a run starts only once.'
+            " Return, or use another delivery"
+        )
+    )
 
 
 def _timed_out(attempt: LocalAttempt) -> AttemptError:

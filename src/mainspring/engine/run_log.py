@@ -15,13 +15,12 @@ from typing import Any
 from mainspring.core.durations import humanize_measured
 from mainspring.core.events import Event, Events
 from mainspring.core.model import Attempt, Run
+from mainspring.core.transitions import EXPIRED
 from mainspring.engine.tracebacks import without_engine_frames
 
 __all__ = ["log_runs"]
 
 log = logging.getLogger("mainspring.run")
-
-LATE_REASON = "expired"
 
 
 def log_runs(events: Events, log_each_run: Callable[[], bool]) -> None:
@@ -106,7 +105,7 @@ def _skipped(event: Event, each_run: bool) -> None:
     run = event.run
     if run is None:
         return
-    if run.reason == LATE_REASON:
+    if run.reason == EXPIRED:
         log.warning(
             "job %s: not started, because its start deadline had passed (run %s)",
             run.job_id,

@@ -7,7 +7,7 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -18,27 +18,33 @@ from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
 from mainspring.core.node_runs import node_ids, node_of
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
-from mainspring.engine.backfill import Backfill, BackfillPlan, backfill
+from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
+from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
-from mainspring.engine.job_operations import TRIES, JobOperations, contended
+from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import find_workers
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
-from mainspring.engine.slots import is_orphan, make_run, with_followers
+from mainspring.engine.slots import job_was_removed, make_run, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["RunOperations"]
+__all__ = ["RunOperations", "Target", "check_payloads"]
 
 MANY_AT_ONCE = 1000
 """How many runs one search names."""
 
+Target = tuple[Handler | None, Any]
+"""What runs a job: the handler, if this process has it, and the job's own payload."""
+
 START_HELD = timedelta(seconds=60)
+"""How long the dedupe key of a run at the start is held: nodes that start within this time make one
+run together."""
 
 
 class RunOperations:
@@ -66,15 +72,12 @@ class RunOperations:
         checked_by: Handler | None = None,
     ) -> list[Run]:
         """Add a run for each payload, all in one commit. A payload of None is the job's own.
-        `checked_by`: the handler that the caller has checked the payloads with, on its thread."""
+        `checked_by`: the handler that the caller has checked the payloads with, on its thread. The
+        store encodes each payload, and refuses what is not JSON."""
         job = await self._jobs.get_cached_job(job_id)
         handler = self._engine.registry.find(job.handler)
-        known = handler is not None and handler is checked_by
-        if handler is not None and not known:
-            payloads = [handler.encode_payload(payload) for payload in payloads]
-        for payload in payloads:  # the store encodes each one, and refuses what is not JSON
-            if handler is not None and (payload is None or not known):
-                handler.check(job.payload if payload is None else payload)
+        if handler is not None and handler is not checked_by:  # the job has changed since
+            payloads = check_payloads(handler, payloads, job.payload)
         await self._check_upstream(options.upstream())
         now = await self._engine.store.now()
         roots = self._make_runs(job, payloads, options, zone, source, now)
@@ -84,18 +87,30 @@ class RunOperations:
         if options.after:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._sweeper.release_followers(options.upstream())
-        stands = {made.id: one for made, one in zip(_flatten(instances), added, strict=True)}
-        answers = [stands[root.id] for root in roots]
-        for one in answers:
+        for one in added:
             if not one.duplicate:
                 self._engine.emit("run.enqueued", one.run)
-        return [one.run for one in answers]
+        stored = {made.id: one.run for made, one in zip(_flatten(instances), added, strict=True)}
+        return [stored[root.id] for root in roots]
+
+    async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
+        """The handlers that this process has for jobs, and the payloads of the jobs."""
+        found: dict[str, Target] = {}
+        for job_id in job_ids:
+            job = await self._jobs.get_cached_job(job_id)
+            found[job_id] = self._engine.registry.find(job.handler), job.payload
+        return found
 
     async def chain(
-        self, links: Sequence[tuple[str, Any]], after_failure: str | None, zone: tzinfo
+        self,
+        links: Sequence[tuple[str, Any]],
+        after_failure: str | None,
+        zone: tzinfo,
+        checked_by: Sequence[Handler | None],
     ) -> list[Run]:
         """Add a run of each job, each after the one before it, all in one commit. A link is a job
-        id and a payload; None is the job's own payload.
+        id and a payload; None is the job's own payload. `checked_by`: for each link as for
+        `enqueue`.
 
         A link starts the workflow of its job, so a later link may be of a job that follows it
         already. The run that follows is the link then: the job runs once.
@@ -107,9 +122,9 @@ class RunOperations:
         following: dict[str, str] = {}  # runs of jobs that follow a link, by job
         for at, (job_id, payload) in enumerate(links):
             job = await self._jobs.get_cached_job(job_id)
-            if (handler := self._engine.registry.find(job.handler)) is not None:
-                payload = handler.encode_payload(payload)
-                handler.check(job.payload if payload is None else payload)
+            handler = self._engine.registry.find(job.handler)
+            if handler is not None and handler is not checked_by[at]:
+                [payload] = check_payloads(handler, [payload], job.payload)
             options = (
                 CheckedEnqueueOptions(after=runs[-1].id, after_failure=after_failure)
                 if runs
@@ -126,8 +141,8 @@ class RunOperations:
                 made |= {one.id: one for one in instance}
                 following |= {one.job_id: one.id for one in instance[1:]}
             runs.append(run)
-        await self._engine.store.add(upstream_first(made))
-        self._engine.emit("run.enqueued", runs[0])
+        for one in await self._engine.store.add(upstream_first(made)):
+            self._engine.emit("run.enqueued", one.run)
         return runs
 
     async def cancel(self, run_id: str, reason: str) -> bool:
@@ -140,26 +155,34 @@ class RunOperations:
             if run.cancel_requested:
                 return True
             change = transitions.cancelled_or_requested(run, await self._engine.store.now(), reason)
-            [kept, *_] = await self._engine.store.commit(
-                [change, *await self.cancel_nodes([run], reason)]
-            )
+            [kept] = await self.commit_cancels([run], [change], reason)
             if kept:
                 self.announce_cancel(change.after(run))
                 return True
         raise contended(f"run {run_id}")
 
-    async def cancel_nodes(self, runs: Sequence[Run], reason: str) -> list[Change]:
-        """The changes that cancel the node runs of runs that were spread over nodes."""
+    async def commit_cancels(
+        self, runs: Sequence[Run], changes: Sequence[Change], reason: str
+    ) -> list[bool]:
+        """Commit changes that cancel these runs, in one call with those that cancel their node
+        runs, and return which of the former were kept. The node runs come first: if a store
+        applies only a part, their roots still wait for them, and a cancel may be repeated."""
+        nodes = await self._live_node_runs(runs)
+        now = await self._engine.store.now()
+        node_changes = [transitions.cancelled_or_requested(run, now, reason) for run in nodes]
+        kept = await self._engine.store.commit([*node_changes, *changes])
+        for run, change, was_kept in zip(nodes, node_changes, kept, strict=False):
+            if was_kept:
+                self.announce_cancel(change.after(run))
+        return kept[len(nodes) :]
+
+    async def _live_node_runs(self, runs: Sequence[Run]) -> list[Run]:
+        """The unfinished node runs of runs that were spread over nodes."""
         names = frozenset(name for run in runs for name in node_ids(run))
         if not names:
             return []
-        now = await self._engine.store.now()
-        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
-        return [
-            transitions.cancelled_or_requested(run, now, reason)
-            for run in found
-            if not run.finished
-        ]
+        found = (await self._engine.store.find(RunQuery(ids=names))).items
+        return [run for run in found if not run.finished]
 
     def announce_cancel(self, after: Run) -> None:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""
@@ -180,7 +203,7 @@ class RunOperations:
             )
         if run.unreadable is not None:
             raise RecordUnreadable("run", run_id, run.unreadable)
-        if await self.find_orphans([run]):
+        if await self.find_runs_of_removed_jobs([run]):
             raise InvalidState(
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
@@ -238,35 +261,22 @@ class RunOperations:
             if run.state in bad or (run.state is State.SKIPPED and node_of(run) in alive)
         ]
 
-    async def find_orphans(self, runs: Sequence[Run]) -> set[str]:
+    async def find_runs_of_removed_jobs(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""
         ids = {run.job_id for run in runs}
         jobs = await self._engine.jobs.get(ids, newest=ids)
-        return {run.id for run in runs if is_orphan(run, jobs[run.job_id])}
+        return {run.id for run in runs if job_was_removed(run, jobs[run.job_id])}
 
     async def find_not_revivable(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs that cannot be retried, whatever their state."""
         unreadable = {run.id for run in runs if run.unreadable is not None}
-        return unreadable | await self.find_orphans(runs)
+        return unreadable | await self.find_runs_of_removed_jobs(runs)
 
     async def get_run(self, run_id: str) -> Run:
         return await self._run_waiters.read(run_id)
 
-    async def find_unreadable(self, limit: int) -> tuple[list[Job], list[Run]]:
-        """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are
-        looked at; of runs those that were set aside, those that are lapsed, and the newest 1,000
-        of each other kind."""
-        jobs = [job async for job in self._jobs.all_jobs() if job.unreadable is not None][:limit]
-        looks = [RunQuery(set_aside=True), RunQuery(lapsed=True)]
-        looks += [RunQuery(states=frozenset({state})) for state in State]
-        runs: dict[str, Run] = {}
-        for look in looks:
-            page = await self._engine.store.find(replace(look, limit=1000))
-            runs |= {run.id: run for run in page.items if run.unreadable is not None}
-        return jobs, list(runs.values())[:limit]
-
     async def backfill(
-        self, job_id: str, plan: BackfillPlan, progress: Callable[[int, int], None] | None
+        self, job_id: str, plan: BackfillPlan, progress: Progress | None
     ) -> Backfill:
         """Add a run for each slot of the plan that has none."""
         return await backfill(self._engine, await self._jobs.get_job(job_id), plan, progress)
@@ -280,7 +290,8 @@ class RunOperations:
             job = await self._jobs.find_job(job_id)
             if job is not None and job.unreadable is None and job.enabled:
                 once = CheckedEnqueueOptions(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
-                await self.enqueue(job_id, [None], once, UTC, Source.START)
+                handler = self._engine.registry.find(job.handler)  # it was checked when defined
+                await self.enqueue(job_id, [None], once, UTC, Source.START, handler)
 
     def _make_runs(
         self,
@@ -330,6 +341,16 @@ class RunOperations:
         for run_id in run_ids:
             if run_id not in known:
                 raise RunNotFound(run_id)
+
+
+def check_payloads(handler: Handler, payloads: Sequence[Any], job_payload: Any) -> list[Any]:
+    """Return payloads as they are stored; raise InvalidArguments for one that the handler does not
+    take. None stands for the job's own payload. This runs the program's code (the types of the
+    handler's arguments), so callers do it in their own thread."""
+    encoded = [handler.encode_payload(payload) for payload in payloads]
+    for payload in encoded:
+        handler.check(job_payload if payload is None else payload)
+    return encoded
 
 
 def _runs_after_failure(job: Job, options: CheckedEnqueueOptions) -> bool:

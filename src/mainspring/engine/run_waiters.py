@@ -7,10 +7,10 @@ callers read its own run, the engine's claims would wait behind a thousand reads
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from mainspring.core.model import Run
 from mainspring.engine.loop_thread import wait_for_event
+from mainspring.engine.store_retry import reason_of
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.protocol import RunQuery, Store
 
@@ -18,6 +18,9 @@ __all__ = ["RunWaiters"]
 
 POLL = 1.0
 """Seconds between two reads without a hint."""
+
+LAST_READ = 1.0
+"""Seconds that the last read may take, after the time is up."""
 
 
 class RunWaiters:
@@ -55,25 +58,45 @@ class RunWaiters:
         """Return the run once it has ended; raise TimeoutError if that takes longer. Wait on while
         the store is away: it may come back in time."""
         changed = asyncio.Event()
+        last_error: Exception | None = None
         self._waiting.setdefault(run_id, set()).add(changed)
         try:
             async with asyncio.timeout(timeout):
                 while True:
                     changed.clear()
-                    with contextlib.suppress(StoreUnavailable):
+                    try:
                         run = await self.read(run_id)
+                    except (StoreUnavailable, TimeoutError) as error:
+                        last_error = error
+                    else:
+                        last_error = None
                         if run.finished:
                             return run
                     await wait_for_event(changed, POLL)
         except TimeoutError:
-            run = await self.read(run_id)  # a timeout of zero reads the run once
-            if run.finished:
-                return run
-            raise TimeoutError(f"run {run_id} did not finish within {timeout} s") from None
+            return await self._read_last(run_id, timeout, last_error)
         finally:
             self._waiting[run_id].discard(changed)
             if not self._waiting[run_id]:
                 del self._waiting[run_id]
+
+    async def _read_last(
+        self, run_id: str, timeout: float | None, last_error: Exception | None
+    ) -> Run:
+        """Return the run if it has ended by now; raise TimeoutError otherwise, or if the store does
+        not answer soon. So a timeout of zero reads the run once."""
+        try:
+            async with asyncio.timeout(LAST_READ):
+                run = await self.read(run_id)
+        except (StoreUnavailable, TimeoutError) as error:
+            cause = last_error or error
+            raise TimeoutError(
+                f"run {run_id} was not seen to finish within {timeout} s: the store does not"
+                f" answer ({reason_of(cause)})"
+            ) from cause
+        if run.finished:
+            return run
+        raise TimeoutError(f"run {run_id} did not finish within {timeout} s")
 
     async def _ask(self) -> None:
         while self._asked:

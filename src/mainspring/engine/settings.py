@@ -122,6 +122,13 @@ def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
     if given is None:
         return None
     names = frozenset([given] if isinstance(given, str) else given)
+    if not names:
+        raise InvalidInput(
+            "queues is empty, so this process would take no run: name a queue, leave `queues` out"
+            " to take all, or set workers=0 to take none",
+            field="queues",
+            given=given,
+        )
     for name in names:
         Policy.make(queue=name)  # raises if this is no name for a queue
     return names

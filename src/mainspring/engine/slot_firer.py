@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mainspring.core.model import Job, Page, Run, State
+from mainspring.core.transitions import MISFIRE
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.jobs_without_worker import followers_to_run
@@ -169,14 +170,14 @@ class SlotFirer:
         if not jobs and upcoming is not None:
             self._log_caught_up()
             return self._seconds_until(upcoming, now)
-        chains = await self._planned_chunk(jobs)
+        chains = await self._plan_chunk(jobs)
         if self._is_paused:
             return PAUSED_INTERVAL
         if not chains or self._stopped:
             self._more_due = False  # another node was quicker, or none of them can be planned
             return 0.0
         began = self._engine.clock.monotonic()
-        fired = await self._fired(chains)
+        fired = await self._fire(chains)
         self._adapt_chunk_size(self._engine.clock.monotonic() - began)
         self._report(chains, fired)
         # A follower that wins what the leader has left for so long fires at once from now on, until
@@ -236,11 +237,11 @@ class SlotFirer:
     def _can_fire(self, job: Job, this_worker: LiveWorker) -> bool:
         if job.unreadable is not None or self._is_set_aside(job):
             return False
-        return self._live_workers.may_fire(job, this_worker)
+        return self._live_workers.decide_firing(job, this_worker)
 
     # Planning
 
-    async def _planned_chunk(self, jobs: Sequence[Job]) -> list[_Chain]:
+    async def _plan_chunk(self, jobs: Sequence[Job]) -> list[_Chain]:
         """Plan jobs until the chunk is full, for the moment that it is now. A job that has changed
         since it was read has another version, and the store refuses the plan."""
         if not jobs:
@@ -262,7 +263,7 @@ class SlotFirer:
                 break
             if job.next_run_at is None or job.next_run_at > now:
                 continue  # the store's clock was set back since
-            chain = self._planned(job, now, followers, left, pause)
+            chain = self._plan_job(job, now, followers, left, pause)
             if chain is not None:
                 chains.append(chain)
                 left -= sum(len(firing.runs) for firing in chain.firings)
@@ -279,7 +280,7 @@ class SlotFirer:
                 log.warning("firing is resumed")
         return None if self._is_paused else pause
 
-    def _planned(
+    def _plan_job(
         self,
         job: Job,
         now: datetime,
@@ -297,7 +298,7 @@ class SlotFirer:
 
     # Firing
 
-    async def _fired(self, chains: Sequence[_Chain]) -> list[Fired]:
+    async def _fire(self, chains: Sequence[_Chain]) -> list[Fired]:
         """Fire the chains. What the store refuses is set aside; the rest is fired."""
         refused: list[tuple[_Chain, Exception]] = []
         fired = await self._fire_in_halves(chains, refused)
@@ -368,7 +369,7 @@ class SlotFirer:
 
     def _emit_fired(self, run: Run, gap: Gap | None) -> None:
         is_gap = gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first
-        if gap is not None and is_gap and gap.reason == "misfire":
+        if gap is not None and is_gap and gap.reason == MISFIRE:
             self._count_missed(run, gap)
             self._engine.emit("schedule.missed", run, **gap.data())
         elif run.state is State.SKIPPED:

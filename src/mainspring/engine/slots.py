@@ -19,11 +19,12 @@ from mainspring.core.model import (
 from mainspring.core.node_runs import node_handler, node_run_id, own_upstream
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
+from mainspring.core.transitions import MISFIRE, PAUSED
 from mainspring.stores.protocol import Firing
 
 __all__ = [
     "Gap",
-    "is_orphan",
+    "job_was_removed",
     "make_node_run",
     "make_run",
     "over_before",
@@ -51,7 +52,7 @@ class Gap:
     first: datetime
     last: datetime
     count: int
-    reason: str = "misfire"
+    reason: str = MISFIRE
 
     def data(self) -> dict[str, Any]:
         return {"first": self.first, "last": self.last, "count": self.count}
@@ -119,7 +120,7 @@ def _plan_paused(job: Job, now: datetime, resumed_at: datetime) -> tuple[list[Fi
     assert job.schedule is not None
     assert job.next_run_at is not None
     last = max(job.schedule.previous(resumed_at + _INSTANT) or job.next_run_at, job.next_run_at)
-    gap = _gap(job, job.next_run_at, last, "paused")
+    gap = _gap(job, job.next_run_at, last, PAUSED)
     upcoming = job.schedule.next(resumed_at)
     return [_firing(job, job.version, (_gap_run(job, gap, now),), last, upcoming, now)], gap
 
@@ -187,7 +188,7 @@ def make_node_run(run: Run, job: Job, node: str, now: datetime) -> Run:
     return replace(made, handler=node_handler(node), start_by=run.start_by, after=own_upstream(run))
 
 
-def is_orphan(run: Run, job: Job | None) -> bool:
+def job_was_removed(run: Run, job: Job | None) -> bool:
     """Whether the run's job was removed, given the one that has its id now."""
     return job is None or job.created_at > run.created_at
 
@@ -301,7 +302,7 @@ def _nth_from_last(schedule: Schedule, first: datetime, newest: datetime, n: int
     return high
 
 
-def _gap(job: Job, first: datetime, last: datetime, reason: str = "misfire") -> Gap:
+def _gap(job: Job, first: datetime, last: datetime, reason: str = MISFIRE) -> Gap:
     assert job.schedule is not None
     behind = job.schedule.count(first, last)
     if behind is not None:

@@ -49,9 +49,12 @@ OPERATIONS = {
     "prune": "deleting old runs",
     "renew": "renewing leases",
     "rescue": "looking for lapsed leases",
+    "nodes": "looking for runs of nodes that are gone",
     "spread": "making runs for each node",
-    "unblock": "looking for waiting runs",
+    "sweep": "looking through waiting runs",
+    "unblock": "releasing runs that come after others",
     "wait": "waiting for changes",
+    "workers": "reading which workers are alive",
 }
 """What the engine does with the store: the name of each operation, and the words for log lines."""
 

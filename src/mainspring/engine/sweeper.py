@@ -53,6 +53,9 @@ BATCH = 1000
 NODE_GONE_AFTER = 30.0
 """Seconds that a worker must be missing before its node runs are ended."""
 
+MISSING_HOLDS = 2.5 * NODE_SWEEP
+"""Seconds for which it is remembered that a worker was missing when it was last looked for."""
+
 
 class Sweeper:
     """`finished(run_id)` is called for runs that a sweep has ended."""
@@ -66,7 +69,9 @@ class Sweeper:
         self._run_ended = asyncio.Event()
         self._ended: dict[str, None] = {}  # runs whose followers are to be released, in order
         self._any_waiting = False
-        self._missing_since: dict[str, float] = {}  # workers whose node runs are pending
+        # Workers whose node runs are pending: since when each is missing, and when it was last
+        # found so.
+        self._missing: dict[str, tuple[float, float]] = {}
 
     def run_ended(self, run_id: str) -> None:
         """Release the runs that wait for this one, with the next sweep."""
@@ -88,16 +93,24 @@ class Sweeper:
                     await self._rescue()
             if self._leader.leads and monotonic() - swept_at >= WAITING_SWEEP:
                 swept_at = monotonic()
-                with self._engine.outages.suppressed("unblock"):
+                with self._engine.outages.suppressed("sweep"):
                     await self._release_all()
             if self._leader.leads and monotonic() - nodes_swept_at >= NODE_SWEEP:
                 nodes_swept_at = monotonic()
-                with self._engine.outages.suppressed("unblock"):
+                with self._engine.outages.suppressed("nodes"):
                     await self._end_lost_node_runs()
             with self._engine.outages.suppressed("unblock"):
                 await self._release_followers()
             await asyncio.sleep(WORKFLOW_INTERVAL if self._any_waiting else SWEEP_INTERVAL)
             await wait_for_event(self._run_ended, rescued_at + every - monotonic())
+
+    async def release_periodically(self) -> None:
+        """Release the runs that wait for those which this process has cancelled, until the engine
+        stops: for a process without workers, which does not sweep."""
+        while True:
+            await self._run_ended.wait()
+            await self._engine.retrying_store.repeat("unblock", self._release_followers)
+            await asyncio.sleep(SWEEP_INTERVAL)
 
     async def _rescue(self) -> None:
         """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
@@ -123,7 +136,7 @@ class Sweeper:
             changes.append(
                 transitions.rescued(run, now, delivery, unbegun=unbegun, blameless=blameless)
             )
-        for run in await self._committed(list(lapsed.values()), changes):
+        for run in await self._change_runs(list(lapsed.values()), changes):
             log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
             self._engine.emit("run.rescued", run)
             if run.finished:
@@ -148,8 +161,8 @@ class Sweeper:
 
     async def release_last(self) -> None:
         """Release the followers of the last runs of a process that stops."""
-        if self._ended:
-            await self.release_followers(self._ended)
+        while self._ended:
+            await self._release_followers()
 
     async def release_followers(self, upstream: Iterable[str]) -> bool:
         """Release the runs that wait for these and for nothing else; return whether any wait."""
@@ -174,7 +187,7 @@ class Sweeper:
         pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
         runs = [run for run, change in pairs if change is not None]
         changes = [change for _, change in pairs if change is not None]
-        await self._emit_ended(await self._committed(runs, changes))
+        await self._emit_ended(await self._change_runs(runs, changes))
         lost = [run for run in upstream.items if run.state is State.PENDING and node_of(run)]
         if lost:
             await self._end_for_gone_nodes(lost)
@@ -213,7 +226,7 @@ class Sweeper:
             if root is not None and run.id not in root.after:
                 runs.append(run)
                 changes.append(transitions.cancelled(run, now, root.reason))
-        await self._emit_ended(await self._committed(runs, changes))
+        await self._emit_ended(await self._change_runs(runs, changes))
 
     async def _end_for_gone_nodes(self, pending: list[Run]) -> None:
         """End node runs whose worker is gone: nobody else may take them. After an outage of the
@@ -223,19 +236,24 @@ class Sweeper:
         alive.add(self._engine.settings.worker_id)
         nodes = {run.id: node_of(run) or "" for run in pending}
         monotonic = self._engine.clock.monotonic()
+        # A worker that nobody looked for meanwhile may have been back: its time begins anew.
+        self._missing = {
+            node: times
+            for node, times in self._missing.items()
+            if node not in alive and monotonic - times[1] <= MISSING_HOLDS
+        }
         for node in set(nodes.values()) - alive:
-            self._missing_since.setdefault(node, monotonic)
-        for node in alive & self._missing_since.keys():
-            del self._missing_since[node]
+            since, _ = self._missing.get(node, (monotonic, monotonic))
+            self._missing[node] = (since, monotonic)
         gone = {
             node
-            for node, since in self._missing_since.items()
+            for node, (since, _) in self._missing.items()
             if monotonic - since >= NODE_GONE_AFTER
         }
         now = self._engine.time.now()
         runs = [run for run in pending if nodes[run.id] in gone]
         changes = [transitions.node_gone(run, now) for run in runs]
-        await self._emit_ended(await self._committed(runs, changes))
+        await self._emit_ended(await self._change_runs(runs, changes))
 
     async def _emit_ended(self, changed: list[Run]) -> None:
         """Emit the end of those runs that have ended. They were read without their payloads."""
@@ -247,7 +265,7 @@ class Sweeper:
                 if run.finished:
                     self._engine.emit(EVENT_OF[run.state], run)
 
-    async def _committed(self, runs: list[Run], changes: list[Change]) -> list[Run]:
+    async def _change_runs(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         """Commit the changes; return the runs that have changed by it, as they are now."""
         if not changes:
             return []

@@ -7,6 +7,7 @@ it. The span is current while the handler runs, so that what the handler does li
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Telemetry", "traced"]
 
+log = logging.getLogger("mainspring")
+
 NAME = "mainspring"
 
 
 class Telemetry:
     """Begins spans where handlers run, and ends them on the engine's loop: the outcome of an
-    attempt is decided there."""
+    attempt is decided there. An error of OpenTelemetry (of the program's span processor, say)
+    affects no run: the first one is logged."""
 
     def __init__(self, tracer: Tracer) -> None:
         from opentelemetry import trace
@@ -35,20 +39,47 @@ class Telemetry:
         self._tracer = tracer
         self._trace = trace
         self._nothing = Context()
+        self._failed = False
 
     @classmethod
-    def found(cls) -> Telemetry | None:
+    def find(cls) -> Telemetry | None:
         """None where the program has not set OpenTelemetry up; it is not imported for that."""
         trace: Any = sys.modules.get("opentelemetry.trace")
         if trace is None:
             return None
-        provider = trace.get_tracer_provider()
-        if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        try:
+            provider = trace.get_tracer_provider()
+            if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+                return None
+            return cls(provider.get_tracer(NAME))
+        except Exception:
+            log.exception("OpenTelemetry gives no tracer, so no attempt has a span")
             return None
-        return cls(provider.get_tracer(NAME))
 
     def begin(self, attempt: LocalAttempt) -> AbstractContextManager[Any]:
         """The span of an attempt that is about to begin; current inside of what is given."""
+        try:
+            return self._begin(attempt)
+        except Exception:
+            self._log_failure()
+            return _UNTRACED
+
+    def end(self, attempt: LocalAttempt, decision: Decision | None) -> None:
+        """End the span of an attempt. Without a decision another worker has the run."""
+        try:
+            self._end(attempt, decision)
+        except Exception:
+            self._log_failure()
+
+    def _log_failure(self) -> None:
+        if not self._failed:
+            self._failed = True
+            log.exception(
+                "OpenTelemetry failed, so the span of an attempt is lost; runs are not affected,"
+                " and this is logged only once"
+            )
+
+    def _begin(self, attempt: LocalAttempt) -> AbstractContextManager[Any]:
         run = attempt.run
         span = self._tracer.start_span(
             f"run {run.job_id}",
@@ -66,8 +97,7 @@ class Telemetry:
         attempt.span = span
         return self._trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
-    def end(self, attempt: LocalAttempt, decision: Decision | None) -> None:
-        """Without a decision another worker has the run."""
+    def _end(self, attempt: LocalAttempt, decision: Decision | None) -> None:
         span: Span | None = attempt.span
         if span is None:
             return

@@ -1,4 +1,5 @@
-"""Formats tracebacks of handlers without the frames of the engine that called them."""
+"""Formats errors of handlers, and their tracebacks without the frames of the engine that called
+them."""
 
 from __future__ import annotations
 
@@ -6,15 +7,29 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["trace_of", "without_engine_frames"]
+__all__ = ["error_text", "trace_of", "without_engine_frames"]
+
+LONGEST_ERROR = 8_000
+"""Characters of an error that are kept; its traceback keeps more."""
+
+LONGEST_TRACEBACK = 16_000
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
-def trace_of(error: BaseException, most: int) -> str:
-    """The newest `most` characters of a traceback, without the frames that led to the handler."""
+def error_text(error: BaseException) -> str:
+    """The type of an error and what it says. Never raises, even if its `__str__` does."""
+    try:
+        text = str(error)
+    except BaseException:
+        text = "(str() of the exception raised)"
+    return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__
+
+
+def trace_of(error: BaseException) -> str:
+    """The newest part of a traceback, without the frames that led to the handler."""
     shown = without_engine_frames(error)
-    return "".join(traceback.format_exception(type(error), error, shown))[-most:]
+    return "".join(traceback.format_exception(type(error), error, shown))[-LONGEST_TRACEBACK:]
 
 
 def without_engine_frames(error: BaseException) -> TracebackType | None:

@@ -1,7 +1,7 @@
 """Records when no worker was alive, in one note of the store that all workers update.
 
-The note has the last moment at which a worker was alive, and the newest outages. A worker that
-announces itself and finds that moment long past records an outage from then until now.
+The note has the last moment at which a worker was alive, and the newest downtimes. A worker that
+announces itself and finds that moment long past records a downtime from then until now.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from mainspring.core.model import Note
-from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
+from mainspring.engine.notes import read_note
+from mainspring.stores.protocol import NoteWrite, Store
 
 __all__ = ["Downtime", "Uptime", "read_uptime", "record_alive"]
 
@@ -23,7 +24,7 @@ REWRITE_AFTER = timedelta(seconds=15)
 SHORTEST_DOWNTIME = timedelta(seconds=60)
 """As long as a worker that was killed counts as alive."""
 
-MOST_OUTAGES = 100
+MOST_DOWNTIMES = 100
 
 
 class Downtime(Struct, frozen=True):
@@ -35,10 +36,10 @@ class Downtime(Struct, frozen=True):
 
 class Uptime(Struct, frozen=True):
     alive_at: datetime
-    outages: tuple[Downtime, ...] = ()
+    downtimes: tuple[Downtime, ...] = ()
 
-    def outage_at(self, moment: datetime) -> Downtime | None:
-        return next((one for one in self.outages if one.start <= moment <= one.end), None)
+    def downtime_at(self, moment: datetime) -> Downtime | None:
+        return next((one for one in self.downtimes if one.start <= moment <= one.end), None)
 
 
 async def read_uptime(store: Store) -> Uptime | None:
@@ -46,7 +47,7 @@ async def read_uptime(store: Store) -> Uptime | None:
 
 
 async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -> None:
-    """Record that a worker is alive. `stopping`: for the last time, so that an outage that begins
+    """Record that a worker is alive. `stopping`: for the last time, so that a downtime that begins
     now has its true start."""
     uptime, version = await _read(store)
     if uptime is None:
@@ -54,25 +55,24 @@ async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -
     elif not stopping and timedelta() <= now - uptime.alive_at < REWRITE_AFTER:
         return
     elif now - uptime.alive_at > SHORTEST_DOWNTIME:
-        outages = (*uptime.outages, Downtime(uptime.alive_at, now))
-        uptime = Uptime(now, outages[-MOST_OUTAGES:])
+        downtimes = (*uptime.downtimes, Downtime(uptime.alive_at, now))
+        uptime = Uptime(now, downtimes[-MOST_DOWNTIMES:])
     else:
-        uptime = Uptime(now, uptime.outages)
+        uptime = Uptime(now, uptime.downtimes)
     value = {
         "alive_at": uptime.alive_at,
-        "outages": [[one.start, one.end] for one in uptime.outages],
+        "outages": [[one.start, one.end] for one in uptime.downtimes],
     }
     # Where another worker was quicker, it has recorded the same.
     await store.put_notes([NoteWrite.put(Note(kind=KIND, name=NAME, value=value, version=version))])
 
 
 async def _read(store: Store) -> tuple[Uptime | None, int]:
-    page = await store.notes(NoteQuery(kind=KIND, names=frozenset({NAME}), limit=1))
-    if not page.items:
+    note = await read_note(store, KIND, NAME)
+    if note is None:
         return None, 0
-    [note] = page.items
     try:
-        outages = tuple(Downtime(start, end) for start, end in note.value["outages"])
-        return Uptime(note.value["alive_at"], outages), note.version
+        downtimes = tuple(Downtime(start, end) for start, end in note.value["outages"])
+        return Uptime(note.value["alive_at"], downtimes), note.version
     except (ValueError, TypeError, KeyError):  # written by another version
         return None, note.version

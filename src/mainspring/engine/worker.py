@@ -30,7 +30,7 @@ from mainspring.engine.leases import Leases
 from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.outcome import LEAST_SNOOZE, Decision, decide
-from mainspring.engine.slots import is_orphan, make_node_run
+from mainspring.engine.slots import job_was_removed, make_node_run
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Telemetry
 from mainspring.stores.protocol import Claim, RunQuery
@@ -57,16 +57,21 @@ SEARCH_PAUSE, LONGEST_SEARCH_PAUSE = 0.05, 0.5
 may have to skip a long backlog of the busy groups, so the pause is also 20 times as long as the
 claim took (10,000 runs on SQLite: 10 ms)."""
 
+NO_THREAD_SNOOZE = timedelta(seconds=5)
+"""How long a run is snoozed for whose handler no thread could be started."""
+
+NO_THREAD_REASON = "its worker could not start a thread"
+
 NODE_LACKS_HANDLER = "its node does not have the job's handler"
 """The reason of a node run whose job was given another handler since."""
 
 DRAIN_GRACE = 2.0
-"""Seconds that a drain gives handlers to end after it has cancelled them."""
+"""Seconds that a drain waits for a claim under way, and for handlers that it has cancelled."""
 
 
 class Worker:
-    """`finished(run_id)` is called when a run of this worker has ended and the store has it,
-    `unblock(run_id)` for a run that another run has just started to wait for."""
+    """`finished(run_id)` is called when the end of a run of this worker is committed,
+    `unblock(run_id)` when another run has just begun to wait for that run."""
 
     def __init__(
         self,
@@ -92,14 +97,15 @@ class Worker:
             resume_others=self._begin_others,
             give_back=self._give_back_until,
         )
-        self._taken = 0  # capacity
+        self._capacity_taken = 0
         self._loop_blocked = False  # the program's
         self._stuck: set[LocalAttempt] = set()
         self._wake = asyncio.Event()
         self._claimed_last = asyncio.Event()
         self._draining = False
+        self._drain_ends = float("inf")  # by the monotonic clock
         self.claims_no_more = False  # the process holds too much memory; what it claimed still runs
-        self._short = True  # of capacity: the store may have more due runs than the last claim took
+        self._last_claim_was_full = True  # then the store may have more due runs
         self._claimed_at = 0.0
         self._next_due: datetime | None = None  # by the last claim, which found nothing due
         self._handler_seconds = 1.0
@@ -122,7 +128,7 @@ class Worker:
         return len(self._stuck)
 
     def set_dispatcher(self, dispatcher: Dispatcher) -> None:
-        """Use this dispatcher, which calls `ended` and `thread_ended`."""
+        """Use this dispatcher, which calls `began`, `ended` and `handler_ended`."""
         self._dispatcher = dispatcher
         self.completer.call_hook = dispatcher.call_hook
 
@@ -143,7 +149,7 @@ class Worker:
             pause = self._search_at - self._engine.clock.monotonic() if busy else 0.0
             limit = self._claim_limit() if pause <= 0 else 0
             found = await self._claim(limit, busy) if limit > 0 else 0
-            self._short = limit <= found
+            self._last_claim_was_full = limit <= found
             if limit <= 0:
                 poll = self._settings.poll.total_seconds()
                 await wait_for_event(self._wake, min(poll, pause) if pause > 0 else poll)
@@ -151,9 +157,9 @@ class Worker:
                 took = self._engine.clock.monotonic() - self._claimed_at
                 pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
                 self._search_at = self._engine.clock.monotonic() + pause
-            elif found and not self._short:
+            elif found and not self._last_claim_was_full:
                 await wait_for_event(self._wake, BUSY_SECONDS)
-            elif not self._short:
+            elif not self._last_claim_was_full:
                 await self._sleep_until_due()
         unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
         for attempt in [*unbegun, *self._active]:
@@ -161,18 +167,24 @@ class Worker:
                 self._give_back(attempt)
         self._claimed_last.set()
 
-    async def drain(self, *, graceful: bool, timeout: float) -> None:
-        """Stop claiming, give back what has not begun, and wait for the rest; then stop it."""
+    def limit_drain(self, timeout: float) -> None:
+        """Let a drain, also one that is under way, wait for handlers no longer than this."""
+        self._drain_ends = min(self._drain_ends, self._engine.clock.monotonic() + timeout)
+        self._wake.set()
+
+    async def drain(self) -> None:
+        """Stop claiming, give back what has not begun, and wait for the rest (see `limit_drain`);
+        then stop it."""
         self._draining = True
         self._wake.set()
         with contextlib.suppress(TimeoutError):  # a claim under way may still bring runs
             async with asyncio.timeout(DRAIN_GRACE):
                 await self._claimed_last.wait()
-        if graceful:
-            await self._active_over(timeout)
+        await self._wait_for_active(lambda: self._drain_ends)
         for attempt in list(self._active):
             self._dispatcher.stop(attempt, StopReason.DRAIN)
-        await self._active_over(DRAIN_GRACE)
+        grace_ends = self._engine.clock.monotonic() + DRAIN_GRACE
+        await self._wait_for_active(lambda: grace_ends)
         for attempt in list(self._active):
             log.warning(
                 "the handler of job %s does not stop, though it was cancelled; its run %s is given"
@@ -185,12 +197,13 @@ class Worker:
             self._dispatcher.abandon(attempt)
 
     async def close(self) -> None:
+        self.completer.close()
         await self._dispatcher.close()
 
     # Claiming
 
     def _free(self) -> int:
-        free = self._settings.workers - self._taken
+        free = self._settings.workers - self._capacity_taken
         # A blocked loop cannot release what it does not use.
         return free + self._dispatcher.unused_capacity if self._loop_blocked else free
 
@@ -206,7 +219,7 @@ class Worker:
 
     async def _claim(self, limit: int, busy: frozenset[str]) -> int:
         sent = self._claimed_at = self._engine.clock.monotonic()
-        claim = self._asked(limit, busy)
+        claim = self._make_claim(limit, busy)
         claimed = await self._engine.retrying_store.claim(claim)
         runs, self._next_due = claimed.runs, claimed.next_due
         if runs:
@@ -217,7 +230,7 @@ class Worker:
             await self._admit(runs, sent)
         return len(runs)
 
-    def _asked(self, limit: int, busy: frozenset[str] = frozenset()) -> Claim:
+    def _make_claim(self, limit: int, busy: frozenset[str]) -> Claim:
         return Claim(
             worker=self._settings.worker_id,
             handlers=self._handlers(),
@@ -267,9 +280,11 @@ class Worker:
         roots: list[tuple[Run, Job]] = []
         for run in runs:
             job = jobs[run.job_id]
-            if job is None or is_orphan(run, job):  # removed, perhaps replaced by another of its id
+            if job is None or job_was_removed(
+                run, job
+            ):  # removed, perhaps replaced by another of its id
                 now = self._engine.time.now()
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, transitions.cancelled(run, now, "job removed")
                 )
                 continue
@@ -277,15 +292,17 @@ class Worker:
                 # Its policy, or a result that its handler is given, cannot be read.
                 later = self._engine.time.now() + UNREADABLE_SNOOZE
                 reason = "its job, or a run that it comes after, cannot be read"
-                self.completer.complete_unstarted(run, transitions.snoozed(run, later, reason))
+                self.completer.complete_without_attempt(
+                    run, transitions.snoozed(run, later, reason)
+                )
                 continue
             if run.id in late:  # an open breaker does not keep it: later slots may wait for its end
-                self.completer.complete_unstarted(
-                    run, transitions.skipped(run, self._now(), "expired")
+                self.completer.complete_without_attempt(
+                    run, transitions.skipped(run, self._now(), transitions.EXPIRED)
                 )
                 continue
             if run.id in put_off:
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, self._put_off_by_breaker(run, put_off[run.id])
                 )
                 continue
@@ -294,7 +311,7 @@ class Worker:
                 continue
             handler = registry.find(job.handler if node_of(run) is not None else run.handler)
             if handler is None:  # the job has another handler since this node run was made
-                self.completer.complete_unstarted(
+                self.completer.complete_without_attempt(
                     run, transitions.skipped(run, self._now(), NODE_LACKS_HANDLER)
                 )
                 continue
@@ -319,15 +336,13 @@ class Worker:
         them. One that was spread before (it is tried again) is spread to the workers that are
         new since then."""
         engine = self._engine
-        workers = await engine.retrying_store.repeat(
-            "node runs", lambda: find_workers(engine.store)
-        )
+        workers = await engine.retrying_store.repeat("workers", lambda: find_workers(engine.store))
         now = self._now()
         made: list[Run] = []
         changes: list[tuple[Run, transitions.Change]] = []
         for run, job in roots:
             if run.start_by is not None and now > run.start_by:
-                changes.append((run, transitions.skipped(run, now, "expired")))
+                changes.append((run, transitions.skipped(run, now, transitions.EXPIRED)))
                 continue
             able = {
                 one.id
@@ -344,7 +359,9 @@ class Worker:
             changes.append(
                 (run, transitions.waiting_for_node_runs(run, tuple(one.id for one in runs)))
             )
-        await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
+        added = await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
+        for one in added:
+            engine.emit("run.enqueued", one.run)
         for run, change in changes:
             self._complete_spread(run, change)
 
@@ -355,7 +372,7 @@ class Worker:
             if kept and made:
                 self._unblock(made[0])  # they may have ended before this run waited for them
 
-        self.completer.complete_unstarted(run, change, committed)
+        self.completer.complete_without_attempt(run, change, committed)
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
         """Let an attempt begin that its group has capacity for. One that is too late, or whose
@@ -375,20 +392,20 @@ class Worker:
     def _complete_unbegun(self, attempt: LocalAttempt, change: transitions.Change) -> None:
         """Complete an attempt that is held and has not begun."""
         self.leases.release(attempt)
-        self.completer.complete_unstarted(attempt.run, change)
+        self.completer.complete_without_attempt(attempt.run, change)
 
     def _now(self) -> datetime:
         return self._engine.time.now()
 
     def _transact(self, context: RunContext) -> RunTransaction:
-        return RunTransaction(self._engine, self.leases.of(context))
+        return RunTransaction(self._engine, self.leases.attempt_of(context))
 
     def _put_off(self, attempt: LocalAttempt) -> bool:
         """Skip a run that is too late; snooze one whose breaker has opened while it waited here.
         Return whether it did."""
         run, breaker = attempt.run, attempt.job.policy.breaker
         if run.start_by is not None and (now := self._now()) > run.start_by:
-            self._complete_unbegun(attempt, transitions.skipped(run, now, "expired"))
+            self._complete_unbegun(attempt, transitions.skipped(run, now, transitions.EXPIRED))
             return True
         if breaker is None:
             return False
@@ -407,7 +424,7 @@ class Worker:
             for run in runs
             if (job := jobs[run.job_id]) is not None
             and job.policy.breaker is not None
-            and not is_orphan(run, job)
+            and not job_was_removed(run, job)
         ]
         return await self.completer.breakers.admit(guarded, notes) if guarded else {}
 
@@ -466,15 +483,14 @@ class Worker:
                     self._give_back(attempt)
                     continue
                 free -= 1
-                self.began(attempt)
             batch.append(self._ready.popleft())
             self._active[attempt] = None
-        self._taken += self._dispatcher.begin(batch, self._free())
+        self._capacity_taken += self._dispatcher.begin(batch, self._free())
 
     def _record_begin(self, attempt: LocalAttempt) -> None:
-        """Begin an attempt once the store has it that its handler begins. It takes capacity from
-        now on, so that the time between that commit and the begin is short."""
-        self._taken += 1
+        """Commit that the handler of an attempt begins, and begin it then. It takes capacity from
+        now on, so that it begins soon after that commit."""
+        self._capacity_taken += 1
         self._recording[attempt] = None
         self.completer.record_begin(attempt, lambda kept: self._begin_recorded(attempt, kept))
 
@@ -482,12 +498,10 @@ class Worker:
         if attempt not in self._recording:  # it was taken back during the commit
             return
         del self._recording[attempt]
-        self._taken -= 1
+        self._capacity_taken -= 1
         if kept and self.leases.is_safe(attempt) and not self._must_wait_for_loop(attempt):
             self._active[attempt] = None
-            if not self._dispatcher.runs_on_loop(attempt):
-                self.began(attempt)
-            self._taken += self._dispatcher.begin([attempt], self._free(), first=True)
+            self._capacity_taken += self._dispatcher.begin([attempt], self._free(), first=True)
             return
         self._suspects.attempt_ended(attempt)
         self._leave_group(attempt)
@@ -497,7 +511,7 @@ class Worker:
 
     def _begin_others(self) -> None:
         self._begin()
-        self._wake_if_short()
+        self._wake_if_more_may_be_due()
 
     def began(self, attempt: LocalAttempt) -> None:
         """Emit that a handler is about to begin. Called on any thread."""
@@ -525,7 +539,7 @@ class Worker:
 
     def loop_freed(self) -> None:
         self._loop_blocked = False
-        log.warning("the event loop goes on")
+        log.warning("the event loop answers again; runs of async handlers are claimed again")
         self._wake.set()
 
     def _must_wait_for_loop(self, attempt: LocalAttempt) -> bool:
@@ -546,32 +560,45 @@ class Worker:
 
     def ended(self, attempts: list[LocalAttempt], released: int) -> None:
         """Decide what becomes of each run whose attempt has ended, and complete it."""
-        self._taken -= released
+        self._capacity_taken -= released
         now = self._engine.time.now()
         for attempt in attempts:
-            self._active.pop(attempt, None)
-            self._leave_group(
-                attempt, _seconds(attempt, now) if attempt.stop_reason is None else None
-            )
-            self._suspects.attempt_ended(attempt)
-            if attempt.lingering:
-                self._note_stuck(attempt)
-            decision = None
-            if attempt.stop_reason is StopReason.LOST and not attempt.committed:
+            try:
+                self._end_attempt(attempt, now)
+            except Exception as error:  # it must not hold up the others
+                log.exception(
+                    "the outcome of run %s cannot be decided; the run is rescued when its lease"
+                    " lapses",
+                    attempt.run.id,
+                )
+                self._engine.emit("scheduler.error", attempt.run, error)
                 self.leases.release(attempt)
-            elif attempt.stop_reason is StopReason.LATE:
-                self._give_back(attempt)
-            else:
-                decision = decide(attempt, now, self._engine.rng)
-                self.completer.complete(attempt, decision)
-            if self.telemetry is not None:
-                self.telemetry.end(attempt, decision)
-        self._note_pace(attempts)
+        self._update_handler_seconds(attempts)
         self._begin_others()
 
-    def thread_ended(self, attempt: LocalAttempt) -> None:
-        """A thread has ended, perhaps after its attempt: its capacity is free again."""
-        self._taken -= 1
+    def _end_attempt(self, attempt: LocalAttempt, now: datetime) -> None:
+        self._active.pop(attempt, None)
+        self._leave_group(attempt, _seconds(attempt, now) if attempt.stop_reason is None else None)
+        self._suspects.attempt_ended(attempt)
+        if attempt.lingering:
+            self._add_stuck(attempt)
+        decision = None
+        if attempt.stop_reason is StopReason.LOST and not attempt.committed:
+            self.leases.release(attempt)
+        elif attempt.stop_reason is StopReason.LATE:
+            self._give_back(attempt)
+        elif attempt.stop_reason is StopReason.NO_THREAD:
+            self._give_back_until(attempt, now + NO_THREAD_SNOOZE, NO_THREAD_REASON)
+        else:
+            decision = decide(attempt, now, self._engine.rng)
+            self.completer.complete(attempt, decision)
+        if self.telemetry is not None:
+            self.telemetry.end(attempt, decision)
+
+    def handler_ended(self, attempt: LocalAttempt) -> None:
+        """A handler in a thread or process has ended, perhaps after its attempt: its capacity is
+        free again."""
+        self._capacity_taken -= 1
         self._stuck.discard(attempt)
         self._begin_others()
 
@@ -579,11 +606,11 @@ class Worker:
         """A handler on a loop has ended after its attempt."""
         self._stuck.discard(attempt)
 
-    def _wake_if_short(self) -> None:
+    def _wake_if_more_may_be_due(self) -> None:
         """Claim again if the last claim was limited by capacity. If it was not, the store has no
         more due runs; a limit has capacity once an end is committed, and that commit comes with a
         hint."""
-        if self._short or self._draining or self._groups.wants_more:
+        if self._last_claim_was_full or self._draining or self._groups.wants_more:
             self._wake.set()
 
     def _give_back(self, attempt: LocalAttempt) -> None:
@@ -592,8 +619,10 @@ class Worker:
             attempt, Decision(transitions.released(attempt.run, now, began=False))
         )
 
-    def _give_back_until(self, attempt: LocalAttempt, until: datetime) -> None:
-        self.completer.complete(attempt, Decision(transitions.snoozed(attempt.run, until)))
+    def _give_back_until(
+        self, attempt: LocalAttempt, until: datetime, reason: str | None = None
+    ) -> None:
+        self.completer.complete(attempt, Decision(transitions.snoozed(attempt.run, until, reason)))
 
     def _take_back(self, attempt: LocalAttempt) -> bool:
         """Take an attempt that has not begun out of all queues; return False if it has begun."""
@@ -601,7 +630,7 @@ class Worker:
             return True
         if attempt in self._recording:
             del self._recording[attempt]
-            self._taken -= 1
+            self._capacity_taken -= 1
         elif attempt in self._active:
             if not self._dispatcher.take_back(attempt):
                 return False
@@ -630,13 +659,13 @@ class Worker:
         self.leases.release(attempt)
         self._begin()
 
-    async def _active_over(self, timeout: float) -> None:
-        ends = self._engine.clock.monotonic() + timeout
-        while self._active and (left := ends - self._engine.clock.monotonic()) > 0:
+    async def _wait_for_active(self, ends: Callable[[], float]) -> None:
+        """Wait until no attempt is active, or until a moment that may come nearer meanwhile."""
+        while self._active and (left := ends() - self._engine.clock.monotonic()) > 0:
             self._wake.clear()
             await wait_for_event(self._wake, max(left, 0.001))
 
-    def _note_pace(self, attempts: list[LocalAttempt]) -> None:
+    def _update_handler_seconds(self, attempts: list[LocalAttempt]) -> None:
         """Update the mean duration of handlers, which decides how far ahead to claim. The initial
         value is too long for most handlers, so the mean falls faster than it rises."""
         if not attempts:
@@ -646,7 +675,7 @@ class Worker:
         change = max(seconds, 1e-5) - self._handler_seconds
         self._handler_seconds += change * (0.75 if change < 0 else 0.5)
 
-    def _note_stuck(self, attempt: LocalAttempt) -> None:
+    def _add_stuck(self, attempt: LocalAttempt) -> None:
         self._stuck.add(attempt)
         if attempt.stop_reason is StopReason.TIMEOUT:
             log.warning(

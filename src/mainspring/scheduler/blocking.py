@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class WaitFor(Protocol):
-    """Runs a coroutine on the engine's loop and waits for its result. Where an event loop runs in
-    the caller's thread, it raises an error that names `called`, and what to await `instead`."""
+    """Runs a coroutine in the caller's thread and waits for its result. Where an event loop runs
+    there, it raises an error that names `called`, and what to await `instead`."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T: ...
 

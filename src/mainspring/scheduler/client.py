@@ -38,16 +38,19 @@ from mainspring.core.model import Job, Note, Owner, Page, Run, Source, State, ch
 from mainspring.core.policy import Policy, Span
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules import Schedule
-from mainspring.core.schedules.zones import zone_named
+from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.core.workflow_graph import Workflow
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker
-from mainspring.engine.loop_thread import EngineLoop, LoopThread
+from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
+from mainspring.engine.notes import read_note
 from mainspring.engine.run_log import log_runs
+from mainspring.engine.run_operations import Target, check_payloads
 from mainspring.engine.settings import Settings
+from mainspring.engine.unreadable_records import find_unreadable
 from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
 from mainspring.scheduler import statistics
@@ -60,7 +63,9 @@ from mainspring.scheduler.queries import (
     aware_time,
     job_order,
     matching_runs,
+    named_ids,
     page_limit,
+    page_offset,
     state_set,
 )
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
@@ -105,7 +110,8 @@ class Client:
     """
 
     _name = "client"
-    _warns_of_new_store = True
+    warns_of_new_store = True
+    """Whether the log warns if the store is new. A subclass may set it."""
     _how_to_start = (
         "the client is not open (or was closed): use `async with client:`, or in plain code"
         " `with client.blocking:`"
@@ -131,8 +137,8 @@ class Client:
             self._store = open_store(store, self._clock)
         else:
             self._store = store
-        self._timezone = timezone
-        self._zone = zone_named(timezone)
+        self._timezone = check_zone(timezone)
+        self._zone = zone_named(self._timezone)
         self._defaults = check_defaults(defaults)
         self._own_secrets: set[str] = set()  # jobs that are given a signing secret as data
         self._rng = rng or random.SystemRandom()
@@ -150,6 +156,7 @@ class Client:
         self._engine_loop: EngineLoop | None = None
         self._pid = 0  # the process in which it was started
         self._engine: Engine | None = None
+        self._starting: concurrent.futures.Future[None] | None = None
         self._stopping: concurrent.futures.Future[None] | None = None
         self._own_loop: LoopThread | None = None
         self._program_loop: asyncio.AbstractEventLoop
@@ -196,7 +203,7 @@ class Client:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process fires the schedules' slots; never true of a client."""
+        """Whether this process is the leader, which fires slots first; never true of a client."""
         return self._engine is not None and self._engine.leader.fires_first
 
     @overload
@@ -277,10 +284,10 @@ class Client:
             return await self._call(job_operations.create(draft, dry_run=dry_run))
         own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
-        def adapt(draft: Job, stored: Job) -> Job:
+        def keep_from_stored(draft: Job, stored: Job) -> Job:
             return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
 
-        return await self._call(job_operations.put(draft, adapt, dry_run=dry_run))
+        return await self._call(job_operations.put(draft, keep_from_stored, dry_run=dry_run))
 
     def draft(self, id: str, *, defaults: PolicyOptions | None = None, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
@@ -341,7 +348,7 @@ class Client:
         jobs = read_job_file(file)
         drafts = self._draft_jobs(jobs, Owner.FILE, with_handlers=with_handlers)
 
-        def adapt(draft: Job, stored: Job) -> Job:
+        def keep_from_stored(draft: Job, stored: Job) -> Job:
             return adopt_job(
                 draft,
                 stored,
@@ -362,7 +369,7 @@ class Client:
         job_operations = self._running().job_operations
         with jobs.add_error_places():
             pairs = await self._call(
-                job_operations.replace_all(drafts, adapt, belongs, dry_run=dry_run)
+                job_operations.replace_all(drafts, keep_from_stored, belongs, dry_run=dry_run)
             )
         return applied_jobs(jobs.name or "", pairs, list(kept.values()), dry_run=dry_run)
 
@@ -460,20 +467,29 @@ class Client:
         """The circuit breakers that are open or half-open, by job id, as all nodes see them."""
         return await self._call(open_breakers(self._running().store))
 
-    async def pause_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
+    async def pause_jobs(self, ids: JobRef | Iterable[JobRef]) -> dict[str, MainspringError | None]:
         """Pause many jobs, up to 1,000 in one commit. Returns for each id None, or the error that
         `pause_job` would raise; an error of one job does not stop the others."""
-        return await self._call(self._running().job_operations.set_many_enabled(ids, False))
+        return await self._set_many_enabled(ids, False)
 
-    async def resume_jobs(self, ids: Iterable[str]) -> dict[str, MainspringError | None]:
+    async def resume_jobs(
+        self, ids: JobRef | Iterable[JobRef]
+    ) -> dict[str, MainspringError | None]:
         """Resume many jobs. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().job_operations.set_many_enabled(ids, True))
+        return await self._set_many_enabled(ids, True)
+
+    async def _set_many_enabled(
+        self, ids: JobRef | Iterable[JobRef], enabled: bool
+    ) -> dict[str, MainspringError | None]:
+        names = named_ids(ids, "ids")
+        return await self._call(self._running().job_operations.set_many_enabled(names, enabled))
 
     async def remove_jobs(
-        self, ids: Iterable[str], *, force: bool = False
+        self, ids: JobRef | Iterable[JobRef], *, force: bool = False
     ) -> dict[str, MainspringError | None]:
         """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
-        return await self._call(self._running().job_operations.remove_many(ids, force=force))
+        names = named_ids(ids, "ids")
+        return await self._call(self._running().job_operations.remove_many(names, force=force))
 
     async def prune_orphans(self, *, dry_run: bool = False, force: bool = False) -> list[Job]:
         """Delete the jobs that code defined and whose handler no live worker has: their function
@@ -483,7 +499,7 @@ class Client:
         engine = self._running()
 
         async def prune() -> list[Job]:
-            workers = await engine.live_workers.current()
+            workers = await engine.live_workers.read_workers()
             return await engine.job_operations.prune_orphans(workers, dry_run=dry_run, force=force)
 
         return await self._call(prune())
@@ -511,7 +527,7 @@ class Client:
     async def list_jobs(
         self,
         *,
-        ids: Iterable[str] | None = None,
+        ids: JobRef | Iterable[JobRef] | None = None,
         tag: str | None = None,
         queue: str | None = None,
         enabled: bool | None = None,
@@ -531,7 +547,7 @@ class Client:
         as the page's `total`. `last_runs=False` saves the lookup of each job's last run:
         `last_run_at` is then the last slot that fired."""
         query = JobQuery(
-            ids=None if ids is None else frozenset([ids] if isinstance(ids, str) else ids),
+            ids=None if ids is None else frozenset(named_ids(ids, "ids")),
             tag=tag,
             queue=queue,
             enabled=enabled,
@@ -540,7 +556,7 @@ class Client:
             descending=descending,
             limit=page_limit(limit),
             cursor=cursor,
-            offset=offset,
+            offset=page_offset(offset),
             with_total=with_total,
         )
         return await self._call(statistics.list_jobs(self._running(), query, last_runs=last_runs))
@@ -587,8 +603,14 @@ class Client:
                     given=link,
                 )
         pairs = [(job_id_of(job), payload) for job, payload in named]
+        targets = await self._find_targets([job_id for job_id, _ in pairs])
+        for at, (job_id, payload) in enumerate(pairs):
+            handler, job_payload = targets[job_id]
+            if handler is not None:
+                pairs[at] = job_id, *check_payloads(handler, [payload], job_payload)
+        checked_by = [targets[job_id][0] for job_id, _ in pairs]
         return await self._call(
-            self._running().run_operations.chain(pairs, after_failure, self._zone)
+            self._running().run_operations.chain(pairs, after_failure, self._zone, checked_by)
         )
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
@@ -628,7 +650,8 @@ class Client:
         was stopped half-way, adds what is missing. Runs that exist are left alone; a slot that was
         skipped gets a run beside the skipped one. `limit` is how many runs to add, earliest slot
         first; without it at most 1,000 slots are allowed. Overlap does not apply, `concurrency`
-        does. A `dry_run` adds nothing. `progress(done, total)` is called after each batch of slots.
+        does. A `dry_run` adds nothing. `progress(done, total)` is called after each batch of slots,
+        on the caller's event loop or, from plain code, in its thread; its error ends the backfill.
         """
         first, last = aware_time(start, "start"), aware_time(end, "end")
         if first is None or last is None:
@@ -638,8 +661,14 @@ class Client:
                 field=missing,
             )
         plan = BackfillPlan(start=first, end=last, limit=limit, priority=priority, dry_run=dry_run)
+        loop = asyncio.get_running_loop()
+
+        async def report(done: int, total: int) -> None:
+            if progress is not None:
+                await call_on(loop, progress, done, total)
+
         return await self._call(
-            self._running().run_operations.backfill(job_id_of(job_id), plan, progress)
+            self._running().run_operations.backfill(job_id_of(job_id), plan, report)
         )
 
     async def get_run(self, run_id: str) -> Run:
@@ -728,12 +757,12 @@ class Client:
         return await self._call(statistics.stats(self._running(), self._settings))
 
     async def counts(
-        self, since: datetime | None = None, jobs: Iterable[str] | None = None
+        self, since: datetime | None = None, jobs: JobRef | Iterable[JobRef] | None = None
     ) -> Counts:
         """Unfinished runs by job and state, what is due of each handler, how many runs have ended
         in each state, and how many of them in the minutes `since` a moment. With `jobs`, only what
         was counted of the ended runs of these jobs, `since` a moment by the hour."""
-        names = None if jobs is None else frozenset(jobs)
+        names = None if jobs is None else frozenset(named_ids(jobs, "jobs"))
         return await self._call(self._running().store.counts(aware_time(since, "since"), names))
 
     async def health(self) -> SchedulerHealth:
@@ -766,13 +795,13 @@ class Client:
         """The processes that work on this store's runs: their handlers and queues, node, version,
         capacity, memory and last sign of life, and which of them leads. One that was killed is
         listed for up to a minute."""
-        return await self._call(self._running().live_workers.listed())
+        return await self._call(self._running().live_workers.list_workers())
 
     async def list_unreadable(self, limit: int = 100) -> tuple[list[Job], list[Run]]:
         """Jobs and runs whose records this version cannot read (damaged, or written by a newer
         version): up to `limit` of each, with the cause in `unreadable`. No process changes them.
         All jobs are searched; of runs those set aside and the newest 1,000 of each state."""
-        return await self._call(self._running().run_operations.find_unreadable(page_limit(limit)))
+        return await self._call(find_unreadable(self._running().store, page_limit(limit)))
 
     async def forecast(
         self, days: int = 30, *, start: datetime | None = None, timezone: str | None = None
@@ -794,9 +823,7 @@ class Client:
 
     async def note(self, kind: str, name: str) -> Note | None:
         """The note of this kind and name, or None."""
-        query = NoteQuery(kind=kind, names=frozenset({name}), limit=1)
-        page = await self._call(self._running().store.notes(query))
-        return page.items[0] if page.items else None
+        return await self._call(read_note(self._running().store, kind, name))
 
     async def list_notes(
         self, kind: str, *, limit: int = 1000, cursor: str | None = None
@@ -843,16 +870,24 @@ class Client:
     ) -> list[Run]:
         """Queue a run for each payload. `checked_by`: the handler that has checked them."""
         self._refuse_in_transaction()
-        job_id, run_operations = job_id_of(job), self._running().run_operations
-        if checked_by is None and (checked_by := self._registry.find(job_id)) is not None:
-            # Here and not on the engine's loop: making the arguments runs the program's own code.
-            payloads = [checked_by.encode_payload(payload) for payload in payloads]
-            for payload in payloads:
-                if payload is not None:
-                    checked_by.check(payload)
+        self._running()
+        job_id = job_id_of(job)
+        if checked_by is None:
+            checked_by, job_payload = (await self._find_targets([job_id]))[job_id]
+            if checked_by is not None:
+                payloads = check_payloads(checked_by, payloads, job_payload)
         return await self._call(
-            run_operations.enqueue(job_id, payloads, options, self._zone, source, checked_by)
+            self._running().run_operations.enqueue(
+                job_id, payloads, options, self._zone, source, checked_by
+            )
         )
+
+    async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
+        """The handlers and payloads of jobs, to check what is enqueued in the caller's thread."""
+        handlers = map(self._registry.get, self._registry.names())
+        if all(handler.built_in for handler in handlers):  # of no use: these are checked there
+            return dict.fromkeys(job_ids, (None, None))
+        return await self._call(self._running().run_operations.find_targets(job_ids))
 
     def _refuse_in_transaction(self) -> None:
         context = CONTEXT_IN_TRANSACTION.get()
@@ -878,14 +913,14 @@ class Client:
         return self._engine_loop
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
-        """Run a coroutine on the engine's loop from plain code (see `WaitFor`)."""
+        """Run a coroutine of this client in plain code (see `WaitFor`)."""
         try:
             refuse_running_loop(called, instead)
-            engine_loop = self._open_engine_loop()
+            self._running()
         except BaseException:
             coroutine.close()
             raise
-        return engine_loop.call_blocking(coroutine)
+        return run_in_this_thread(coroutine)
 
     @property
     def _is_forked(self) -> bool:
@@ -907,12 +942,11 @@ class Client:
     ) -> None:
         """Start the engine on its own loop; it stores `jobs` first. Async handlers, listeners and
         hooks run on `program_loop`."""
-        self._refuse_fork()
-        if self._engine_loop is not None:
-            raise InvalidState(f"the {self._name} is running already")
+        self._refuse_second_start()
+        starting = self._starting = concurrent.futures.Future()
+        self._program_loop = program_loop
         self._engine_loop = EngineLoop(inline=self._inline)
         self._pid = os.getpid()
-        self._program_loop = program_loop
         self._events.deliver_on(program_loop)
         try:
             self._engine = await self._engine_loop.call(self._started_engine(program_loop, jobs))
@@ -920,6 +954,14 @@ class Client:
             await self._engine_loop.close()
             self._engine_loop = None
             raise
+        finally:
+            self._starting = None
+            starting.set_result(None)
+
+    def _refuse_second_start(self) -> None:
+        self._refuse_fork()
+        if self._engine_loop is not None:
+            raise InvalidState(f"the {self._name} is running already")
 
     async def _started_engine(
         self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job]
@@ -933,16 +975,19 @@ class Client:
             rng=self._rng,
             resources=self._resources,
             store_url=self._url,
-            warn_of_new_store=self._warns_of_new_store,
+            warn_of_new_store=self.warns_of_new_store,
         )
-        await engine.start(program_loop, jobs, inline=self._inline, adapt=self._keep_secrets)
+        await engine.start(
+            program_loop, jobs, inline=self._inline, keep_from_stored=self._keep_secrets
+        )
         return engine
 
     async def _stop(self, *, graceful: bool, seconds: float) -> None:
         if self._is_forked:  # its threads are in the other process
             return
-        while self._stopping is not None:  # another caller's stop is under way
-            await asyncio.shield(asyncio.wrap_future(self._stopping))
+        # A start of another caller may be under way, or its stop.
+        while (under_way := self._starting or self._stopping) is not None:
+            await asyncio.shield(asyncio.wrap_future(under_way))
         if self._engine is None or self._engine_loop is None:
             return
         engine, engine_loop = self._engine, self._engine_loop
@@ -960,7 +1005,7 @@ class Client:
 
     def _start_from_plain_code(self) -> None:
         """Start with an event loop in a thread, for async handlers and listeners."""
-        self._refuse_fork()
+        self._refuse_second_start()
         self._own_loop = LoopThread("mainspring-handlers")
         try:
             self._own_loop.wait_for(self._start(self._own_loop.loop))
@@ -970,7 +1015,7 @@ class Client:
             raise
 
     def _stop_from_plain_code(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if self._engine is None or self._is_forked:
+        if self._engine_loop is None or self._is_forked:
             return
         asyncio.run_coroutine_threadsafe(stop(), self._program_loop).result()
         if self._own_loop is not None:
@@ -1034,8 +1079,8 @@ class BlockingClient:
         called: str = "blocking.wait_for",
         instead: str = "the coroutine itself",
     ) -> T:
-        """Run a coroutine on the engine's loop and wait for its result. Where an event loop runs
-        here, the error names `called`, and what to await `instead`."""
+        """Run a coroutine in this thread and wait for its result. Where an event loop runs here,
+        the error names `called`, and what to await `instead`."""
         return self.client._wait_for(coroutine, called, instead)
 
     # Jobs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ from mainspring.core.model import (
     check_key,
     replace,
 )
-from mainspring.core.policy import Breaker, Delivery, Isolation, Policy
+from mainspring.core.policy import MAX_NAME, Breaker, Delivery, Isolation, Policy
 from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
@@ -49,6 +49,10 @@ __all__ = [
 ]
 
 _SCHEDULE_OPTIONS: tuple[str, ...] = ("schedule", "timezone", "jitter")
+MAX_DESCRIPTION = 65_536
+MAX_TAGS = 1000
+"""Of one job."""
+
 _DESCRIPTIVE_OPTIONS: tuple[str, ...] = ("description", "tags", "metadata")
 
 WEBHOOK_TIMEOUT = timedelta(seconds=30)
@@ -367,13 +371,24 @@ def _describe(given: dict[str, Any], errors: InputErrors) -> dict[str, Any]:
     if "tags" in given:
         tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
         with errors:
-            made["tags"] = tuple(
-                check_key(str(tag), "a tag", f"tags.{place}") for place, tag in enumerate(tags)
-            )
+            made["tags"] = _tags(tags)
     if "metadata" in given:
         with errors:
             made["metadata"] = _metadata(given["metadata"])
     return made
+
+
+def _tags(given: Iterable[object]) -> tuple[str, ...]:
+    tags = [str(tag) for tag in given]
+    if len(tags) > MAX_TAGS:
+        why = f"has at most {MAX_TAGS} items, not {len(tags):,}"
+        raise InvalidInput(why, subject="tags", field="tags")
+    for place, tag in enumerate(tags):
+        check_key(tag, "a tag", f"tags.{place}")
+        if not 1 <= len(tag) <= MAX_NAME:
+            why = f"has 1 to {MAX_NAME} characters, not {len(tag):,}"
+            raise InvalidInput(why, subject="a tag", field=f"tags.{place}", given=tag)
+    return tuple(tags)
 
 
 def _metadata(given: Any) -> Any:
@@ -426,9 +441,15 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
 
 
 def _description(given: object, errors: InputErrors) -> str:
-    if given is None or isinstance(given, str):
-        return given or ""
-    why = f"is a text, not {given!r}"
+    if given is None:
+        return ""
+    if isinstance(given, str) and len(given) <= MAX_DESCRIPTION:
+        return given
+    why = (
+        f"has at most {MAX_DESCRIPTION:,} characters, not {len(given):,}"
+        if isinstance(given, str)
+        else f"is a text, not {given!r}"
+    )
     errors.add(InvalidInput(why, subject="description", field="description", given=given))
     return ""
 
@@ -458,6 +479,12 @@ def _check_effect_once(job: Job, handler: Handler | None, errors: InputErrors) -
 
 
 def _check_webhook(job: Job, errors: InputErrors) -> None:
+    if job.policy.delivery is Delivery.EFFECT_ONCE:
+        why = (
+            "is at_least_once or at_most_once for a webhook: what an endpoint does cannot be"
+            " committed together with the run"
+        )
+        errors.add(InvalidInput(why, subject="delivery", field="delivery", given="effect_once"))
     timeout = job.policy.timeout
     if timeout is None or timeout > LONGEST_WEBHOOK:
         why = (

@@ -13,11 +13,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from mainspring.core import transitions
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
 from mainspring.core.node_runs import node_of
 from mainspring.core.plurals import list_some
-from mainspring.core.transitions import NODE_GONE
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import LiveWorker, no_worker_fires, without_worker
@@ -36,6 +36,7 @@ MOST_NAMED = 5
 MOST_GAPS = 10_000
 """Skipped runs that are looked through for the record of a missed slot."""
 
+_GAP_REASONS = (transitions.MISFIRE, transitions.PAUSED)
 _INSTANT = timedelta(microseconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -155,7 +156,9 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
         return _of_job(job, Reason.ALL_PAUSED, text, since=since)
-    if job.schedule is not None and no_worker_fires(workers := await engine.live_workers.current()):
+    if job.schedule is not None and no_worker_fires(
+        workers := await engine.live_workers.read_workers()
+    ):
         return _disabled(job, workers, job.next_run_at, now)
     if job.next_run_at is not None and job.next_run_at <= now:
         return await _not_fired(engine, job, job.next_run_at, now)
@@ -199,7 +202,7 @@ def _paused(job: Job, at: datetime | None = None) -> Explanation:
 async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) -> Explanation:
     """Why a slot that is due was not fired."""
     late = f"its slot at {_moment(slot)} has not been fired for {_span(now - slot)}"
-    workers = await engine.live_workers.current()
+    workers = await engine.live_workers.read_workers()
     if not workers:
         uptime = await read_uptime(engine.store)
         since = "" if uptime is None else f" since {_moment(uptime.alive_at)}"
@@ -242,7 +245,7 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     page = await engine.store.find(RunQuery(ids=frozenset({own, f"{own}@backfill"})))
     found = {run.id: run for run in page.items}
     run = found.get(f"{own}@backfill") or found.get(own)
-    if run is not None and not (run.reason == "misfire" and run.id == own):
+    if run is not None and not (run.reason == transitions.MISFIRE and run.id == own):
         return replace(await _explain_run(engine, run, MAX_UPSTREAM_DEPTH), at=at)
     if job.unreadable is not None:
         return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
@@ -258,7 +261,7 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
         text = f"its time has not come: the slot is in {_span(at - now)}"
         return _of_job(job, Reason.NOT_DUE, text, at=at)
     gap = run or await _find_gap(engine, job, at)
-    if gap is not None and gap.reason == "paused":
+    if gap is not None and gap.reason == transitions.PAUSED:
         return replace(_paused_then(gap), at=at)
     if gap is not None:
         return await _missed(engine, job, gap, at)
@@ -311,7 +314,7 @@ async def _find_gap(engine: Engine, job: Job, at: datetime) -> Run | None:
             cursor=cursor,
         )
         page = await engine.store.find(query)
-        gaps = [run for run in page.items if run.reason in ("misfire", "paused")]
+        gaps = [run for run in page.items if run.reason in _GAP_REASONS]
         records = [run.id for run in gaps if run.scheduled_at <= at]
         if records:
             whole = await engine.store.find(RunQuery(ids=frozenset(records)))
@@ -335,13 +338,13 @@ async def _missed(engine: Engine, job: Job | None, gap: Run, at: datetime) -> Ex
     if isinstance(gap.result, dict):
         facts |= {name: gap.result.get(name) for name in ("last", "count")}
     uptime = await read_uptime(engine.store)
-    outage = None if uptime is None else uptime.outage_at(at)
-    if outage is not None:
+    downtime = None if uptime is None else uptime.downtime_at(at)
+    if downtime is not None:
         text = (
-            f"it was missed: no worker was alive from {_moment(outage.start)} to"
-            f" {_moment(outage.end)} (stopped, or cut off from the store)"
+            f"it was missed: no worker was alive from {_moment(downtime.start)} to"
+            f" {_moment(downtime.end)} (stopped, or cut off from the store)"
         )
-        facts |= {"down_from": outage.start, "down_to": outage.end}
+        facts |= {"down_from": downtime.start, "down_to": downtime.end}
         return _of_run(gap, Reason.DOWN, text, at=at, **facts)
     text = f"it was missed: no worker fired it before {_moment(gap.created_at)}"
     if job is not None:
@@ -431,7 +434,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if run.run_at > now:
         held = None if job is None else await _breaker_open(engine, run, job, now)
         return held or _explain_later(run, now)
-    workers = await engine.live_workers.current()
+    workers = await engine.live_workers.read_workers()
     node = node_of(run)
     if node is not None and node not in _ids(workers):
         text = f"its node {node} is gone: the run ends within two minutes"
@@ -508,20 +511,20 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
 
 async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
     match run.reason:
-        case "misfire":
+        case transitions.MISFIRE:
             job = await _job_of(engine, run)
             return replace(await _missed(engine, job, run, run.scheduled_at), at=None)
-        case "paused":
+        case transitions.PAUSED:
             return _paused_then(run)
-        case "overlap":
+        case transitions.OVERLAP:
             return await _overlapped(engine, run)
-        case "expired":
+        case transitions.EXPIRED:
             limit = f" ({_moment(run.start_by)})" if run.start_by else ""
             text = f"its start deadline{limit} had passed before a worker could start it"
             return _of_run(run, Reason.EXPIRED, text, start_by=run.start_by)
-        case "upstream failed" | "upstream skipped":
+        case transitions.UPSTREAM_FAILED | transitions.UPSTREAM_SKIPPED:
             return await _after_failure(engine, run)
-        case reason if reason == NODE_GONE:
+        case transitions.NODE_GONE:
             node = node_of(run)
             text = f"its node {node} ended before it took the run"
             return _of_run(run, Reason.NODE_GONE, text, node=node)

@@ -77,7 +77,7 @@ class JobSet:
     url_jobs: frozenset[str] = frozenset()
     """Jobs whose webhook was given as `url`."""
 
-    def named(self, error: InvalidInput, *keys: str) -> InvalidInput:
+    def place_error(self, error: InvalidInput, *keys: str) -> InvalidInput:
         """The error with its place: the file, the line and the full key."""
         *parents, last = keys or ("",)
         if last in ("webhook", "webhook.url") and parents[-1:] and parents[-1] in self.url_jobs:
@@ -94,7 +94,7 @@ class JobSet:
             errors = InputErrors()
             for one in error.each():
                 if one.job_id is not None and one.job_id in self.jobs:
-                    one = self.named(one, "jobs", one.job_id, one.field or "")
+                    one = self.place_error(one, "jobs", one.job_id, one.field or "")
                 errors.add(one)
             errors.check()
         except JobExists as error:
@@ -122,7 +122,7 @@ class JobSet:
                     self.jobs[job_id] = {**options, "handler": job_id}
             except (InvalidInput, JobExists) as error:
                 wrong = InvalidInput(str(error), field="handler", given=given)
-                errors.add(self.named(wrong, "jobs", job_id, "handler"))
+                errors.add(self.place_error(wrong, "jobs", job_id, "handler"))
         errors.check()
 
     def collect(self, draft: Callable[..., Any]) -> list[Any]:
@@ -133,14 +133,14 @@ class JobSet:
                 made.append(draft(job_id, **options))
             except InvalidInput as error:
                 for one in error.each():
-                    errors.add(self.named(one, "jobs", job_id, one.field or ""))
+                    errors.add(self.place_error(one, "jobs", job_id, one.field or ""))
             except HandlerNotFound as error:
                 wrong = InvalidInput(
                     f"{error}. Name a function to import as module:function, or one that the"
                     " program registers",
                     field="handler",
                 )
-                errors.add(self.named(wrong, "jobs", job_id, "handler"))
+                errors.add(self.place_error(wrong, "jobs", job_id, "handler"))
         errors.check()
         return made
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, get_args
 
-from mainspring.core.job_options import RunFilter, option_names
+from mainspring.core.job_options import JobRef, RunFilter, option_names
 from mainspring.core.model import State
 from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.protocol import JobOrder, RunQuery
@@ -16,7 +16,9 @@ __all__ = [
     "aware_time",
     "job_order",
     "matching_runs",
+    "named_ids",
     "page_limit",
+    "page_offset",
     "state_set",
 ]
 
@@ -24,7 +26,9 @@ MOST_AT_ONCE = 10_000
 """Runs that one bulk operation changes."""
 
 
-def matching_runs(ids: Iterable[str] | None, given: RunFilter) -> tuple[RunQuery, list[str] | None]:
+def matching_runs(
+    ids: JobRef | Iterable[JobRef] | None, given: RunFilter
+) -> tuple[RunQuery, list[str] | None]:
     """The query of a bulk operation, and the ids where runs are named by id."""
     matching: dict[str, Any] = {**given}
     allowed = option_names(RunFilter)
@@ -35,14 +39,33 @@ def matching_runs(ids: Iterable[str] | None, given: RunFilter) -> tuple[RunQuery
             f"give `ids` or filters ({', '.join(sorted(matching))}), not both", field="ids"
         )
     limit = matching.pop("limit", MOST_AT_ONCE)
-    if not isinstance(limit, int) or not 1 <= limit <= MOST_AT_ONCE:
+    if not _is_whole(limit) or not 1 <= limit <= MOST_AT_ONCE:
         raise InvalidInput(
             f"limit is 1 to {MOST_AT_ONCE}, not {limit!r}", field="limit", given=limit
         )
     for name in ("since", "until"):
         aware_time(matching.get(name), name)
     states = state_set(matching.pop("state", None))
-    return RunQuery(states=states, limit=limit, **matching), None if ids is None else list(ids)
+    named = None if ids is None else named_ids(ids, "ids")
+    return RunQuery(states=states, limit=limit, **matching), named
+
+
+def named_ids(given: JobRef | Iterable[JobRef], field: str) -> list[str]:
+    """The ids that a caller gives: one, or several. A job, a decorated function or a run may stand
+    for its id."""
+    several: list[Any]
+    try:
+        several = [given] if isinstance(given, str) or hasattr(given, "id") else list(given)
+    except TypeError:
+        several = [given]
+    ids: list[Any] = [getattr(one, "id", one) for one in several]
+    if wrong := [one for one in ids if not isinstance(one, str)]:
+        raise InvalidInput(
+            f"{field} are the ids of jobs or runs, as text, not {wrong[0]!r}",
+            field=field,
+            given=given,
+        )
+    return ids
 
 
 def state_set(given: State | str | Iterable[State | str] | None) -> frozenset[State] | None:
@@ -93,6 +116,16 @@ def job_order(order: JobOrder, *, descending: bool, cursor: str | None) -> JobOr
 
 
 def page_limit(limit: int) -> int:
-    if not isinstance(limit, int) or not 1 <= limit <= 1000:
+    if not _is_whole(limit) or not 1 <= limit <= 1000:
         raise InvalidInput(f"limit is 1 to 1000, not {limit!r}", field="limit", given=limit)
     return limit
+
+
+def page_offset(offset: int) -> int:
+    if not _is_whole(offset) or offset < 0:
+        raise InvalidInput(f"offset is 0 or more, not {offset!r}", field="offset", given=offset)
+    return offset
+
+
+def _is_whole(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)

@@ -16,12 +16,14 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
+from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler, Hooks, name_of
 from mainspring.core.job_options import JobOptions, PolicyOptions
-from mainspring.core.model import Job, Owner, check_job_id
+from mainspring.core.model import Job, Owner, Run, Source, check_job_id
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
 from mainspring.engine.executors.child_main import refuse_while_loading
+from mainspring.engine.run_operations import Target
 from mainspring.engine.settings import Choices, Settings
 from mainspring.errors import InvalidInput, InvalidState
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
@@ -54,7 +56,7 @@ class Scheduler(Client):
     """
 
     _name = "scheduler"
-    _warns_of_new_store = False
+    warns_of_new_store = False
     _how_to_start = (
         "the scheduler is not started (or was stopped): use `async with scheduler:`,"
         " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"
@@ -112,7 +114,8 @@ class Scheduler(Client):
         self._resources = dict(resources or {})
         self._jobs_in_code: dict[str, Job] = {}
         self._job_sets: list[JobSet] = []
-        self._late_jobs: set[concurrent.futures.Future[Job]] = set()
+        self._late_jobs: dict[str, concurrent.futures.Future[Job]] = {}
+        self._refused_late_jobs: dict[str, Exception] = {}
         if jobs is not None:
             self.define_jobs(jobs)
 
@@ -181,7 +184,7 @@ class Scheduler(Client):
             self._registry.add(handler)
             self._jobs_in_code[draft.id] = draft
             self._store_if_started(draft)
-            return DecoratedJob(handler, self._enqueue, self._wait_for)
+            return DecoratedJob(handler, self._enqueue_decorated, self._wait_for)
 
         return decorate(schedule) if _is_function(schedule) else decorate
 
@@ -302,7 +305,7 @@ class Scheduler(Client):
         # By name: both are layers above this one, and most programs never need them.
         import_module("mainspring.service").require_server()
         return import_module("mainspring.dashboard.app").create_mounted_app(
-            self, settings, open=auth is None
+            self, settings, without_keys=auth is None
         )
 
     # Steps
@@ -328,28 +331,60 @@ class Scheduler(Client):
             show(line + more)
 
     def _store_if_started(self, draft: Job) -> None:
-        """Store a job that was decorated after the start. Later calls wait for it (`_call`)."""
+        """Store a job that was decorated after the start. Later calls wait for it (`_call`). If it
+        cannot be stored, the log says so, and what enqueues it raises the error."""
         self._refuse_fork()
         if self._engine is not None and self._engine_loop is not None:
-            coroutine = self._engine.job_operations.define_after_start(draft)
-            self._late_jobs.add(asyncio.run_coroutine_threadsafe(coroutine, self._engine_loop.loop))
+            self._refused_late_jobs.pop(draft.id, None)
+            coroutine = self._engine.define_after_start(draft)
+            self._late_jobs[draft.id] = asyncio.run_coroutine_threadsafe(
+                coroutine, self._engine_loop.loop
+            )
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop, after jobs decorated since the start are stored."""
         try:
-            while self._late_jobs:
-                await self._store_late_jobs()
+            await self._settle_late_jobs()
         except BaseException:
             coroutine.close()
             raise
-        return await self._open_engine_loop().call(coroutine)
+        return await super()._call(coroutine)
 
-    async def _store_late_jobs(self) -> None:
-        for job in list(self._late_jobs):
+    async def _settle_late_jobs(self) -> None:
+        while self._late_jobs:
+            job_id, stored = next(iter(self._late_jobs.items()))
             try:
-                await asyncio.shield(asyncio.wrap_future(job))
-            finally:
-                self._late_jobs.discard(job)
+                await asyncio.shield(asyncio.wrap_future(stored))
+            except Exception as error:  # the engine has logged it
+                self._refused_late_jobs[job_id] = error
+            if self._late_jobs.get(job_id) is stored:
+                del self._late_jobs[job_id]
+
+    async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
+        found: dict[str, Target] = {}
+        others: list[str] = []
+        for job_id in job_ids:
+            draft = self._jobs_in_code.get(job_id)
+            if draft is None or job_id in self._refused_late_jobs:
+                others.append(job_id)
+            else:  # what is stored has the handler and the payload that the code says
+                found[job_id] = self._registry.find(draft.handler), draft.payload
+        return found | await super()._find_targets(others) if others else found
+
+    async def _enqueue_decorated(
+        self,
+        job_id: str,
+        payloads: Sequence[Any],
+        options: CheckedEnqueueOptions,
+        source: Source,
+        checked_by: Handler,
+    ) -> list[Run]:
+        """Queue runs of a decorated job; raise the error of one that could not be stored."""
+        self._running()
+        await self._settle_late_jobs()
+        if (error := self._refused_late_jobs.get(job_id)) is not None:
+            raise error
+        return await self._enqueue(job_id, payloads, options, source, checked_by)
 
 
 class BlockingScheduler(BlockingClient):

@@ -26,8 +26,8 @@ from mainspring.core.statistics import (
 )
 from mainspring.engine.breakers import breaker_statuses
 from mainspring.engine.engine import Engine
+from mainspring.engine.executors.procfs import resident_memory
 from mainspring.engine.live_workers import LiveWorker, find_orphans, without_worker
-from mainspring.engine.memory_watch import resident_memory
 from mainspring.engine.settings import Settings
 from mainspring.errors import InvalidInput, StoreError
 from mainspring.stores.paging import all_items
@@ -318,7 +318,7 @@ async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
     since = period_start(now - RATE_WINDOW, HOUR)
     counts = await engine.store.counts(since, frozenset(job.id for job in jobs))
     breakers = await breaker_statuses(engine.store, jobs)
-    workers = await engine.live_workers.current()
+    workers = await engine.live_workers.read_workers()
     is_paused = await engine.job_operations.paused_since() is not None
     found = []
     for job in jobs:

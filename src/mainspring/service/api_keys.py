@@ -105,6 +105,14 @@ class ApiKeys:
             raise InvalidInput(f"a scope is one of {', '.join(SCOPES)}, not {scope!r}")
         if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
             raise InvalidInput(f"a key's name is 1 to 200 printable characters, not {name!r}")
+        if expires_in is not None and expires_in <= timedelta(0):
+            # Once there is a key, every request needs a valid one: this one would lock out all.
+            raise InvalidInput(
+                "is longer than zero, as in 90d, or left out for a key that does not expire",
+                subject="the time until a key expires",
+                field="expires_in",
+                given=expires_in,
+            )
         now = await self._notes.now()
         secret = secrets.token_urlsafe(32)
         key = Key(
@@ -140,7 +148,7 @@ class ApiKeys:
             if key.revoked_at is not None:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
-            key = _replaced(key, await self._notes.now())
+            key = _as_revoked(key, await self._notes.now())
             if await self._notes.put_note(
                 Note(kind=KIND, name=key_id, value=_value(key), version=note.version)
             ):
@@ -169,10 +177,6 @@ class ApiKeys:
     async def now(self) -> datetime:
         """The store's clock, by which keys expire."""
         return await self._notes.now()
-
-    async def any_usable(self) -> bool:
-        now = await self._notes.now()
-        return any(key.usable(now) for key in await self.list())
 
     async def check(self, text: str, *, cached_if_away: bool = False) -> Key | None:
         """The key with this text, if it is valid now. With `cached_if_away`, what was last read
@@ -247,5 +251,5 @@ def _read(note: Note) -> Key:
     return Key(id=note.name, **note.value)
 
 
-def _replaced(key: Key, now: datetime) -> Key:
+def _as_revoked(key: Key, now: datetime) -> Key:
     return Key(id=key.id, **{**_value(key), "revoked_at": now.astimezone(UTC)})

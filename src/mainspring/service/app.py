@@ -31,14 +31,14 @@ from mainspring.service.routes import (
     workflows,
 )
 from mainspring.service.settings import ServiceSettings
-from mainspring.stores.url_redaction import without_password
 
 __all__ = ["create_app"]
 
 _ABOUT = """Jobs that run on time, once, everywhere. The API is `/api/v1`. Times are ISO 8601 in
 UTC; durations are milliseconds or texts such as `"30s"`. Lists have `items` and `nextCursor`.
-Errors are problems of RFC 9457 with a `code` for programs. The operations tagged `compatibility` do
-the same in the forms of an older page, for clients that were made from it."""
+Errors are problems of RFC 9457 with a `code` for programs. The operations tagged `compatibility`
+(`/api/…` without `v1`) take and answer the documents of an earlier scheduler's HTTP API, so that
+its clients need no change."""
 
 
 def create_app(
@@ -46,18 +46,20 @@ def create_app(
     settings: ServiceSettings | None = None,
     *,
     loopback: bool = False,
-    open: bool = False,
+    without_keys: bool = False,
     clock: Clock | None = None,
 ) -> FastAPI:
     """The API of a client or a scheduler, which it starts and stops if that is not started yet.
 
     `loopback`: only this machine can connect, so requests to its own names need no key until there
     is one.
-    `open`: no key is needed, because the program that mounts the API guards it.
+    `without_keys`: no key is needed, because the program that mounts the API guards it.
     `clock`: the time by which keys, sessions, rates and caches expire; the system's by default.
     """
     settings = settings or ServiceSettings.read()
-    service = Service(client, settings, loopback=loopback, open=open, clock=clock or SystemClock())
+    service = Service(
+        client, settings, loopback=loopback, without_keys=without_keys, clock=clock or SystemClock()
+    )
     app = FastAPI(
         title="Mainspring",
         version=__version__,
@@ -86,17 +88,9 @@ def create_app(
         docs,
     )
     add_routes(app, *(part.router for part in parts))
-    app.state.routes = [route for part in parts for route in part.router.routes]
     app.add_middleware(
         RequestChecks,
-        rules=service,
-        keys=service.keys,
-        sessions=service.sessions,
-        audit=service.audit,
-        settings=settings,
-        clock=service.clock,
-        store_name="the store" if client.url is None else without_password(client.url),
-        count_response=service.metrics.count_response,
+        service=service,
     )
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app

@@ -32,7 +32,8 @@ _LAST = 2**63 - 1
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """`key` and `key_name` are empty where no key was needed."""
+    """`key` and `key_name` are empty where no key was needed, `created` (an id) where the request
+    created nothing that it did not name in its path."""
 
     at: datetime
     key: str
@@ -41,21 +42,30 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     method: str
     path: str
     status: int
+    created: str = ""
 
 
 class AuditLog:
     def __init__(self, notes: NoteStore) -> None:
         self._notes = notes
-        self._waiting: list[tuple[Key | None, str, str, str, int]] = []
+        self._waiting: list[tuple[Key | None, str, str, str, int, str]] = []
         self._writing: asyncio.Task[None] | None = None
         self._dropped = 0
 
-    def record(self, key: Key | None, address: str, method: str, path: str, status: int) -> None:
+    def record(
+        self,
+        key: Key | None,
+        address: str,
+        method: str,
+        path: str,
+        status: int,
+        created: str = "",
+    ) -> None:
         """Write an entry soon."""
         if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
             return
-        self._waiting.append((key, address, method, path, status))
+        self._waiting.append((key, address, method, path, status, created))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
 
@@ -89,7 +99,13 @@ def _entries(count: int) -> str:
 
 
 def _entry(
-    now: datetime, key: Key | None, address: str, method: str, path: str, status: int
+    now: datetime,
+    key: Key | None,
+    address: str,
+    method: str,
+    path: str,
+    status: int,
+    created: str,
 ) -> AuditEntry:
     return AuditEntry(
         at=now,
@@ -99,6 +115,7 @@ def _entry(
         method=method,
         path=path[:500],
         status=status,
+        created=created,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast, get_args, get_origin
 from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import AfterValidator
+from starlette.datastructures import Headers
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
@@ -27,6 +28,7 @@ from mainspring.service.settings import ServiceSettings
 
 __all__ = [
     "COMPATIBILITY",
+    "SAFE_METHODS",
     "JobPath",
     "PageLimit",
     "RunPath",
@@ -36,12 +38,15 @@ __all__ = [
     "caller",
     "check_query",
     "key_of",
+    "note_created",
+    "path_of",
 ]
 
 # All dependencies are async: FastAPI would run plain functions in a thread.
 
 COMPATIBILITY = "compatibility"
-"""The tag of routes in the forms of the page that older clients were made from."""
+"""The tag of routes that take and answer the documents of an earlier scheduler's HTTP API, so that
+its clients need no change."""
 
 MAX_PAGE = 200
 DRY_RUN = "dryRun"
@@ -50,6 +55,12 @@ DRY_RUN = "dryRun"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY_PARAMETER_PATHS = ("/api/observability/health", "/api/v1/health")
 """Paths that accept any parameter: a monitor may add its own."""
+
+_HEADERS_WITH_EFFECT = {
+    "If-Match": "for one job (its ETag)",
+    "Idempotency-Key": "for creating or triggering one job",
+}
+"""Headers that change what a request does, and what each is for."""
 
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
@@ -68,17 +79,17 @@ class Service:
     settings: ServiceSettings
     loopback: bool = False
     """Only this machine can connect: requests to its own names need no key until there is one."""
-    open: bool = False
+    without_keys: bool = False
     """No key is needed: the program that mounts the service guards it."""
     clock: Clock = field(default_factory=SystemClock)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     streams: Counter[str] = field(default_factory=Counter)
     """Open event streams, by the id of their key ("" without one)."""
     max_streams: int = 200
-    preview_lock: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Held while a preview is computed: one at a time."""
+    schedule_computation: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a preview or a forecast is computed: one at a time."""
     last_event: dict[bool, tuple[Event, bytes]] = field(default_factory=dict)
-    """The last event as it was sent; True: in the form of the compatibility page."""
+    """The last event as it was sent; True: to clients of the compatibility operations."""
     histories: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     """The last history of each window, and when it was computed."""
     error_page: Callable[[Request, ApiError], Response] | None = None
@@ -123,6 +134,16 @@ def caller(request: Request) -> str:
     return "" if key is None else key.id
 
 
+def path_of(request: Request, path: str) -> str:
+    """The path of a document, also if the API is mounted below another path."""
+    return f"{request.scope.get('root_path', '')}{path}"
+
+
+def note_created(request: Request, id: str) -> None:
+    """Let the audit log say what the request created."""
+    request.scope.setdefault("state", {})["created"] = id
+
+
 async def _job_path(id: str) -> str:
     """A text that cannot be a job's id is not looked up in the store."""
     if not _JOB_ID.fullmatch(id):
@@ -142,14 +163,15 @@ RunPath = Annotated[str, Depends(_run_path)]
 
 
 async def check_query(request: Request) -> None:
-    """Refuse unknown and repeated query parameters and an `If-Match` that the route ignores.
+    """Refuse unknown and repeated query parameters, and headers that the route ignores.
 
     A misspelt filter would give everything, and of two values one would be dropped. A condition
-    that is not checked might allow what it forbids.
+    that is not checked might allow what it forbids, and a change that is sent again might be done
+    twice.
     """
     route = request.scope["route"]
-    if request.method not in SAFE_METHODS and "if-match" in request.headers:
-        _check_condition(route)
+    if request.method not in SAFE_METHODS:
+        _check_headers(route, request.headers)
     if (
         not request.query_params
         or not route.path.startswith("/api/")
@@ -161,10 +183,11 @@ async def check_query(request: Request) -> None:
         raise ApiError.of_fields(*faults)
 
 
-def _check_condition(route: APIRoute) -> None:
-    if not any(one.alias == "If-Match" for one in route.dependant.header_params):
-        why = "If-Match is for one job (its ETag) and is not supported here: nothing was done"
-        raise ApiError(422, why)
+def _check_headers(route: APIRoute, given: Headers) -> None:
+    taken = {one.alias for one in route.dependant.header_params}
+    for name, purpose in _HEADERS_WITH_EFFECT.items():
+        if name in given and name not in taken:
+            raise ApiError(422, f"{name} is {purpose} and is not supported here: nothing was done")
 
 
 def _parameters(route: APIRoute) -> dict[str, bool]:

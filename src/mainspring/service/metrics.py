@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import partial
-from itertools import chain
 
 from prometheus_client import (
     CollectorRegistry,
@@ -87,13 +86,11 @@ class Metrics:
             client.on(name, self._count_event)
 
     def _make_instruments(self) -> None:
-        # Two registries: one refuses the counter mainspring_runs_total beside the gauge
-        # mainspring_runs, because in another text format their names would clash.
-        counted, read = self._registries = (CollectorRegistry(), CollectorRegistry())
-        ProcessCollector(registry=read)
-        counter = partial(Counter, registry=counted)
-        histogram = partial(Histogram, registry=counted)
-        gauge = partial(Gauge, registry=read)
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
+        gauge = partial(Gauge, registry=self._registry)
         self._runs = counter(
             "mainspring_runs_total", "Runs that ended in this process.", ["job", "state"]
         )
@@ -129,12 +126,12 @@ class Metrics:
             "mainspring_http_requests_total", "Requests to this API.", ["method", "status"]
         )
         self._running = gauge("mainspring_runs_running", "Runs that this process is running.")
-        self._workers = gauge("mainspring_workers", "Runs that this process can run at once.")
+        self._capacity = gauge("mainspring_capacity", "Runs that this process can run at once.")
         self._leader = gauge("mainspring_leader", "1 if this process is the leader.")
         self._paused = gauge("mainspring_firing_paused", "1 while all firing is paused.")
         self._store_up = gauge("mainspring_store_up", "1 if the store answers.")
         self._stored = gauge(
-            "mainspring_runs",
+            "mainspring_stored_runs",
             "Runs by state: how many are unfinished, and how many have ever ended so.",
             ["state"],
         )
@@ -200,7 +197,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """The series without the times of creation, which prometheus-client adds to each and which
         only a setting for the whole program can switch off."""
-        for metric in chain.from_iterable(one.collect() for one in self._registries):
+        for metric in self._registry.collect():
             metric.samples = [one for one in metric.samples if not one.name.endswith("_created")]
             yield metric
 
@@ -260,7 +257,7 @@ class Metrics:
             now = self._clock.monotonic()
             if self._read_at is not None and now - self._read_at < STORE_CACHE_SECONDS:
                 return
-            self._workers.set(self._client.workers)
+            self._capacity.set(self._client.workers)
             self._leader.set(self._client.is_leader)
             try:
                 await self._read_store()

@@ -10,8 +10,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from h11 import LocalProtocolError
@@ -22,9 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.core.clock import Clock
 from mainspring.errors import MainspringError
-from mainspring.service.api_keys import ApiKeys, Key
+from mainspring.service.api_keys import Key
 from mainspring.service.api_keys import Scope as KeyScope
-from mainspring.service.audit import AuditLog
+from mainspring.service.dependencies import SAFE_METHODS, Service
 from mainspring.service.problems import (
     ApiError,
     FieldError,
@@ -33,14 +32,14 @@ from mainspring.service.problems import (
     problem_response,
     wants_page,
 )
-from mainspring.service.sessions import Sessions, session_cookie
-from mainspring.service.settings import ServiceSettings, is_loopback
+from mainspring.service.sessions import session_cookie
+from mainspring.service.settings import is_loopback
+from mainspring.stores.url_redaction import without_password
 
-__all__ = ["AccessRules", "RateLimiter", "RequestChecks"]
+__all__ = ["RateLimiter", "RequestChecks"]
 
 log = logging.getLogger("mainspring.service")
 
-SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset(
     {
         *("/livez", "/readyz", "/docs", "/docs.js", "/docs.css", "/openapi.json"),
@@ -67,6 +66,8 @@ PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"
 DRY_RUN_PATHS = re.compile(r"/api(/v1)?/jobs(/prune-orphans|/[^/]+/(trigger|backfill))?")
 """POST requests that have a dry run."""
 
+DRY_RUN_VALUES = {"true": True, "1": True, "false": False, "0": False}
+
 BODY_SECONDS = 20.0
 DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 1024
 """How much of a body that is too large is read and thrown away."""
@@ -80,22 +81,6 @@ SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
     "cache-control": "no-store",
 }
-
-
-class AccessRules(Protocol):
-    """Who may use the service.
-
-    `loopback`: only this machine can connect. Host must be one of its names (or a proxy's), and
-    requests to its own names need no key until there is one. `open`: no key is needed, because the
-    program that mounts the service guards it.
-    """
-
-    loopback: bool
-    open: bool
-    error_page: Callable[[Request, ApiError], Response] | None
-
-    @property
-    def started(self) -> bool: ...
 
 
 class RateLimiter:
@@ -126,31 +111,16 @@ class RateLimiter:
 class RequestChecks:
     """The middleware: runs the checks in order, and answers with a problem if one fails."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        rules: AccessRules,
-        keys: ApiKeys,
-        sessions: Sessions,
-        audit: AuditLog,
-        settings: ServiceSettings,
-        clock: Clock,
-        store_name: str,
-        count_response: Callable[[str, int], None],
-    ) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._count_response = count_response
-        self._rules = rules
-        self._keys = keys
-        self._sessions = sessions
-        self._audit = audit
+        self._service = service
+        settings, clock, url = service.settings, service.clock, service.client.url
         self._limit = settings.body_limit
         self._hosts = settings.hosts
         self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
         self._wrong_keys = RateLimiter(WRONG_KEYS_A_MINUTE / 60, WRONG_KEYS_A_MINUTE, clock)
         self._wrong_key_logs = RateLimiter(1 / 60, 1, clock)
-        self._store_name = store_name
+        self._store_name = "the store" if url is None else without_password(url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -159,7 +129,7 @@ class RequestChecks:
         if scope["type"] != "http":  # the service has no websockets
             await send({"type": "websocket.close", "code": 1008})
             return
-        send = self._with_security_headers(scope, send)
+        send = self._with_headers_metrics_and_audit(scope, send)
         try:
             receive = await self._check(scope, receive)
         except (ApiError, MainspringError) as error:
@@ -172,7 +142,7 @@ class RequestChecks:
 
     def _refusal(self, scope: Scope, error: ApiError) -> Response:
         """A page for a browser that asked for one, else a problem document."""
-        make_page, request = self._rules.error_page, Request(scope)
+        make_page, request = self._service.error_page, Request(scope)
         if make_page is not None and wants_page(request):
             return make_page(request, error)
         return problem_response(error, scope)
@@ -187,13 +157,13 @@ class RequestChecks:
         self._check_started(scope)
         await self._check_key(scope, headers)
         _check_content_type(scope["method"], headers)
-        _check_dry_run(scope)
+        scope.setdefault("state", {})["dry_run"] = _read_dry_run(scope)
         body, last = await self._read_body(headers, receive)
         if scope["method"] not in SAFE_METHODS:  # no route reads the body of a GET
             check_duplicate_names(body)
         return _replay(last or {"type": "http.request", "body": body, "more_body": False}, receive)
 
-    def _with_security_headers(self, scope: Scope, send: Send) -> Send:
+    def _with_headers_metrics_and_audit(self, scope: Scope, send: Send) -> Send:
         """Add the security headers to the answer, count it, and log it if it changed something."""
         method = scope["method"]
 
@@ -202,11 +172,18 @@ class RequestChecks:
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
-                self._count_response(method, message["status"])
+                self._service.metrics.count_response(method, message["status"])
                 if _is_change(scope) and message["status"] < 400:
                     client = (scope.get("client") or ("",))[0]
-                    key = scope.get("state", {}).get("key")
-                    self._audit.record(key, client, method, local_path(scope), message["status"])
+                    state = scope.get("state", {})
+                    self._service.audit.record(
+                        state.get("key"),
+                        client,
+                        method,
+                        local_path(scope),
+                        message["status"],
+                        state.get("created", ""),
+                    )
             # The server itself has answered a request that broke HTTP half way.
             with contextlib.suppress(LocalProtocolError):
                 await send(message)
@@ -217,7 +194,7 @@ class RequestChecks:
         """Refuse requests whose Host is another name: a page of another site can have a DNS name
         that resolves to 127.0.0.1, and its requests carry that name."""
         name = _host_name(headers.get("host", ""))
-        if self._rules.loopback and not is_loopback(name) and name not in self._hosts:
+        if self._service.loopback and not is_loopback(name) and name not in self._hosts:
             raise ApiError(
                 403,
                 f"Host {headers.get('host')!r} is not allowed: this service listens on loopback."
@@ -256,7 +233,7 @@ class RequestChecks:
     def _check_started(self, scope: Scope) -> None:
         """Refuse requests until the scheduler is started. Nobody runs the lifespan of a mounted
         application: the program that mounts it has to start the scheduler."""
-        if not self._rules.started and not _is_open(local_path(scope)):
+        if not self._service.started and not _is_open(local_path(scope)):
             raise ApiError(
                 503,
                 "the scheduler of this API is not started: the program that mounts it has to start"
@@ -266,7 +243,7 @@ class RequestChecks:
 
     async def _check_key(self, scope: Scope, headers: Headers) -> None:
         path = local_path(scope)
-        if _is_open(path) or self._rules.open:
+        if _is_open(path) or self._service.without_keys:
             return
         key = await self._key_of(scope, headers)
         if key is None:
@@ -289,10 +266,10 @@ class RequestChecks:
         texts, cookie = _key_texts(headers), session_cookie(headers)
         if texts and (cookie is None or texts != [""]):  # a proxy may use another scheme for itself
             return await self._find_key(scope, texts, headers)
-        local = self._rules.loopback and _is_local(headers)
-        if local and not await self._keys.any_exists(cached_if_away=_is_scrape(scope)):
+        local = self._service.loopback and _is_local(headers)
+        if local and not await self._service.keys.any_exists(cached_if_away=_is_scrape(scope)):
             return None
-        key = None if cookie is None else await self._sessions.key(cookie)
+        key = None if cookie is None else await self._service.sessions.key(cookie)
         if key is None:
             if cookie is not None:
                 self._count_wrong_key(scope)
@@ -314,7 +291,7 @@ class RequestChecks:
         clients share one address, and one that guesses must not lock out the others. Guessing finds
         nothing, because a secret has 256 random bits; after many wrong keys the answer is 429."""
         for text in texts:
-            key = await self._keys.check(text, cached_if_away=_is_scrape(scope))
+            key = await self._service.keys.check(text, cached_if_away=_is_scrape(scope))
             if key is not None:
                 return key
         self._count_wrong_key(scope)
@@ -442,8 +419,7 @@ def _is_change(scope: Scope) -> bool:
     """Whether the request changes something, if it is done."""
     if scope["method"] in SAFE_METHODS or READ_ONLY_POSTS.fullmatch(local_path(scope)):
         return False
-    given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1")))
-    return given.get("dryRun", "false").lower() in ("false", "0")
+    return not scope.get("state", {}).get("dry_run", False)
 
 
 def _needed_scope(method: str, path: str) -> KeyScope:
@@ -511,29 +487,34 @@ def _check_content_type(method: str, headers: Headers) -> None:
         raise ApiError(415, f"a body must be application/json, not {given[:100]!r}")
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
-        why = f"a body is sent as it is, without Content-Encoding {coding[:100]!r}"
+        why = f"Content-Encoding {coding[:100]!r} is not supported: send the body uncompressed"
         raise ApiError(415, why, headers={"Accept-Encoding": "identity"})
 
 
-def _check_dry_run(scope: Scope) -> None:
-    """Refuse a dry run of a request that has none, and other spellings of the parameter: the client
-    expects that nothing is done."""
+def _read_dry_run(scope: Scope) -> bool:
+    """Whether the request is a dry run. Refuses one of a request that has none, other spellings of
+    the parameter and other values than true, false, 1 and 0: the client expects that nothing is
+    done, and the audit log and the route must read the value alike."""
     method, path = scope["method"], local_path(scope)
     if method in SAFE_METHODS or not scope.get("query_string"):
-        return
+        return False
     given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
     for name in given:
         if name != "dryRun" and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
             why = f"is the spelling, not {name[:100]!r}: nothing was done"
             raise ApiError.of_fields(FieldError.predicate("dryRun", why))
-    if method == "POST" and DRY_RUN_PATHS.fullmatch(path):
-        return
-    if given.get("dryRun", "false").lower() not in ("false", "0"):
+    value = given.get("dryRun", "false")
+    if value.lower() not in DRY_RUN_VALUES:
+        why = f"is true, false, 1 or 0, not {value[:100]!r}: nothing was done"
+        raise ApiError.of_fields(FieldError.predicate("dryRun", why))
+    dry_run = DRY_RUN_VALUES[value.lower()]
+    if dry_run and not (method == "POST" and DRY_RUN_PATHS.fullmatch(path)):
         why = (
             "is for creating, triggering and backfilling a job and for pruning orphans, not for"
             f" {method} {path}: nothing was done"
         )
         raise ApiError.of_fields(FieldError.predicate("dryRun", why))
+    return dry_run
 
 
 def _key_texts(headers: Headers) -> list[str]:

@@ -14,10 +14,10 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.alias_generators import to_camel
 
-from mainspring.service.dependencies import COMPATIBILITY
-from mainspring.service.middleware import OPEN_PATHS, READ_ONLY_POSTS, SAFE_METHODS
+from mainspring.service.dependencies import COMPATIBILITY, SAFE_METHODS
+from mainspring.service.middleware import OPEN_PATHS, READ_ONLY_POSTS
 from mainspring.service.problems import V1
-from mainspring.service.schemas.problem import Problem, ProblemDocument
+from mainspring.service.schemas.problem import STATUSES, Problem, ProblemDocument
 
 __all__ = ["description", "operation_id"]
 
@@ -25,27 +25,14 @@ Schema = dict[str, Any]
 
 _SCHEMAS = "#/components/schemas/"
 _RETRY_AFTER = {"Retry-After": ("integer", "Seconds to wait before the next try.")}
-_ERRORS: dict[int, str] = {
-    400: "The request cannot be read.",
-    401: "The request needs an API key, or its key is unknown, revoked or expired.",
-    403: "The key's scope is too small, or the request comes from a page of another site.",
-    404: "There is no such job, run or key.",
-    409: "The stored state does not allow this.",
-    412: "The job was changed after it was read.",
-    413: "The body is too large.",
-    415: "The body is not application/json.",
-    422: "A field, a parameter or a header is wrong.",
-    429: "Too many requests.",
-    503: "The store is away, or the service is stopping.",
-}
 
 
 def operation_id(route: APIRoute) -> str:
-    """`listJobs`; of a route in the compatibility page's form `pageListJobs`."""
+    """`listJobs`; of a compatibility route `compatListJobs`."""
     if COMPATIBILITY not in route.tags:
         return to_camel(route.name)
     subject = route.path.split("/")[2]
-    words = ["page", route.name]
+    words = ["compat", route.name]
     if subject not in ("observability", route.name) and subject not in route.name:
         words.append(subject)
     return to_camel("_".join(words))
@@ -135,10 +122,10 @@ def _statuses(path: str, method: str, operation: Schema) -> list[int]:
 
 def _error(path: str, status: int) -> Schema:
     own = path.startswith(V1)
-    code = _EXAMPLE_CODE[status]
+    code = STATUSES[status].example or STATUSES[status].code
     if status == 404 and "/jobs" not in path:
         code = "run_not_found" if "/runs" in path else "not_found"
-    detail = _ERRORS[status]
+    detail = STATUSES[status].meaning
     shown: Schema = {
         "type": f"urn:mainspring:problem:{code}",
         "title": HTTPStatus(status).phrase,
@@ -159,22 +146,6 @@ def _error(path: str, status: int) -> Schema:
     if status in (429, 503):
         error["headers"] = _header_schemas(_RETRY_AFTER)
     return error
-
-
-_EXAMPLE_CODE = {
-    400: "invalid_json",
-    401: "key_missing",
-    403: "scope_too_small",
-    404: "job_not_found",
-    409: "conflict",
-    412: "job_changed",
-    413: "body_too_large",
-    415: "unsupported_media_type",
-    422: "invalid_input",
-    429: "rate_limited",
-    503: "store_unavailable",
-}
-"""A code of each status, for the example of its answer."""
 
 
 def _headers(path: str, method: str, status: int) -> dict[str, tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Errors as clients get them: problem documents of RFC 9457 with a `code` for programs.
 
-In the forms of the compatibility page they also carry `success: false` and the message in `error`.
+Those of the compatibility operations also carry `success: false` and the message in `error`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic.alias_generators import to_camel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import Scope
@@ -38,6 +39,7 @@ from mainspring.errors import (
 )
 from mainspring.service.schemas.fields import NAMED_FIELD
 from mainspring.service.schemas.json_format import WrongFormat, encode_json
+from mainspring.service.schemas.problem import STATUSES
 from mainspring.webhooks.headers import shown_name
 
 __all__ = [
@@ -60,22 +62,6 @@ MAX_FIELD_ERRORS = 50
 V1 = "/api/v1"
 """The prefix of the API's own form."""
 
-_CODE_OF_STATUS = {
-    400: "bad_request",
-    401: "key_missing",
-    403: "origin_refused",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "body_timeout",
-    409: "conflict",
-    412: "job_changed",
-    413: "body_too_large",
-    415: "unsupported_media_type",
-    422: "invalid_input",
-    429: "rate_limited",
-    500: "internal_error",
-    503: "stopping",
-}
 _CODE_OF_ERROR = {
     JobNotFound: "job_not_found",
     RunNotFound: "run_not_found",
@@ -89,21 +75,33 @@ _CODE_OF_ERROR = {
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """A wrong field. `sentence` is its part of the whole message; by default the message alone."""
+    """A wrong field. `link` stands between the field and the message in a whole sentence; empty:
+    the message is the sentence."""
 
     field: str
     message: str
-    sentence: str = ""
+    link: str = ""
 
     @classmethod
     def predicate(cls, field: str, message: str) -> FieldError:
         """A message whose subject is the field: `is null`, `has at most 50 items`."""
-        return cls(field, message, f"{field} {message}")
+        return cls(field, message, " ")
 
     @classmethod
     def remark(cls, field: str, message: str) -> FieldError:
         """A message that does not name the field."""
-        return cls(field, message, f"{field}: {message}")
+        return cls(field, message, ": ")
+
+    @classmethod
+    def of_library(cls, field: str, error: InvalidInput) -> FieldError:
+        """An error of the library, under the name that the client has for the field."""
+        if error.subject is None:
+            return cls(field, str(error))
+        return cls.predicate(field, error.predicate)
+
+    def sentence(self, name: str | None = None) -> str:
+        """The part of the whole message. `name`: what the reader calls the field."""
+        return f"{name or self.field}{self.link}{self.message}" if self.link else self.message
 
 
 class ApiError(Exception):
@@ -120,14 +118,14 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.code = code or _CODE_OF_STATUS.get(status, "bad_request")
+        self.code = code or STATUSES.get(status, STATUSES[400]).code
         self.errors = errors
         self.headers = headers
 
     @classmethod
     def of_fields(cls, *errors: FieldError) -> ApiError:
         """Several fields may share a sentence, such as those that exclude each other."""
-        sentences = dict.fromkeys(one.sentence or one.message for one in errors)
+        sentences = dict.fromkeys(one.sentence() for one in errors)
         return cls(422, "; ".join(sentences), errors=errors)
 
 
@@ -184,7 +182,11 @@ def from_library_error(error: MainspringError) -> ApiError:
 def _with_status(error: MainspringError) -> ApiError:
     message = str(error)
     if isinstance(error, InvalidInput):
-        fields = [FieldError(one.field, str(one)) for one in error.each() if one.field is not None]
+        fields = [
+            FieldError.of_library(to_camel(one.field), one)
+            for one in error.each()
+            if one.field is not None
+        ]
         return ApiError(422, message, errors=fields)
     if isinstance(error, HandlerNotFound):
         return ApiError.of_fields(FieldError("handler", message))
@@ -255,7 +257,7 @@ def _allowed(request: Request) -> list[str]:
     """The methods of all routes of this path. The framework names those of the first route
     alone."""
     methods: set[str] = set()
-    for route in request.app.state.routes:
+    for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
             methods |= route.methods or set()
     if "GET" in methods:
@@ -349,9 +351,10 @@ def _field(error: Any) -> str:
     between its parts; those are left out."""
     if error["type"] == NAMED_FIELD:
         return str(error["ctx"]["field"])
-    where = [part for part in error["loc"] if not _internal(part)]
-    if where[:1] == ["headers"]:
-        where[1:] = map(shown_name, where[1:])
+    if error["loc"][:1] == ("headers",):  # the names are the client's, and one may be called str
+        where = ["headers", *map(shown_name, error["loc"][1:2])]
+    else:
+        where = [part for part in error["loc"] if not _internal(part)]
     return ".".join(str(part) for part in where) or "body"
 
 

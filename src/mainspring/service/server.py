@@ -48,7 +48,7 @@ class _StoreReader(Client):
     """Reads the store before the scheduler is started. The scheduler names a store that it made, so
     this client does not warn of it."""
 
-    _warns_of_new_store = False
+    warns_of_new_store = False
 
 
 class _Server(uvicorn.Server):
@@ -77,8 +77,7 @@ async def serve(
         if not loopback or settings.hosts:
             # Before the worker starts: a service that is refused must fire and run nothing.
             async with _StoreReader(scheduler.store) as reader:
-                if not await ApiKeys(reader).any_usable():
-                    raise InvalidInput(_needs_key(settings, first_key))
+                await _check_key_exists(ApiKeys(reader), settings, first_key)
         async with scheduler:
             app = create_app(scheduler, settings, loopback=loopback)
             service: Service = app.state.service
@@ -94,15 +93,21 @@ async def serve(
             return replace
 
 
-def _needs_key(settings: ServiceSettings, first_key: str) -> str:
+async def _check_key_exists(keys: ApiKeys, settings: ServiceSettings, first_key: str) -> None:
+    """Refuse to serve where other machines can connect and no API key is valid."""
+    now = await keys.now()
+    found = await keys.list()
+    if any(key.usable(now) for key in found):
+        return
+    lack = "no API key is valid (all are expired or revoked)" if found else "there is no API key"
     if not is_loopback(settings.host):
-        return (
-            f"other machines can reach {settings.host}, and there is no API key: make one first"
-            f" ({first_key}), or listen on 127.0.0.1"
+        raise InvalidInput(
+            f"other machines can reach {settings.host}, and {lack}: make one first ({first_key}),"
+            " or listen on 127.0.0.1"
         )
-    return (
-        f"ALLOWED_HOSTS ({settings.allowed_hosts}) lets clients of a proxy in, and there is no API"
-        f" key: make one first ({first_key}), or leave ALLOWED_HOSTS unset"
+    raise InvalidInput(
+        f"ALLOWED_HOSTS ({settings.allowed_hosts}) lets clients of a proxy in, and {lack}: make one"
+        f" first ({first_key}), or leave ALLOWED_HOSTS unset"
     )
 
 

@@ -91,7 +91,8 @@ class ServiceSettings(BaseSettings):
     With them an API key is needed."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
-    """With a unit, as in 30d: a bare number meant as days would delete the history."""
+    """How long finished runs are kept, with a unit as in 30d. A bare number is refused: it would be
+    seconds, and somebody who means days would lose the history."""
     history: int | None = Field(None, ge=1)
     """How many finished runs of each job are kept."""
     prune_every: Annotated[timedelta | None, BeforeValidator(_prune_every)] = None
@@ -99,7 +100,7 @@ class ServiceSettings(BaseSettings):
     memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
     """At so much memory, as in 1GB, the process is replaced."""
     leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
-    """The leader is elected in the store. No address of another service is taken here."""
+    """Whether the store elects a leader among all processes. False: each acts as if it led."""
 
     @classmethod
     def read(cls, **given: Any) -> Self:

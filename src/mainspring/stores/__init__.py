@@ -29,8 +29,9 @@ def open_store(url: object, clock: Clock | None = None) -> Store:
         )
     scheme, separator, rest = url.partition("://")
     if not separator:
-        is_file = url.lower().endswith((".db", ".sqlite", ".sqlite3"))
-        advice = f" (did you mean sqlite:///{url}?)" if is_file else ""
+        file = url.removeprefix("sqlite:")
+        is_file = file != url or url.lower().endswith((".db", ".sqlite", ".sqlite3"))
+        advice = f" (did you mean sqlite:///{file or 'jobs.db'}?)" if is_file else ""
         raise InvalidInput(
             f"a store is named by a URL, not {without_password(url)!r}{advice}; supported are"
             f" {_KNOWN}"
@@ -43,7 +44,9 @@ def open_store(url: object, clock: Clock | None = None) -> Store:
         from mainspring.stores.sqlite import SqliteStore
 
         if not rest.startswith("/") or len(rest) < 2:
-            raise InvalidInput(f"{url!r} names no file; write sqlite:///jobs.db")
+            raise InvalidInput(
+                f"{url!r} names no file; write sqlite:///{rest.strip('/') or 'jobs.db'}"
+            )
         file, question_mark, _ = rest.partition("?")
         if question_mark:
             raise InvalidInput(

@@ -6,9 +6,9 @@ import json
 import re
 
 from mainspring.core.model import Note
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidCursor
 
-__all__ = ["cursor_error", "cursor_number", "note_cursor", "read_note_cursor"]
+__all__ = ["cursor_number", "note_cursor", "read_note_cursor"]
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _LARGEST = 2**63 - 1
@@ -16,17 +16,10 @@ _LARGEST = 2**63 - 1
 
 
 def cursor_number(part: object, cursor: object) -> int:
-    """The number in a cursor, or in a part of one. Raises `InvalidInput` where it is no number."""
+    """The number in a cursor, or in a part of one. Raises `InvalidCursor` where it is no number."""
     if not isinstance(part, str) or _NUMBER.fullmatch(part) is None or abs(int(part)) > _LARGEST:
-        raise cursor_error(cursor)
+        raise InvalidCursor(cursor)
     return int(part)
-
-
-def cursor_error(cursor: object) -> InvalidInput:
-    return InvalidInput(
-        f"{str(cursor)[:100]!r} is not a cursor that a page of results gave: send the `cursor` of"
-        " the page before, or none for the first page"
-    )
 
 
 def note_cursor(note: Note) -> str:
@@ -35,11 +28,11 @@ def note_cursor(note: Note) -> str:
 
 
 def read_note_cursor(cursor: str) -> list[str]:
-    """The kind and the name of the last note of the page before. Raises `InvalidInput`."""
+    """The kind and the name of the last note of the page before. Raises `InvalidCursor`."""
     try:
         found = json.loads(cursor)
     except ValueError:
         found = None
     if not isinstance(found, list) or [type(part) for part in found] != [str, str]:
-        raise cursor_error(cursor)
+        raise InvalidCursor(cursor)
     return found

@@ -470,7 +470,7 @@ class Store(Protocol):
 
     async def find(self, query: RunQuery) -> Page[Run]:
         """The runs that match, newest first, a page at a time. Costs what it gives, not what the
-        store holds; `InvalidInput` for a cursor that no page gave. Runs that change meanwhile may
+        store holds; `InvalidCursor` for a cursor that no page gave. Runs that change meanwhile may
         be on two pages or on none; those that do not are on exactly one."""
         ...
 
@@ -524,7 +524,7 @@ class Store(Protocol):
     async def notes(self, query: NoteQuery) -> Page[Note]:
         """The notes that match and have not expired, by kind and name, a page at a time. A note
         whose value cannot be read has the value None. It never looks absent before it expires,
-        because an election or a limit may rest on it. `InvalidInput` for a cursor that no page
+        because an election or a limit may rest on it. `InvalidCursor` for a cursor that no page
         gave."""
         ...
 

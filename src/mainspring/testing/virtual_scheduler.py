@@ -392,11 +392,13 @@ class Bench:
             lease=timedelta(hours=1),
             poll=timedelta(minutes=1),
             leader_election=False,
+            enabled=True,
             memory_limit=None,
         )
         scheduler._resources = {**scheduler._resources, **self._resources}
         scheduler._jobs_in_code = dict(scheduler._jobs_in_code)
-        scheduler._late_jobs = set()
+        scheduler._late_jobs = {}
+        scheduler._refused_late_jobs = {}
         scheduler._events = copy.copy(scheduler._events)
         scheduler._events._listeners = {
             name: list(some) for name, some in scheduler._events._listeners.items()

@@ -8,6 +8,7 @@ address the second time nor an unusual spelling (`0x7f.1`) gets past it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -19,6 +20,9 @@ __all__ = ["AllowList", "is_literal", "why_refused"]
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+
+_HOST = re.compile(r"(\*\.)?([a-z0-9_-]+\.)*(?!\d+$|0x[0-9a-f]*$)[a-z0-9_-]+", re.ASCII)
+"""A name as URLs have it. One that ends with a number is a misspelt address: no host has it."""
 
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
@@ -47,16 +51,18 @@ class AllowList(Struct, frozen=True):
         """From host names (`billing.internal`, `*.internal`), addresses and CIDR ranges."""
         hosts, networks = set(), []
         for text in [given] if isinstance(given, str) else given:
-            entry = str(text).strip().lower()
+            entry = str(text).strip().lower().rstrip(".")
             try:
                 networks.append(ip_network(entry))
             except ValueError as error:
-                if "/" in entry or not entry or "host bits" in str(error) or " " in entry:
+                if not _HOST.fullmatch(entry):
+                    why = f" ({error})" if "/" in entry and "//" not in entry else ""
                     raise InvalidInput(
-                        f"an entry of the allow list is a host name, an address or a range like"
-                        f" 10.0.0.0/8, not {text!r} ({error})"
+                        "an entry of the allow list is a host name (billing.internal, *.internal),"
+                        " an address or a range (10.0.0.0/8), without scheme, port or brackets, not"
+                        f" {text!r}{why}"
                     ) from None
-                hosts.add(entry.rstrip("."))
+                hosts.add(entry)
         return cls(frozenset(hosts), tuple(networks))
 
     def allows_host(self, host: str) -> bool:

@@ -96,7 +96,10 @@ def _describe_error(error: Exception, url: URL) -> WebhookFailed:
 def _refusal_message(host: str, why: Refusal) -> str:
     """Say why a host was not called. Only the log names the address: people who may define webhooks
     must not learn the addresses of an internal network from error messages."""
-    allow = "an operator can allow it by host or range (--allow-private)"
+    allow = (
+        "an operator can allow it by host or range (MAINSPRING_ALLOW_PRIVATE, or serve"
+        " --allow-private)"
+    )
     if is_literal(host):
         return f"{host} was not called: webhooks may not call {why}; {allow}"
     log.warning("a webhook to %s was refused: webhooks may not call %s", host, why)

@@ -23,6 +23,7 @@ from mainspring.webhooks.vault import Vault, new_signing_secret, signing_bytes
 
 __all__ = [
     "FIELDS",
+    "MAX_STATUS_CODES",
     "MAX_URL",
     "Given",
     "change",
@@ -40,6 +41,8 @@ FIELDS = (
 )  # fmt: skip
 
 MAX_URL = 2_000
+MAX_STATUS_CODES = 500
+"""In one list: there are so many codes."""
 _ANY_URL = "https://example.org/"
 """Stands for a wrong URL while the other fields are checked."""
 
@@ -239,7 +242,8 @@ def _url(given: Any, allow: AllowList) -> str:
     if why is not None:
         raise InvalidInput(
             f"webhooks may not call {why}; an operator can allow it by host or range:"
-            f" --allow-private, or WebhookSettings(allow=[{host!r}])"
+            f" MAINSPRING_ALLOW_PRIVATE={host}, `mainspring serve --allow-private {host}`, or"
+            f" WebhookSettings(allow=[{host!r}])"
         )
     netloc = f"[{host}]" if ":" in host else host
     netloc += f":{port}" if port is not None else ""
@@ -315,6 +319,8 @@ def _codes(given: Any) -> tuple[tuple[int, int], ...] | None:
     if given is None:
         return None
     items = given if isinstance(given, list | tuple) else [given]
+    if len(items) > MAX_STATUS_CODES:
+        raise InvalidInput(f"has at most {MAX_STATUS_CODES} items, not {len(items):,}")
     ranges = []
     for item in items:
         if isinstance(item, list | tuple) and len(item) == 2:

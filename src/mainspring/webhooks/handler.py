@@ -62,10 +62,10 @@ class WebhookHandler(Handler):
     built_in = True
     reads_job = True
 
-    def __init__(self, webhooks: Webhooks, host: JobControl, clock: Clock) -> None:
+    def __init__(self, webhooks: Webhooks, jobs: JobControl, clock: Clock) -> None:
         super().__init__(HANDLER, self.send)
         self._webhooks = webhooks
-        self._host = host
+        self._jobs = jobs
         self._clock = clock
 
     def check(self, payload: Any) -> None:
@@ -84,7 +84,7 @@ class WebhookHandler(Handler):
         run is retried."""
         assert ctx.job is not None
         # Signatures carry the store's time, because the clock of a worker may be wrong.
-        job, began, now = ctx.job, self._clock.monotonic(), self._host.store_time()
+        job, began, now = ctx.job, self._clock.monotonic(), self._jobs.store_time()
         webhook = job.webhook
         if webhook is None:
             raise GiveUp(f"job {job.id!r} is no longer a webhook job")
@@ -115,7 +115,7 @@ class WebhookHandler(Handler):
         answered = f"the endpoint answered {_status_name(status)}"
         if status == HTTPStatus.GONE:
             try:
-                await self._host.pause_job(ctx.job_id, expected_version=ctx.job)
+                await self._jobs.pause_job(ctx.job_id, expected_version=ctx.job)
             except (
                 NotFound,
                 JobChanged,
@@ -126,7 +126,7 @@ class WebhookHandler(Handler):
             return GiveUp(f"{answered}: it accepts no more calls, so the job is paused")
         if webhook.retry_on is not None and not _is_within(status, webhook.retry_on):
             return GiveUp(f"{answered}, which is not retried (retry_on)")
-        wait = retry_after(headers, self._host.store_time())
+        wait = retry_after(headers, self._jobs.store_time())
         if wait is None:
             return WebhookFailed(answered)
         cap = duration(self._webhooks.settings.retry_after_cap)

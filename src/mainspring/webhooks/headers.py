@@ -22,7 +22,7 @@ MASK = "********"
 SECRET = frozenset({"authorization", "cookie", "x-api-key"})
 """Headers that are encrypted even if the user does not mark them as secret."""
 
-SECRET_RESPONSE_HEADERS = frozenset({"set-cookie", "authorization", "cookie", "x-api-key"})
+SECRET_IN_RESPONSES = SECRET | {"set-cookie"}
 """Headers of a response that are masked before it is kept."""
 
 MAX_HEADERS = 50
@@ -35,13 +35,13 @@ _RESERVED = {
     "host": "it is made from the URL",
     "content-length": "it is made from the body",
     "transfer-encoding": "bodies are sent whole",
-    "connection": "connections are Mainspring's own",
-    "keep-alive": "connections are Mainspring's own",
-    "proxy-connection": "connections are Mainspring's own",
+    "connection": "Mainspring sets the headers that control the connection",
+    "keep-alive": "Mainspring sets the headers that control the connection",
+    "proxy-connection": "Mainspring sets the headers that control the connection",
     "proxy-authorization": "no proxy is used",
-    "te": "connections are Mainspring's own",
+    "te": "Mainspring sets the headers that control the connection",
     "trailer": "bodies are sent whole",
-    "upgrade": "connections are Mainspring's own",
+    "upgrade": "Mainspring sets the headers that control the connection",
     "expect": "bodies are sent at once",
     "webhook-id": "every request is signed with it",
     "webhook-timestamp": "every request is signed with it",
@@ -97,9 +97,7 @@ def is_secret(name: str) -> bool:
 
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The headers of a response with secret values masked."""
-    return [
-        (name, MASK if name.lower() in SECRET_RESPONSE_HEADERS else text) for name, text in headers
-    ]
+    return [(name, MASK if name.lower() in SECRET_IN_RESPONSES else text) for name, text in headers]
 
 
 def _encodes(value: str) -> bool:

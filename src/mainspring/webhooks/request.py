@@ -16,12 +16,13 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from mainspring.core.model import Webhook
+from mainspring.core.version import __version__
 from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.templates import Template
 
 __all__ = ["AttemptFacts", "HmacKey", "PreparedRequest", "RequestTemplate", "prepare", "webhook_id"]
 
-USER_AGENT = "Mainspring/0.1"
+USER_AGENT = f"Mainspring/{__version__}"
 
 _BLOCK = 64
 

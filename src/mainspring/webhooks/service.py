@@ -170,7 +170,7 @@ class Webhooks:
         if one.webhook is None or other.webhook is None:
             return one.webhook is other.webhook
         bare = [replace(_of(job), secret_headers={}, signing=()) for job in (one, other)]
-        return bare[0] == bare[1] and self._clear(one) == self._clear(other)
+        return bare[0] == bare[1] and self._decrypt_headers(one) == self._decrypt_headers(other)
 
     def replace_stored(self, draft: Job, stored: Job, *, own_secret: bool) -> Webhook:
         """The draft's webhook in place of the stored one. Equal secrets keep their stored text,
@@ -191,7 +191,7 @@ class Webhooks:
 
     def reseal(self, job: Job) -> Job:
         """The job with every secret encrypted with the newest key."""
-        webhook, opened = _of(job), self._clear(job)
+        webhook, opened = _of(job), self._decrypt_headers(job)
         origin = definition.origin_of(webhook.url)
         after = replace(
             webhook,
@@ -214,7 +214,7 @@ class Webhooks:
         if webhook is None:
             return False
         sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
-        return any(map(self.vault.stale, sealed))
+        return any(map(self.vault.is_outdated, sealed))
 
     def decrypt(self, job: Job) -> DecryptedWebhook:
         """The job's webhook with decrypted secrets, computed once for a definition: decrypting
@@ -227,7 +227,7 @@ class Webhooks:
                 (HmacKey(signing_bytes(self._signing_text(job.id, one))), one.until)
                 for one in webhook.signing
             )
-            clear = self._clear(job)
+            clear = self._decrypt_headers(job)
             known = DecryptedWebhook(
                 webhook, RequestTemplate.of(webhook, clear), signing, SecretRedactor(clear.values())
             )
@@ -259,7 +259,7 @@ class Webhooks:
             )
         return self
 
-    def _clear(self, job: Job) -> dict[str, str]:
+    def _decrypt_headers(self, job: Job) -> dict[str, str]:
         webhook = _of(job)
         origin = definition.origin_of(webhook.url)
         return {

@@ -289,7 +289,7 @@ class _Resolver(AbstractResolver):
         found = await self._lookups.find(host, family)
         results: list[ResolveResult] = []
         why = None
-        for kin, _, proto, _, address in found:
+        for family, _, proto, _, address in found:
             refusal = self._allow.refusal(str(address[0]), host)
             if refusal is not None:
                 why = refusal
@@ -299,7 +299,7 @@ class _Resolver(AbstractResolver):
                     hostname=host,
                     host=str(address[0]),
                     port=port,
-                    family=kin,
+                    family=family,
                     proto=proto,
                     flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
                 )
@@ -320,7 +320,7 @@ class _NameLookups:
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(MAX_LOOKUPS)
-        self._hanging = 0
+        self._waiting_lookups = 0
         self._under_way: dict[tuple[str, int], asyncio.Task[list[Any]]] = {}
         self._answered: dict[str, None] = {}
 
@@ -345,8 +345,8 @@ class _NameLookups:
             del self._answered[next(iter(self._answered))]
 
     async def _look_up(self, host: str, family: int) -> list[Any]:
-        if self._hanging >= MAX_SLOW_LOOKUPS and host not in self._answered:
-            raise OSError(f"{self._hanging} lookups of names are waiting for a name server")
+        if self._waiting_lookups >= MAX_SLOW_LOOKUPS and host not in self._answered:
+            raise OSError(f"{self._waiting_lookups} lookups of names are waiting for a name server")
         async with self._free:
             found = _in_thread(
                 lambda: socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM),
@@ -355,11 +355,11 @@ class _NameLookups:
             await asyncio.wait({found}, timeout=SLOW_LOOKUP_SECONDS)
         if found.done():
             return found.result()
-        self._hanging += 1
+        self._waiting_lookups += 1
         try:
             return await found
         finally:
-            self._hanging -= 1
+            self._waiting_lookups -= 1
 
 
 def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:

@@ -133,7 +133,7 @@ class Vault:
         if cipher is None:
             raise SecretKeyMissing(
                 f"{what} was encrypted with the key {sealed.key}, which this process does not have:"
-                f" give it in {VARIABLE} (behind the newest, with a comma), or set the secret again"
+                f" add it to {VARIABLE} after the newest key and a comma, or set the secret again"
             )
         try:
             box = base64.b64decode(sealed.box)
@@ -146,7 +146,7 @@ class Vault:
                 " Set the secret again"
             ) from None
 
-    def stale(self, sealed: Sealed) -> bool:
+    def is_outdated(self, sealed: Sealed) -> bool:
         """Whether a secret is encrypted with another key than the newest."""
         return sealed.key != self._newest
 

@@ -143,8 +143,34 @@ def test_a_misspelt_zone_gets_suggestions() -> None:
         cron("@daily", "Europe/Berln")
     with pytest.raises(InvalidSchedule, match="did you mean Europe/Berlin"):
         cron("@daily", "berlin")
-    with pytest.raises(InvalidSchedule, match="timezone is a text"):
+    with pytest.raises(InvalidSchedule, match="a timezone is an IANA name such as Europe/Berlin"):
         cron("@daily", 5)  # type: ignore[arg-type]
+
+
+def test_a_zone_may_be_a_zone_object() -> None:
+    assert cron("@daily", ZoneInfo("Europe/Berlin")) == cron("@daily", "Europe/Berlin")  # type: ignore[arg-type]
+    assert parse("@daily", timezone=UTC) == cron("@daily", "UTC")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("@dayly", "did you mean @daily"),
+        ("daily", "did you mean @daily"),
+        ("0 9 * * 1-5 Europe/Berlin", 'give timezone="Europe/Berlin"'),
+    ],
+)
+def test_near_misses_get_advice(text: str, words: str) -> None:
+    with pytest.raises(InvalidSchedule, match=words):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [("5min", "5m"), ("5 minutes", "5m"), ("1 day", "1d"), ("2 hours 30 secs", "2h30s")],
+)
+def test_units_may_be_written_out(text: str, same: str) -> None:
+    assert parse(text) == parse(same)
 
 
 def test_only_names_nearly_as_similar_as_the_nearest_are_suggested() -> None:
@@ -153,7 +179,7 @@ def test_only_names_nearly_as_similar_as_the_nearest_are_suggested() -> None:
     assert str(refused.value).endswith("did you mean Asia/Calcutta?")
 
 
-@pytest.mark.parametrize("zone", ["IST", "PST", "+05:30", "UTC+1", "-0800"])
+@pytest.mark.parametrize("zone", ["IST", "PST", "+05:30", "UTC+1", "GMT+1", "-0800"])
 def test_abbreviations_and_offsets_are_refused_with_an_example_of_a_name(zone: str) -> None:
     with pytest.raises(InvalidSchedule, match="use a name such as Asia/Kolkata"):
         cron("@daily", zone)

@@ -143,7 +143,7 @@ async def test_errors_stand_beside_their_fields(dashboard: Dashboard, page: Page
     await expect(page.locator('[data-error="schedule"]')).to_contain_text("61")
     await page.get_by_label("Retries after a failure").fill("-1")
     await page.get_by_text("More options").click()
-    await page.get_by_label("Starts in a span of time").fill("fast")
+    await page.get_by_label("Rate limit (starts per time)").fill("fast")
     await page.get_by_label("A slot is missed after").fill("soon")
     await page.get_by_text("More options").click()  # closed again: an error opens it
     await page.get_by_label("Body").fill("{no")
@@ -299,7 +299,7 @@ async def test_after_a_conflict_a_person_saves_theirs_over_it(
     assert cells == {
         "Description": ["first", "<b>theirs</b>", "mine"],
         "Schedule": ["0 9 * * *", "0 10 * * *", "—"],
-        "If it still runs then": ["skip the new slot", "run both", "—"],
+        "If the earlier run has not ended": ["skip the new slot", "run both", "—"],
         "Queue": ["default", "slow", "—"],
         "Enabled: its slots fire": ["yes", "no", "—"],
     }
@@ -400,7 +400,7 @@ async def test_a_changed_form_is_not_left_without_a_question(
     await queue.select_text()
     assert await leaves(page, by_shortcut)
     await page.goto(f"{dashboard.url}/jobs/mail/edit")
-    await page.get_by_label("If it still runs then").select_option("allow")
+    await page.get_by_label("If the earlier run has not ended").select_option("allow")
     assert not await leaves(page, by_shortcut)
     await page.get_by_role("button", name="Save").click()  # a saved form asks nothing
     await page.wait_for_url("**/jobs/mail")
@@ -434,6 +434,30 @@ async def test_an_edit_of_a_webhook_keeps_its_secrets_and_rotates_one(
     assert dict(job.webhook.headers) == {"X-Team": "ops"}
     assert job.webhook.secret_headers == before.webhook.secret_headers
     assert job.policy.breaker is None
+
+
+async def test_a_job_that_moves_to_another_host_names_the_secret_headers_that_it_lost(
+    dashboard: Dashboard, page: Page
+) -> None:
+    headers = {"Authorization": "Bearer s3cret", "X-Team": "data"}
+    hook = {"url": "https://api.example.com/hook", "headers": headers}
+    await dashboard.scheduler.add_job("hook", webhook=hook, schedule="5m")
+    await page.goto(f"{dashboard.url}/jobs/hook/edit")
+    await page.get_by_label("Address").fill("https://other.example.com/hook")
+    await page.get_by_role("button", name="Save").click()
+    told = page.get_by_role("region", name="Secret headers were removed")
+    await expect(told).to_contain_text("were removed: Authorization.")
+    await told.get_by_role("link", name="Go to the job").click()
+    await page.wait_for_url("**/jobs/hook")
+
+
+@pytest.mark.parametrize("method", ["PURGE", "PUT"])
+async def test_the_form_shows_the_method_that_a_job_has(api: Api, method: str) -> None:
+    body = {**WEBHOOK, "id": "hook", "method": method}
+    await api.ok("POST", "/api/v1/jobs", json=body)
+    text = (await api.get("/jobs/hook/edit")).text
+    assert f'<option value="{method}" selected>' in text
+    assert text.count(f'<option value="{method}"') == 1
 
 
 async def test_a_webhook_form_shows_what_is_stored(api: Api) -> None:

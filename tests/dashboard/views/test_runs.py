@@ -91,7 +91,11 @@ async def test_a_list_from_a_moment_on_ends_there(api: Api) -> None:
 
 
 async def test_wrong_filters_give_a_page_that_says_which(api: Api) -> None:
-    wrong = (("since=soon", "“Since”"), ("state=odd", "The state"), ("cursor=x", "cursor"))
+    wrong = (
+        ("since=soon", "“Since”"),
+        ("state=odd", "The state"),
+        ("cursor=x", "place in the list"),
+    )
     for query, words in wrong:
         answer = await api.get(f"/runs?{query}", headers=HTML)
         assert answer.status_code == 422, query

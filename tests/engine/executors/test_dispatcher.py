@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -13,6 +14,8 @@ import pytest
 
 from mainspring import Event, RunContext, Scheduler, State
 from mainspring.core.model import Outcome
+from mainspring.engine import worker
+from mainspring.engine.executors.process_pool import ProcessPool, Reply
 from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs
 from tests.support.engine import EventRecorder, ended, until
@@ -362,3 +365,35 @@ async def test_a_cancellation_that_a_handler_leaves_is_nobody_elses() -> None:
     async with with_handlers(1) as worker:
         ended = [await worker.wait(run.id, timeout=20) for run in runs]
     assert {run.state for run in ended} == {State.SUCCEEDED}
+
+
+async def test_an_attempt_in_a_process_that_ends_late_ends_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process group may die later than a drain waits for it."""
+    began, dead = threading.Event(), threading.Event()
+
+    async def run_process(*arguments: object, **options: object) -> Reply:
+        began.set()
+        while not dead.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return Reply()
+
+    monkeypatch.setattr(ProcessPool, "run", run_process)
+    monkeypatch.setattr(worker, "DRAIN_GRACE", 0.05)
+    scheduler = Scheduler("memory://")
+    scheduler.job(isolation="process")(isolated_jobs.add)
+    recorder = EventRecorder(scheduler)
+    async with scheduler:
+        run = await scheduler.enqueue("add", {"a": 1, "b": 2})
+        await until(began.is_set)
+        await scheduler.drain(timeout=0)
+        assert (await scheduler.health()).stuck_threads == 1
+        dead.set()
+        engine = scheduler._engine
+        assert engine is not None
+        await until(lambda: not engine.worker.stuck)
+        assert engine.worker._capacity_taken == 0
+        assert (await scheduler.get_run(run.id)).state is State.PENDING
+    assert "ownership.lost" not in recorder.names

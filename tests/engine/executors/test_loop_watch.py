@@ -84,4 +84,4 @@ async def test_runs_that_a_blocked_loop_cannot_begin_are_done_by_others(
     assert line.startswith(
         f"the handler of job blocker (run {first.id}) blocks the event loop, at "
     )
-    assert "the event loop goes on" in caplog.text
+    assert "the event loop answers again" in caplog.text

@@ -133,3 +133,15 @@ async def test_a_dry_run_in_another_spelling_does_nothing(api: Api, name: str) -
     await refused(api, "DELETE", f"/api/jobs/mine?{name}", 422)
     assert (await api.ok("GET", "/api/jobs?search=new"))["total"] == 0
     assert (await api.scheduler.list_runs(job="mine")).items == []
+
+
+@pytest.mark.parametrize("value", ["no", "off", "n", "f", "yes", ""])
+async def test_other_values_of_a_dry_run_than_true_and_false_do_nothing(
+    api: Api, value: str
+) -> None:
+    document = await refused(api, "POST", f"/api/jobs/report/trigger?dryRun={value}", 422)
+    assert document["errors"][0] == {
+        "field": "dryRun",
+        "message": f"is true, false, 1 or 0, not {value!r}: nothing was done",
+    }
+    assert (await api.ok("GET", "/api/v1/runs?job=report"))["items"] == []

@@ -243,7 +243,7 @@ async def test_an_open_mounted_app_checks_no_key_of_a_stream(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
-    api: Api = await make(workers=0, loopback=False, open=True)
+    api: Api = await make(workers=0, loopback=False, without_keys=True)
     await api.app.state.service.keys.create("another's", "read")
     client = EventClient(api)
     await client.begun()

@@ -193,7 +193,7 @@ async def test_an_unknown_field_is_refused_with_the_one_that_was_meant(
 async def test_a_wrong_priority_is_refused_with_both_bounds(api: Api, priority: int) -> None:
     sent = {**WEBHOOK, "priority": priority}
     document = await refused(api, "POST", "/api/jobs", 422, json=sent)
-    assert document["detail"] == f"priority is a whole number from 0 to 9, not {priority}"
+    assert document["detail"] == f"priority is 0 to 9, not {priority}"
 
 
 @pytest.mark.parametrize(
@@ -373,8 +373,8 @@ async def test_a_create_that_is_sent_again_makes_one_job(api: Api) -> None:
     assert "another body" in document["error"]
     job_id = answers[0].json()["data"]["jobId"]
     await api.ok("DELETE", f"/api/jobs/{job_id}")
-    gone = await api.post("/api/jobs", json=WEBHOOK, headers=headers)
-    assert gone.json()["data"]["jobId"] == job_id  # what was answered, not a second job
+    gone = await refused(api, "POST", "/api/jobs", 409, json=WEBHOOK, headers=headers)
+    assert gone["code"] == "job_deleted"
     assert (await api.ok("GET", "/api/jobs?search=example"))["total"] == 0
 
 
@@ -622,3 +622,15 @@ async def test_isolation_and_memory_limit_of_a_handler(api: Api) -> None:
         assert told.keys() == words.keys()
         for name, text in words.items():
             assert text in told[name]
+
+
+async def test_effect_once_is_shown_and_can_be_changed(api: Api) -> None:
+    await api.scheduler.add_job("mine", handler="greet", delivery="effect_once")
+    assert (await job(api, "mine"))["executionType"] == "EFFECT_ONCE"
+    await api.ok("PATCH", "/api/v1/jobs/mine", json={"executionType": "AT_LEAST_ONCE"})
+    assert (await api.scheduler.get_job("mine")).policy.delivery == "at_least_once"
+    await api.ok("PUT", "/api/jobs/mine", json={"executionType": "EFFECT_ONCE"})
+    assert (await api.scheduler.get_job("mine")).policy.delivery == "effect_once"
+    sent = {**WEBHOOK, "executionType": "EFFECT_ONCE"}
+    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    assert [one["field"] for one in found["errors"]] == ["executionType"]

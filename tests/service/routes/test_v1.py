@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from mainspring.errors import InvalidInput
 from mainspring.service.schemas.problem import CODES
 from tests.support.service import WEBHOOK, Api, Make, until
 
@@ -281,3 +282,27 @@ async def test_examples_of_bodies_are_accepted(api: Api) -> None:
             body = {"links": [{"jobId": "greet"} for _ in body["links"]]}
         answer = await api.request(method, path, json=body)
         assert answer.status_code in (200, 201, 202, 409), (path, answer.text)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/runs", "/api/v1/audit"])
+async def test_a_cursor_that_no_page_gave_is_named(api: Api, path: str) -> None:
+    answer = await api.get(path, params={"cursor": "nonsense"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {
+            "field": "cursor",
+            "message": "is not one that a page of results gave: 'nonsense'. Leave it out for the"
+            " first page",
+        }
+    ]
+
+
+async def test_another_wrong_parameter_of_a_list_is_no_error_of_the_cursor(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(**given: Any) -> None:
+        raise InvalidInput("is a word, not 'a b'", subject="tag", field="tag")
+
+    monkeypatch.setattr(api.scheduler, "list_jobs", refuse)
+    answer = await api.get("/api/v1/jobs", params={"tag": "a b"})
+    assert answer.json()["errors"] == [{"field": "tag", "message": "is a word, not 'a b'"}]

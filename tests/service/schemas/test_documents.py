@@ -14,8 +14,8 @@ from mainspring import RunContext
 from mainspring.core.model import State
 from mainspring.engine.backfill import Backfill
 from mainspring.service.schemas.backfill import backfill_document
-from mainspring.service.schemas.health import PageHealth, Probe, SchedulerHealth
-from mainspring.service.schemas.job import BulkResult, ChangedJob, JobDocument, JobPage
+from mainspring.service.schemas.health import CompatHealth, Probe, SchedulerHealth
+from mainspring.service.schemas.job import BulkResult, ChangedJob, CompatJobPage, JobDocument
 from mainspring.service.schemas.run import Attempt, Run
 from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import created, finished
@@ -50,7 +50,7 @@ async def test_a_run_is_described_whole(working: Api) -> None:
     for path in ("/api/runs", "/api/observability/failures", "/api/observability/stats"):
         await working.ok("GET", path)
     health = await working.ok("GET", "/api/observability/health")
-    assert health.keys() == names(PageHealth)
+    assert health.keys() == names(CompatHealth)
     assert health["scheduler"].keys() == names(SchedulerHealth)
 
 
@@ -66,7 +66,7 @@ async def test_what_is_done_with_many_is_described(api: Api) -> None:
 
 @pytest.mark.parametrize(
     ("model", "extra"),
-    [(JobPage, {"nothing": 1}), (Probe, {"status": "ok", "nothing": 1})],
+    [(CompatJobPage, {"nothing": 1}), (Probe, {"status": "ok", "nothing": 1})],
 )
 def test_what_is_not_described_is_noticed(model: type[BaseModel], extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="nothing"):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mainspring import RunContext
 from mainspring.core import schedules
 from mainspring.core.model import replace
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.testing.store_calls import put_job
-from tests.support.service import WEBHOOK, Api
+from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
 from tests.support.service_calls import created, job, refused
 
 
@@ -228,7 +233,7 @@ async def test_a_job_that_calls_an_endpoint_keeps_one(api: Api) -> None:
     path = f"/api/jobs/{await created(api)}"
     told = await refused(api, "PUT", path, 422, json={"endpoint": None, "priority": 99})
     assert [one["field"] for one in told["errors"]] == ["priority", "endpoint"]
-    assert "endpoint is an address such as https://example.org/hook" in told["detail"]
+    assert "endpoint cannot be null: this job calls an endpoint" in told["detail"]
 
 
 async def test_null_for_what_only_a_call_has_changes_nothing_of_another_job(api: Api) -> None:
@@ -251,3 +256,132 @@ async def test_edit_of_a_job_that_a_file_defines_names_the_file(api: Api, tmp_pa
     await refused(api, "DELETE", "/api/jobs/ping", 409)
     await api.ok("POST", "/api/jobs/ping/pause")
     await api.ok("POST", "/api/jobs/ping/trigger")
+
+
+TYPED: dict[str, Any] = {
+    "day": date(2030, 1, 2),
+    "at": datetime(2030, 1, 2, 9, tzinfo=UTC),
+    "price": Decimal("1.50"),
+    "label": {"$date": "x"},
+    "filter": {"$gt": 5},
+    "n": 1.0,
+}
+"""A payload of Python, with values that JSON lacks and names that look like their tags."""
+
+
+async def make_api_with_any_payload(make: Make) -> Api:
+    scheduler = sample_scheduler(workers=0)
+
+    @scheduler.job()
+    async def keep(ctx: RunContext) -> None: ...
+
+    api: Api = await make(scheduler)
+    return api
+
+
+@pytest.mark.parametrize("payload", [TYPED, {"name": {"$date": "x"}}, {"$date": "x"}, [b"x"]])
+async def test_a_job_that_is_sent_back_as_it_was_read_keeps_its_payload(
+    make: Make, payload: Any
+) -> None:
+    api = await make_api_with_any_payload(make)
+    await api.scheduler.add_job("mine", handler="keep", payload=payload, metadata=TYPED)
+    for _ in range(2):
+        await api.ok("PUT", "/api/jobs/mine", json=await job(api, "mine"))
+        read = await api.ok("GET", "/api/v1/jobs/mine")
+        await api.ok("PATCH", "/api/v1/jobs/mine", json={"payload": read["payload"]})
+        metadata = {"metadata": {**read["metadata"], "new": 1}}
+        await api.ok("PATCH", "/api/v1/jobs/mine", json=metadata)
+    stored = await api.scheduler.get_job("mine")
+    assert stored.payload == payload
+    assert stored.metadata == {**TYPED, "new": 1}
+
+
+async def test_an_edit_of_one_key_of_a_payload_keeps_the_types_of_the_others(make: Make) -> None:
+    api = await make_api_with_any_payload(make)
+    await api.scheduler.add_job("mine", handler="keep", payload=TYPED)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    edited = {**read["payload"], "n": 2, "later": {"$date": "2031-01-01"}}
+    await api.ok("PATCH", "/api/v1/jobs/mine", json={"payload": edited})
+    stored = await api.scheduler.get_job("mine")
+    assert stored.payload == {**TYPED, "n": 2, "later": date(2031, 1, 1)}
+
+
+async def test_a_wrong_tagged_value_is_refused(make: Make) -> None:
+    api = await make_api_with_any_payload(make)
+    body = {"schedule": None, "handler": "keep", "payload": {"day": {"$date": "someday"}}}
+    found = await refused(api, "POST", "/api/jobs", 422, json=body)
+    assert found["errors"] == [
+        {
+            "field": "payload",
+            "message": 'holds a wrong tagged value: {"$date": "someday"} is not a date. Write a'
+            " second $ for an object that has such a name itself",
+        }
+    ]
+    run = await api.ok("POST", "/api/v1/jobs/keep/trigger", json={"payload": {"$$date": "x"}})
+    assert run["payload"] == {"$$date": "x"}
+    assert (await api.scheduler.get_run(run["id"])).payload == {"$date": "x"}
+
+
+async def test_the_body_of_a_webhook_is_taken_and_answered_as_it_is(api: Api) -> None:
+    body = {"name": {"$date": "x"}, "filter": {"$$gt": 5}}
+    name = await created(api, **{**WEBHOOK, "body": body})
+    await api.ok("PUT", f"/api/jobs/{name}", json=await job(api, name))
+    assert (await job(api, name))["body"] == body
+
+
+async def test_a_job_with_large_values_that_python_stored_can_be_edited(api: Api) -> None:
+    large: dict[str, Any] = {
+        "retries": 10_000,
+        "backoff": {"kind": "exponential", "factor": 5000, "cap": "20000d"},
+        "misfire": {"kind": "all", "limit": 50_000},
+        "timeout": "20000d",
+        "tags": [f"tag-{number}" for number in range(80)],
+        "description": "x" * 5000,
+        "metadata": {"name": "n" * 300},
+    }
+    before = await api.scheduler.add_job("mine", handler="report", **large)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    await api.ok("PATCH", "/api/v1/jobs/mine", json={**read, "priority": 9})
+    after = await api.scheduler.get_job("mine")
+    assert after.policy == dataclasses.replace(before.policy, priority=9)
+    assert (after.tags, after.metadata) == (before.tags, before.metadata)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        ({"retryAttempts": 10**9 + 1}, "retryAttempts", "is at most 1000000000"),
+        ({"misfire": {"limit": 0}}, "misfire.limit", "is 1 or more, not 0"),
+        ({"backoff": {"factor": 0.5}}, "backoff.factor", "is 1 or more, not 0.5"),
+        ({"priority": 10}, "priority", "is 0 to 9, not 10"),
+        ({"tags": [""]}, "tags.0", "has 1 to 200 characters, not 0"),
+        ({"tags": ["x"] * 1001}, "tags", "has at most 1000 items, not 1,001"),
+        ({"description": "x" * 65_537}, "description", "has at most 65,536 characters"),
+        ({"after": ["x"] * 1001}, "after", "names at most 1,000 jobs, not 1,001"),
+        ({"successCodes": [200] * 501}, "successCodes", "has at most 500 items"),
+    ],
+)
+async def test_the_library_refuses_values_beyond_its_bounds(
+    api: Api, body: dict[str, Any], field: str, message: str
+) -> None:
+    sent = {**WEBHOOK, **body, **({"schedule": None} if "after" in body else {})}
+    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    assert [one["field"] for one in found["errors"]] == [field]
+    assert message in found["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("name", [{"en": "Report"}, 5, ""])
+async def test_metadata_whose_name_is_no_text_stay_as_they_are(api: Api, name: Any) -> None:
+    metadata = {"name": name, "team": "data"}
+    await api.scheduler.add_job("mine", handler="report", metadata=metadata)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    assert (read["name"], read["metadata"]) == ("mine", metadata)
+    edited = {**read, "metadata": {**read["metadata"], "team": "ops"}}
+    await api.ok("PATCH", "/api/v1/jobs/mine", json=edited)
+    assert (await api.scheduler.get_job("mine")).metadata == {"name": name, "team": "ops"}
+
+
+async def test_a_name_is_refused_inside_of_metadata(api: Api) -> None:
+    for body in ({"metadata": {"name": "x"}}, {"name": "x", "metadata": {"name": {"en": "x"}}}):
+        found = await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **body})
+        assert [one["field"] for one in found["errors"]] == ["metadata"]

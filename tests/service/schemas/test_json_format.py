@@ -1,5 +1,4 @@
-"""Text that is no Unicode, as `os.listdir` gives for a name that is no UTF-8: JSON can hold it,
-escaped, and one handler's must not take an answer from everybody."""
+"""Values in JSON: those that JSON lacks, and text that is no Unicode."""
 
 from __future__ import annotations
 
@@ -9,12 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 
 from mainspring import RunContext
+from mainspring.service.schemas.json_format import read_json_value, to_json_value
 from tests.support.event_client import EventClient
+from tests.support.payloads import values
 from tests.support.service import Api, Make, sample_scheduler
 
 ODD = "caf\udce9.txt"
+"""As `os.listdir` gives for a name that is no UTF-8. JSON can hold it, escaped, and one handler's
+must not take an answer from everybody."""
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -77,3 +81,23 @@ async def test_a_job_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) ->
     listed = (await read(odd, "/api/jobs?search=mine"))["data"]
     assert [one["name"] for one in listed] == [ODD]
     assert (await odd.get("/metrics")).status_code == 200
+
+
+@given(values)
+def test_an_answered_value_is_read_back_as_it_was(value: Any) -> None:
+    assert read_json_value(to_json_value(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "answered"),
+    [
+        ({"age": {"$gt": 5}}, {"age": {"$gt": 5}}),
+        ({"$date": "x"}, {"$$date": "x"}),
+        ({"$$gt": 5}, {"$$$gt": 5}),
+        ({"$date": "x", "b": 1}, {"$date": "x", "b": 1}),
+    ],
+)
+def test_only_names_that_would_be_read_as_something_else_are_escaped(
+    value: Any, answered: Any
+) -> None:
+    assert to_json_value(value) == answered

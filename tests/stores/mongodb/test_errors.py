@@ -19,8 +19,22 @@ async def test_an_unreachable_server_is_a_temporary_error() -> None:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     url = f"mongodb://127.0.0.1:{port}/db?timeoutMS=300"
-    with pytest.raises(StoreUnavailable, match="no MongoDB server answers"):
+    with pytest.raises(StoreUnavailable, match="no MongoDB server answers") as raised:
         await MongoStore(url).open()
+    assert "tried again" not in str(raised.value), "a command that fails does not try again"
+
+
+async def test_a_replica_set_without_configuration_is_to_be_initiated() -> None:
+    servers = ReplicaSet(1)
+    try:
+        servers.launch()
+        servers.members[0].wait_until_listening()
+        for url in (servers.url, f"mongodb://{servers.addresses}/?"):
+            named = with_database(url, "jobs") + "&timeoutMS=1500"
+            with pytest.raises(StoreUnavailable, match=r"run `rs.initiate\(\)` once in mongosh"):
+                await MongoStore(named).open()
+    finally:
+        servers.stop()
 
 
 async def test_a_missing_primary_is_a_temporary_error() -> None:

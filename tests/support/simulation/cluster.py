@@ -180,6 +180,10 @@ class Node:
         rng = random.Random(self._rng.getrandbits(64))
         scheduler = Scheduler(store, inline=True, clock=self.clock, rng=rng, **settings)
         scheduler.on("scheduler.error", self._on_event)
+        scheduler.on(
+            "leader.elected",
+            lambda event: self._monitor.elected(author, lambda: scheduler.is_leader),
+        )
         self._register(scheduler, machine, author)
         while True:
             try:

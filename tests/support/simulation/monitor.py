@@ -69,6 +69,7 @@ INVARIANTS = {
     "backfill": "a slot is backfilled once, however many clients ask for it, and how often, and"
     " however late",
     "misfire": "a missed slot runs only as the policy says",
+    "leader": "two nodes never lead at once, also while one cannot reach the store",
     "paused": "no slot fires while all firing is paused, and none of those that passed fires later",
     "overlap": "slots of a job run at once only where its policy allows it",
     "order": "a waiting run is freed only by the end of all it waits for",
@@ -166,6 +167,7 @@ class Monitor:
     _open_until: dict[str, float] = field(default_factory=dict)
     _trials: set[Key] = field(default_factory=set)
     _clock_set_at: float = -1.0
+    _leaders: dict[str, Callable[[], bool]] = field(default_factory=dict)
     _pauses: list[tuple[datetime, datetime | None]] = field(default_factory=list)
     _ended: Counter[tuple[str, State]] = field(default_factory=Counter)
     _removed_jobs: set[str] = field(default_factory=set)
@@ -366,6 +368,14 @@ class Monitor:
                 found, wanted = (run.run_at, run.lease_until), (meant.run_at, meant.lease_until)
                 self.fail("clock", f"{run_id} has {found} after the clock was set, not {wanted}")
 
+    def elected(self, author: str, leads: Callable[[], bool]) -> None:
+        """A node says that it leads."""
+        self.counted["elected"] += 1
+        self._leaders[author] = leads
+        leaders = [name for name, leads in self._leaders.items() if leads()]
+        if len(leaders) > 1:
+            self.fail("leader", f"several nodes lead: {leaders}")
+
     def drains(self, author: str) -> None:
         """A worker was asked to stop."""
         self.note(author, "drains")
@@ -374,6 +384,7 @@ class Monitor:
     def died(self, author: str) -> None:
         """A worker was killed, and its handlers with it."""
         self.note(author, "dies")
+        self._leaders.pop(author, None)
         for handlings in self._active.values():
             for token in [t for t, one in handlings.items() if one.author == author]:
                 del handlings[token]

@@ -14,12 +14,12 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import Schedule, moment
 from mainspring.core.schedules.cron import Cron
-from mainspring.core.schedules.cron_syntax import LONGEST
+from mainspring.core.schedules.cron_syntax import LONGEST, MACROS
 from mainspring.core.schedules.interval import Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.core.schedules.rrule_syntax import read_recurrence_text
-from mainspring.core.schedules.zones import check_zone, zone_named
+from mainspring.core.schedules.zones import check_zone, zone_name, zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
 __all__ = ["at", "cron", "every", "from_dict", "parse", "rrule"]
@@ -66,7 +66,7 @@ def cron(
         tz, text = _same_zone(zoned[1], tz), zoned[2]
     if match := _EVERY.fullmatch(text):
         interval = every(match[1], start=start, end=end, jitter=jitter)
-        return interval if tz is None else interval.in_zone(_text(tz, "a timezone"))
+        return interval if tz is None else interval.in_zone(zone_name(tz))
     zone = _zone_or_utc(tz)
     return Cron(
         expression=text,
@@ -167,7 +167,7 @@ def parse(spec: object, *, timezone: str | None = None, default_timezone: str = 
         schedule = _read(spec)
     if timezone is not None:
         with errors:
-            check_zone(timezone)
+            timezone = check_zone(timezone)
     errors.check()
     if timezone is not None:
         return schedule.in_zone(timezone)
@@ -252,6 +252,9 @@ def _parse_text(text: str) -> Schedule:
             return cron(stripped)
         if _MEANT_AS_INTERVAL.fullmatch(stripped):
             raise InvalidSchedule(f"{_shown(text)} is no schedule: {error}") from None
+        macro = f"@{stripped.lower()}"
+        if macro.upper() in MACROS:
+            raise InvalidSchedule(f"{_shown(text)} is no schedule: did you mean {macro}?") from None
         raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
     return every(span)
 
@@ -299,12 +302,12 @@ def _span(value: Span | None) -> timedelta | None:
 
 
 def _zone_or_utc(tz: str | None) -> str:
-    return "UTC" if tz is None else _text(tz, "a timezone")
+    return "UTC" if tz is None else zone_name(tz)
 
 
 def _same_zone(named: str, tz: str | None) -> str:
     """The zone that the text names; another one given beside it is refused."""
-    if tz is not None and zone_named(_text(tz, "a timezone")) is not zone_named(named):
+    if tz is not None and zone_named(zone_name(tz)) is not zone_named(named):
         raise InvalidSchedule(
             f"the text names the zone {named}, and {tz} was given beside it: leave out one of them",
             field="timezone",

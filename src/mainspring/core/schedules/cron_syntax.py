@@ -6,6 +6,7 @@ year last). Sets are bit masks: bit `n` says that the value `n` matches.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +115,8 @@ YEAR = Field("year", 1970, 9999)
 
 _VALUE = r"[0-9]{1,4}|[A-Z]{3}"
 _STEP = r"(?:/(?P<step>[0-9]{1,4}))?"
+_ZONE = re.compile(r"[A-Z_]{3,}/[A-Z_/+-]{3,}")
+"""A time zone behind an expression, such as EUROPE/BERLIN; MON/2 is none."""
 _ITEM = re.compile(
     rf"(?:(?P<star>[*?])|(?P<hash>H)(?:\((?P<from>{_VALUE})-(?P<to>{_VALUE})\))?"
     rf"|(?P<low>{_VALUE})(?:-(?P<high>{_VALUE}))?){_STEP}"
@@ -160,6 +163,13 @@ def split_cron(expression: str) -> list[str]:
             f"a cron expression has 5 fields (minute hour day month weekday), 6 (seconds first)"
             f" or 7 (seconds first, year last); {expression!r} has {len(parts)}"
         )
+    if _ZONE.fullmatch(parts[-1]):
+        zone = expression.split()[-1]
+        raise InvalidSchedule(
+            f"{expression!r} ends with {zone}, which looks like a time zone: leave it out and give"
+            f' timezone="{zone}", or write "CRON_TZ={zone} …"',
+            part="timezone",
+        )
     if len(parts) == 5:
         parts.insert(0, "0")
     return parts if len(parts) == 7 else [*parts, "*"]
@@ -183,8 +193,12 @@ def _macro(text: str) -> str:
         return MACROS[text]
     if text == "@REBOOT":
         raise InvalidSchedule("@reboot is no time: use the option run_on_start of a job")
-    known = ", ".join(name.lower() for name in MACROS)
-    raise InvalidSchedule(f"unknown macro {text.lower()!r}: known are {known} and @every 5m")
+    names = [name.lower() for name in MACROS]
+    near = difflib.get_close_matches(text.lower(), names, n=1)
+    advice = f"did you mean {near[0]}? Known" if near else "known"
+    raise InvalidSchedule(
+        f"unknown macro {text.lower()!r}: {advice} are {', '.join(names)} and @every 5m"
+    )
 
 
 def _is_range(item: str) -> bool:

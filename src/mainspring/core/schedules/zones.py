@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["check_zone", "zone_named"]
+__all__ = ["check_zone", "zone_name", "zone_named"]
 
 _LONGEST = 64
 _OF_THE_MACHINE = ("localtime", "posixrules", "factory")
@@ -33,11 +33,20 @@ def zone_named(name: str) -> tzinfo:
     raise InvalidSchedule(f"unknown timezone {shown}: {_advice(name)}", field="timezone")
 
 
-def check_zone(name: object) -> str:
-    """The name, if there is such a zone; `InvalidSchedule` otherwise."""
+def zone_name(given: object) -> str:
+    """The name of a zone that was given as a text, a `ZoneInfo` or `datetime.UTC`."""
+    if given is UTC:
+        return "UTC"
+    name = given.key if isinstance(given, ZoneInfo) else given
     if not isinstance(name, str):
-        why = f"a timezone is an IANA name such as Europe/Berlin, not {name!r}"
+        why = f"a timezone is an IANA name such as Europe/Berlin, or a ZoneInfo, not {given!r}"
         raise InvalidSchedule(why, field="timezone")
+    return name
+
+
+def check_zone(given: object) -> str:
+    """The name, if there is such a zone; `InvalidSchedule` otherwise."""
+    name = zone_name(given)
     zone_named(name)
     return name
 
@@ -58,7 +67,9 @@ def _load(name: str) -> tzinfo | None:
 def _advice(name: str) -> str:
     known = _known()
     wanted = name[:_LONGEST].strip().replace(" ", "_").casefold()
-    near = [fold for fold in known if wanted and fold.split("/")[-1] == wanted]
+    # The zones of Etc/ have the opposite sign: Etc/GMT+1 is an hour behind UTC.
+    cities = (fold for fold in known if not fold.startswith("etc/"))
+    near = [fold for fold in cities if wanted and fold.split("/")[-1] == wanted]
     if not near and _NO_NAME.fullmatch(name.strip()):
         return (
             "abbreviations and offsets do not say when clocks change: use a name such as"

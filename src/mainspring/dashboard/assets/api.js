@@ -3,7 +3,7 @@ import { sayOnce } from "./messages.js";
 
 export const root = document.body.dataset.root;
 
-export class Problem extends Error {
+class Problem extends Error {
   constructor(document, status) {
     super(document.detail || document.title || `The service answered ${status}.`);
     this.status = status;

@@ -227,8 +227,10 @@ async function save() {
     const made = jobId === undefined ? await create() : await change();
     if (made === null) return;
     allowLeaving();
+    const dropped = droppedHeaders(made);
+    if (dropped.length) showDropped(made, dropped);
     if (made.signingSecret) showSecret(made);
-    else location.assign(`${root}/jobs/${encodeURIComponent(made.id)}`);
+    else if (!dropped.length) location.assign(`${root}/jobs/${encodeURIComponent(made.id)}`);
   } catch (problem) {
     if (problem.status === 412) await showConflict();
     else showProblem(form, problem);
@@ -255,6 +257,24 @@ async function showConflict() {
   } catch (problem) {
     showProblem(form, problem);
   }
+}
+
+// A job that moves to another host loses the secret headers that were not entered for it.
+function droppedHeaders(made) {
+  if (jobId === undefined) return [];
+  const kept = new Set(Object.keys(made.headers ?? {}).map((name) => name.toLowerCase()));
+  return Object.keys(collect(form).headers ?? {}).filter((name) => !kept.has(name.toLowerCase()));
+}
+
+function showDropped(made, names) {
+  const address = `${root}/jobs/${encodeURIComponent(made.id)}`;
+  document.getElementById("dropped-names").textContent = names.join(", ");
+  document.getElementById("dropped-edit").href = `${address}/edit`;
+  document.getElementById("dropped-done").href = address;
+  form.hidden = true; // what it holds is saved
+  const part = document.getElementById("dropped");
+  part.hidden = false;
+  part.focus();
 }
 
 function showSecret(made) {

@@ -13,7 +13,7 @@ export function allowLeaving() {
   isLeaving = true;
 }
 
-export const isChanged = (form) => [...form.elements].some((field) => field.name && currentOf(field) !== savedOf(field));
+const isChanged = (form) => [...form.elements].some((field) => field.name && currentOf(field) !== savedOf(field));
 
 // What a field shows now, and what it showed when the page was loaded.
 export const currentOf = (field) => (isTick(field) ? field.checked : field.value);

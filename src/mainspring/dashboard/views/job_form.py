@@ -24,6 +24,7 @@ __all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
+METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD")
 SLOTS_SHOWN = 10
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
 _DURATIONS = ("jitter", "retryDelay", "timeout", "startDeadline", "retention")
@@ -49,6 +50,7 @@ async def new_job(request: Request) -> Response:
         slots=[],
         scheduler_zone=service.client.timezone,
         signs=service.client.webhooks.vault.is_usable,
+        methods=_methods(None),
     )
 
 
@@ -73,7 +75,14 @@ async def edit_job(request: Request, id: JobPath) -> Response:
         slots=[to_iso(slot) for slot in slots],
         scheduler_zone=service.client.timezone,
         signs=service.client.webhooks.vault.is_usable,
+        methods=_methods(job),
     )
+
+
+def _methods(job: Job | None) -> list[tuple[str, str]]:
+    """The methods to choose from, with the one that the job has."""
+    own = [] if job is None or job.webhook is None else [job.webhook.method]
+    return [(one, one) for one in dict.fromkeys([*METHODS, *own])]
 
 
 def _refuse_reader(request: Request, what: str) -> None:

@@ -9,9 +9,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.errors import InvalidInput
 from mainspring.service.audit import RETENTION
-from mainspring.service.problems import ApiError
 
 __all__ = ["router"]
 
@@ -59,7 +57,7 @@ async def keys(request: Request) -> Response:
         keys=[(key, key.state(now)) for key in reversed(found)],
         needs_key=bool(found) or not service.loopback,
         has_admin=any(key.scope == "admin" and key.usable(now) for key in found),
-        is_open=service.open,
+        is_open=service.without_keys,
     )
 
 
@@ -67,26 +65,24 @@ async def keys(request: Request) -> Response:
 async def audit(
     request: Request, cursor: Annotated[str | None, Query(max_length=500)] = None
 ) -> Response:
-    try:
-        page = await service_of(request).audit.list(ENTRIES_SHOWN, cursor)
-    except (InvalidInput, OverflowError):
-        raise ApiError(422, "this page of the audit log does not exist") from None
+    page = await service_of(request).audit.list(ENTRIES_SHOWN, cursor)
     return render(
         request,
         "audit.html",
         page="audit",
         title="Audit log",
-        entries=[(one, describe_change(one.method, one.path)) for one in page.items],
+        entries=[(one, describe_change(one.method, one.path, one.created)) for one in page.items],
         older=page.cursor,
         is_newest=cursor is None,
         kept_days=RETENTION.days,
     )
 
 
-def describe_change(method: str, path: str) -> str | None:
+def describe_change(method: str, path: str, created: str = "") -> str | None:
     """What a request did, in words. None for an address that has none here."""
     asked = f"{method} " + re.sub(r"^.*?/api/(v1/)?", "", path)
     for pattern, words in CHANGES.items():
         if found := re.fullmatch(pattern, asked):
-            return words.format(*map(unquote, found.groups()))
+            text = words.format(*map(unquote, found.groups()))
+            return f"{text}: {created}" if created else text
     return None

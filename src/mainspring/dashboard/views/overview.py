@@ -57,13 +57,11 @@ async def overview(
         enabled_jobs=enabled.total or 0,
         running=counts.total(State.RUNNING),
         pending=counts.total(State.PENDING),
-        waiting=counts.total(State.WAITING),
         due=due,
         succeeded=counts.ended.get(State.SUCCEEDED, 0),
         failed=counts.ended.get(State.FAILED, 0),
         health=health,
         workers=workers,
-        leader=next((one for one in workers if one.is_leader), None),
         failures=failures.items,
         breakers=breakers,
     )

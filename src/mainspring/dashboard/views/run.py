@@ -217,12 +217,6 @@ class ShownAttempt(Struct, frozen=True):
     response: Message | None
     detail: Text
 
-    @property
-    def is_cut(self) -> bool:
-        texts = [self.error, self.traceback, self.log, self.detail]
-        texts += [one.body for one in (self.request, self.response) if one is not None]
-        return any(one.cut for one in texts)
-
 
 def _show_attempt(attempt: Attempt, shown: int) -> ShownAttempt:
     whole = attempt.number == shown

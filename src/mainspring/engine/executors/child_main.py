@@ -23,7 +23,6 @@ import socket
 import struct
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -37,9 +36,10 @@ from mainspring.core.policy import error_names
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.process_usage import ProcessUsage
 from mainspring.engine.results import storable_result
+from mainspring.engine.tracebacks import error_text, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 
-__all__ = ["HEADER", "framed", "main", "refuse_while_loading"]
+__all__ = ["HEADER", "main", "make_frame", "refuse_while_loading"]
 
 HEADER: Final = struct.Struct("!I")
 MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__` guard fires
@@ -50,7 +50,7 @@ _SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
 _loading: str | None = None
 
 
-def framed(message: Mapping[str, Any]) -> bytes:
+def make_frame(message: Mapping[str, Any]) -> bytes:
     body = encode(message, what="message", limit=_NO_LIMIT).encode()
     return HEADER.pack(len(body)) + body
 
@@ -109,7 +109,7 @@ class _Channel:
         """Send a message, unless its run has ended: threads of a handler may outlive the run."""
         if os.getpid() != self._owner:
             return  # a fork does not share the lock: its frames would mix with the child's
-        frame = framed(message)
+        frame = make_frame(message)
         with self._lock:
             if sender is not self.current:
                 return
@@ -267,7 +267,7 @@ def _load(
         return found  # type: ignore[no-any-return]
     except BaseException as error:
         raise ImportError(
-            f"the handler {_loading} cannot be loaded in its process: {_message(error)}"
+            f"the handler {_loading} cannot be loaded in its process: {error_text(error)}"
         ) from error
     finally:
         _loading = None
@@ -354,32 +354,16 @@ def _failure(error: BaseException) -> dict[str, Any]:
             return _failure(wrong)
     # As the parent names them, or `retry_on` would not match a class of the script.
     names = [name.replace(f"{MAIN}.", "__main__.") for name in error_names(error)]
+    trace = "" if isinstance(error, ArgumentsRefused) else trace_of(error)
     return {
         "type": "failed",
         "kind": kind,
         "names": names,
-        "message": _message(error),
-        "traceback": "" if isinstance(error, ArgumentsRefused) else _traceback(error),
+        "message": error_text(error),
+        "traceback": trace.replace(f"{MAIN}.", ""),
         "retry_after": after,
         "memory": isinstance(error, MemoryError),
     }
-
-
-def _message(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except BaseException:
-        text = "(str() of the exception raised)"
-    return f"{type(error).__name__}: {text}"[:8_000] if text else type(error).__name__
-
-
-def _traceback(error: BaseException) -> str:
-    """Format the traceback from the handler's frame on; keep the newest part of a long one."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    return text.replace(f"{MAIN}.", "")[-MAX_LOG_BYTES:]
 
 
 def _has_children() -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -29,10 +30,13 @@ from mainspring.engine.telemetry import Telemetry, traced
 
 __all__ = ["Dispatcher"]
 
+log = logging.getLogger("mainspring")
+
 
 class Dispatcher:
     """Calls `ended(attempts, released)` on the engine's loop when attempts end and capacity is free
-    again, and `thread_ended(attempt)` when a thread ends, perhaps after its attempt.
+    again, and `handler_ended(attempt)` when a thread ends, or a process whose attempt has ended
+    before. `began(attempt)`: a handler begins in a thread or process.
 
     Capacity is counted by the worker. An attempt in a thread or process takes one from its begin.
     Those that run on a loop wait in the loop's queue without taking any; the dispatcher divides
@@ -48,8 +52,9 @@ class Dispatcher:
         *,
         capacity: int,
         inline: bool,
+        began: Callable[[LocalAttempt], None],
         ended: Callable[[list[LocalAttempt], int], None],
-        thread_ended: Callable[[LocalAttempt], None],
+        handler_ended: Callable[[LocalAttempt], None],
         telemetry: Telemetry | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -58,8 +63,9 @@ class Dispatcher:
         self._granted_last = builtin_loop
         self._time = time
         self._inline = inline
+        self._began = began
         self._ended = ended
-        self._thread_ended = thread_ended
+        self._handler_ended = handler_ended
         self._telemetry = telemetry
         self._timeouts = Timeouts(
             self._loop, clock, lambda attempt: self.stop(attempt, StopReason.TIMEOUT)
@@ -89,7 +95,7 @@ class Dispatcher:
         """Begin these attempts with so much free capacity; return how much of it is taken.
 
         An attempt in a thread or process takes one at once. `first` puts attempts of a loop before
-        those that wait in its queue.
+        those that wait in its queue. Raises nothing: an attempt that cannot begin ends soon.
         """
         user_attempts: list[LocalAttempt] = []
         builtin_attempts: list[LocalAttempt] = []
@@ -186,15 +192,28 @@ class Dispatcher:
     # In a thread
 
     def _begin_in_thread(self, attempt: LocalAttempt) -> None:
+        try:
+            self._threads.submit(lambda: self._thread_body(attempt))
+        except RuntimeError as error:
+            log.warning(
+                "no thread can be started for run %s of job %s, so it is given back: %s",
+                attempt.run.id,
+                attempt.run.job_id,
+                error,
+            )
+            attempt.stop_reason = StopReason.NO_THREAD
+            # Later: `ended` may begin other attempts, and these are not all begun yet.
+            self._loop.call_soon(self._end_thread, attempt, None, None)
+            return
         self._timeouts.watch(attempt)
-        self._threads.submit(lambda: self._thread_body(attempt))
+        self._began(attempt)
 
     def _thread_body(self, attempt: LocalAttempt) -> None:
         attempt.began_at = self._time.now()
         result, error = None, None
         pid, cpu = os.getpid(), thread_cpu()
         try:
-            attempt.unless_stopped()
+            attempt.raise_if_stopped()
             if (hook := attempt.handler.hooks.on_start) is not None:
                 started = call_hook(hook, attempt.context)
                 asyncio.run_coroutine_threadsafe(started, self._user_loop.loop).result()
@@ -210,23 +229,22 @@ class Dispatcher:
         call_soon(self._loop, self._end_thread, attempt, result, error)
 
     def _end_thread(self, attempt: LocalAttempt, result: Any, error: AttemptError | None) -> None:
-        if attempt.ended:  # it was given up before
-            self._thread_ended(attempt)
-            return
-        attempt.result, attempt.error = result, error
-        self._end(attempt, released=0)
-        self._thread_ended(attempt)
+        if not attempt.ended:  # otherwise it was given up before
+            attempt.result, attempt.error = result, error
+            self._end(attempt, released=0)
+        self._handler_ended(attempt)
 
     # In a process
 
     def _begin_in_process(self, attempt: LocalAttempt) -> None:
         attempt.task = self._loop.create_task(self._process_body(attempt))
+        self._began(attempt)
 
     async def _process_body(self, attempt: LocalAttempt) -> None:
         attempt.began_at = self._time.now()
         self._timeouts.watch(attempt)
         try:
-            attempt.unless_stopped()
+            attempt.raise_if_stopped()
             self.call_hook(attempt.handler.hooks.on_start, attempt.context)
             with traced(self._telemetry, attempt):
                 reply = await self._processes.run(
@@ -242,7 +260,10 @@ class Dispatcher:
             attempt.error = AttemptError.remote(reply.error) if reply.error else None
         except BaseException as error:
             attempt.error = AttemptError.of(error)
-        self._end(attempt, released=1)
+        if attempt.ended:  # it was given up before
+            self._handler_ended(attempt)
+        else:
+            self._end(attempt, released=1)
 
     def _end(self, attempt: LocalAttempt, *, released: int) -> None:
         attempt.ended = True

@@ -244,7 +244,7 @@ class LoopExecutor:
         attempt.began_at = self._time.now()
         self._timeouts.watch(attempt)
         try:
-            attempt.unless_stopped()
+            attempt.raise_if_stopped()
             self._began(attempt)
             with traced(self._telemetry, attempt):
                 if attempt.handler.hooks.on_start is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import traceback
@@ -13,8 +12,6 @@ from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.loop_thread import call_soon
 
 __all__ = ["LoopWatch"]
-
-log = logging.getLogger("mainspring")
 
 BLOCKED_AFTER = 1.0
 """Seconds without an answer after which a loop counts as blocked."""

@@ -23,7 +23,7 @@ from mainspring.core.codec import encode
 from mainspring.core.context import ProcessResources, RunContext
 from mainspring.core.model import Run
 from mainspring.engine.executors.child_handle import Child, RemoteError, Reply
-from mainspring.engine.executors.child_main import framed, refuse_while_loading
+from mainspring.engine.executors.child_main import make_frame, refuse_while_loading
 from mainspring.errors import InvalidInput, NotStarted, ProcessDied
 
 __all__ = ["ProcessPool", "RemoteError", "Reply", "Target"]
@@ -140,7 +140,7 @@ class ProcessPool:
         """
         refuse_while_loading()
         resources, withheld = ProcessResources.encode(context.resources if takes_context else {})
-        request = framed(
+        request = make_frame(
             {
                 "target": asdict(target),
                 "run": {name: getattr(run, name) for name in _RUN_FIELDS},

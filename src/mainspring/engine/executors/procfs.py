@@ -6,7 +6,7 @@ import contextlib
 import os
 from typing import Final
 
-__all__ = ["any_alive", "memory_of_tree"]
+__all__ = ["any_alive", "memory_of_tree", "resident_memory"]
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -32,7 +32,7 @@ def memory_of_tree(pid: int, limit: int | None = None) -> int | None:
     if not os.path.isdir("/proc/self/task"):
         return None
     family = _family(pid)
-    used = sum(_resident(member) for member in family)
+    used = sum(resident_memory(member) or 0 for member in family)
     if limit is not None and used > limit and len(family) > 1:
         used = sum(_proportional(member) for member in family)
     return used
@@ -49,10 +49,12 @@ def _family(pid: int) -> list[int]:
     return family
 
 
-def _resident(pid: int) -> int:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+def resident_memory(pid: int | None = None) -> int | None:
+    """Return the bytes of memory that a process holds, by default this one, or None where the
+    system does not say."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid or 'self'}/statm") as file:
         return int(file.read().split()[1]) * _PAGE
-    return 0
+    return None
 
 
 def _proportional(pid: int) -> int:
@@ -60,4 +62,4 @@ def _proportional(pid: int) -> int:
         for line in file:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
-    return _resident(pid)
+    return resident_memory(pid) or 0

@@ -26,16 +26,17 @@ class ThreadExecutor:
         self._alive = 0
 
     def submit(self, call: Callable[[], None]) -> None:
-        """Run the call soon. It must not raise."""
+        """Run the call soon. It must not raise. RuntimeError: the system starts no more threads,
+        and the call is not made."""
         context = contextvars.copy_context()
         with self._lock:
             if self._idle:
                 self._idle -= 1
             else:
-                self._alive += 1
                 threading.Thread(
                     target=self._run_calls, name="mainspring-handler", daemon=True
                 ).start()
+                self._alive += 1
         self._calls.put(lambda: context.run(call))
 
     def close(self) -> None:

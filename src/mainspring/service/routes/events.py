@@ -53,7 +53,7 @@ OfJob = Annotated[str | None, Query(max_length=200, description="Only events of 
 async def events(
     service: ServiceDep, request: Request, event: EventNames = None, job: OfJob = None
 ) -> Response:
-    return open_stream(service, request, event, job, page=True)
+    return open_stream(service, request, event, job, compatibility=True)
 
 
 def open_stream(
@@ -62,7 +62,7 @@ def open_stream(
     event: list[str] | None,
     job: str | None,
     *,
-    page: bool = False,
+    compatibility: bool = False,
 ) -> EventStream:
     for pattern in event or ():
         _check_pattern(pattern)
@@ -70,7 +70,7 @@ def open_stream(
     if service.draining.is_set():
         raise ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     names = _names(event or ["*"])
-    return EventStream(service, names, job, caller(request) or None, page=page)
+    return EventStream(service, names, job, caller(request) or None, compatibility=compatibility)
 
 
 def _check_stream_limits(service: Service, key_id: str) -> None:
@@ -114,7 +114,7 @@ class EventStream(Response):
         job: str | None,
         key_id: str | None,
         *,
-        page: bool,
+        compatibility: bool,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -125,7 +125,7 @@ class EventStream(Response):
         self._patterns = patterns
         self._job = job
         self._key_id = key_id
-        self._page = page
+        self._compatibility = compatibility
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._added = asyncio.Event()
@@ -152,7 +152,7 @@ class EventStream(Response):
             service.draining.wait(),
             self._too_slow.wait(),
         ]
-        if not service.open:
+        if not service.without_keys:
             ends.append(self._key_is_invalid())
         tasks = [asyncio.ensure_future(end) for end in ends]
         try:
@@ -171,7 +171,7 @@ class EventStream(Response):
     def _add(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
             return
-        line = _encoded(self._service, event, page=self._page)
+        line = _encoded(self._service, event, compatibility=self._compatibility)
         if self._waiting and self._size + len(line) > MAX_QUEUE_BYTES:
             self._too_slow.set()
             return
@@ -233,11 +233,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _encoded(service: Service, event: Event, *, page: bool) -> bytes:
+def _encoded(service: Service, event: Event, *, compatibility: bool) -> bytes:
     """The event as it is sent, encoded once for all clients of the same form."""
-    last = service.last_event.get(page)
+    last = service.last_event.get(compatibility)
     if last is None or last[0] is not event:
-        document = encode_json(event_document(event, page=page))
+        document = encode_json(event_document(event, compatibility=compatibility))
         last = (event, b"event: %s\ndata: %s\n\n" % (event.name.encode(), document))
-        service.last_event[page] = last
+        service.last_event[compatibility] = last
     return last[1]

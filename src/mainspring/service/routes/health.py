@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import Response
+from pydantic.alias_generators import to_camel
 
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE, Distribution, Period, period_start
@@ -16,11 +17,13 @@ from mainspring.errors import MainspringError
 from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.router import api_router
-from mainspring.service.schemas.execution import Executions, execution_documents
-from mainspring.service.schemas.health import PROCESS_FIELDS, PageHealth, Probe, Stats
+from mainspring.service.routes.runs import find_executions
+from mainspring.service.schemas.execution import Executions
+from mainspring.service.schemas.health import PROCESS_FIELDS, CompatHealth, Probe, Stats
 from mainspring.service.schemas.json_format import (
     camel_case,
     json_response,
+    seconds_to_milliseconds,
     to_iso,
     to_milliseconds,
 )
@@ -52,27 +55,38 @@ STEPS = {
 @router.get(
     "/api/observability/health",
     tags=[COMPATIBILITY],
-    response_model=PageHealth,
+    response_model=CompatHealth,
     summary="Show the health of the service",
 )
 async def health(service: ServiceDep) -> Response:
-    return json_response(await read_health(service))
+    found = await read_health(service)
+    names = ("status", "store", "jobsWithoutWorker", "orphanedJobs")
+    process = {to_camel(name): found[to_camel(name)] for name in PROCESS_FIELDS}
+    return json_response(
+        {
+            "success": found["status"] == "healthy",
+            "timestamp": found["time"],
+            **{name: found[name] for name in names},
+            "scheduler": {
+                **_state(service, found["running"]),
+                "pollInterval": found["pollInterval"],
+                **process,
+            },
+        }
+    )
 
 
 async def read_health(service: Service) -> dict[str, Any]:
     client = service.client
     found = await client.health()
-    status = "stopping" if service.draining.is_set() else found.status
     return {
-        "success": status == "healthy",
-        "status": status,
-        "timestamp": to_iso(service.clock.now()),
+        "status": "stopping" if service.draining.is_set() else found.status,
+        "time": to_iso(service.clock.now()),
         "store": found.store if found.store == "ok" else "away",
-        "scheduler": {
-            **_state(service, found.running_here),
-            "pollInterval": to_milliseconds(client.poll),
-            **camel_case({name: getattr(found, name) for name in PROCESS_FIELDS}),
-        },
+        "running": found.running_here,
+        "capacity": client.workers,
+        "pollInterval": to_milliseconds(client.poll),
+        **camel_case({name: getattr(found, name) for name in PROCESS_FIELDS}),
         "jobsWithoutWorker": list(found.jobs_without_worker),
         "orphanedJobs": list(found.orphaned_jobs),
     }
@@ -90,7 +104,7 @@ async def stats(service: ServiceDep) -> Response:
 
 
 async def read_stats(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
-    """The figures of the compatibility page, and the runs that ended within 24 hours."""
+    """The figures of the compatibility operation, and the runs that ended within 24 hours."""
     client = service.client
     now = await client.now()
     counts = await client.counts(since=now - DAY)
@@ -159,13 +173,9 @@ def _point(start: datetime, periods: list[Period]) -> dict[str, Any]:
     return {
         "time": to_iso(start),
         **{state: ended[state] for state in ("succeeded", "failed", "cancelled", "skipped")},
-        "durationP95": _milliseconds(duration.percentile(0.95)),
-        "latenessP95": _milliseconds(lateness.percentile(0.95)),
+        "durationP95": seconds_to_milliseconds(duration.percentile(0.95)),
+        "latenessP95": seconds_to_milliseconds(lateness.percentile(0.95)),
     }
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
 
 
 async def read_open_breakers(service: Service) -> list[dict[str, Any]]:
@@ -180,19 +190,10 @@ async def read_open_breakers(service: Service) -> list[dict[str, Any]]:
     summary="Failed attempts, newest first",
 )
 async def failures(service: ServiceDep, limit: PageLimit = 10) -> Response:
-    client = service.client
     # A run can fail without a failed attempt: its workers died.
-    failing = await client.list_runs(failing=True, limit=limit)
-    failed = await client.list_runs(state=State.FAILED, limit=limit)
-    runs = {run.id: run for run in [*failing.items, *failed.items]}
-    found = [
-        one
-        for run in runs.values()
-        for one in execution_documents(run)
-        if one["status"] == "failure"
-    ]
-    found.sort(key=lambda one: one["startedAt"], reverse=True)
-    return json_response({"success": True, "data": found[:limit]})
+    queries: list[dict[str, Any]] = [{"failing": True}, {"state": State.FAILED}]
+    found = await find_executions(service, *queries, limit=limit, status="failure")
+    return json_response({"success": True, "data": found})
 
 
 def _state(service: Service, running_here: int) -> dict[str, Any]:

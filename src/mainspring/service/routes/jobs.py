@@ -1,6 +1,6 @@
 """Jobs: create, list, read, change, delete, trigger, pause, resume; one or many at once.
 
-The routes here answer in the forms of the compatibility page (`/api/jobs`); those of `/api/v1` are
+The routes here are the compatibility operations (`/api/jobs`); those of `/api/v1` are
 in `v1.py`. Both call the functions below the routes.
 """
 
@@ -33,6 +33,8 @@ from mainspring.service.dependencies import (
     Service,
     ServiceDep,
     caller,
+    note_created,
+    path_of,
 )
 from mainspring.service.idempotency import REFUSALS, IdempotentRequest
 from mainspring.service.problems import (
@@ -42,17 +44,18 @@ from mainspring.service.problems import (
     from_validation_error,
 )
 from mainspring.service.router import api_router
+from mainspring.service.routes.runs import find_executions
 from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
-from mainspring.service.schemas.execution import Executions, execution_documents
+from mainspring.service.schemas.execution import Executions
 from mainspring.service.schemas.fields import TolerantBody, query_of
 from mainspring.service.schemas.job import (
     Bulk,
     ChangedAnswer,
+    CompatJobPage,
     Created,
     JobAnswer,
     JobBody,
     JobMatchBody,
-    JobPage,
     JobsBulkBody,
     JobUpdateBody,
     PrunedOrphansAnswer,
@@ -82,33 +85,30 @@ from mainspring.webhooks.definition import check_payload
 from mainspring.webhooks.vault import new_signing_secret
 
 __all__ = [
+    "BackfillDryRun",
     "BulkItem",
     "CreatedJob",
-    "DryRun",
     "Enabled",
     "Force",
     "IdempotencyKey",
     "IfMatch",
-    "NoIdempotencyKey",
-    "OnlyCount",
-    "OnlyList",
+    "PruneDryRun",
     "Queue",
+    "RequestDryRun",
     "Search",
     "Tag",
     "Window",
     "backfill_job",
     "bulk_jobs",
     "create_job",
-    "created_before",
     "preview_request",
     "preview_trigger",
     "read_health",
     "read_metrics",
-    "refuse_idempotency_key",
     "remove_job",
     "remove_orphans",
     "router",
-    "switch_job",
+    "set_job_enabled",
     "trigger_job",
     "update_job",
 ]
@@ -134,7 +134,7 @@ Tag = Annotated[str | None, query_of(JobMatchBody, "tag", max_length=200)]
 Queue = Annotated[str | None, query_of(JobMatchBody, "queue", max_length=200)]
 Enabled = Annotated[bool | None, query_of(JobMatchBody, "enabled")]
 Search = Annotated[str | None, query_of(JobMatchBody, "search", max_length=200)]
-DryRun = Annotated[
+RequestDryRun = Annotated[
     bool, Query(alias="dryRun", description="Only show the request, filled in and signed.")
 ]
 IfMatch = Annotated[
@@ -148,15 +148,13 @@ IdempotencyKey = Annotated[
     ),
 ]
 
-OnlyList = Annotated[bool, Query(alias="dryRun", description="Only list the jobs; delete none.")]
-OnlyCount = Annotated[
+PruneDryRun = Annotated[bool, Query(alias="dryRun", description="Only list the jobs; delete none.")]
+BackfillDryRun = Annotated[
     bool, Query(alias="dryRun", description="Only say what would be added; add nothing.")
 ]
 Force = Annotated[
     bool, Query(description="Also if no worker is alive to say which handlers exist.")
 ]
-
-NoIdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", include_in_schema=False)]
 
 
 @router.post(
@@ -170,7 +168,7 @@ async def create(
     body: JobBody,
     service: ServiceDep,
     request: Request,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
@@ -178,11 +176,10 @@ async def create(
     made = await create_job(service, request, body, idempotency_key)
     if made.replayed is not None:
         return _replayed_response(request, made.replayed)
-    assert made.job is not None
     return _created_response(request, made.job, made.secret)
 
 
-@router.get("", response_model=JobPage, summary="List jobs, by page")
+@router.get("", response_model=CompatJobPage, summary="List jobs, by page")
 async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
@@ -202,7 +199,7 @@ async def list_jobs(
     return json_response(
         {
             "success": True,
-            "data": [job_document(job, page=True) for job in found.items],
+            "data": [job_document(job, compatibility=True) for job in found.items],
             "page": page,
             "limit": limit,
             "total": found.total,
@@ -213,10 +210,7 @@ async def list_jobs(
 @router.post(
     "/bulk", response_model=Bulk, summary="Create, pause, resume, trigger or delete many jobs"
 )
-async def bulk(
-    body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    refuse_idempotency_key(idempotency_key)
+async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
     items = await bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
     return json_response(
@@ -235,7 +229,7 @@ async def bulk(
     summary="Delete the jobs of code that is gone",
 )
 async def prune_orphans(
-    service: ServiceDep, dry_run: OnlyList = False, force: Force = False
+    service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
 ) -> Response:
     found = await remove_orphans(service, dry_run=dry_run, force=force)
     return json_response({"success": True, "data": found})
@@ -252,9 +246,7 @@ async def update(
     body: JobUpdateBody,
     service: ServiceDep,
     if_match: IfMatch = None,
-    idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
-    refuse_idempotency_key(idempotency_key)
     job, secret = await update_job(service, id, body, if_match)
     return _job_response(job, signing_secret=secret)
 
@@ -277,7 +269,7 @@ async def trigger(
     service: ServiceDep,
     request: Request,
     body: TriggerBody | None = None,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Response:
@@ -296,7 +288,7 @@ async def trigger(
     summary="Run past slots that have not run",
 )
 async def backfill(
-    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: OnlyCount = False
+    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
 ) -> Response:
     found = await backfill_job(service, id, body, dry_run=dry_run)
     return json_response({"success": True, "data": found}, 200 if dry_run else 202)
@@ -316,12 +308,12 @@ async def metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> R
     "/{id}/pause", response_model=JobAnswer, summary="Fire no more slots until the job is resumed"
 )
 async def pause(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await switch_job(service, id, if_match, enabled=False))
+    return _job_response(await set_job_enabled(service, id, if_match, enabled=False))
 
 
 @router.post("/{id}/resume", response_model=JobAnswer, summary="Go on with the next slot")
 async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await switch_job(service, id, if_match, enabled=True))
+    return _job_response(await set_job_enabled(service, id, if_match, enabled=True))
 
 
 @router.post(
@@ -336,19 +328,18 @@ async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = No
 @router.get("/{id}/executions", response_model=Executions, summary="Attempts, newest first")
 async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
     await service.client.get_job(id)
-    page = await service.client.list_runs(job=id, tried=True, limit=limit)
-    found = [one for run in page.items for one in execution_documents(run)]
-    found.sort(key=lambda one: one["startedAt"], reverse=True)
-    return json_response({"success": True, "data": found[:limit]})
+    found = await find_executions(service, {"job": id, "tried": True}, limit=limit)
+    return json_response({"success": True, "data": found})
 
 
 # -- operations, for `/api/v1` too --------------------------------------------------------------
 
 
 class CreatedJob(Struct, frozen=True):
-    """A new job and its signing secret, or the answer that a repeated request got before."""
+    """A new job and its signing secret, or one that an earlier request with the same
+    Idempotency-Key made: `replayed` is what is kept of the first answer."""
 
-    job: Job | None
+    job: Job
     secret: str | None = None
     replayed: dict[str, Any] | None = None
 
@@ -367,13 +358,22 @@ class BulkItem(Struct, frozen=True, kw_only=True):
 async def create_job(
     service: Service, request: Request, body: JobBody, idempotency_key: str | None
 ) -> CreatedJob:
+    made = await _create_once(service, request, body, idempotency_key)
+    note_created(request, made.job.id)
+    return made
+
+
+async def _create_once(
+    service: Service, request: Request, body: JobBody, idempotency_key: str | None
+) -> CreatedJob:
     if idempotency_key is None:
         return CreatedJob(*await _add_job(service, new_job_id(body), body))
     once = await IdempotentRequest.begin(
         service.client, caller(request), idempotency_key, await request.body(), new_job_id(body)
     )
     if once.answer is not None:
-        return CreatedJob(None, replayed=once.answer)
+        job = await _created_before(service, once.answer["jobId"])
+        return CreatedJob(job, replayed=once.answer)
     try:
         job, secret = await _add_job(service, once.job_id, body)
     except (MainspringError, ApiError) as error:
@@ -383,7 +383,7 @@ async def create_job(
     return CreatedJob(job, secret)
 
 
-async def created_before(service: Service, id: str) -> Job:
+async def _created_before(service: Service, id: str) -> Job:
     """The job that an earlier request with the same Idempotency-Key made."""
     try:
         return await service.client.get_job(id)
@@ -421,7 +421,7 @@ async def remove_job(service: Service, id: str, if_match: str | None) -> None:
     await service.client.remove_job(id, expected_version=_check_if_match(job, if_match))
 
 
-async def switch_job(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
+async def set_job_enabled(service: Service, id: str, if_match: str | None, *, enabled: bool) -> Job:
     expected = _check_if_match(await service.client.get_job(id), if_match)
     switch = service.client.resume_job if enabled else service.client.pause_job
     return await switch(id, expected_version=expected)
@@ -447,10 +447,12 @@ async def trigger_job(
     if if_match is not None:
         _check_if_match(await service.client.get_job(id), if_match)
     if idempotency_key is None:
-        return await service.client.trigger(id, payload), False
-    asker = f"{caller(request)}\0{id}"
+        run = await service.client.trigger(id, payload)
+        note_created(request, run.id)
+        return run, False
+    key_and_job = f"{caller(request)}\0{id}"
     once = await IdempotentRequest.begin(
-        service.client, asker, idempotency_key, await request.body(), id
+        service.client, key_and_job, idempotency_key, await request.body(), id
     )
     if once.answer is not None:
         return await service.client.get_run(once.answer["run"]), True
@@ -460,6 +462,7 @@ async def trigger_job(
         await once.free()
         raise
     await once.finish({"run": run.id})
+    note_created(request, run.id)
     return run, False
 
 
@@ -521,12 +524,6 @@ async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
     return items
 
 
-def refuse_idempotency_key(given: str | None) -> None:
-    if given is not None:
-        why = "Idempotency-Key is for creating or triggering one job: nothing was done here"
-        raise ApiError(422, why)
-
-
 # -- steps ----------------------------------------------------------------------------------
 
 
@@ -586,12 +583,15 @@ def _is_created_by(service: Service, job: Job, body: JobBody) -> bool:
 
 
 def _created_response(request: Request, job: Job, secret: str | None) -> Response:
-    headers = {"Location": _address(request, job.id), "ETag": etag(job)}
+    headers = {"Location": path_of(request, f"/api/jobs/{job.id}"), "ETag": etag(job)}
     return json_response({"success": True, "data": created_document(job, secret)}, 201, headers)
 
 
 def _replayed_response(request: Request, data: dict[str, Any]) -> Response:
-    headers = {"Location": _address(request, data["jobId"]), "Idempotency-Replayed": "true"}
+    headers = {
+        "Location": path_of(request, f"/api/jobs/{data['jobId']}"),
+        "Idempotency-Replayed": "true",
+    }
     return json_response({"success": True, "data": data}, 201, headers)
 
 
@@ -600,13 +600,8 @@ def _run_response(run: Run, headers: dict[str, str] | None = None) -> Response:
     return json_response(document, 202, headers)
 
 
-def _address(request: Request, job: str) -> str:
-    """The path of the job, also if the API is mounted below another path."""
-    return f"{request.scope.get('root_path', '')}/api/jobs/{job}"
-
-
 def _job_response(job: Job, *, signing_secret: str | None = None) -> Response:
-    document = job_document(job, page=True)
+    document = job_document(job, compatibility=True)
     if signing_secret is not None:
         document["signingSecret"] = signing_secret
     return json_response({"success": True, "data": document}, headers={"ETag": etag(job)})
@@ -699,7 +694,7 @@ def _api_error(error: Exception) -> ApiError:
 
 
 def _bulk_result(item: BulkItem) -> dict[str, Any]:
-    """One result in the compatibility page's form."""
+    """One result, as the compatibility operation answers it."""
     result: dict[str, Any] = {"success": item.problem is None}
     if item.index is not None:
         result["index"] = item.index

@@ -1,14 +1,14 @@
-"""API keys: create, list and revoke them with a key of the scope admin. `/api/keys` is the form of
-the compatibility page; `v1.py` calls the same functions."""
+"""API keys: create, list and revoke them with a key of the scope admin. `/api/keys` has the
+compatibility operations; `v1.py` calls the same functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Response
+from fastapi import Request, Response
 
 from mainspring.errors import NotFound
-from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
+from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, note_created
 from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import camel_case, json_response
 from mainspring.service.schemas.key import KeyAnswer, KeyBody, KeyList
@@ -20,12 +20,14 @@ router = api_router(prefix="/api/keys", tags=[COMPATIBILITY])
 
 
 @router.post("", status_code=201, response_model=KeyAnswer, summary="Make an API key")
-async def create(body: KeyBody, service: ServiceDep) -> Response:
-    return json_response({"success": True, "data": await create_key(service, body)}, 201)
+async def create(body: KeyBody, service: ServiceDep, request: Request) -> Response:
+    made = await create_key(service, request, body)
+    return json_response({"success": True, "data": made}, 201)
 
 
-async def create_key(service: Service, body: KeyBody) -> dict[str, Any]:
+async def create_key(service: Service, request: Request, body: KeyBody) -> dict[str, Any]:
     key, text = await service.keys.create(body.name, body.scope, body.sent.get("expires_in"))
+    note_created(request, key.id)
     return {**camel_case(key.to_dict(await service.client.now())), "key": text}
 
 

@@ -21,11 +21,11 @@ from mainspring.errors import InvalidInput
 from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
 from mainspring.service.router import api_router
-from mainspring.service.schemas.forecast import Forecast, PageForecast, forecast_document
-from mainspring.service.schemas.job import schedule_text
+from mainspring.service.schemas.forecast import CompatForecast, Forecast, forecast_document
+from mainspring.service.schemas.job import SCHEDULE_FORMS, schedule_text
 from mainspring.service.schemas.job_options import merge_faults
 from mainspring.service.schemas.json_format import json_response, to_iso
-from mainspring.service.schemas.preview import PagePreview, Preview, PreviewBody, Slot
+from mainspring.service.schemas.preview import CompatPreview, Preview, PreviewBody, Slot
 
 __all__ = [
     "ForecastDays",
@@ -53,16 +53,13 @@ MAX_SEARCH_SECONDS = 0.1
 MAX_WAIT_SECONDS = 2.0
 """How long a preview waits for the ones before it."""
 
-_SCHEDULES = {"schedule": "schedule", "every": "every", "run_at": "runAt"}
-"""The fields that a schedule is given in, and their names in the API."""
 
-
-@router.post("/preview", response_model=PagePreview, summary="The next slots of a schedule")
+@router.post("/preview", response_model=CompatPreview, summary="The next slots of a schedule")
 async def preview(body: PreviewBody, service: ServiceDep) -> Response:
-    return json_response(PagePreview(success=True, data=await compute_preview(service, body)))
+    return json_response(CompatPreview(success=True, data=await compute_preview(service, body)))
 
 
-@router.get("/forecast", response_model=PageForecast, summary="The load that schedules will make")
+@router.get("/forecast", response_model=CompatForecast, summary="The load that schedules will make")
 async def forecast(
     service: ServiceDep,
     days: ForecastDays = 30,
@@ -70,7 +67,7 @@ async def forecast(
     timezone: ForecastZone = None,
 ) -> Response:
     found = await compute_forecast(service, days, start, timezone)
-    return json_response(PageForecast(success=True, data=found))
+    return json_response(CompatForecast(success=True, data=found))
 
 
 async def compute_forecast(
@@ -102,7 +99,7 @@ async def one_at_a_time(service: Service) -> AsyncIterator[None]:
     """Compute inside the block, after the previews and forecasts before this one."""
     try:
         async with asyncio.timeout(MAX_WAIT_SECONDS):
-            await service.preview_lock.acquire()
+            await service.schedule_computation.acquire()
     except TimeoutError:
         raise ApiError(
             429,
@@ -112,7 +109,7 @@ async def one_at_a_time(service: Service) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        service.preview_lock.release()
+        service.schedule_computation.release()
 
 
 def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
@@ -149,7 +146,7 @@ def _read(body: PreviewBody, now: datetime, default_zone: str) -> tuple[str, Sch
     """The field with the schedule, the schedule, and the moment after which its slots are listed.
     Raises every error at once."""
     sent, faults = body.sent, field_errors(body.type_errors)
-    given = [alias for alias in _SCHEDULES.values() if body.as_sent.get(alias) is not None]
+    given = [alias for alias in SCHEDULE_FORMS.values() if body.as_sent.get(alias) is not None]
     if len(given) != 1:
         why = "give one of schedule, every, runAt"
         faults += [FieldError(alias, why) for alias in given or ["schedule"]]
@@ -159,8 +156,8 @@ def _read(body: PreviewBody, now: datetime, default_zone: str) -> tuple[str, Sch
     except InvalidInput as error:
         faults.append(FieldError("after", str(error)))
     schedule, timezone = None, sent.get("timezone")
-    read = [name for name in _SCHEDULES if sent.get(name) is not None]
-    alias = _SCHEDULES[read[0]] if read else "schedule"
+    read = [name for name in SCHEDULE_FORMS if sent.get(name) is not None]
+    alias = SCHEDULE_FORMS[read[0]] if read else "schedule"
     try:
         if read:
             schedule = schedules.parse(

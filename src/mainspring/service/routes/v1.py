@@ -3,7 +3,7 @@
 Documents have no envelope, lists are `items` with `nextCursor`, and errors are RFC 9457 problems
 with a `code`.
 
-The routes call the same functions as those of the compatibility page, in `jobs.py`, `runs.py` and
+The routes call the same functions as the compatibility operations, in `jobs.py`, `runs.py` and
 the others.
 """
 
@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Query, Request, Response
 
 from mainspring.core.model import Job
-from mainspring.errors import InvalidInput
-from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep
+from mainspring.service.dependencies import JobPath, RunPath, Service, ServiceDep, path_of
 from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.router import api_router
 from mainspring.service.routes import (
@@ -31,15 +30,14 @@ from mainspring.service.routes import (
     workflows,
 )
 from mainspring.service.routes.jobs import (
-    DryRun,
+    BackfillDryRun,
     Enabled,
     Force,
     IdempotencyKey,
     IfMatch,
-    NoIdempotencyKey,
-    OnlyCount,
-    OnlyList,
+    PruneDryRun,
     Queue,
+    RequestDryRun,
     Search,
     Tag,
     Window,
@@ -98,20 +96,16 @@ async def create_job(
     body: JobBody,
     service: ServiceDep,
     request: Request,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     if dry_run:
         return json_response(await jobs.preview_request(service, body))
     made = await jobs.create_job(service, request, body, idempotency_key)
-    job = made.job
-    if job is None:  # only a part of the first answer was kept
-        assert made.replayed is not None
-        job = await jobs.created_before(service, made.replayed["jobId"])
-    headers = {"Location": _address(request, f"jobs/{job.id}")}
+    headers = {"Location": path_of(request, f"/api/v1/jobs/{made.job.id}")}
     if made.replayed is not None:
         headers["Idempotency-Replayed"] = "true"
-    return _job(job, made.secret, status=201, headers=headers)
+    return _job(made.job, made.secret, status=201, headers=headers)
 
 
 _ORDERS: dict[str, JobOrder] = {
@@ -152,22 +146,17 @@ async def list_jobs(
     if cursor is not None and (order != "id" or descending):
         why = "is for lists in the order of ids; use offset"
         raise ApiError.of_fields(FieldError.predicate("cursor", why))
-    try:
-        page = await service.client.list_jobs(
-            tag=tag,
-            queue=queue,
-            enabled=enabled,
-            search=search,
-            order=_ORDERS[order],
-            descending=descending,
-            limit=limit,
-            cursor=cursor,
-            offset=offset,
-        )
-    except (InvalidInput, OverflowError):
-        raise ApiError.of_fields(
-            FieldError.predicate("cursor", f"is a page's nextCursor, not {cursor!r}")
-        ) from None
+    page = await service.client.list_jobs(
+        tag=tag,
+        queue=queue,
+        enabled=enabled,
+        search=search,
+        order=_ORDERS[order],
+        descending=descending,
+        limit=limit,
+        cursor=cursor,
+        offset=offset,
+    )
     items = [job_document(job) for job in page.items]
     return json_response({"items": items, "nextCursor": page.cursor})
 
@@ -178,10 +167,7 @@ async def list_jobs(
     tags=["jobs"],
     summary="Create, pause, resume, trigger or delete many jobs",
 )
-async def bulk_jobs(
-    body: JobsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
+async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
     items = await jobs.bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
     return json_response(
@@ -201,7 +187,7 @@ async def bulk_jobs(
     summary="Delete the jobs of code that is gone",
 )
 async def prune_orphans(
-    service: ServiceDep, dry_run: OnlyList = False, force: Force = False
+    service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
 ) -> Response:
     return json_response(await jobs.remove_orphans(service, dry_run=dry_run, force=force))
 
@@ -222,9 +208,7 @@ async def update_job(
     body: JobUpdateBody,
     service: ServiceDep,
     if_match: IfMatch = None,
-    idempotency_key: NoIdempotencyKey = None,
 ) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
     return _job(*await jobs.update_job(service, id, body, if_match))
 
 
@@ -249,14 +233,14 @@ async def trigger_job(
     service: ServiceDep,
     request: Request,
     body: TriggerBody | None = None,
-    dry_run: DryRun = False,
+    dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
 ) -> Response:
     if dry_run:
         return json_response(await jobs.preview_trigger(service, id, body, if_match))
     run, replayed = await jobs.trigger_job(service, request, id, body, idempotency_key, if_match)
-    headers = {"Location": _address(request, f"runs/{run.id}")}
+    headers = {"Location": path_of(request, f"/api/v1/runs/{run.id}")}
     if replayed:
         headers["Idempotency-Replayed"] = "true"
     return json_response(run_document(run, whole=True), 202, headers)
@@ -271,7 +255,7 @@ async def trigger_job(
     summary="Run past slots that have not run",
 )
 async def backfill_job(
-    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: OnlyCount = False
+    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
 ) -> Response:
     found = await jobs.backfill_job(service, id, body, dry_run=dry_run)
     return json_response(found, 200 if dry_run else 202)
@@ -284,7 +268,7 @@ async def backfill_job(
     summary="Fire no more slots until the job is resumed",
 )
 async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job(await jobs.switch_job(service, id, if_match, enabled=False))
+    return _job(await jobs.set_job_enabled(service, id, if_match, enabled=False))
 
 
 @router.post(
@@ -294,7 +278,7 @@ async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) 
     summary="Go on with the next slot",
 )
 async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job(await jobs.switch_job(service, id, if_match, enabled=True))
+    return _job(await jobs.set_job_enabled(service, id, if_match, enabled=True))
 
 
 @router.get(
@@ -334,10 +318,7 @@ async def get_job_workflow(id: JobPath, service: ServiceDep) -> Response:
     tags=["jobs"],
     summary="Run jobs one after the other",
 )
-async def enqueue_chain(
-    body: ChainBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
+async def enqueue_chain(body: ChainBody, service: ServiceDep) -> Response:
     made = await workflows.enqueue_chain(service, body)
     return json_response({"items": [run_document(run, whole=True) for run in made]}, 202)
 
@@ -398,10 +379,7 @@ async def list_runs(
     tags=["runs"],
     summary="Cancel, retry or delete many runs",
 )
-async def bulk_runs(
-    body: RunsBulkBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    jobs.refuse_idempotency_key(idempotency_key)
+async def bulk_runs(body: RunsBulkBody, service: ServiceDep) -> Response:
     done = await runs.bulk_runs(service, body)
     return json_response(camel_case(done))
 
@@ -509,18 +487,7 @@ async def follow_events(
     "/health", response_model=Health, tags=["health"], summary="Show the health of the service"
 )
 async def get_health(service: ServiceDep) -> Response:
-    found = await health.read_health(service)
-    state = found["scheduler"]
-    known = {
-        **found,
-        **state,
-        "time": found["timestamp"],
-        "running": state["runningJobs"],
-        "capacity": state["maxConcurrentJobs"],
-    }
-    return json_response(
-        {one.alias: known[one.alias or ""] for one in Health.model_fields.values()}
-    )
+    return json_response(await health.read_health(service))
 
 
 @router.post(
@@ -578,12 +545,7 @@ async def list_open_breakers(service: ServiceDep) -> Response:
 
 @router.get("/audit", response_model=AuditList, tags=["keys"], summary="List changes, newest first")
 async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = None) -> Response:
-    try:
-        page = await service.audit.list(limit, cursor)
-    except (InvalidInput, OverflowError):
-        raise ApiError.of_fields(
-            FieldError.predicate("cursor", f"is a page's nextCursor, not {cursor!r}")
-        ) from None
+    page = await service.audit.list(limit, cursor)
     items = [audit_document(one) for one in page.items]
     return json_response({"items": items, "nextCursor": page.cursor})
 
@@ -591,8 +553,8 @@ async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = No
 @router.post(
     "/keys", status_code=201, response_model=ApiKey, tags=["keys"], summary="Create an API key"
 )
-async def create_key(body: KeyBody, service: ServiceDep) -> Response:
-    return json_response(await keys.create_key(service, body), 201)
+async def create_key(body: KeyBody, service: ServiceDep, request: Request) -> Response:
+    return json_response(await keys.create_key(service, request, body), 201)
 
 
 @router.get("/keys", response_model=ApiKeyList, tags=["keys"], summary="List API keys")
@@ -639,8 +601,3 @@ def _bulk_item(item: jobs.BulkItem) -> dict[str, Any]:
     if item.problem is not None:
         document["problem"] = problem_document(item.problem)
     return document
-
-
-def _address(request: Request, path: str) -> str:
-    """The path of a document, also if the API is mounted below another path."""
-    return f"{request.scope.get('root_path', '')}/api/v1/{path}"

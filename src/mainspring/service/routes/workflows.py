@@ -1,6 +1,6 @@
 """Workflows: the graph that a job or a run belongs to, and chains of runs.
 
-The routes here answer in the forms of the compatibility page; `v1.py` calls the same functions.
+The routes here are compatibility operations; `v1.py` calls the same functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from mainspring.errors import JobNotFound
 from mainspring.service.dependencies import COMPATIBILITY, JobPath, RunPath, Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
-from mainspring.service.routes.jobs import NoIdempotencyKey, refuse_idempotency_key
 from mainspring.service.schemas.json_format import json_response
 from mainspring.service.schemas.run import run_document
 from mainspring.service.schemas.workflow import (
@@ -55,10 +54,7 @@ async def read_run_workflow(service: Service, run_id: str) -> dict[str, Any]:
     response_model=ChainAnswer,
     summary="Run jobs one after the other",
 )
-async def chain(
-    body: ChainBody, service: ServiceDep, idempotency_key: NoIdempotencyKey = None
-) -> Response:
-    refuse_idempotency_key(idempotency_key)
+async def chain(body: ChainBody, service: ServiceDep) -> Response:
     runs = await enqueue_chain(service, body)
     return json_response(
         {"success": True, "data": [run_document(run, whole=True) for run in runs]}, 202

@@ -23,6 +23,10 @@ class Audit(Document):
     method: str
     path: str
     status: Annotated[int, Field(description="The status of the answer.")]
+    created_id: Annotated[
+        str | None,
+        Field(description="The id of the job, run or API key that the request created."),
+    ]
 
 
 class AuditList(Document):
@@ -39,4 +43,5 @@ def audit_document(entry: AuditEntry) -> dict[str, Any]:
         "method": entry.method,
         "path": entry.path,
         "status": entry.status,
+        "createdId": entry.created or None,
     }

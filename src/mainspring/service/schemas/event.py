@@ -15,8 +15,8 @@ from mainspring.service.schemas.run import run_document
 __all__ = ["event_document"]
 
 
-def event_document(event: Event, *, page: bool = False) -> dict[str, Any]:
-    """An event as it is sent. `page`: in the form of the compatibility page."""
+def event_document(event: Event, *, compatibility: bool = False) -> dict[str, Any]:
+    """An event as it is sent. `compatibility`: for clients of the compatibility operations."""
     error = event.error
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
@@ -27,7 +27,7 @@ def event_document(event: Event, *, page: bool = False) -> dict[str, Any]:
         "time": to_iso(event.time),
         "jobId": event.job_id,
         "run": None if event.run is None else run_document(event.run),
-        "job": job_document(job, page=page) if isinstance(job, Job) else None,
+        "job": job_document(job, compatibility=compatibility) if isinstance(job, Job) else None,
         "error": error,
         "data": msgspec.to_builtins(data, enc_hook=str),
     }

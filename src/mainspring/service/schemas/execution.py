@@ -1,4 +1,4 @@
-"""An execution: an attempt as the compatibility page shows it."""
+"""An execution: an attempt as the compatibility operations show it."""
 
 from __future__ import annotations
 

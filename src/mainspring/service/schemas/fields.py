@@ -32,21 +32,28 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from mainspring.core.model import check_job_id
-from mainspring.core.policy import MAX_NAME, MAX_PRIORITY
+from mainspring.core.policy import MAX_COUNT, MAX_NAME, MAX_PRIORITY
 from mainspring.errors import InvalidInput
-from mainspring.service.schemas.json_format import WrongFormat, read_datetime, read_duration, to_iso
+from mainspring.service.schemas.json_format import (
+    read_datetime,
+    read_duration,
+    read_json_value,
+    to_iso,
+)
 
 __all__ = [
     "LEFT_OUT",
     "NAMED_FIELD",
     "Body",
     "Conditions",
+    "Count",
     "Cursor",
     "DateTime",
     "Document",
     "Duration",
     "FieldSpec",
     "JobId",
+    "JsonValue",
     "Milliseconds",
     "OneLine",
     "Priority",
@@ -61,6 +68,7 @@ __all__ = [
     "query_of",
     "repeats",
     "takes",
+    "within",
 ]
 
 S = TypeVar("S")
@@ -81,12 +89,6 @@ def _written_time(given: Any) -> Any:
     return to_iso(given) if isinstance(given, datetime) else given
 
 
-def _priority(given: int) -> int:
-    if not 0 <= given <= MAX_PRIORITY:
-        raise WrongFormat(f"is a whole number from 0 to {MAX_PRIORITY}, not {given}")
-    return given
-
-
 Time = Annotated[
     str, BeforeValidator(_written_time), Field(json_schema_extra={"format": "date-time"})
 ]
@@ -99,13 +101,19 @@ Duration = Annotated[
 ]
 DateTime = Annotated[str, StringConstraints(max_length=64), AfterValidator(read_datetime)]
 OneLine = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME)]
+JsonValue = Annotated[Any, AfterValidator(read_json_value)]
+"""Any JSON, with tags for values that JSON lacks. Answers have it by `to_json_value`."""
 JobId = Annotated[str, AfterValidator(_job_id)]
-Priority = Annotated[
-    int,
-    AfterValidator(_priority),
-    Field(json_schema_extra={"minimum": 0, "maximum": MAX_PRIORITY}),
-]
-"""Not `ge` and `le`: their errors name one of the two bounds."""
+
+
+def within(kind: Any, **bounds: Any) -> Any:
+    """A type whose bounds are in the API's description alone: the library checks them, so that
+    every job that it has stored can be sent back."""
+    return Annotated[kind, Field(json_schema_extra=bounds)]
+
+
+Count = within(int, minimum=1, maximum=MAX_COUNT)
+Priority = within(int, minimum=0, maximum=MAX_PRIORITY)
 
 
 class Body(BaseModel):

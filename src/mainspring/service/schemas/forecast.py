@@ -10,7 +10,7 @@ from pydantic import Field
 from mainspring.core import forecast as values
 from mainspring.service.schemas.fields import Document, Time
 
-__all__ = ["Forecast", "PageForecast", "forecast_document"]
+__all__ = ["CompatForecast", "Forecast", "forecast_document"]
 
 JobIds = list[str]
 
@@ -74,7 +74,7 @@ class Forecast(Document):
     notes: list[str]
 
 
-class PageForecast(Document):
+class CompatForecast(Document):
     success: bool
     data: Forecast
 

@@ -10,6 +10,7 @@ from mainspring.service.schemas.fields import Cursor, Document, Milliseconds, Ti
 
 __all__ = [
     "PROCESS_FIELDS",
+    "CompatHealth",
     "ExecutionCounts",
     "Firing",
     "FiringAnswer",
@@ -20,7 +21,6 @@ __all__ = [
     "LastDay",
     "OpenBreaker",
     "OpenBreakerList",
-    "PageHealth",
     "Probe",
     "SchedulerHealth",
     "SchedulerState",
@@ -143,7 +143,7 @@ class Probe(Document):
     status: Annotated[str, Field(examples=["ok"])]
 
 
-# -- answers of the compatibility page ------------------------------------------------------------
+# -- answers of the compatibility operations ------------------------------------------------------
 
 
 class SchedulerState(Document):
@@ -165,7 +165,7 @@ class SchedulerHealth(SchedulerState):
 
 
 @repeats(Health, "status", "store", "jobs_without_worker", "orphaned_jobs")
-class PageHealth(Document):
+class CompatHealth(Document):
     success: bool
     timestamp: Time
     scheduler: SchedulerHealth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -15,23 +16,32 @@ from pydantic import (
 )
 
 from mainspring.core import model
-from mainspring.core.policy import Breaker, Delivery, Misfire, Policy
+from mainspring.core.policy import (
+    MAX_COUNT,
+    MAX_MEMORY,
+    MAX_NAME,
+    MAX_UPSTREAM,
+    Policy,
+)
 from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.interval import Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
+from mainspring.scheduler.definitions import MAX_DESCRIPTION, MAX_TAGS
 from mainspring.service.schemas.fields import (
     LEFT_OUT,
     Body,
     Conditions,
+    Count,
     Cursor,
     DateTime,
     Document,
     Duration,
     FieldSpec,
     JobId,
+    JsonValue,
     Milliseconds,
     OneLine,
     Priority,
@@ -44,6 +54,7 @@ from mainspring.service.schemas.fields import (
     options_of,
     pick,
     takes,
+    within,
 )
 from mainspring.service.schemas.json_format import (
     encode_json,
@@ -52,7 +63,7 @@ from mainspring.service.schemas.json_format import (
     to_milliseconds,
 )
 from mainspring.service.schemas.problem import FieldProblem, Problem
-from mainspring.webhooks.definition import MAX_URL
+from mainspring.webhooks.definition import MAX_STATUS_CODES, MAX_URL
 from mainspring.webhooks.headers import MAX_HEADERS
 from mainspring.webhooks.service import masked_headers
 
@@ -60,6 +71,7 @@ __all__ = [
     "JOB",
     "ROTATE_SECRET",
     "SCHEDULE",
+    "SCHEDULE_FORMS",
     "WEBHOOK",
     "BackoffBody",
     "BreakerBody",
@@ -67,6 +79,7 @@ __all__ = [
     "BulkResult",
     "ChangedAnswer",
     "ChangedJob",
+    "CompatJobPage",
     "Created",
     "Job",
     "JobAnswer",
@@ -74,7 +87,6 @@ __all__ = [
     "JobDocument",
     "JobList",
     "JobMatchBody",
-    "JobPage",
     "JobUpdateBody",
     "JobsBulkBody",
     "JobsBulkResult",
@@ -86,13 +98,13 @@ __all__ = [
     "created_document",
     "etag",
     "job_document",
+    "own_metadata",
     "schedule_text",
+    "stored_name",
 ]
 
-LARGEST = 10**9
-"""The largest whole number that is taken: every store can keep it."""
-
 _DEFAULT = Policy()
+Tag = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME})]
 
 
 # -- values within a job --------------------------------------------------------------------------
@@ -101,7 +113,7 @@ _BackoffKind = Literal["fixed", "linear", "exponential"]
 _MisfireKind = Literal["once", "skip", "all"]
 _Isolation = Literal["auto", "thread", "process"]
 _Overlap = Literal["skip", "queue", "replace", "allow"]
-_ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE"]
+_ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE", "EFFECT_ONCE"]
 
 BACKOFF: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
@@ -116,7 +128,7 @@ BACKOFF: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
         "factor",
         "What an exponential wait is multiplied by.",
-        sent=Annotated[float, Field(ge=1, le=1000)],
+        sent=within(float, minimum=1),
         default=2,
         answered=float,
         read=lambda backoff: backoff.factor,
@@ -163,7 +175,7 @@ MISFIRE: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
         "limit",
         "With `all`: how many of the newest run at most.",
-        sent=Annotated[int, Field(ge=1, le=10_000)],
+        sent=Count,
         default=100,
         answered=int,
         read=lambda misfire: misfire.limit,
@@ -174,7 +186,7 @@ BREAKER: tuple[FieldSpec[Any], ...] = (
     FieldSpec(
         "failures",
         "How many failures in a row open the breaker.",
-        sent=Annotated[int, Field(ge=1, le=LARGEST)],
+        sent=Count,
         default=5,
         answered=int,
         read=lambda breaker: breaker.failures,
@@ -223,25 +235,35 @@ class BreakerDocument(Document):
 
 
 def backoff_options(value: str | BackoffBody) -> dict[str, Any]:
-    """The arguments of `Backoff` beside the delay, which is a field of its own."""
+    """The parts of a backoff beside the delay, which is a field of its own. The library checks
+    them."""
     if isinstance(value, str):
         return {"kind": value}
     return options_of(BACKOFF, value.sent)
 
 
-def _misfire(value: str | MisfireBody) -> Misfire:
-    if isinstance(value, str):
-        return Misfire(value)
-    return Misfire(**options_of(MISFIRE, value.sent))
+def _misfire(value: str | MisfireBody) -> str | dict[str, Any]:
+    return value if isinstance(value, str) else options_of(MISFIRE, value.sent)
 
 
-def _breaker(value: bool | int | BreakerBody) -> Breaker | bool | int:
-    if isinstance(value, BreakerBody):
-        return Breaker(**options_of(BREAKER, value.sent))
-    return value
+def _breaker(value: bool | int | BreakerBody) -> bool | int | dict[str, Any]:
+    return options_of(BREAKER, value.sent) if isinstance(value, BreakerBody) else value
 
 
 # -- the fields of a job --------------------------------------------------------------------------
+
+
+def stored_name(job: model.Job) -> str | None:
+    """The job's name for people, which its metadata keep. Another value of that name, or an empty
+    text, is an ordinary part of the metadata."""
+    name = job.metadata.get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def own_metadata(job: model.Job) -> dict[str, Any]:
+    """The metadata without the job's name for people."""
+    named = stored_name(job) is not None
+    return {name: one for name, one in job.metadata.items() if not (named and name == "name")}
 
 
 def schedule_text(schedule: Schedule | None) -> str | None:
@@ -277,7 +299,8 @@ def _codes(bounds: tuple[int, int]) -> int | str:
 
 
 _StatusCodes = Annotated[
-    list[int | Annotated[str, StringConstraints(max_length=16)]], Field(max_length=100)
+    list[int | Annotated[str, StringConstraints(max_length=16)]],
+    Field(json_schema_extra={"maxItems": MAX_STATUS_CODES}),
 ]
 
 ID: FieldSpec[model.Job] = FieldSpec(
@@ -289,7 +312,7 @@ ID: FieldSpec[model.Job] = FieldSpec(
     answered=str,
     read=lambda job: job.id,
 )
-PAGE_ID: FieldSpec[model.Job] = FieldSpec(
+COMPAT_ID: FieldSpec[model.Job] = FieldSpec(
     "id",
     "The job's name in URLs.",
     "nightly",
@@ -335,20 +358,25 @@ SCHEDULE: tuple[FieldSpec[model.Job], ...] = (
         null=LEFT_OUT,
     ),
 )
+SCHEDULE_FORMS: Mapping[str, str] = {
+    spec.name: spec.alias for spec in SCHEDULE if spec.name != "timezone"
+}
+"""The fields that each stand for the option `schedule`, and the API's name of each."""
+
 JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "name",
         "A name for people. It becomes the id if a new job has none.",
         "Nightly report",
-        sent=OneLine | None,
+        sent=Annotated[str, StringConstraints(min_length=1)] | None,
         answered=str,
-        read=lambda job: job.metadata.get("name", job.id),
+        read=lambda job: stored_name(job) or job.id,
     ),
     FieldSpec(
         "description",
         "What the job is for.",
         "Sends the report of the day",
-        sent=Annotated[str, StringConstraints(max_length=4000)] | None,
+        sent=within(str, maxLength=MAX_DESCRIPTION) | None,
         answered=str,
         read=lambda job: job.description,
         option="description",
@@ -383,8 +411,10 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "payload",
-        "The handler's arguments.",
-        sent=Any,
+        "The handler's arguments. A value that JSON lacks is an object of one key, in answers and"
+        ' requests: `{"$datetime": "2030-01-01T09:00:00+00:00"}`, and `$date`, `$uuid`, `$decimal`'
+        " and `$bytes` (base64) alike. An object that has such a name itself gets a second `$`.",
+        sent=JsonValue,
         answered=Any,
         optional=True,
         read=lambda job: to_json_value(job.payload),
@@ -392,13 +422,12 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "execution_type",
-        "A run of an `AT_MOST_ONCE` job is never tried again.",
+        "A run of an `AT_MOST_ONCE` job is never tried again. The handler of an `EFFECT_ONCE` job"
+        " commits its writes together with the end of its run.",
         "AT_LEAST_ONCE",
         sent=_ExecutionType | None,
         answered=_ExecutionType,
-        read=lambda job: (
-            "AT_MOST_ONCE" if job.policy.delivery is Delivery.AT_MOST_ONCE else "AT_LEAST_ONCE"
-        ),
+        read=lambda job: job.policy.delivery.upper(),
         option="delivery",
         to_option=str.lower,
         null=LEFT_OUT,
@@ -417,7 +446,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "retry_attempts",
         "How often a failed run is tried again. 0: never.",
         3,
-        sent=Annotated[int, Field(ge=0, le=1000)] | None,
+        sent=within(int, minimum=0, maximum=MAX_COUNT) | None,
         answered=int,
         read=lambda job: job.policy.retries,
         option="retries",
@@ -477,7 +506,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "concurrency",
         "How many of the job's runs may run at once, over all instances.",
-        sent=Annotated[int, Field(ge=1, le=LARGEST)] | None,
+        sent=Count | None,
         answered=int | None,
         read=lambda job: job.policy.concurrency,
         option="concurrency",
@@ -532,7 +561,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "breaker",
         "After so many failures in a row, counted over all nodes, runs wait; then one is tried, and"
         " if it succeeds the others start. Webhooks have a breaker by default; null: none.",
-        sent=bool | Annotated[int, Field(ge=1, le=LARGEST)] | BreakerBody | None,
+        sent=bool | Annotated[int, Field(ge=1)] | BreakerBody | None,
         answered=BreakerDocument | None,
         read=lambda job: job.policy.breaker and document_of(BREAKER, job.policy.breaker),
         option="breaker",
@@ -541,7 +570,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "after",
         "The job runs when each of these jobs has succeeded.",
-        sent=Annotated[list[str], Field(max_length=100)] | None,
+        sent=within(list[str], maxItems=MAX_UPSTREAM) | None,
         answered=list[str],
         read=lambda job: list(job.policy.after),
         option="after",
@@ -579,7 +608,9 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "memory_limit",
         "How many bytes of memory a handler in a process of its own may use. A size such as"
         " `512MiB` may be sent. Null: any number.",
-        sent=Annotated[int, Field(ge=1)] | Annotated[str, Field(max_length=64)] | None,
+        sent=within(int, minimum=1, maximum=MAX_MEMORY)
+        | Annotated[str, Field(max_length=64)]
+        | None,
         answered=int | None,
         read=lambda job: job.policy.memory_limit,
         option="memory_limit",
@@ -596,7 +627,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "history",
         "How many finished runs of the job are kept, the newest. Null: as many as the service"
         " keeps of each job.",
-        sent=Annotated[int, Field(ge=1, le=LARGEST)] | None,
+        sent=Count | None,
         answered=int | None,
         read=lambda job: job.policy.history,
         option="history",
@@ -605,7 +636,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
         "tags",
         "Words to list jobs by.",
         ["reports"],
-        sent=Annotated[list[OneLine], Field(max_length=50)] | None,
+        sent=within(list[Tag], maxItems=MAX_TAGS) | None,
         answered=list[str],
         read=lambda job: list(job.tags),
         option="tags",
@@ -613,15 +644,12 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "metadata",
-        "Any JSON object; Mainspring stores it and does not read it.",
+        "Any JSON object that you want to keep with the job. In a Python program it also holds the"
+        " `name`, which is a field of its own here.",
         {"team": "data"},
-        sent=dict[str, Any] | None,
+        sent=dict[str, JsonValue] | None,
         answered=dict[str, Any],
-        read=lambda job: {
-            name: value
-            for name, value in to_json_value(dict(job.metadata)).items()
-            if name != "name"
-        },
+        read=lambda job: {name: to_json_value(value) for name, value in own_metadata(job).items()},
     ),
     FieldSpec(
         "owner",
@@ -674,9 +702,11 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     FieldSpec(
         "endpoint",
         "The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a"
-        " read key sees it: put secrets into headers, which are masked.",
+        " read key sees it: put secrets into headers, which are masked. A change to another scheme,"
+        " host or port removes the secret headers that are not sent with it: compare `headers` in"
+        " the answer.",
         "https://api.example.com/webhook",
-        sent=Annotated[str, Field(json_schema_extra={"maxLength": MAX_URL})] | None,
+        sent=within(str, maxLength=MAX_URL) | None,
         answered=str | None,
         optional=True,
         read=lambda webhook: webhook.url,
@@ -687,7 +717,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "method",
         "The method of the request. POST by default.",
         "POST",
-        sent=Annotated[str, StringConstraints(max_length=32)] | None,
+        sent=str | None,
         answered=str | None,
         optional=True,
         read=lambda webhook: webhook.method,
@@ -697,7 +727,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
         "headers",
         "The headers of the request. Answers show a mask instead of a secret one's value.",
         {"X-Team": "data"},
-        sent=Annotated[dict[str, str], Field(max_length=MAX_HEADERS)] | None,
+        sent=within(dict[str, str], maxProperties=MAX_HEADERS) | None,
         answered=dict[str, str] | None,
         optional=True,
         read=masked_headers,
@@ -706,7 +736,7 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     FieldSpec(
         "secret_headers",
         "The names of headers to encrypt beside `Authorization`, `Cookie` and `X-Api-Key`.",
-        sent=Annotated[list[OneLine], Field(max_length=MAX_HEADERS)] | None,
+        sent=within(list[str], maxItems=MAX_HEADERS) | None,
         answered=list[str] | None,
         optional=True,
         read=lambda webhook: list(webhook.secret_headers),
@@ -810,7 +840,11 @@ class TriggerBody(Body):
     )
 
     payload: Annotated[
-        Any, Field(description="Instead of the request's body, or of the handler's arguments.")
+        JsonValue,
+        Field(
+            description="Instead of the request's body, or of the handler's arguments. Values that"
+            " JSON lacks are written as in a job's `payload`."
+        ),
     ] = None
 
 
@@ -856,12 +890,14 @@ class JobsBulkBody(Body):
         if self.action == "create":
             if self.jobs is None or self.ids is not None or self.match is not None:
                 raise field_fault(
-                    "jobs", "is what create takes: a list of what POST /api/v1/jobs takes"
+                    "jobs",
+                    "is required with the action create: a list of jobs, each as POST /api/v1/jobs"
+                    " takes it",
                 )
         elif self.jobs is not None or (self.ids is None) == (self.match is None):
             raise field_fault(
                 "ids",
-                f"give ids to {self.action}, or match: {{}} with conditions (none: every job)",
+                "give either ids or match; an empty match ({}) selects every job",
                 predicate=False,
             )
         return self
@@ -911,9 +947,9 @@ class JobsBulkResult(Document):
     items: list[JobBulkItem]
 
 
-def job_document(job: model.Job, *, page: bool = False) -> dict[str, Any]:
-    """A job as it is answered. `page`: with `_id`, as the compatibility page has it."""
-    document = document_of((PAGE_ID if page else ID, *JOB), job)
+def job_document(job: model.Job, *, compatibility: bool = False) -> dict[str, Any]:
+    """A job as it is answered. `compatibility`: with `_id` instead of `id`."""
+    document = document_of((COMPAT_ID if compatibility else ID, *JOB), job)
     if job.webhook is not None:
         document |= document_of(WEBHOOK, job.webhook)
     return document
@@ -922,7 +958,7 @@ def job_document(job: model.Job, *, page: bool = False) -> dict[str, Any]:
 def etag(job: model.Job) -> str:
     """The ETag of the definition: a job that fires keeps it. The document leaves out or rounds some
     parts, so those are added as they are stored."""
-    document = job_document(job, page=True)
+    document = job_document(job, compatibility=True)
     for name in ("nextRunAt", "lastRunAt", "updatedAt"):
         del document[name]
     signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
@@ -932,11 +968,11 @@ def etag(job: model.Job) -> str:
     return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
 
 
-# -- answers of the compatibility page ------------------------------------------------------------
+# -- answers of the compatibility operations ------------------------------------------------------
 
 
 CREATED: tuple[FieldSpec[Any], ...] = (
-    replace(PAGE_ID, name="job_id", other_alias=None),
+    replace(COMPAT_ID, name="job_id", other_alias=None),
     *pick(JOB, "schedule"),
     *pick(
         WEBHOOK,
@@ -973,7 +1009,7 @@ class Shown(Document):
     data: RenderedRequest
 
 
-@answers(PAGE_ID, *JOB, *WEBHOOK)
+@answers(COMPAT_ID, *JOB, *WEBHOOK)
 class JobDocument(Document):
     """A job."""
 
@@ -993,7 +1029,7 @@ class ChangedAnswer(Document):
     data: ChangedJob
 
 
-class JobPage(Document):
+class CompatJobPage(Document):
     success: bool
     data: list[JobDocument]
     page: int
@@ -1034,7 +1070,7 @@ class PrunedOrphansAnswer(Document):
 
 
 def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
-    """What the compatibility page answers when a job was created."""
+    """What the compatibility operation answers when a job was created."""
     document = document_of(CREATED, job)
     if job.webhook is None:
         document["handler"] = job.handler

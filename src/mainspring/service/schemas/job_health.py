@@ -50,8 +50,10 @@ class JobHealth(Document):
             "unknown",
         ],
         Field(
-            description="Healthy: at least 95 % of the runs succeeded; warning: at least 80 %."
-            " Overdue: a slot passed and no scheduler fired it. Unknown: no run has ended yet."
+            description="`healthy`: at least 95 % of the runs succeeded. `warning`: at least 80 %."
+            " `unhealthy`: fewer. `overdue`: a slot passed and no scheduler fired it. `paused`: the"
+            " job is not enabled. `no_worker`: no live worker has its handler. `orphaned`: the code"
+            " or file that defined it no longer does. `unknown`: no run has ended yet."
         ),
     ]
     enabled: bool

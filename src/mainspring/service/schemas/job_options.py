@@ -25,11 +25,14 @@ from mainspring.service.schemas.fields import FieldSpec, TolerantBody, options_o
 from mainspring.service.schemas.job import (
     JOB,
     ROTATE_SECRET,
+    SCHEDULE_FORMS,
     WEBHOOK,
     JobBody,
     JobUpdateBody,
     backoff_options,
     job_document,
+    own_metadata,
+    stored_name,
 )
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks.service import HANDLER, masked_headers
@@ -45,8 +48,6 @@ __all__ = [
 
 _SPECS: tuple[FieldSpec[Any], ...] = (*JOB, *WEBHOOK)
 _ALIAS = {spec.name: spec.alias for spec in (*_SPECS, ROTATE_SECRET)}
-_SCHEDULES = ("schedule", "every", "run_at")
-"""The fields that stand for the option `schedule`."""
 _REQUEST = tuple(spec.name for spec in WEBHOOK if spec.name != "endpoint")
 
 
@@ -77,7 +78,7 @@ def job_options(
     given = body.as_sent
     calls = given.get("endpoint") is not None or given.get("handler") is None
     options["defaults"] = _defaults(settings, defaults, calls=calls)
-    for name in _SCHEDULES:
+    for name in SCHEDULE_FORMS:
         if sent.get(name) is not None:
             options["schedule"] = sent[name]
     if calls:
@@ -133,9 +134,8 @@ def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:
     if changes.get("delivery") == "at_most_once":
         changes.setdefault("retries", 0)
     if {"metadata", "name"} & sent.keys():
-        kept = {name: value for name, value in job.metadata.items() if name != "name"}
-        metadata = (sent["metadata"] or {}) if "metadata" in sent else kept
-        name = sent["name"] if "name" in sent else job.metadata.get("name")
+        metadata = (sent["metadata"] or {}) if "metadata" in sent else own_metadata(job)
+        name = sent["name"] if "name" in sent else stored_name(job)
         changes["metadata"] = {**metadata, **_name(name)}
     return changes
 
@@ -150,16 +150,19 @@ def document_faults(body: TolerantBody, job: Job | None = None) -> list[FieldErr
     found = field_errors(body.type_errors)
     if job is None:
         document = sent
+        changed_or_new = sent.keys()
         found += _new_job_rules(sent)
     else:
         changed = {_ALIAS[name]: value for name, value in _changed_fields(job, body).items()}
         found += _edit_rules(job, sent, changed)
         document = _edited_document(job, changed)
         sent = {name: sent.get(name) for name in changed}
+        changed_or_new = sent.keys()
     found += _rules(document)
     if "secretHeaders" in sent:
         found += _secret_header_rules(document)
-    if "name" in (body.sent.get("metadata") or ()):
+    in_metadata = (body.sent.get("metadata") or {}).get("name")
+    if in_metadata and (isinstance(in_metadata, str) or "name" in changed_or_new):
         why = "name is a field of its own: give it beside metadata, not in it"
         found.append(FieldError("metadata", why))
     return merge_faults(reversed(found))[::-1]
@@ -180,16 +183,10 @@ def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
     """The errors of the library, under the names that the client sent."""
     names = _field_names(body)
     return [
-        _client_error(_client_name(one.field, names), one)
+        FieldError.of_library(_client_name(one.field, names), one)
         for one in error.each()
         if one.field is not None
     ]
-
-
-def _client_error(name: str, error: InvalidInput) -> FieldError:
-    if error.subject is None:
-        return FieldError(name, str(error))
-    return FieldError.predicate(name, error.predicate)
 
 
 def _client_name(option: str, names: Mapping[str, str]) -> str:
@@ -200,7 +197,7 @@ def _client_name(option: str, names: Mapping[str, str]) -> str:
 
 def _field_names(body: TolerantBody) -> dict[str, str]:
     """The client's name for each option of the library."""
-    sent = [name for name in _SCHEDULES if body.sent.get(name) is not None]
+    sent = [name for name in SCHEDULE_FORMS if body.sent.get(name) is not None]
     return {
         **{spec.option: spec.alias for spec in _SPECS if spec.option is not None},
         "schedule": _ALIAS[sent[0] if sent else "schedule"],
@@ -221,7 +218,7 @@ def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
         if runs:
             yield FieldError("handler", why)
     yield from _one_schedule(sent)
-    if not {"schedule", "every", "runAt", "after"} & sent.keys():
+    if not {*SCHEDULE_FORMS.values(), "after"} & sent.keys():
         yield FieldError(
             "schedule",
             "give schedule (such as '0 */5 * * * *'), every or runAt; schedule: null makes a job"
@@ -249,7 +246,8 @@ def _edit_rules(
         return
     if "endpoint" in changed and changed["endpoint"] is None:
         why = (
-            "is an address such as https://example.org/hook: this job calls one, and keeps its kind"
+            "cannot be null: this job calls an endpoint, and a job's kind cannot change. Delete the"
+            " job and create a new one."
         )
         yield FieldError.predicate("endpoint", why)
     if changed.get("handler") is not None:
@@ -257,7 +255,7 @@ def _edit_rules(
 
 
 def _one_schedule(sent: Mapping[str, Any]) -> Iterator[FieldError]:
-    given = [_ALIAS[name] for name in _SCHEDULES if sent.get(_ALIAS[name]) is not None]
+    given = [_ALIAS[name] for name in SCHEDULE_FORMS if sent.get(_ALIAS[name]) is not None]
     if len(given) > 1:
         for name in given:
             yield FieldError(name, f"give one of {', '.join(given)}: a job has one schedule")
@@ -281,7 +279,7 @@ def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
             if document.get(name) not in usual:
                 why = "is for a job that runs a handler, and this job calls an endpoint"
                 yield FieldError.predicate(name, why)
-    has_schedule = any(document.get(_ALIAS[name]) is not None for name in _SCHEDULES)
+    has_schedule = any(document.get(_ALIAS[name]) is not None for name in SCHEDULE_FORMS)
     if not has_schedule and document.get("timezone") not in (None, "UTC"):
         yield FieldError.predicate("timezone", "is for a schedule, and this job has none")
 
@@ -289,8 +287,8 @@ def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
 def _edited_document(job: Job, changed: Mapping[str, Any]) -> dict[str, Any]:
     """The job as a client would read it after the edit."""
     document = job_document(job)
-    if {"schedule", "every", "runAt"} & changed.keys():
-        document |= dict.fromkeys(("schedule", "every", "runAt", "timezone", "jitter"))
+    if set(SCHEDULE_FORMS.values()) & changed.keys():
+        document |= dict.fromkeys((*SCHEDULE_FORMS.values(), "timezone", "jitter"))
     kept = {"handler"} if job.webhook is not None else {"endpoint"}
     if changed.get("endpoint") is None:
         kept.add("endpoint")
@@ -327,11 +325,11 @@ def _set_default_timeout(options: dict[str, Any]) -> None:
         options["timeout"] = WEBHOOK_TIMEOUT
 
 
-def _backoff(sent: Any, delay: Any) -> Backoff:
-    return Backoff(delay=delay, **backoff_options(sent or "exponential"))
+def _backoff(sent: Any, delay: Any) -> dict[str, Any]:
+    return {"delay": delay, **backoff_options(sent or "exponential")}
 
 
-def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff:
+def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff | dict[str, Any]:
     now = job.policy.backoff
     delay = now.delay if sent.get("retry_delay") is None else sent["retry_delay"]
     if "backoff" in sent:
@@ -342,7 +340,7 @@ def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff:
 def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
     """Another schedule keeps the jitter of the former one, unless it is changed too."""
     former = job.schedule
-    named = [name for name in _SCHEDULES if name in sent]
+    named = [name for name in SCHEDULE_FORMS if name in sent]
     if named:
         schedule = next((sent[name] for name in named if sent[name] is not None), None)
         changes = {"schedule": schedule}
@@ -365,9 +363,9 @@ def _changed_fields(job: Job, body: TolerantBody) -> dict[str, Any]:
         or _ALIAS.get(name) not in now
         or as_sent[_ALIAS[name]] != now[_ALIAS[name]]
     }
-    schedules = [name for name in _SCHEDULES if name in changed and sent[name] is not None]
+    schedules = [name for name in SCHEDULE_FORMS if name in changed and sent[name] is not None]
     if schedules:
-        changed -= set(_SCHEDULES) - set(schedules)
+        changed -= set(SCHEDULE_FORMS) - set(schedules)
     if "headers" in sent and ({"headers", "endpoint", "secret_headers"} & changed):
         changed |= {"headers"} | ({"secret_headers"} & sent.keys())
     found = {name: sent[name] for name in sent if name in changed}

@@ -1,4 +1,9 @@
-"""How values look in the API's JSON: times in UTC with `Z`, durations in milliseconds."""
+"""How values look in the API's JSON: times in UTC with `Z`, durations in milliseconds.
+
+Payloads, results and metadata may hold values that JSON lacks. Requests and answers have one form
+of them: `{"$datetime": "…"}`, and `$date`, `$uuid`, `$decimal` and `$bytes` alike. So a client can
+send back what it has read, whole or changed in part.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from pydantic.alias_generators import to_camel
 from mainspring.core import codec
 from mainspring.core.documents import to_document
 from mainspring.core.durations import duration
+from mainspring.core.policy import MAX_SPAN
 from mainspring.errors import InvalidInput
 
 __all__ = [
@@ -23,6 +29,8 @@ __all__ = [
     "json_response",
     "read_datetime",
     "read_duration",
+    "read_json_value",
+    "seconds_to_milliseconds",
     "to_iso",
     "to_json_value",
     "to_milliseconds",
@@ -33,7 +41,6 @@ class WrongFormat(ValueError):
     """A value of a wrong format. The message goes on from the field's name: `is …, not …`."""
 
 
-LONGEST_DURATION = timedelta(days=3660)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -57,11 +64,39 @@ def to_milliseconds(span: Any) -> int | float | None:
     return int(number) if number == int(number) else float(number)
 
 
+def seconds_to_milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
 def to_json_value(value: Any) -> Any:
-    """A payload or a result. A type that JSON lacks is tagged, as in the store."""
+    """A payload, a result or a value of the metadata. A type that JSON lacks is tagged."""
     if value is None or isinstance(value, str | bool):
         return value
-    return json.loads(codec.encode(value, limit=2**31))
+    return json.loads(codec.encode(value, limit=2**31), object_hook=_without_needless_escape)
+
+
+def _without_needless_escape(made: dict[str, Any]) -> dict[str, Any]:
+    """The store writes `{"$gt": 5}` as `{"$$gt": 5}`, because later versions may have more tags. An
+    answer escapes only what would be read as something else."""
+    if len(made) != 1:
+        return made
+    ((name, value),) = made.items()
+    plain = name[1:]
+    needless = name.startswith("$$") and plain not in codec.TAGS and not plain.startswith("$$")
+    return {plain: value} if needless else made
+
+
+def read_json_value(value: Any) -> Any:
+    """What a client sent as `to_json_value` writes it. Raises `WrongFormat` for a wrong tag."""
+    try:
+        return codec.untag(value)
+    except RecursionError:
+        return value  # the library refuses it: it nests too deep
+    except ValueError as error:
+        raise WrongFormat(
+            f"holds a wrong tagged value: {error}. Write a second $ for an object that has such a"
+            " name itself"
+        ) from None
 
 
 def read_duration(value: float | str) -> timedelta:
@@ -69,11 +104,11 @@ def read_duration(value: float | str) -> timedelta:
     try:
         span = duration(value) if isinstance(value, str) else timedelta(milliseconds=value)
     except (InvalidInput, OverflowError, ValueError):
-        span = -LONGEST_DURATION
-    if not timedelta(0) <= span <= LONGEST_DURATION:
+        span = -MAX_SPAN
+    if not timedelta(0) <= span <= MAX_SPAN:
         raise WrongFormat(
             "is milliseconds (0 or more) or a text such as '30s', '1h30m' or 'PT5M', at most"
-            f" {LONGEST_DURATION.days} days, not {value!r}"
+            f" {MAX_SPAN.days:,} days, not {value!r}"
         )
     return span
 

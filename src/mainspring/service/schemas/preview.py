@@ -16,7 +16,7 @@ from mainspring.service.schemas.fields import (
 )
 from mainspring.service.schemas.job import SCHEDULE
 
-__all__ = ["PagePreview", "Preview", "PreviewBody", "Slot"]
+__all__ = ["CompatPreview", "Preview", "PreviewBody", "Slot"]
 
 _REQUEST: tuple[FieldSpec[object], ...] = (
     FieldSpec(
@@ -66,6 +66,6 @@ class Preview(Document):
     ]
 
 
-class PagePreview(Document):
+class CompatPreview(Document):
     success: bool
     data: Preview

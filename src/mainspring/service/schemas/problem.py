@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from mainspring.service.schemas.fields import Document
 
-__all__ = ["CODES", "Done", "FieldProblem", "Problem", "ProblemDocument"]
+__all__ = ["CODES", "STATUSES", "Done", "FieldProblem", "Problem", "ProblemDocument"]
 
 CODES = {
     "bad_request": "The request cannot be read.",
@@ -40,6 +40,40 @@ CODES = {
 }
 """Every `code`, and what it means."""
 
+
+class Status(NamedTuple):
+    """An HTTP status that an error can have: its code where the error names none, what it means,
+    and a code of it for examples (by default the same)."""
+
+    code: str
+    meaning: str
+    example: str = ""
+
+
+STATUSES = {
+    400: Status("bad_request", "The request cannot be read.", "invalid_json"),
+    401: Status(
+        "key_missing",
+        "The request needs an API key, or its key is unknown, revoked or expired.",
+    ),
+    403: Status(
+        "origin_refused",
+        "The key's scope is too small, or the request comes from a page of another site.",
+        "scope_too_small",
+    ),
+    404: Status("not_found", "There is no such job, run or key.", "job_not_found"),
+    405: Status("method_not_allowed", CODES["method_not_allowed"]),
+    408: Status("body_timeout", CODES["body_timeout"]),
+    409: Status("conflict", CODES["conflict"]),
+    412: Status("job_changed", CODES["job_changed"]),
+    413: Status("body_too_large", CODES["body_too_large"]),
+    415: Status("unsupported_media_type", CODES["unsupported_media_type"]),
+    422: Status("invalid_input", "A field, a parameter or a header is wrong."),
+    429: Status("rate_limited", "Too many requests."),
+    500: Status("internal_error", CODES["internal_error"]),
+    503: Status("stopping", "The store is away, or the service is stopping.", "store_unavailable"),
+}
+
 _LISTED = "\n".join(f"- `{code}`: {meaning}" for code, meaning in CODES.items())
 
 
@@ -69,7 +103,7 @@ class Problem(Document):
 
 
 class ProblemDocument(Problem):
-    """An error of the compatibility page: `error` says what to do about it, the rest is RFC
+    """An error of the compatibility operations: `error` says what to do about it, the rest is RFC
     9457."""
 
     success: Annotated[bool, Field(description="Always false.")]
@@ -77,7 +111,7 @@ class ProblemDocument(Problem):
 
 
 class Done(Document):
-    """The compatibility page's answer to a deletion."""
+    """What the compatibility operations answer to a deletion."""
 
     success: bool
     message: Annotated[str, Field(examples=["job nightly was deleted"])]

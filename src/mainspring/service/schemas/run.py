@@ -24,16 +24,16 @@ from mainspring.service.schemas.fields import (
     field_fault,
     may_be_left_out,
 )
-from mainspring.service.schemas.json_format import to_iso, to_json_value
+from mainspring.service.schemas.json_format import seconds_to_milliseconds, to_iso, to_json_value
 
 __all__ = [
     "ATTEMPT",
     "RUN",
     "Attempt",
+    "CompatRunPage",
     "Run",
     "RunAnswer",
     "RunList",
-    "RunPage",
     "RunsBulk",
     "RunsBulkBody",
     "RunsBulkResult",
@@ -47,10 +47,6 @@ __all__ = [
 def _detail(attempt: model.Attempt, name: str) -> Any:
     """A part of what a webhook's attempt keeps."""
     return attempt.detail.get(name) if isinstance(attempt.detail, dict) else None
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 3)
 
 
 ATTEMPT: tuple[FieldSpec[model.Attempt], ...] = (
@@ -105,7 +101,7 @@ ATTEMPT: tuple[FieldSpec[model.Attempt], ...] = (
         "cpu_time",
         "Milliseconds of CPU that the handler used. Null if not known: webhooks, killed workers.",
         answered=Milliseconds | None,
-        read=lambda attempt: _milliseconds(attempt.cpu_seconds),
+        read=lambda attempt: seconds_to_milliseconds(attempt.cpu_seconds),
     ),
     FieldSpec(
         "peak_memory",
@@ -328,7 +324,13 @@ class RunList(Document):
 
 
 class RunsBulkResult(Document):
-    matched: Annotated[int, Field(description="How many runs were named or matched.")]
+    matched: Annotated[
+        int,
+        Field(
+            description="How many of the runs that were named or match are in a state that the"
+            " action is for; with `match` at most `limit`."
+        ),
+    ]
     done: Annotated[int, Field(description="For how many it was done.")]
     more: Annotated[bool, Field(description="Whether more match than `limit`: call again.")]
 
@@ -338,7 +340,7 @@ class RunAnswer(Document):
     data: Run
 
 
-class RunPage(Document):
+class CompatRunPage(Document):
     success: bool
     data: list[Run]
     cursor: str | None
@@ -418,6 +420,6 @@ class RunsBulkBody(Body):
     @model_validator(mode="after")
     def _names_its_runs_once(self) -> Self:
         if (self.ids is None) == (self.match is None):
-            why = "give ids, or match: {} with conditions (none: every run)"
+            why = "give either ids or match; an empty match ({}) selects every run"
             raise field_fault("match", why, predicate=False)
         return self

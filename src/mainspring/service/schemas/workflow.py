@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from mainspring.core.model import State
 from mainspring.core.workflow_graph import Workflow as Graph
-from mainspring.service.schemas.fields import Body, Document, JobId
+from mainspring.service.schemas.fields import Body, Document, JobId, JsonValue
 from mainspring.service.schemas.run import Run
 
 __all__ = ["ChainAnswer", "ChainBody", "ChainResult", "Workflow", "WorkflowAnswer", "workflow_of"]
@@ -16,7 +16,7 @@ __all__ = ["ChainAnswer", "ChainBody", "ChainResult", "Workflow", "WorkflowAnswe
 
 class LinkBody(Body):
     job_id: Annotated[JobId, Field(description="The job to run.", examples=["extract"])]
-    payload: Annotated[Any, Field(description="Instead of the job's own payload.")] = None
+    payload: Annotated[JsonValue, Field(description="Instead of the job's own payload.")] = None
 
 
 class ChainBody(Body):

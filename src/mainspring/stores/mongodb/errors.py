@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -45,6 +46,8 @@ _AWAY = frozenset(
     | {10058, 10107, 11600, 11602, 13388, 13435, 13436}
 )
 """Codes of a server that is busy, stepping down, moving chunks or out of reach."""
+
+_SERVER_TYPE = re.compile(r"server_type: (\w+)")
 
 
 @contextmanager
@@ -100,9 +103,13 @@ def _translated(error: Exception) -> Exception:
             f" them ({_describe(error)})"
         )
     if isinstance(error, ServerSelectionTimeoutError):
+        if _lacks_configuration(error):
+            return StoreUnavailable(
+                "the MongoDB server was started with --replSet, and its replica set has no"
+                " configuration yet: run `rs.initiate()` once in mongosh. The data stays"
+            )
         return StoreUnavailable(
-            "no MongoDB server answers, or none is primary at the moment. It will be tried again"
-            f" ({_describe(error)})"
+            f"no MongoDB server answers, or none is primary at the moment ({_describe(error)})"
         )
     if isinstance(error, ConfigurationError):
         if "wire version" in str(error):
@@ -110,8 +117,7 @@ def _translated(error: Exception) -> Exception:
         return StoreError(f"the MongoDB URL cannot be used: {error}")
     if isinstance(error, ConnectionFailure | AutoReconnect) or error.timeout or code in _AWAY:
         return StoreUnavailable(
-            "MongoDB cannot be reached, or is electing a primary. It will be tried again"
-            f" ({_describe(error)})"
+            f"MongoDB cannot be reached, or is electing a primary ({_describe(error)})"
         )
     if isinstance(error, DocumentTooLarge):
         return InvalidInput(f"too large for a MongoDB document: {error}")
@@ -128,6 +134,13 @@ def error_code(error: PyMongoError) -> int | None:
                 return int(one.get("code", 0))
         return None
     return error.code if isinstance(error, OperationFailure) else None
+
+
+def _lacks_configuration(error: ServerSelectionTimeoutError) -> bool:
+    """Whether each server that answers waits for its replica set to be initiated. The driver tells
+    it only by the text of its error."""
+    kinds = set(_SERVER_TYPE.findall(str(error))) - {"Unknown"}
+    return kinds == {"RSGhost"}
 
 
 def _describe(error: PyMongoError) -> str:

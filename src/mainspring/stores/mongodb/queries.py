@@ -14,7 +14,8 @@ import pymongo
 from mainspring.core.clock import to_us
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.core.policy import Policy
-from mainspring.stores.cursors import cursor_error, cursor_number
+from mainspring.errors import InvalidCursor
+from mainspring.stores.cursors import cursor_number
 from mainspring.stores.evaluation import has_cursor
 from mainspring.stores.mongodb.codec import (
     BRIEF,
@@ -234,7 +235,7 @@ def _after(cursor: str | None) -> Document:
 def _read_cursor(cursor: str) -> tuple[int, str]:
     moment, colon, run_id = str(cursor).partition(":")
     if not colon:
-        raise cursor_error(cursor)
+        raise InvalidCursor(cursor)
     return cursor_number(moment, cursor), run_id
 
 

@@ -1,0 +1,58 @@
+"""The engine's own thread, and coroutines that plain code runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from mainspring import Scheduler
+from mainspring.engine.loop_thread import call_on, run_in_this_thread
+from tests.support.engine import LONG
+
+
+async def test_a_stop_does_not_wait_for_the_programs_executor() -> None:
+    scheduler, go = Scheduler("memory://"), threading.Event()
+    loop = asyncio.get_running_loop()
+    await scheduler.start()
+    busy = [loop.run_in_executor(None, go.wait, LONG) for _ in range(40)]
+    try:
+        async with asyncio.timeout(LONG / 2):
+            await scheduler.stop()
+    finally:
+        go.set()
+        await asyncio.gather(*busy)
+    assert "mainspring-engine" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_interrupted_coroutine_ends_before_the_interrupt_is_raised() -> None:
+    steps: list[str] = []
+
+    async def interrupted() -> None:
+        asyncio.get_running_loop().call_soon(interrupt)
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            steps.append("ended")
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_in_this_thread(interrupted())
+    assert steps == ["ended"]
+
+
+def test_an_error_of_a_call_on_another_loop_reaches_the_caller() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def fail() -> None:
+            raise LookupError("there")
+
+        with pytest.raises(LookupError, match="there"):
+            await asyncio.to_thread(run_in_this_thread, call_on(loop, fail))
+        assert await asyncio.to_thread(run_in_this_thread, call_on(loop, int, "7")) == 7
+
+    asyncio.run(main())
