@@ -19,14 +19,6 @@ def test_without_a_worker_the_list_says_how_to_start_one(run: Run, stored_runs: 
     assert run("workers", "list", "--json").json == {"items": []}
 
 
-def test_workers_alone_lists_them(run: Run, stored_runs: StoredRuns) -> None:
-    store = ("--store", "sqlite:///mainspring.db")
-    for words in ((), store, ("--json",)):
-        assert run("workers", *words) == run("workers", "list", *words)
-    assert "COMMAND" in run("workers", "--help").out
-    assert run("workers", "lst").code == 2
-
-
 def test_a_worker_is_listed_with_its_load_and_its_queues(run: Run, folder: Path) -> None:
     with load_scheduler("app:scheduler").blocking:
         until(lambda: bool(run("workers", "list", "--json").json["items"]))
@@ -39,3 +31,11 @@ def test_a_worker_is_listed_with_its_load_and_its_queues(run: Run, folder: Path)
     assert " all " in row
     assert f" {__version__} " in row
     assert (worker["pid"], worker["capacity"], worker["queues"]) == (os.getpid(), 2, None)
+
+
+def test_workers_alone_lists_them(run: Run, stored_runs: StoredRuns) -> None:
+    store = ("--store", "sqlite:///mainspring.db")
+    for words in ((), store, ("--json",)):
+        assert run("workers", *words) == run("workers", "list", *words)
+    assert "COMMAND" in run("workers", "--help").out
+    assert run("workers", "lst").code == 2

@@ -514,6 +514,7 @@ def test_what_falls_due_between_a_claim_and_the_next_question_is_not_overlooked(
         async def work() -> None: ...
 
         async with scheduler:
+            await asyncio.sleep(1)  # it is idle: the hint of the run comes before its next claim
             run = await work.options(delay="300ms").enqueue()
             done = await ended(scheduler, run)
         assert done.state is State.SUCCEEDED
