@@ -351,6 +351,34 @@ class TestReviving:
         assert again.cancel_requested is False
         assert (again.attempt, again.token, again.attempts) == (2, 4, (FIRST,))
 
+    def test_a_run_waits_again_while_one_before_it_has_not_ended(self) -> None:
+        dead = pending(state=State.CANCELLED, after=("a", "b"))
+        states = {"a": State.SUCCEEDED, "b": State.RUNNING}
+        assert transitions.revived_waits(dead, states)
+        again = transitions.revived(dead, NOW, waits=True).after(dead)
+        assert (again.state, again.after, again.run_at) == (State.WAITING, ("a", "b"), NOW)
+
+    @pytest.mark.parametrize(("after_any", "waits"), [(False, True), (True, False)])
+    def test_a_run_waits_again_for_the_retry_of_one_that_failed(
+        self, after_any: bool, waits: bool
+    ) -> None:
+        dead = pending(state=State.CANCELLED, after=("a",), after_any=after_any)
+        assert transitions.revived_waits(dead, {"a": State.FAILED}) is waits
+
+    @pytest.mark.parametrize("states", [{"a": State.SUCCEEDED}, {}])
+    def test_a_run_does_not_wait_for_what_has_succeeded_or_is_gone(
+        self, states: dict[str, State]
+    ) -> None:
+        dead = pending(state=State.FAILED, after=("a",))
+        assert not transitions.revived_waits(dead, states)
+
+    def test_a_run_that_was_spread_over_nodes_is_spread_again_after_its_upstream(self) -> None:
+        dead = pending(state=State.FAILED, after=("a", "r@one"), after_any=True)
+        assert not transitions.revived_waits(dead, {"a": State.FAILED, "r@one": State.RUNNING})
+        assert transitions.revived_waits(dead, {"a": State.PENDING})
+        again = transitions.revived(dead, NOW, waits=True).after(dead)
+        assert (again.state, again.after, again.after_any) == (State.WAITING, ("a",), True)
+
 
 class TestUnblocking:
     def waiting(self, *after: str, **fields: Any) -> Run:

@@ -22,10 +22,11 @@ from mainspring.core.model import (
     Job,
     Outcome,
     Run,
+    Source,
     State,
     replace,
 )
-from mainspring.core.node_runs import node_ids
+from mainspring.core.node_runs import node_ids, own_upstream
 from mainspring.core.plurals import list_some
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import Ending, ending_of
@@ -59,6 +60,7 @@ __all__ = [
     "rescued",
     "retrying",
     "revived",
+    "revived_waits",
     "skipped",
     "snoozed",
     "succeeded",
@@ -331,13 +333,19 @@ def unsnoozed(run: Run, now: datetime) -> Change:
     return Change(run.id, expect, {"run_at": now, "reason": None})
 
 
-def revived(run: Run, now: datetime) -> Change:
-    """Try a failed or cancelled run again: the same run, its failures forgotten."""
+def revived(run: Run, now: datetime, *, waits: bool = False) -> Change:
+    """Try a failed or cancelled run again: the same run, its failures forgotten. `waits`: it waits
+    for the runs that it comes after (`revived_waits`)."""
+    waiting: dict[str, Any] = {}
+    if waits and _was_spread(run):
+        # It is spread over nodes again when they have ended, whatever became of them.
+        waiting = {"after": own_upstream(run), "after_any": True}
     return Change(
         run.id,
         {"state": run.state, "token": run.token},
         {
-            "state": State.PENDING,
+            **waiting,
+            "state": State.WAITING if waits else State.PENDING,
             "run_at": now,
             "start_by": None,
             "failures": 0,
@@ -350,6 +358,22 @@ def revived(run: Run, now: datetime) -> Change:
             "cancel_requested": False,
         },
     )
+
+
+def revived_waits(run: Run, upstream: Mapping[str, State]) -> bool:
+    """Whether a run that is tried again has to wait, given the states of the runs that it comes
+    after: until the last of them has ended, or, where one of them did not succeed, until that one
+    is tried again too. A deleted one does not hold it up: somebody asked for the retry."""
+    states = [upstream[name] for name in own_upstream(run) if name in upstream]
+    if any(state not in FINISHED for state in states):
+        return True
+    runs_anyway = run.after_any or _was_spread(run)
+    return not runs_anyway and any(state is not State.SUCCEEDED for state in states)
+
+
+def _was_spread(run: Run) -> bool:
+    """Whether it has node runs or is one: then the runs that it comes after had ended before."""
+    return run.source is Source.NODE or bool(node_ids(run))
 
 
 def waiting_for_node_runs(run: Run, made: tuple[str, ...]) -> Change:
