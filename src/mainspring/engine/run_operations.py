@@ -227,7 +227,7 @@ class RunOperations:
         states |= dict.fromkeys((run.id for run in (*runs, *retried)), State.PENDING)
         now = await self._engine.store.now()
         return [
-            transitions.revived(run, now, waits=transitions.revived_waits(run, states))
+            transitions.revived(run, now, waits_for=transitions.awaited_again(run, states))
             for run in runs
         ]
 

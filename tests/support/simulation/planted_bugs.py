@@ -539,7 +539,7 @@ def _looks_before_it_commits() -> Patches:
 
 
 def _retried_at_once() -> Patches:
-    return [patch.object(transitions, "revived_waits", lambda run, upstream: False)]
+    return [patch.object(transitions, "awaited_again", lambda run, upstream: ())]
 
 
 def _retries_left_half_done() -> Patches:
