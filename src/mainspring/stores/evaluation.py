@@ -196,11 +196,12 @@ def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
 
 
 def fields_of_clock_step(run: Run, step: timedelta, now: datetime) -> dict[str, Any]:
-    """The fields of a run that change when the wall clock was set by `step`. Leases and retry
-    delays keep their length, and a run that was due stays due."""
+    """The fields of a run that change when the wall clock was set by `step`. Leases, retry delays
+    and snoozes keep their length, and a run that was due stays due. A snooze takes its attempt
+    back, so the token says whether a run was claimed before."""
     fields: dict[str, Any] = {}
     before = now - step
-    retries = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+    retries = run.state is State.PENDING and run.token > 0 and run.run_at > before
     stays_due = run.state in LIVE and now < run.run_at <= before
     if retries or stays_due:
         fields["run_at"] = run.run_at + step
