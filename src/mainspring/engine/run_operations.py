@@ -7,6 +7,7 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -35,6 +36,8 @@ from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, Store
 from mainspring.stores.protocol import RunQuery
 
 __all__ = ["RunOperations", "Target", "check_payloads"]
+
+log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000
 """How many runs one search names."""
@@ -90,6 +93,12 @@ class RunOperations:
         for one in added:
             if not one.duplicate:
                 self._engine.emit("run.enqueued", one.run)
+            elif one.run.job_id != job.id:
+                log.warning(
+                    "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
+                    " share the keys, so put the job's name into the key",
+                    *(job.id, one.run.id, one.run.job_id, one.run.dedupe_key),
+                )
         stored = {made.id: one.run for made, one in zip(_flatten(instances), added, strict=True)}
         return [stored[root.id] for root in roots]
 
