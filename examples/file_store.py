@@ -109,7 +109,8 @@ class Data:
         if any(getattr(run, name) != value for name, value in change.expect.items()):
             return False
         if change.deletes:
-            if may_go := evaluation.may_be_deleted(run, self.now):
+            awaited = evaluation.awaited_runs(self.runs.values())
+            if may_go := evaluation.may_be_deleted(run, self.now, awaited):
                 del self.runs[run.id], self.run_records[run.id]
             return may_go
         revives = run.state in FINISHED and change.after(run).state in LIVE
@@ -269,7 +270,8 @@ class FileStore:
                     del data.note_records[key]
             data.counters.prune(data.job_records, data.now)
             old = [r for r in data.runs.values() if r.finished_at and r.finished_at < before]
-            gone = [run for run in old if evaluation.may_be_deleted(run, data.now)][:limit]
+            awaited = evaluation.awaited_runs(data.runs.values())
+            gone = [run for run in old if evaluation.may_be_deleted(run, data.now, awaited)][:limit]
             for run in gone:
                 del data.runs[run.id], data.run_records[run.id]
             return len(gone)

@@ -351,6 +351,41 @@ class TestReviving:
         assert again.cancel_requested is False
         assert (again.attempt, again.token, again.attempts) == (2, 4, (FIRST,))
 
+    def test_a_run_waits_again_while_one_before_it_has_not_ended(self) -> None:
+        dead = pending(state=State.CANCELLED, after=("a", "b"))
+        states = {"a": State.SUCCEEDED, "b": State.RUNNING}
+        awaited = transitions.awaited_again(dead, states)
+        again = transitions.revived(dead, NOW, waits_for=awaited).after(dead)
+        assert (again.state, again.after, again.run_at) == (State.WAITING, ("a", "b"), NOW)
+
+    @pytest.mark.parametrize(("after_any", "awaited"), [(False, ("a",)), (True, ())])
+    def test_a_run_waits_again_for_the_retry_of_one_that_failed(
+        self, after_any: bool, awaited: tuple[str, ...]
+    ) -> None:
+        dead = pending(state=State.CANCELLED, after=("a",), after_any=after_any)
+        assert transitions.awaited_again(dead, {"a": State.FAILED}) == awaited
+
+    @pytest.mark.parametrize("states", [{"a": State.SUCCEEDED}, {}])
+    def test_a_run_does_not_wait_for_what_has_succeeded_or_is_gone(
+        self, states: dict[str, State]
+    ) -> None:
+        dead = pending(state=State.FAILED, after=("a",))
+        assert transitions.awaited_again(dead, states) == ()
+
+    def test_a_run_that_waits_again_forgets_what_was_deleted(self) -> None:
+        """Otherwise it would be skipped for the sake of a run that it came after once already."""
+        dead = pending(state=State.FAILED, after=("gone", "b"), after_any=True)
+        awaited = transitions.awaited_again(dead, {"b": State.PENDING})
+        assert transitions.revived(dead, NOW, waits_for=awaited).after(dead).after == ("b",)
+
+    def test_a_run_that_was_spread_over_nodes_is_spread_again_after_its_upstream(self) -> None:
+        dead = pending(state=State.FAILED, after=("a", "r@one"), after_any=True)
+        ended = {"a": State.FAILED, "r@one": State.RUNNING}
+        assert transitions.awaited_again(dead, ended) == ()
+        awaited = transitions.awaited_again(dead, {"a": State.PENDING})
+        again = transitions.revived(dead, NOW, waits_for=awaited).after(dead)
+        assert (again.state, again.after, again.after_any) == (State.WAITING, ("a",), True)
+
 
 class TestUnblocking:
     def waiting(self, *after: str, **fields: Any) -> Run:
@@ -401,8 +436,26 @@ class TestUnblocking:
         assert change is not None
         assert change.set["state"] is State.PENDING
 
-    def test_a_run_that_is_gone_ended_long_ago(self) -> None:
+    def test_a_run_that_is_gone_does_not_count_as_succeeded(self) -> None:
         for upstream in ({}, {"a": None}):
             change = transitions.unblocked(self.waiting("a"), NOW, upstream)
             assert change is not None
-            assert change.set["state"] is State.PENDING
+            assert change.set["state"] is State.SKIPPED
+            assert change.set["reason"] == "upstream deleted"
+
+    def test_a_run_that_is_gone_has_ended(self) -> None:
+        change = transitions.unblocked(self.waiting("a", after_any=True), NOW, {})
+        assert change is not None
+        assert change.set["state"] is State.PENDING
+
+    def test_a_run_that_failed_says_more_than_one_that_is_gone(self) -> None:
+        change = transitions.unblocked(self.waiting("a", "b"), NOW, {"b": State.FAILED})
+        assert change is not None
+        assert change.set["reason"] == "upstream failed"
+
+    def test_a_node_run_that_is_gone_counts_as_failed(self) -> None:
+        run = self.waiting("r@one", "r@two", after_any=True)
+        change = transitions.unblocked(run, NOW, {"r@two": State.SUCCEEDED})
+        assert change is not None
+        assert change.set["state"] is State.FAILED
+        assert "on 1 of 2 nodes: one" in change.set["error"]

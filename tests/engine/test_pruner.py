@@ -10,7 +10,7 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import replace
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
 from tests.support.engine import ended
@@ -196,3 +196,44 @@ def test_a_job_that_cannot_keep_its_runs_so_is_refused(given: dict[str, Any], wo
     with pytest.raises(InvalidInput) as error:
         Scheduler("memory://", defaults=given)  # type: ignore[arg-type]
     assert error.value.field == f"defaults.{next(iter(given))}"
+
+
+async def test_a_failed_run_stays_while_a_run_waits_for_it(make: Make) -> None:
+    """Retention would delete it, and the waiting run would take it for one that succeeded."""
+    scheduler = make(retention="1s", prune_every="1s")
+    may_end = asyncio.Event()
+
+    @scheduler.job()
+    async def slow() -> None:
+        await may_end.wait()
+
+    @scheduler.job()
+    async def bad() -> None:
+        raise ValueError("bad data")
+
+    @scheduler.job()
+    async def other() -> None: ...
+
+    @scheduler.job(after_failure="run")
+    async def report(ctx: RunContext) -> list[str]:
+        return sorted(ctx.results.failed)
+
+    async with scheduler:
+        running, failed = await slow.enqueue(), await bad.enqueue()
+        run = await report.options(after=[running.id, failed.id]).enqueue()
+        await scheduler.wait(failed.id, 10)
+        done = await other.enqueue()
+        async with asyncio.timeout(20):
+            while await exists(scheduler, done.id):  # the pruner has been there
+                await asyncio.sleep(0.1)
+        assert (await scheduler.remove_runs([failed.id])).done == 0
+        may_end.set()
+        assert (await scheduler.wait(run.id, 10)).result == ["bad"]
+
+
+async def exists(scheduler: Scheduler, run_id: str) -> bool:
+    try:
+        await scheduler.get_run(run_id)
+    except RunNotFound:
+        return False
+    return True

@@ -10,7 +10,7 @@ import pytest
 from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Page, Run, replace
-from mainspring.engine import sweeper
+from mainspring.engine import bulk_operations, sweeper
 from mainspring.errors import InvalidInput, InvalidState, MainspringError
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
@@ -562,3 +562,138 @@ async def test_a_refused_retry_revives_nothing(make: Make) -> None:
         assert (await scheduler.retry_runs([first.id])).done == 0
         assert (await scheduler.get_run(f"load@{first.id}")).state is State.SKIPPED
         await scheduler.cancel(other.id)
+
+
+@pytest.mark.parametrize("in_bulk", [True, False], ids=["in bulk", "one by one"])
+async def test_a_cancelled_workflow_that_is_tried_again_keeps_its_order(
+    make: Make, in_bulk: bool
+) -> None:
+    scheduler = make()
+    order: list[str] = []
+    may_end = asyncio.Event()
+    began = asyncio.Event()
+
+    @scheduler.job()
+    async def extract() -> int:
+        order.append("extract begins")
+        began.set()
+        await may_end.wait()
+        order.append("extract ends")
+        return 3
+
+    @scheduler.job(after="extract")
+    async def load(ctx: RunContext) -> int:
+        order.append("load")
+        return int(ctx.results["extract"]) * 2
+
+    @scheduler.job(after=["extract", "load"], after_failure="run")
+    async def report(ctx: RunContext) -> str:
+        order.append("report")
+        return f"{ctx.results['load']} rows"
+
+    async with scheduler:
+        root = await scheduler.trigger("extract")
+        names = [f"report@{root.id}", f"load@{root.id}", root.id]
+        await began.wait()
+        await scheduler.cancel_runs()
+        for name in names:
+            assert (await scheduler.wait(name, 10)).state is State.CANCELLED
+        order.clear()
+        if in_bulk:
+            assert (await scheduler.retry_runs(state="cancelled")).done == 3
+        else:  # the root first
+            for name in reversed(names):
+                await scheduler.retry(name)
+        assert (await scheduler.get_run(names[1])).state is State.WAITING
+        may_end.set()
+        last = await scheduler.wait(names[0], 10)
+        assert (last.state, last.result) == (State.SUCCEEDED, "6 rows")
+    assert order == ["extract begins", "extract ends", "load", "report"]
+
+
+async def test_a_waiting_run_that_was_cancelled_and_tried_again_still_waits(make: Make) -> None:
+    scheduler = make()
+    may_end = asyncio.Event()
+    ended: list[str] = []
+
+    @scheduler.job()
+    async def up() -> None:
+        await may_end.wait()
+        ended.append("up")
+
+    @scheduler.job()
+    async def down() -> None:
+        ended.append("down")
+
+    async with scheduler:
+        upstream = await up.enqueue()
+        run = await down.options(after=upstream.id).enqueue()
+        await scheduler.cancel(run.id)
+        assert (await scheduler.retry(run.id)).state is State.WAITING
+        may_end.set()
+        assert (await scheduler.wait(run.id, 10)).state is State.SUCCEEDED
+    assert ended == ["up", "down"]
+
+
+async def test_a_follower_alone_is_not_tried_again_after_a_failed_run(make: Make) -> None:
+    """It waits for the retry of that one, and says why it does not run."""
+    scheduler = make()
+    broken = True
+
+    @scheduler.job()
+    async def up() -> None:
+        if broken:
+            raise ValueError("broken")
+
+    @scheduler.job()
+    async def down() -> None: ...
+
+    async with scheduler:
+        upstream = await up.options(delay="1h").enqueue()
+        run = await down.options(after=upstream.id).enqueue()
+        await scheduler.cancel_runs()
+        await scheduler.retry(run.id)
+        done = await scheduler.wait(run.id, 10)
+        assert (done.state, done.reason) == (State.SKIPPED, "upstream failed")
+        broken = False
+        await scheduler.retry(upstream.id)
+        assert (await scheduler.wait(upstream.id, 10)).state is State.SUCCEEDED
+        async with asyncio.timeout(10):
+            while (await scheduler.get_run(run.id)).state is not State.SUCCEEDED:
+                await asyncio.sleep(0.02)
+
+
+async def test_cancelled_slots_of_a_queue_are_tried_again_one_by_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if there are more of them than one commit takes."""
+    monkeypatch.setattr(bulk_operations, "PAGE", 2)
+    scheduler = make()
+    running, most, done = 0, 0, 0
+    held = True
+
+    @scheduler.job("100ms", overlap="queue")
+    async def tick() -> None:
+        nonlocal running, most, done
+        if held:
+            await asyncio.sleep(600)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        done += 1
+
+    async with scheduler:
+        async with asyncio.timeout(10):
+            while len((await scheduler.list_runs(job="tick")).items) < 5:
+                await asyncio.sleep(0.05)
+        await scheduler.pause_job("tick")
+        cancelled = await scheduler.cancel_runs(job="tick")
+        runs = (await scheduler.list_runs(job="tick")).items
+        for run in runs:
+            await scheduler.wait(run.id, 10)
+        held = False
+        assert (await scheduler.retry_runs(state="cancelled", job="tick")).done == cancelled.done
+        for run in runs:
+            assert (await scheduler.wait(run.id, 10)).state is State.SUCCEEDED
+    assert (done, most) == (len(runs), 1)

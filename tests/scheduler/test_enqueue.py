@@ -220,6 +220,27 @@ async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
     assert len(recorder.of("run.enqueued")) == 3
 
 
+async def test_a_dedupe_key_that_another_job_holds_is_warned_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make()
+
+    @scheduler.job()
+    async def index_user() -> None: ...
+
+    @scheduler.job()
+    async def bill_user() -> None: ...
+
+    async with scheduler:
+        first = await index_user.options(dedupe_key="user:42", delay="1h").enqueue()
+        assert (await index_user.options(dedupe_key="user:42").enqueue()).duplicate
+        assert "dedupe key" not in caplog.text
+        other = await bill_user.options(dedupe_key="user:42").enqueue()
+        assert (other.id, other.duplicate) == (first.id, True)
+    warned = f"no run of bill_user was added: {first.id}, a run of index_user, holds the dedupe key"
+    assert warned in caplog.text
+
+
 def test_dedupe_for_holds_the_key_past_the_end() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())

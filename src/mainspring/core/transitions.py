@@ -22,10 +22,11 @@ from mainspring.core.model import (
     Job,
     Outcome,
     Run,
+    Source,
     State,
     replace,
 )
-from mainspring.core.node_runs import node_ids
+from mainspring.core.node_runs import node_ids, own_upstream
 from mainspring.core.plurals import list_some
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import Ending, ending_of
@@ -39,11 +40,13 @@ __all__ = [
     "OVERLAP",
     "PAUSED",
     "SUSPECT_AFTER",
+    "UPSTREAM_DELETED",
     "UPSTREAM_FAILED",
     "UPSTREAM_SKIPPED",
     "Change",
     "Failure",
     "aborted",
+    "awaited_again",
     "began",
     "cancelled",
     "cancelled_or_requested",
@@ -331,13 +334,21 @@ def unsnoozed(run: Run, now: datetime) -> Change:
     return Change(run.id, expect, {"run_at": now, "reason": None})
 
 
-def revived(run: Run, now: datetime) -> Change:
-    """Try a failed or cancelled run again: the same run, its failures forgotten."""
+def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Change:
+    """Try a failed or cancelled run again: the same run, its failures forgotten. It waits for these
+    runs first (`awaited_again`)."""
+    waiting: dict[str, Any] = {}
+    if waits_for and waits_for != run.after:
+        waiting["after"] = waits_for
+    if waits_for and _was_spread(run):
+        # It is spread over nodes again when they have ended, whatever became of them.
+        waiting["after_any"] = True
     return Change(
         run.id,
         {"state": run.state, "token": run.token},
         {
-            "state": State.PENDING,
+            **waiting,
+            "state": State.WAITING if waits_for else State.PENDING,
             "run_at": now,
             "start_by": None,
             "failures": 0,
@@ -350,6 +361,23 @@ def revived(run: Run, now: datetime) -> Change:
             "cancel_requested": False,
         },
     )
+
+
+def awaited_again(run: Run, upstream: Mapping[str, State]) -> tuple[str, ...]:
+    """The runs that a run waits for when it is tried again, given the states of those that it comes
+    after. None, if they have ended as it demands. A deleted one is not waited for: it ended, and
+    somebody asked for the retry."""
+    names = tuple(name for name in own_upstream(run) if name in upstream)
+    states = [upstream[name] for name in names]
+    if any(state not in FINISHED for state in states):
+        return names
+    runs_anyway = run.after_any or _was_spread(run)
+    return () if runs_anyway or all(state is State.SUCCEEDED for state in states) else names
+
+
+def _was_spread(run: Run) -> bool:
+    """Whether it has node runs or is one: then the runs that it comes after had ended before."""
+    return run.source is Source.NODE or bool(node_ids(run))
 
 
 def waiting_for_node_runs(run: Run, made: tuple[str, ...]) -> Change:
@@ -420,6 +448,11 @@ UPSTREAM_FAILED = "upstream failed"
 """The reason of a run that was skipped because one that it comes after did not succeed."""
 
 
+UPSTREAM_DELETED = "upstream deleted"
+"""The reason of a run that was skipped because one that it comes after is gone. No store deletes a
+run that a waiting run comes after, so somebody else did: whether it succeeded is not known."""
+
+
 def waiting_again(run: Run) -> Change:
     """Let a run wait for one that is tried again: it was skipped because that one failed, or it
     still waits. Its token grows, so that a skip which was decided before the retry is refused."""
@@ -432,15 +465,19 @@ def waiting_again(run: Run) -> Change:
 def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> Change | None:
     """What becomes of a waiting run, given the states of the runs it waits for.
 
-    A run that is gone (pruned, so it finished long ago) counts as succeeded.
+    How a run ended that is gone is not known. It does not count as succeeded: a node run counts as
+    failed, and a run that needs the success of the one that is gone is skipped.
     """
-    states = [upstream.get(run_id) or State.SUCCEEDED for run_id in run.after]
+    known = {run_id: upstream.get(run_id) or State.FAILED for run_id in run.after}
+    states = known.values()
     if made := node_ids(run):
-        ended = {run_id: upstream.get(run_id) or State.SUCCEEDED for run_id in made}
         over = all(state in FINISHED for state in states)
+        ended = {run_id: known[run_id] for run_id in made}
         return ended_on_all_nodes(run, now, ended) if over else None
     if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
-        return skipped(run, now, UPSTREAM_FAILED)
+        bad = [name for name, s in known.items() if s in FINISHED and s is not State.SUCCEEDED]
+        gone = all(upstream.get(name) is None for name in bad)
+        return skipped(run, now, UPSTREAM_DELETED if gone else UPSTREAM_FAILED)
     if not all(s in FINISHED for s in states):
         return None
     expect = {"state": State.WAITING, "token": run.token}

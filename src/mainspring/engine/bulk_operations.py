@@ -6,7 +6,6 @@ Each page of runs is one commit. A run that somebody changed meanwhile is tried 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import datetime
 from functools import partial
 
 from msgspec import Struct
@@ -47,21 +46,33 @@ class BulkOperations:
     async def cancel(self, query: RunQuery, ids: list[str] | None, reason: str) -> Matched:
         return await self._all(
             _Chosen(query, ids, LIVE),
-            change=lambda run, now: transitions.cancelled_or_requested(run, now, reason),
+            make_changes=partial(self._make_cancels, reason=reason),
             tell=self._run_operations.announce_cancel,
             alone=lambda run_id: self._run_operations.cancel(run_id, reason),
             commit=partial(self._run_operations.commit_cancels, reason=reason),
         )
 
+    async def _make_cancels(self, runs: list[Run], reason: str) -> list[Change]:
+        now = await self._engine.store.now()
+        return [transitions.cancelled_or_requested(run, now, reason) for run in runs]
+
     async def retry(self, query: RunQuery, ids: list[str] | None) -> Matched:
-        return await self._all(
-            _Chosen(query, ids, _REVIVABLE),
-            change=transitions.revived,
+        """Try the runs again, the oldest first: a run waits for those that it comes after only if
+        they are tried again before it, or with it."""
+        chosen = _Chosen(query, ids, _REVIVABLE)
+        found = [run async for runs in self._pages(chosen, brief=True) for run in runs]
+        # A follower may have the same time as its root.
+        found.sort(key=lambda run: (run.created_at, bool(run.after)))
+        oldest_first = _Chosen(query, [run.id for run in found], _REVIVABLE)
+        matched = await self._all(
+            oldest_first,
+            make_changes=self._run_operations.make_retries,
             tell=lambda run: self._engine.emit("run.enqueued", run),
             alone=self._run_operations.retry,
             left=self._run_operations.find_not_revivable,
             commit=self._run_operations.commit_retries,
         )
+        return replace(matched, matched=len(found), more=chosen.more)
 
     async def remove(self, query: RunQuery, ids: list[str] | None) -> Matched:
         matched = done = 0
@@ -76,7 +87,7 @@ class BulkOperations:
         self,
         chosen: _Chosen,
         *,
-        change: Callable[[Run, datetime], Change],
+        make_changes: Callable[[list[Run]], Awaitable[list[Change]]],
         tell: Callable[[Run], None],
         alone: Callable[[str], Awaitable[object]],
         left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
@@ -90,8 +101,7 @@ class BulkOperations:
             matched += len(runs)
             without = await left(runs)
             runs = [run for run in runs if run.id not in without]
-            now = await self._engine.store.now()
-            changes = [change(run, now) for run in runs]
+            changes = await make_changes(runs)
             kept = await commit(runs, changes)
             for run, made, was_kept in zip(runs, changes, kept, strict=True):
                 if was_kept:

@@ -39,7 +39,7 @@ from mainspring.engine.jobs_without_worker import (
 from mainspring.engine.notes import read_note
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
-from mainspring.stores.election import LEADER, TERMS
+from mainspring.stores.election import LEADER, TERMS, WORKERS
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.stores.url_redaction import without_password
@@ -61,7 +61,6 @@ __all__ = [
 
 log = logging.getLogger("mainspring")
 
-NOTE_KIND = "worker"
 LIFETIME = timedelta(seconds=60)
 """How long a worker that was killed still counts as alive."""
 
@@ -140,7 +139,7 @@ async def find_leader(store: Store) -> str | None:
 async def find_workers(store: Store) -> list[LiveWorker]:
     """The workers that are alive by the notes in the store, by id."""
     found: list[LiveWorker] = []
-    async for note in all_items(store.notes, NoteQuery(kind=NOTE_KIND, limit=1000)):
+    async for note in all_items(store.notes, NoteQuery(kind=WORKERS, limit=1000)):
         with contextlib.suppress(ValueError, TypeError):  # written by another version
             found.append(convert({**note.value, "id": note.name}, LiveWorker))
     return found
@@ -288,7 +287,7 @@ class LiveWorkers:
     async def withdraw(self) -> None:
         await record_alive(self._engine.store, self._engine.time.now(), stopping=True)
         await self._engine.store.put_notes(
-            [NoteWrite.drop(NOTE_KIND, self._engine.settings.worker_id)]
+            [NoteWrite.drop(WORKERS, self._engine.settings.worker_id)]
         )
 
     def decide_firing(self, job: Job, this_worker: LiveWorker) -> bool:
@@ -356,7 +355,7 @@ class LiveWorkers:
         value = {name: getattr(this_worker, name) for name in ANNOUNCED}
         value["handlers"] = sorted(this_worker.handlers)
         value["queues"] = None if this_worker.queues is None else sorted(this_worker.queues)
-        note = Note(kind=NOTE_KIND, name=this_worker.id, value=value)
+        note = Note(kind=WORKERS, name=this_worker.id, value=value)
         # Nobody else writes this note, so whatever version it has is replaced. With a ttl it also
         # lasts as long as it should when the store's clock is set.
         await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note, LIFETIME)])

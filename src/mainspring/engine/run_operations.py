@@ -7,6 +7,7 @@ store reach the caller: unlike the engine's own loops, a caller can decide to tr
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -15,7 +16,7 @@ from mainspring.core import transitions
 from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
-from mainspring.core.node_runs import node_ids, node_of
+from mainspring.core.node_runs import node_ids, node_of, own_upstream
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
@@ -35,6 +36,8 @@ from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, Store
 from mainspring.stores.protocol import RunQuery
 
 __all__ = ["RunOperations", "Target", "check_payloads"]
+
+log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000
 """How many runs one search names."""
@@ -90,6 +93,12 @@ class RunOperations:
         for one in added:
             if not one.duplicate:
                 self._engine.emit("run.enqueued", one.run)
+            elif one.run.job_id != job.id:
+                log.warning(
+                    "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
+                    " share the keys, so put the job's name into the key",
+                    *(job.id, one.run.id, one.run.job_id, one.run.dedupe_key),
+                )
         stored = {made.id: one.run for made, one in zip(_flatten(instances), added, strict=True)}
         return [stored[root.id] for root in roots]
 
@@ -194,8 +203,9 @@ class RunOperations:
             self._worker.leases.apply_remote_changes([after])
 
     async def retry(self, run_id: str) -> Run:
-        """Make a failed or cancelled run pending again. Runs that were skipped because it did not
-        succeed wait for it again."""
+        """Make a failed or cancelled run pending again, or let it wait again while a run that it
+        comes after has not ended. Runs that were skipped because it did not succeed wait for it
+        again."""
         run = await self.get_run(run_id)
         if run.state not in (State.FAILED, State.CANCELLED):
             raise InvalidState(
@@ -207,8 +217,8 @@ class RunOperations:
             raise InvalidState(
                 f"run {run_id} cannot be tried again: its job {run.job_id!r} was removed"
             )
-        change = transitions.revived(run, await self._engine.store.now())
-        [kept] = await self.commit_retries([run], [change])
+        [change] = changes = await self.make_retries([run])
+        [kept] = await self.commit_retries([run], changes)
         if not kept:
             now = await self.get_run(run_id)
             held = f"its dedupe key {run.dedupe_key!r} is held by another run"
@@ -220,18 +230,39 @@ class RunOperations:
         self._engine.emit("run.enqueued", after)
         return after
 
+    async def make_retries(self, runs: Sequence[Run], retried: Iterable[Run] = ()) -> list[Change]:
+        """Make the changes that try these runs again, in one commit with `retried`."""
+        states = await self._read_states({name for run in runs for name in own_upstream(run)})
+        states |= dict.fromkeys((run.id for run in (*runs, *retried)), State.PENDING)
+        now = await self._engine.store.now()
+        return [
+            transitions.revived(run, now, waits_for=transitions.awaited_again(run, states))
+            for run in runs
+        ]
+
+    async def _read_states(self, run_ids: Iterable[str]) -> dict[str, State]:
+        """Read the states of those of these runs that exist."""
+        names = list(run_ids)
+        states: dict[str, State] = {}
+        for start in range(0, len(names), MANY_AT_ONCE):
+            query = RunQuery(ids=frozenset(names[start : start + MANY_AT_ONCE]), brief=True)
+            found = (await self._engine.store.find(query)).items
+            states |= {run.id: run.state for run in found}
+        return states
+
     async def commit_retries(self, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
-        """Commit changes that make these runs pending again, and return which were kept. Their node
-        runs are tried again too, and the runs after them wait again. If that is interrupted, the
-        leader completes it."""
+        """Commit changes of `make_retries`, and return which were kept. The node runs of these runs
+        are tried again too, and the runs after them wait again. If that is interrupted, the leader
+        completes it."""
         store = self._engine.store
         note = await note_retry(self._engine, runs)
-        nodes = await self._retry_node_runs([run for run in runs if run.dedupe_key is None])
+        unheld = [run for run in runs if run.dedupe_key is None]
+        nodes = await self._retry_node_runs(unheld, retried=runs)
         kept = (await store.commit([*changes, *nodes]))[: len(changes)]
         revived = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
         # Only after this commit is it certain that no other run took the dedupe key.
         held = [run for run in revived if run.dedupe_key is not None]
-        await store.commit(await self._retry_node_runs(held))
+        await store.commit(await self._retry_node_runs(held, retried=revived))
         reached: list[str] = []
         if revived:
             try:
@@ -239,27 +270,29 @@ class RunOperations:
             except StoreError:
                 return kept  # the note stands
         await forget_retry(self._engine, note)
+        reached += _awaited(revived, changes)
         with contextlib.suppress(StoreError):  # the next sweep releases them
-            # One may have ended before its followers waited again.
+            # One may have ended before its followers waited again, and one that a retried run comes
+            # after may have ended before that one waited.
             for start in range(0, len(reached), MANY_AT_ONCE):
                 await self._sweeper.release_followers(reached[start : start + MANY_AT_ONCE])
         return kept
 
-    async def _retry_node_runs(self, runs: Sequence[Run]) -> list[Change]:
+    async def _retry_node_runs(self, runs: Sequence[Run], retried: Sequence[Run]) -> list[Change]:
         """The changes that try the failed node runs of runs again that were spread over nodes,
         and the skipped ones whose worker is alive."""
         names = frozenset(name for run in runs for name in node_ids(run))
         if not names:
             return []
-        now = await self._engine.store.now()
         found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
         alive = {worker.id for worker in await find_workers(self._engine.store)}
         bad = (State.FAILED, State.CANCELLED)
-        return [
-            transitions.revived(run, now)
+        again = [
+            run
             for run in found
             if run.state in bad or (run.state is State.SKIPPED and node_of(run) in alive)
         ]
+        return await self.make_retries(again, retried)
 
     async def find_runs_of_removed_jobs(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""
@@ -358,6 +391,13 @@ def _runs_after_failure(job: Job, options: CheckedEnqueueOptions) -> bool:
     as the job's policy says."""
     chosen = job.policy.after_failure if options.after_failure is None else options.after_failure
     return chosen == AfterFailure.RUN
+
+
+def _awaited(runs: Sequence[Run], changes: Sequence[Change]) -> list[str]:
+    """The runs that those of these runs come after which their changes let wait."""
+    waiting = {change.id for change in changes if change.set.get("state") is State.WAITING}
+    names = (name for run in runs if run.id in waiting for name in own_upstream(run))
+    return list(dict.fromkeys(names))
 
 
 def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:

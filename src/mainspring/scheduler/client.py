@@ -751,8 +751,9 @@ class Client:
     async def remove_runs(
         self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
     ) -> Matched:
-        """Delete finished runs, by id or all that match. A run that still holds a dedupe key
-        stays until the key is free."""
+        """Delete finished runs, by id or all that match. A run that still holds a dedupe key stays
+        until the key is free, and one that a waiting run comes after stays until that one no longer
+        waits."""
         return await self._call(
             self._running().bulk_operations.remove(*matching_runs(ids, matching))
         )

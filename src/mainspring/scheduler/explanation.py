@@ -524,6 +524,8 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
             return _of_run(run, Reason.EXPIRED, text, start_by=run.start_by)
         case transitions.UPSTREAM_FAILED | transitions.UPSTREAM_SKIPPED:
             return await _after_failure(engine, run)
+        case transitions.UPSTREAM_DELETED:
+            return await _after_deleted(engine, run)
         case transitions.NODE_GONE:
             node = node_of(run)
             text = f"its node {node} ended before it took the run"
@@ -561,6 +563,16 @@ async def _after_failure(engine: Engine, run: Run) -> Explanation:
     if bad:
         text += ": " + _listed([f"{one.id} {_is(one.state)}" for one in bad])
     return _of_run(run, Reason.UPSTREAM, text, upstream=[one.id for one in bad])
+
+
+async def _after_deleted(engine: Engine, run: Run) -> Explanation:
+    page = await engine.store.find(RunQuery(ids=frozenset(run.after), brief=True))
+    known = {one.id for one in page.items}
+    gone = [name for name in run.after if name not in known]
+    text = "a run that it comes after is not in the store, so it is not known whether it succeeded"
+    if gone:
+        text += f": {_listed(gone)}"
+    return _of_run(run, Reason.UPSTREAM, text, upstream=gone)
 
 
 def _is(state: State) -> str:

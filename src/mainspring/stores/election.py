@@ -13,13 +13,16 @@ from typing import Any
 from mainspring.core.model import Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["LEADER", "TERMS", "elect"]
+__all__ = ["LEADER", "TERMS", "WORKERS", "elect"]
 
 LEADER = "keeper"
 """The name that the leader holds, as stores have kept it from the beginning."""
 
 TERMS = "mainspring.term"
 """The kind of the notes."""
+
+WORKERS = "worker"
+"""The kind of the notes by which live workers announce themselves, whether they lead or not."""
 
 
 async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:

@@ -7,7 +7,7 @@ function is pure and follows the docstrings of `protocol.py`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import attrgetter
@@ -21,6 +21,7 @@ from mainspring.stores.rates import NOTE_KIND, RateAllowance, rate_limit
 
 __all__ = [
     "UsedCapacity",
+    "awaited_runs",
     "choose_claimed",
     "count_runs",
     "dedupe_holder",
@@ -31,6 +32,7 @@ __all__ = [
     "has_expired",
     "has_lapsed",
     "is_claimable",
+    "is_settled",
     "matches",
     "may_be_deleted",
     "next_due",
@@ -164,8 +166,19 @@ def dedupe_holder(runs: Iterable[Run], key: str | None, now: datetime) -> Run | 
     return next((run for run in of_key if run.state in LIVE or _keeps_dedupe_key(run, now)), None)
 
 
-def may_be_deleted(run: Run, now: datetime) -> bool:
+def may_be_deleted(run: Run, now: datetime, awaited: Container[str]) -> bool:
+    """`awaited`: the ids that `awaited_runs` returns."""
+    return is_settled(run, now) and run.id not in awaited
+
+
+def is_settled(run: Run, now: datetime) -> bool:
+    """Whether a run has finished and keeps no dedupe key."""
     return run.finished and not _keeps_dedupe_key(run, now)
+
+
+def awaited_runs(runs: Iterable[Run]) -> set[str]:
+    """The runs that those of these which wait come after."""
+    return {name for run in runs if run.state is State.WAITING for name in run.after}
 
 
 def _keeps_dedupe_key(run: Run, now: datetime) -> bool:
@@ -183,11 +196,12 @@ def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
 
 
 def fields_of_clock_step(run: Run, step: timedelta, now: datetime) -> dict[str, Any]:
-    """The fields of a run that change when the wall clock was set by `step`. Leases and retry
-    delays keep their length, and a run that was due stays due."""
+    """The fields of a run that change when the wall clock was set by `step`. Leases, retry delays
+    and snoozes keep their length, and a run that was due stays due. A snooze takes its attempt
+    back, so the token says whether a run was claimed before."""
     fields: dict[str, Any] = {}
     before = now - step
-    retries = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+    retries = run.state is State.PENDING and run.token > 0 and run.run_at > before
     stays_due = run.state in LIVE and now < run.run_at <= before
     if retries or stays_due:
         fields["run_at"] = run.run_at + step

@@ -197,6 +197,36 @@ def test_a_parent_that_is_killed_takes_its_processes_along(doomed: subprocess.Po
         time.sleep(0.01)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
+def test_a_parent_that_is_killed_takes_a_child_along_whose_interpreter_is_held(
+    script: Path,
+) -> None:
+    """No thread of the child can notice it: a call into C does not release the interpreter."""
+    script.write_text(
+        PRELUDE
+        + """
+import ctypes
+
+def hold():
+    print(os.getpid(), flush=True)
+    ctypes.PyDLL(None).sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(run(hold))
+"""
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        deadline = time.monotonic() + 30
+        while alive(child):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 _ORPHAN = """
 import socket
 from mainspring.engine.executors.child_main import _Channel

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -313,6 +315,23 @@ async def test_a_live_scheduler_is_refused(on_disk: Make) -> None:
             async with scheduler:
                 await recorder.until("leader.elected")
                 with pytest.raises(CopyRefused, match=f"a scheduler is working on the {name}"):
+                    await copy(source, target)
+        await copy(source, target)
+
+
+@pytest.mark.parametrize("settings", [{"enabled": False}, {"leader_election": False}], ids=str)
+async def test_a_live_worker_that_does_not_lead_is_refused(
+    on_disk: Make, settings: dict[str, Any]
+) -> None:
+    source, target = on_disk("a"), on_disk("b")
+    async with opened(source, target):
+        for name, store in (("source", source), ("target", target)):
+            async with Scheduler(f"sqlite:///{store.info().file}", **settings) as scheduler:
+                async with asyncio.timeout(10):
+                    while not (workers := await scheduler.list_workers()):
+                        await asyncio.sleep(0.05)
+                refused = f"live workers on the {name}: {re.escape(workers[0].id)}"
+                with pytest.raises(CopyRefused, match=refused):
                     await copy(source, target)
         await copy(source, target)
 

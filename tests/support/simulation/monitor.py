@@ -72,7 +72,8 @@ INVARIANTS = {
     "leader": "two nodes never lead at once, also while one cannot reach the store",
     "paused": "no slot fires while all firing is paused, and none of those that passed fires later",
     "overlap": "slots of a job run at once only where its policy allows it",
-    "order": "a waiting run is freed only by the end of all it waits for",
+    "order": "a waiting run is freed only by the end of all it waits for, and a run that is tried"
+    " again begins only after them too",
     "followers": "a run does not stay skipped by a failure of runs that have succeeded since",
     "nodes": "a node run is for its worker alone, and is skipped only if that did not begin it; the"
     " run it was made of ends when all of them have, and fails if one of them did",
@@ -574,10 +575,14 @@ class Monitor:
         names = {run.id, run.id.removesuffix(run.handler)} if of_node else {run.id}
         asked = bool(names & self.may_revive) and method == "commit"
         ends = (State.FAILED, State.CANCELLED, *((State.SKIPPED,) if of_node else ()))
-        tried = old.state in ends and run.state is State.PENDING
+        tried = old.state in ends and run.state in (State.PENDING, State.WAITING)
         if not asked or not tried:
             self.fail("finished", f"{run.id} was {old.state}; {method} made it {run.state}")
         self.counted["revived"] += 1
+        if run.state is State.PENDING:
+            self._check_order(run)
+        else:
+            self.counted["revived, waits"] += 1
         self._revived[run.id] += 1
         self._starts_before[run.id] = self._starts[run.id]
         self._check_key(run, now)
@@ -612,11 +617,20 @@ class Monitor:
             return  # its breaker has closed: it starts earlier than it was put off to
         if old.state is not State.WAITING or run.state is not State.PENDING:
             self.fail("fence", f"{run.id} went from {old.state} to {run.state}")
-        upstream = [self._runs[i] for i in run.after if i in self._runs]
+        self._check_order(run)
+
+    def _check_order(self, run: Run) -> None:
+        """A run may start from now on: those that it comes after have ended as it demands."""
+        upstream = [
+            self._runs[name]
+            for name in run.after
+            if name in self._runs and not name.startswith(f"{run.id}@")
+        ]
         if any(one.id in self.may_revive for one in upstream):
             return
+        runs_anyway = run.after_any or run.source is Source.NODE
         for one in upstream:
-            if not one.finished or not (run.after_any or one.state is State.SUCCEEDED):
+            if not one.finished or not (runs_anyway or one.state is State.SUCCEEDED):
                 self.fail("order", f"{run.id} was freed while {one.id} is {one.state}")
 
     def _check_nodes(self, old: Run, run: Run) -> bool:
@@ -652,6 +666,9 @@ class Monitor:
             )
             if method != "maintain" or not run.finished or not old:
                 self.fail("lost", f"{run_id}, {run.state}, was deleted by {method}")
+            for other in self.store._runs.values():
+                if other.state is State.WAITING and run_id in other.after:
+                    self.fail("lost", f"{run_id} was deleted, and {other.id} waits for it")
 
     def _check_limit(self, run: Run, now: datetime) -> None:
         job = self._jobs.get(run.job_id)

@@ -538,6 +538,10 @@ def _looks_before_it_commits() -> Patches:
     ]
 
 
+def _retried_at_once() -> Patches:
+    return [patch.object(transitions, "awaited_again", lambda run, upstream: ())]
+
+
 def _retries_left_half_done() -> Patches:
     async def nothing(engine: Any) -> None: ...
 
@@ -799,6 +803,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("looks before it commits", "a retry looks for skipped runs, then makes its run"
               " pending", "followers", patches=_looks_before_it_commits,
               focus="followers", first_seed=108)  # fmt: skip
+    yield bug("retried at once", "a retry starts a run before those that it comes after have ended",
+              "order", patches=_retried_at_once, focus="followers")  # fmt: skip
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
               first_seed=8)  # fmt: skip

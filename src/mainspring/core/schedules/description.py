@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import product
+from math import prod
 
 from mainspring.core.schedules.cron_syntax import (
     HOUR,
@@ -134,10 +135,10 @@ def _clock_times(seconds: _Items | None, minutes: _Items | None, hours: _Items |
         return []
     if not (hours.single and minutes.single and seconds.single):
         return []
-    lists = ([low for low, _ in items.ranges] for items in (hours, minutes, seconds))
-    times = sorted(product(*lists))
-    if len(times) > _MOST_TIMES:
+    fields = (hours, minutes, seconds)
+    if prod(len(items.ranges) for items in fields) > _MOST_TIMES:  # before 86,400 times are made
         return []
+    times = sorted(product(*([low for low, _ in items.ranges] for items in fields)))
     return [f"{h:02}:{m:02}" + (f":{s:02}" if s else "") for h, m, s in times]
 
 

@@ -28,8 +28,8 @@ _POLL: Final = 0.01
 _MAX_FRAME: Final = 4 * 2**20  # from a child: larger than any escaped result or traceback
 # The parent's own `sys.path` comes first, so that the child finds the very same modules.
 _BOOT: Final = (
-    "import json, sys; fd, path, sys.argv[:] = json.loads(sys.argv[1]); sys.path[:] = path;"
-    " from mainspring.engine.executors.child_main import main; main(fd)"
+    "import json, sys; fd, parent, path, sys.argv[:] = json.loads(sys.argv[1]);"
+    " sys.path[:] = path; from mainspring.engine.executors.child_main import main; main(fd, parent)"
 )
 
 
@@ -84,7 +84,8 @@ class Child:
             raise _no_start(error) from error
         try:
             ours.setblocking(False)
-            boot = json.dumps([theirs.fileno(), [str(entry) for entry in sys.path], sys.argv])
+            path = [str(entry) for entry in sys.path]
+            boot = json.dumps([theirs.fileno(), os.getpid(), path, sys.argv])
             process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, boot],
                 stdin=subprocess.DEVNULL,

@@ -46,6 +46,7 @@ MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__
 _NO_LIMIT: Final = 2**32 - 1  # of a frame; what may be kept is checked where it is made
 _PARENT_CHECK_MS: Final = 5_000
 _SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
+_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG
 
 _loading: str | None = None
 
@@ -68,10 +69,11 @@ def refuse_while_loading() -> None:
         )
 
 
-def main(fd: int) -> None:
+def main(fd: int, parent: int) -> None:
     """Serve the parent at the other end of `fd` until it is gone or sends SIGTERM."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the parent's thread may have blocked some
     _adopt_orphans()
+    _end_after_parent(parent)
     channel = _Channel(fd)
     threading.Thread(target=channel.listen, name="mainspring-parent", daemon=True).start()
     _Server(channel).serve()
@@ -83,6 +85,33 @@ def _adopt_orphans() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_after_parent(parent: int) -> None:
+    """End this process a second after its parent, also while a handler's C code (a regular
+    expression, say) holds the interpreter, so that the listening thread cannot run (Linux).
+
+    When the parent dies, the kernel sends SIGHUP. Its handler must be C code then, and should give
+    the thread time to end the whole group, with the commands that the handler has started. The
+    function `alarm` of the C library does just that: it gets the number of the signal, which is 1,
+    and after so many seconds SIGALRM ends the process. A SIGKILL by the kernel would come at once,
+    and leave those commands behind.
+
+    The kernel means the thread that started this process: that is the loop of the process pool,
+    which ends its children before it ends.
+    """
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(Exception):
+        import ctypes
+
+        library = ctypes.CDLL(None)
+        library.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        library.signal.restype = ctypes.c_void_p
+        library.signal(signal.SIGHUP, ctypes.cast(library.alarm, ctypes.c_void_p))
+        library.prctl(_DEATH_SIGNAL, int(signal.SIGHUP), 0, 0, 0)
+    if os.getppid() != parent:  # it died before
+        _end_group()
 
 
 def _end_group() -> None:

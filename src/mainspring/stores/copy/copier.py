@@ -10,8 +10,9 @@ versions, dedupe keys and slots are the same. The copy uses only the store proto
    corrected, never written twice: the same call completes an interrupted copy.
 3. At the end it counts both stores and compares every job.
 
-It refuses to copy while a lease is valid or a scheduler is the leader, so that no worker loses a
-run. A run whose lease has lapsed is copied as it is; a worker on the target rescues it.
+It refuses to copy while a lease is valid, a scheduler is the leader or a worker is alive, so that
+no worker loses a run. A run whose lease has lapsed is copied as it is; a worker on the target
+rescues it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from mainspring.core import codec
 from mainspring.core.model import Job, Run, State, replace
+from mainspring.core.plurals import list_some
 from mainspring.core.transitions import Change
 from mainspring.errors import CopyRefused, StoreUnavailable
 from mainspring.stores.copy.notes import copy_notes, refuse_foreign_notes, verify_notes
@@ -38,9 +40,9 @@ from mainspring.stores.copy.reader import (
     retry_while_unavailable,
     runs_by_id,
 )
-from mainspring.stores.election import LEADER, elect
+from mainspring.stores.election import LEADER, WORKERS, elect
 from mainspring.stores.paging import all_items
-from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
+from mainspring.stores.protocol import JobQuery, JobWrite, NoteQuery, RunQuery, Store
 
 __all__ = ["CopyReport", "StoreContents", "copy", "read_contents"]
 
@@ -259,6 +261,7 @@ async def _exclusive_access(
                 " stop it, and copy again"
             )
         await _elect(store, LEADER, me, timedelta())
+        await _refuse_live_workers(store, name)
     names = {f"{me}:from": source, f"{me}:to": target}
     held: list[tuple[Store, str]] = []
     try:
@@ -294,6 +297,22 @@ async def _same_store(source: Store, target: Store, mine: str, other: str) -> bo
 
 async def _elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
     return await retry_while_unavailable(elect, store, name, holder, ttl)
+
+
+async def _refuse_live_workers(store: Store, name: str) -> None:
+    """Refuse while a worker is alive. One that fires no slots is never the leader, and one that is
+    idle holds no lease, but it would claim the next run that falls due."""
+    query = NoteQuery(kind=WORKERS, limit=PAGE)
+    page = await retry_while_unavailable(store.notes, query)
+    if not page.items:
+        return
+    workers = list_some([note.name for note in page.items], 5)
+    ends = [note.expires_at for note in page.items if note.expires_at is not None]
+    until = f" until {max(ends):%H:%M:%S} UTC" if ends else ""
+    raise CopyRefused(
+        f"there are live workers on the {name}: {workers}. Stop them, and copy again (one that was"
+        f" killed counts as alive{until})"
+    )
 
 
 async def _refuse_leases(store: Store) -> None:

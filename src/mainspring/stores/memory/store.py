@@ -229,7 +229,8 @@ class MemoryStore:
                 self._drop_note(key)
         self._counters.prune(self._jobs, now)
         old = [r for r in self._runs.values() if r.finished_at and r.finished_at < before]
-        gone = [run for run in old if evaluation.may_be_deleted(run, now)][:limit]
+        awaited = evaluation.awaited_runs(self._runs.live.values())
+        gone = [run for run in old if evaluation.may_be_deleted(run, now, awaited)][:limit]
         for run in gone:
             self._delete(run.id)
         return len(gone)
@@ -357,7 +358,8 @@ class MemoryStore:
         return True
 
     def _commit_deletion(self, run: Run, now: datetime) -> bool:
-        if not evaluation.may_be_deleted(run, now):
+        awaited = evaluation.awaited_runs(self._runs.live.values())
+        if not evaluation.may_be_deleted(run, now, awaited):
             return False
         self._delete(run.id)
         return True

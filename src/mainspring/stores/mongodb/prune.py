@@ -28,9 +28,23 @@ async def prune_runs(db: Database, before: datetime, limit: int) -> int:
     await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": kept}, "ttl": {"$ne": None}})
     if limit <= 0:
         return 0
-    walk = db.runs.find(prunable(db, before), {"dedupe_key": 1}).sort("finished_at", 1).limit(limit)
+    walk = db.runs.find(prunable(db, before), {"dedupe_key": 1}).sort("finished_at", 1)
     old = {"state": {"$in": _FINISHED}, "finished_at": {"$gt": 0, "$lt": to_us(before)}}
-    return await _drop(db, await walk.to_list(limit), old)
+    chosen: list[Document] = []
+    async with walk.batch_size(limit):
+        while len(chosen) < limit and (part := await walk.to_list(limit - len(chosen))):
+            chosen += await _without_awaited(db, part)
+    return await _drop(db, chosen, old)
+
+
+async def _without_awaited(db: Database, runs: Sequence[Document]) -> list[Document]:
+    """Those of these runs that no waiting run comes after."""
+    awaited: set[str] = set()
+    for part in chunks([run["_id"] for run in runs]):
+        where = {"after": {"$in": part}, "state": "waiting"}
+        async for waiting in db.runs.find(where, {"after": 1}, hint="upstream"):
+            awaited.update(waiting["after"])
+    return [run for run in runs if run["_id"] not in awaited]
 
 
 async def delete_finished(db: Database, expected: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -43,7 +57,7 @@ async def delete_finished(db: Database, expected: Mapping[str, Mapping[str, Any]
         shown = {"dedupe_key": 1, "state": 1, "token": 1}
         found = await db.runs.find(where, shown, hint=BY_ID).to_list()
         alike: dict[tuple[str, int], list[Document]] = {}
-        for run in found:
+        for run in await _without_awaited(db, found):
             if _is_expected(run, expected[run["_id"]]):
                 alike.setdefault((run["state"], run["token"]), []).append(run)
         for (state, token), same in alike.items():

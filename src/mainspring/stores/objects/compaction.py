@@ -123,7 +123,7 @@ class Compaction:
 
     def _choose_finished(self, work: Workspace) -> list[dict[str, Record]]:
         finished = work.state.finished()
-        movable = [run for run in finished if evaluation.may_be_deleted(run, work.now)]
+        movable = [run for run in finished if evaluation.is_settled(run, work.now)]
         state = work.state
         moved = _amount_of(state, [run.id for run in movable])
         self._held = _Amount(state.finished_count - moved.runs, state.finished_size - moved.size)
@@ -253,9 +253,13 @@ class Compaction:
 
         def choose(work: Workspace) -> tuple[_Base, list[str]]:
             chosen, room = [], limit
+            found = work.history.look_up(work.state, work.awaited_runs())
+            awaited = {segment for segment, _ in found.values()}
             for segment in self._segments(work):
                 left = segment.runs - len(gone_of(work.state, segment.name))
                 is_old = segment.finished is not None and segment.finished[1] < to_us(before)
+                if segment.name in awaited:
+                    continue
                 if left == 0 or (is_old and left <= room):
                     chosen.append(segment.name)
                     room -= left
@@ -395,6 +399,7 @@ def _prune_notes_and_counts(work: Workspace) -> list[str]:
 def _prune_runs(work: Workspace, before: datetime, limit: int) -> int:
     """Delete single runs: those of the live state, and those of segments that are partly old."""
     deleted = operations.prune_live(work, before, limit)
+    awaited = work.awaited_runs()
     for segment in work.history.segments(work.state):
         if deleted >= limit:
             break
@@ -402,17 +407,21 @@ def _prune_runs(work: Workspace, before: datetime, limit: int) -> int:
             continue
         gone = dict(gone_of(work.state, segment.name))
         for run_id, record in work.history.runs_of(segment.name).items():
-            if deleted < limit and run_id not in gone and _is_old(record, before, work.now):
+            if (
+                deleted < limit
+                and run_id not in gone
+                and _is_old(record, before, work.now, awaited)
+            ):
                 gone[run_id] = 1
                 deleted += 1
         work.state.put("gone", segment.name, gone or None)
     return deleted
 
 
-def _is_old(record: Record, before: datetime, now: datetime) -> bool:
+def _is_old(record: Record, before: datetime, now: datetime, awaited: set[str]) -> bool:
     ended = record.get("finished_at")
     if isinstance(ended, int) and ended >= to_us(before):
         return False
     run: Run = run_from_record(record, brief=True)
     is_old = run.finished_at is not None and run.finished_at < before
-    return is_old and evaluation.may_be_deleted(run, now)
+    return is_old and evaluation.may_be_deleted(run, now, awaited)

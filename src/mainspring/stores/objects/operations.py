@@ -88,6 +88,9 @@ class Workspace:
         record = self.state.get("runs", run_id)
         return self.history.look_up(self.state, [run_id])[run_id][1] if record is None else record
 
+    def awaited_runs(self) -> set[str]:
+        return evaluation.awaited_runs(self.state.unfinished())
+
     def put_run(self, run_id: str, record: Record) -> Run:
         """Write a run. If it is in a segment, it no longer counts there."""
         if self.state.get("runs", run_id) is None:
@@ -242,7 +245,7 @@ def _commit(work: Workspace, new: NewChange) -> bool | None:
     if any(getattr(run, name) != value for name, value in change.expect.items()):
         return None
     if change.deletes:
-        if not evaluation.may_be_deleted(run, work.now):
+        if not evaluation.may_be_deleted(run, work.now, work.awaited_runs()):
             return None
         work.delete(run.id)
         return False
@@ -359,7 +362,8 @@ def prune_notes(work: Workspace, ttl_kept: timedelta) -> None:
 def prune_live(work: Workspace, before: datetime, limit: int) -> int:
     """Delete finished runs that are not in a segment yet."""
     old = [r for r in work.state.finished() if r.finished_at is not None and r.finished_at < before]
-    chosen = [run for run in old if evaluation.may_be_deleted(run, work.now)][:limit]
+    awaited = work.awaited_runs()
+    chosen = [run for run in old if evaluation.may_be_deleted(run, work.now, awaited)][:limit]
     for run in chosen:
         work.delete(run.id)
     return len(chosen)

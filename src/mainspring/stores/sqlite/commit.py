@@ -22,7 +22,7 @@ from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
-__all__ = ["EncodedChange", "PartlyRepeated", "commit_changes"]
+__all__ = ["IS_AWAITED_SQL", "EncodedChange", "PartlyRepeated", "commit_changes"]
 
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
@@ -140,6 +140,13 @@ WHERE run.id = ? AND run.state = 'waiting'
 """
 """Maintenance deletes these rows once a run no longer waits."""
 
+IS_AWAITED_SQL = """EXISTS (
+    SELECT 1 FROM mainspring_upstream AS wait
+    JOIN mainspring_runs AS waiting ON waiting.seq = wait.seq
+    WHERE wait.upstream = run.id AND waiting.state = 'waiting'
+)"""
+"""Whether a waiting run comes after the row `run`."""
+
 
 def _find_applied(tx: WriteTransaction, group: Sequence[EncodedChange]) -> list[bool]:
     """Which changes were applied: the last change of its run, or a deletion whose run is gone."""
@@ -177,7 +184,8 @@ def change_shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -
         "DELETE FROM mainspring_runs WHERE seq IN (SELECT run.seq FROM (VALUES ",
         f") AS v JOIN mainspring_runs AS run ON run.id = v.column1{tests}"
         " WHERE run.finished_at IS NOT NULL"
-        f" AND (run.dedupe_until IS NULL OR run.dedupe_until <= v.column{last}))",
+        f" AND (run.dedupe_until IS NULL OR run.dedupe_until <= v.column{last})"
+        f" AND NOT {IS_AWAITED_SQL})",
         last,
     )
     return _Shape(

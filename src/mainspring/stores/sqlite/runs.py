@@ -36,6 +36,7 @@ from mainspring.stores.sqlite.codec import (
     select_runs_by,
     span_us,
 )
+from mainspring.stores.sqlite.commit import IS_AWAITED_SQL
 from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.counters import prune as prune_counters
 from mainspring.stores.sqlite.notes import NoteRow
@@ -311,10 +312,10 @@ WHERE expires_at <= ?1 AND (ttl IS NULL OR expires_at <= ?1 - ?2)
 """
 
 
-_PRUNE = """
+_PRUNE = f"""
 DELETE FROM mainspring_runs WHERE seq IN (
-    SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_ended
-    WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?)
+    SELECT seq FROM mainspring_runs AS run INDEXED BY mainspring_runs_ended
+    WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?) AND NOT {IS_AWAITED_SQL}
     ORDER BY finished_at LIMIT ?
 )
 """

@@ -87,14 +87,20 @@ class SqliteStore:
         self._session: _Session | None = None
 
     def info(self) -> StoreInfo:
-        return StoreInfo(kind="sqlite", location=f"sqlite:///{self._path}", file=self._path)
+        return StoreInfo(kind="sqlite", location=f"sqlite:///{self._path}", file=self._file())
+
+    def _file(self) -> Path:
+        """The database file itself. Its lock, its reserve and its key lie beside it, so two names
+        of one database (a link) must not make two of each. The name is kept where no link is."""
+        real = Path(os.path.realpath(self._path))
+        return self._path if real == self._path.absolute() else real
 
     async def open(self, *, create: bool = True) -> None:
         if self._session is not None:
             return
-        path = self._path.absolute()
+        path = self._file().absolute()
         if not create and not await asyncio.to_thread(exists, path):
-            raise StoreMissing(f"there is no Mainspring database at {path}")
+            raise StoreMissing(f"there is no Mainspring database at {self._path.absolute()}")
         if path in _open_at_fork:
             raise StoreError(
                 f"{path} was open in the process that this one was forked from, so SQLite cannot"

@@ -7,8 +7,12 @@ that finds another offset first moves every lease, every note with a ttl (such a
 and every retry by the difference, so that they keep their length. A run that is due stays due when
 the clock is set back. Schedules and delays name wall times, and follow the new time.
 
-A retry is moved only if its last attempt began at a time that this boot has seen. A machine without
-a battery clock starts in 1970 and is set later: retries of the boot before have the right time.
+A run that was snoozed, or put off by its breaker, counts as a retry: its token says that it was
+claimed before.
+
+A retry is moved only if its last attempt began (or, if none counts, it was made) at a time that
+this boot has seen. A machine without a battery clock starts in 1970 and is set later: retries of
+the boot before have the right time.
 
 After a reboot all leases of the boot before have lapsed, because no worker survives it. A container
 may have another boot id without a reboot: then the offset is still the same.
@@ -49,8 +53,8 @@ _CLAIMED_LATER = (
 )
 _MOVE_RETRIES = """
 UPDATE mainspring_runs SET run_at = run_at + :step
-WHERE state = 'pending' AND attempt > 0 AND run_at > :before
-    AND coalesce(started_at, 0) <= :latest
+WHERE state = 'pending' AND token > 0 AND run_at > :before
+    AND coalesce(started_at, created_at) <= :latest
 """
 _MOVE_DUE = """
 UPDATE mainspring_runs SET run_at = run_at + :step

@@ -107,6 +107,19 @@ class ClockStepTests(Suite):
         assert await self.claim_ids(other) == ["run"]
 
     @STEPS
+    async def test_a_snooze_keeps_its_length_when_the_clock_is_set(
+        self, store: Store, step: timedelta
+    ) -> None:
+        run = await self.running(store)
+        assert await store.commit([transitions.snoozed(run, self.at(10), "not now")]) == [True]
+        other = await self.set_clock(store, step)
+        assert await self.claim_ids(other) == []
+        await self.pass_ticks(9)
+        assert await self.claim_ids(store) == []
+        await self.pass_ticks(2)
+        assert await self.claim_ids(other) == ["run"]
+
+    @STEPS
     async def test_a_due_run_stays_due_when_the_clock_is_set(
         self, store: Store, step: timedelta
     ) -> None:

@@ -446,6 +446,18 @@ class PruneTests(Suite):
         assert await store.maintain(self.start, 1) == 1
         assert await self.states(store, "old") == [None]
 
+    async def test_a_run_that_a_waiting_run_comes_after_is_not_deleted(self, store: Store) -> None:
+        """Otherwise nobody would know how it ended when the waiting run is released."""
+        await store.add([self.ended("a", -50, state=State.FAILED), self.ended("b", -20)])
+        await store.add([self.run("live"), self.run("w", state=State.WAITING, after=("a", "live"))])
+        assert await store.maintain(self.start, 1) == 1
+        assert await self.states(store, "a", "b") == [State.FAILED, None]
+        delete = transitions.deleted(await self.one(store, "a"))
+        assert await store.commit([delete]) == [False]
+        waiting = await self.one(store, "w")
+        assert await store.commit([transitions.cancelled(waiting, self.start, None)]) == [True]
+        assert await store.commit([transitions.deleted(await self.one(store, "a"))]) == [True]
+
     async def test_a_revived_run_is_not_deleted(self, store: Store) -> None:
         await store.add([self.ended("a", -50, state=State.FAILED)])
         await store.commit([transitions.revived(await self.one(store, "a"), self.start)])
