@@ -133,6 +133,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, key_id = self._service, self._key_id or ""
+        scope.setdefault("state", {})["limits_unread"] = True  # for the connection's limits
         service.streams[key_id] += 1
         try:
             await self._stream(receive, send)
