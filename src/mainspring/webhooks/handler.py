@@ -230,7 +230,7 @@ def _clean(text: str, redactor: SecretRedactor) -> str:
 
 def _kept_body(body: bytes, redactor: SecretRedactor, *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body, as text if it is text, else in base64."""
-    body = redactor.redact_bytes(body)
+    body = redactor.redact_bytes(body, cut=more)
     truncated = more or len(body) > MAX_KEPT_BODY
     part = body[:MAX_KEPT_BODY]
     try:
