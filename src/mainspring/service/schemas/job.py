@@ -469,7 +469,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "timeout",
         "How long an attempt may take, by the wall clock. For a job that calls an endpoint: 30s if"
-        " it is left out, and at most 1h.",
+        " it is left out, at most 1h, and a number below 500 is refused (30 is 30 ms; write 30s).",
         sent=Duration | None,
         answered=Milliseconds | None,
         read=lambda job: to_milliseconds(job.policy.timeout),
@@ -735,7 +735,8 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     ),
     FieldSpec(
         "secret_headers",
-        "The names of headers to encrypt beside `Authorization`, `Cookie` and `X-Api-Key`.",
+        "The names of headers to encrypt beside `Cookie` and those whose names contain token,"
+        " secret, key, auth, password or credential.",
         sent=within(list[str], maxItems=MAX_HEADERS) | None,
         answered=list[str] | None,
         optional=True,
