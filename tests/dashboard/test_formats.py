@@ -13,8 +13,9 @@ NOW = datetime(2026, 11, 17, 14, 20, 0, 364235, tzinfo=UTC)
 
 
 def run_of(run_id: str) -> Run:
-    times = {"created_at": NOW, "scheduled_at": NOW, "run_at": NOW}
-    return Run(id=run_id, job_id="tick", handler="tick", **times)
+    return Run(
+        id=run_id, job_id="tick", handler="tick", created_at=NOW, scheduled_at=NOW, run_at=NOW
+    )
 
 
 @pytest.mark.parametrize(
