@@ -1,4 +1,4 @@
-"""Connections without a complete request: how long each may wait, and how many there may be."""
+"""Connections that wait for their client: how long each may wait, and how many there may be."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from mainspring.service import connection_limits
 from mainspring.service.settings import ServiceSettings
 from tests.support.raw_connection import connected, read_to
-from tests.support.service import LONG, Serve
+from tests.support.service import LONG, Serve, ServiceProcess
 
 LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -140,6 +141,66 @@ def test_idle_connections_beyond_the_limit_are_closed_oldest_first(
         assert not any(ended(one) for one in crowd[90:])
 
 
+def connected_without_reading(served: ServiceProcess, stack: ExitStack) -> socket.socket:
+    """A client that asks for more than the system buffers, and reads none of it."""
+    parts = urlsplit(served.url)
+    one = stack.enter_context(socket.socket())
+    one.settimeout(LONG)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.connect((parts.hostname, parts.port))
+    one.sendall(60 * b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    return one
+
+
+def one_is_reset(connections: list[socket.socket]) -> bool:
+    """Whether the service aborted one: nothing is read, so only an error or a hangup is seen."""
+    poll = select.poll()
+    for one in connections:
+        poll.register(one, 0)
+    return bool(poll.poll(LONG * 1000))
+
+
+def test_a_client_that_reads_nothing_is_cut_off(serve: Serve) -> None:
+    served = serve(HEADER_TIMEOUT="1000")
+    with ExitStack() as stack:
+        assert one_is_reset([connected_without_reading(served, stack)])
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer(serve: Serve) -> None:
+    served = serve(HEADER_TIMEOUT="1000")
+    with ExitStack() as stack:
+        one = connected_without_reading(served, stack)
+        ends_at = time.monotonic() + 3
+        answers = 0
+        while answers < 60:
+            more = one.recv(65536)
+            assert more
+            answers += more.count(b'"openapi":')
+            if time.monotonic() < ends_at:
+                time.sleep(0.1)
+
+
+def test_clients_that_read_nothing_do_not_keep_others_out(serve: Serve) -> None:
+    served = serve(HEADER_TIMEOUT="600000", MAX_CONNECTIONS="10")
+    with served.client() as client, ExitStack() as stack:
+        crowd = [connected_without_reading(served, stack) for _ in range(10)]
+        while True:  # as long as the service is busy with their requests, it has to refuse others
+            with suppress(httpx.TransportError):
+                if client.get("/livez").status_code == 200:
+                    break
+        assert one_is_reset(crowd)
+
+
+def test_headers_above_the_limit_are_refused_also_when_they_arrive_at_once(serve: Serve) -> None:
+    served = serve()
+    with connected(served) as one:
+        one.sendall(HEAD + b"X: " + 20_000 * b"a" + b"\r\n\r\n")
+        read_to(one, b"more than 16384 bytes")
+    with connected(served) as one:
+        one.sendall(HEAD + b"X: " + 16_000 * b"a" + b"\r\n\r\n")
+        read_to(one, OK)
+
+
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
 def test_a_burst_does_not_take_every_descriptor(serve: Serve) -> None:
     served = serve(MAX_CONNECTIONS="100")
@@ -177,3 +238,7 @@ def test_the_limits_are_those_that_are_written_down() -> None:
     written = LIMITS.read_text()
     assert f"| connections | {settings.max_connections:,} at once, and at most" in written
     assert f"within {settings.header_timeout // 1000} s of connecting" in written
+    assert (
+        f"| a request's first line and headers | {connection_limits.MAX_HEAD // 1024} KiB"
+        in written
+    )

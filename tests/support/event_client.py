@@ -11,7 +11,7 @@ from tests.support.service import LONG, Api
 class EventClient:
     """A client of `/api/events` that takes messages, or does not."""
 
-    def __init__(self, api: Api, query: str = "", key: str | None = None) -> None:
+    def __init__(self, api: Api, query: str = "", key: str | None = None, cookie: str = "") -> None:
         self.messages: list[Any] = []
         self.taking = asyncio.Event()
         self.taking.set()
@@ -26,6 +26,7 @@ class EventClient:
             "headers": [
                 (b"host", b"127.0.0.1"),
                 *([] if key is None else [(b"x-api-key", key.encode())]),
+                *([(b"cookie", cookie.encode())] if cookie else []),
             ],
             "http_version": "1.1",
             "scheme": "http",

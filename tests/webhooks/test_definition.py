@@ -130,6 +130,41 @@ def test_headers_that_are_refused(headers: Any, why: str) -> None:
     assert why in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["X-Auth-Token", "X-Gitlab-Token", "X-Vault-Token", "Api-Key", "apikey", "X-Secret",
+     "X-Password", "X-Authentication", "X-Credentials", "cookie", "Authorization", "X-Api-Key"],
+)  # fmt: skip
+def test_a_header_that_is_named_like_a_secret_is_kept_as_one(name: str) -> None:
+    webhook = made(headers={name: "value"})
+    assert (list(webhook.secret_headers), webhook.headers) == ([name], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("X-Team", "a"), ("X-Author", "a"), ("Idempotency-Key", "a"), ("X-Key", "{{executionId}}")],
+)
+def test_other_headers_stay_readable(name: str, value: str) -> None:
+    assert made(headers={name: value}).headers == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("PSOT", "POST"), ("gte", "GET"), ("GETT", "GET"), ("PATHC", "PATCH"), ("DELET", "DELETE"),
+     ("OPTION", "OPTIONS"), ("HAED", "HEAD"), ("PTU", "PUT")],
+)  # fmt: skip
+def test_a_misspelt_method_is_refused_with_the_usual_one(given: str, meant: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"did you mean '{meant}'\?"):
+        made(method=given)
+
+
+@pytest.mark.parametrize(
+    "method", ["PURGE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "LOCK", "QUERY", "MKCOL"]
+)
+def test_other_methods_are_allowed(method: str) -> None:
+    assert made(method=method).method == method
+
+
 def test_a_refused_secret_is_not_told() -> None:
     with pytest.raises(InvalidInput) as refused:
         made(headers={"Authorization": "Bearer hunter2\n"})

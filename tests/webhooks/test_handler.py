@@ -22,7 +22,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
-from tests.support.webhook_endpoint import Endpoint, endpoint, response, scheduler
+from tests.support.webhook_endpoint import Endpoint, endpoint, response, scheduler, serving
 
 
 async def called(mainspring: Scheduler, webhook: Any, **policy: Any) -> Run:
@@ -312,8 +312,36 @@ async def test_a_timeout_is_by_the_wall_clock_and_keeps_what_was_sent() -> None:
         run = await called(mainspring, end.url, timeout="200ms")
     assert run.state is State.FAILED
     assert run.attempts[0].outcome == "timed_out"
+    assert str(run.error) == "RunTimeout: the endpoint did not answer within 200 milliseconds"
     assert run.attempts[0].detail["request"]["url"] == end.url
     assert run.attempts[0].detail["response"] is None
+
+
+async def test_a_redirect_names_the_address_to_use() -> None:
+    target = "https://example.org/new?token=sk_live_0123456789"
+    redirect = response(301, b"", f"Location: {target}")
+    async with endpoint(lambda _: redirect) as end, scheduler() as mainspring:
+        webhook = {"url": end.url, "headers": {"Authorization": "Bearer sk_live_0123456789"}}
+        run = await called(mainspring, webhook)
+    assert str(run.error) == (
+        "WebhookFailed: the endpoint answered 301 Moved Permanently to"
+        " https://example.org/new?token=********; redirects are not followed: give the final"
+        " address"
+    )
+
+
+async def test_https_to_a_plain_port_is_told_in_plain_words() -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(response(400))
+        await writer.drain()
+
+    async with serving(plain) as port, scheduler() as mainspring:
+        run = await called(mainspring, f"https://127.0.0.1:{port}/")
+    assert str(run.error) == (
+        f"WebhookFailed: no secure connection to 127.0.0.1:{port}: the port does not speak TLS"
+        " (did you mean http://?)"
+    )
 
 
 async def test_a_cancelled_call_is_broken_off() -> None:

@@ -117,3 +117,34 @@ async def test_an_answer_that_cannot_be_read_is_not_quoted(secret: str) -> None:
         await mainspring.add_job("call", webhook=webhook, retries=0)
         run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
     assert str(run.error).endswith("sent a response that is not valid HTTP: Invalid HTTP header")
+
+
+@pytest.mark.parametrize(
+    ("secret", "begun"),
+    [(TOKEN, "abc/def/g"), (TOKEN, "Bearer a"), (TOKEN, r"abc\/def\/"), (TOKEN, "abc%2Fde")],
+)
+def test_the_beginning_of_a_secret_at_a_cut_is_masked(secret: str, begun: str) -> None:
+    known = SecretRedactor([secret])
+    body = f"you sent: {begun}".encode()
+    assert known.redact_bytes(body, cut=True) == f"you sent: {MASK}".encode()
+    assert known.redact_bytes(body) == body
+    assert known.redact_bytes(b"you sent: xyz", cut=True) == b"you sent: xyz"
+    assert known.redact_bytes(b"", cut=True) == b""
+
+
+async def test_an_answer_that_ends_within_a_secret_keeps_nothing_of_it() -> None:
+    token = "sk_live_0123456789abcdefghijkl"
+
+    def echo(request: Request) -> bytes:
+        whole = response(200, f"you sent: {request.headers['authorization']}".encode())
+        return whole[:-1] if request.target == "/hangs" else response(200, 3000 * whole)
+
+    async with endpoint(echo) as made, scheduler() as mainspring:
+        for path in ("hangs", "long"):
+            url = made.url.rpartition("/")[0] + f"/{path}"
+            webhook = {"url": url, "headers": {"Authorization": f"Bearer {token}"}}
+            await mainspring.add_job(path, webhook=webhook, timeout="1s")
+            run = await mainspring.wait((await mainspring.trigger(path)).id, timeout=20)
+            [attempt] = run.attempts
+            assert attempt.detail["response"]["truncated"]
+            assert token[:8] not in attempt.detail["response"]["body"]

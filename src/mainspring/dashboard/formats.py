@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,6 +22,7 @@ SHORT_ID = 20
 LONGEST_JSON = 32 * 1024
 """Characters of a payload or a result that a page shows. A live page is read again and again."""
 
+_SLOT = re.compile(r"(\d{8}T\d{6}(?:\.\d{1,3})?)\d*Z")
 _NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -61,11 +63,13 @@ def percent(share: float | None) -> str:
 
 
 def span(seconds: float | timedelta | None) -> str:
-    """340 ms, 2.4 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    """0.2 ms, 340 ms, 2.4 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
     if seconds is None:
         return "—"
     if isinstance(seconds, timedelta):
         seconds = seconds.total_seconds()
+    if 0 < seconds < 0.00095:
+        return f"{max(seconds * 1000, 0.1):.1f}{_NARROW_SPACE}ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f}{_NARROW_SPACE}ms"
     if seconds < 10:
@@ -205,6 +209,8 @@ def state_tag(state: str) -> Markup:
 def short_id(run: Run) -> str:
     """What tells a run from the others of its job: its slot, or the end of its random id."""
     name = run.id.removeprefix(f"{run.job_id}@")
+    if (slot := _SLOT.fullmatch(name)) is not None:
+        return f"{slot[1]}Z"  # to the millisecond: no interval is shorter
     return name if len(name) <= SHORT_ID else f"…{name[-8:]}"
 
 

@@ -188,4 +188,6 @@ def _snoozed_at_most_once() -> AttemptError:
 
 def _timed_out(attempt: LocalAttempt) -> AttemptError:
     allowed = humanize(attempt.job.policy.timeout or timedelta())
+    if attempt.job.webhook is not None:
+        return AttemptError.of(RunTimeout(f"the endpoint did not answer within {allowed}"))
     return AttemptError.of(RunTimeout(f"the handler ran longer than its timeout of {allowed}"))

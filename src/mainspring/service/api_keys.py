@@ -36,6 +36,8 @@ wait longer for a store that is away, and Prometheus ends a scrape after ten sec
 
 T = TypeVar("T")
 
+_UNKNOWN_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 class NoteStore(Protocol):
     """Where keys are kept: the notes of a client."""
@@ -248,7 +250,19 @@ def _value(key: Key) -> dict[str, Any]:
 
 
 def _read(note: Note) -> Key:
-    return Key(id=note.name, **note.value)
+    """The key of a note. One that cannot be read is revoked: it must not be valid, and it must stay
+    in the list, because a store that has a key needs one."""
+    try:
+        return Key(id=note.name, **note.value)
+    except TypeError:
+        return Key(
+            id=note.name,
+            name="(unreadable)",
+            scope="read",
+            hash="",
+            created_at=_UNKNOWN_TIME,
+            revoked_at=_UNKNOWN_TIME,
+        )
 
 
 def _as_revoked(key: Key, now: datetime) -> Key:

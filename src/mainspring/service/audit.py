@@ -89,9 +89,10 @@ class AuditLog:
                 self._dropped = 0
 
     async def list(self, limit: int = 50, cursor: str | None = None) -> Page[AuditEntry]:
-        """Entries, newest first."""
+        """Entries, newest first, without those that cannot be read."""
         page = await self._notes.list_notes(KIND, limit=limit, cursor=cursor)
-        return Page([AuditEntry(**note.value) for note in page.items], page.cursor)
+        entries = [entry for note in page.items if (entry := _read(note)) is not None]
+        return Page(entries, page.cursor)
 
 
 def _entries(count: int) -> str:
@@ -117,6 +118,14 @@ def _entry(
         status=status,
         created=created,
     )
+
+
+def _read(note: Note) -> AuditEntry | None:
+    try:
+        return AuditEntry(**note.value)
+    except TypeError:
+        log.warning("the entry %s of the audit log cannot be read", note.name)
+        return None
 
 
 def _note(entry: AuditEntry) -> Note:

@@ -1,13 +1,16 @@
-"""Limits the connections that wait for a request: how long each may wait, and how many there may
+"""Limits the connections that wait for their client: how long each may wait, and how many there may
 be.
 
 uvicorn has no timeout for a request that has begun: its keep-alive timeout stops at the first byte.
-A client that sends headers slowly would hold a connection, and many such clients would take every
-file descriptor, also those that the store and the webhooks need.
+It has none for an answer that the client does not read either. A client that sends headers slowly,
+or reads nothing, would hold a connection, and many such clients would take every file descriptor,
+also those that the store and the webhooks need.
 
     connected, or answered   waiting, and its time runs
     headers arrived          waiting, without a limit of time (the middleware limits the body's)
     whole request arrived    not waiting, until it is answered
+    answer is not read       waiting, and its time runs anew whenever the client reads something
+    event stream             not waiting: it has its own limits (`routes/events.py`)
 """
 
 from __future__ import annotations
@@ -16,26 +19,36 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import socket
 import struct
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 try:
+    import fcntl
     import resource
+    import termios
 except ImportError:  # no POSIX
-    resource = None  # type: ignore[assignment]
+    fcntl = resource = termios = None  # type: ignore[assignment]
 
-__all__ = ["ConnectionLimits"]
+__all__ = ["MAX_HEAD", "ConnectionLimits"]
 
 log = logging.getLogger("mainspring.service")
+
+MAX_HEAD = 16 * 1024
+"""Bytes of a request's first line and headers."""
+
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
 
 
 class ConnectionLimits:
     """Closes connections that wait longer than `seconds`, and above `max_connections` the one that
-    has waited longest. A client that sends its request at once is rarely that one."""
+    has waited longest. A client that sends its request at once and reads the answer is rarely that
+    one."""
 
     def __init__(self, seconds: float, max_connections: int) -> None:
         self._seconds = seconds
@@ -49,23 +62,43 @@ class ConnectionLimits:
 
     def start_waiting(self, one: Connection) -> None:
         self.stop_waiting(one)
-        self._waiting[one] = one.loop.call_later(self._seconds, self._time_out, one)
+        self._start_timer(one)
         if len(one.connections) > self.max_connections:
-            self._close(next(iter(self._waiting)))
+            oldest = next((other for other in self._waiting if other.waits), None)
+            if oldest is not None:
+                self._close(oldest)
+
+    def start_reading_time(self, one: Connection) -> None:
+        """The client has to read now. One that waits already keeps its place in the queue."""
+        if (timer := self._waiting.get(one)) is None:
+            self.start_waiting(one)
+        else:
+            timer.cancel()
+            self._start_timer(one)
 
     def stop_waiting(self, one: Connection) -> None:
         if (timer := self._waiting.pop(one, None)) is not None:
             timer.cancel()
 
-    def _time_out(self, one: Connection) -> None:
-        if not one.has_request:
+    def _start_timer(self, one: Connection) -> None:
+        unread = _unread(one.transport)
+        self._waiting[one] = one.loop.call_later(self._seconds, self._time_out, one, unread)
+
+    def _time_out(self, one: Connection, unread_before: int) -> None:
+        unread = _unread(one.transport)
+        if not one.waits:
+            self.stop_waiting(one)
+        elif 0 < unread < unread_before:  # the client reads slowly
+            self._start_timer(one)
+        elif unread or not one.has_request:
             self._close(one)
 
     def _close(self, one: Connection) -> None:
         self.stop_waiting(one)
-        one.transport.close()
-        if one.transport.get_write_buffer_size():  # the client does not read the answer
-            one.loop.call_later(self._seconds, one.transport.abort)
+        if one.transport.get_write_buffer_size():  # a close would wait until the client reads it
+            _abort(one.transport)
+        else:
+            one.transport.close()
 
 
 class Connection(H11Protocol):
@@ -81,12 +114,21 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = _LimitedHead(h11.SERVER, MAX_HEAD)
         self._limits = limits
 
     @property
     def has_request(self) -> bool:
         """Whether the headers of a request arrived that is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client has to send or to read something before the service can go on."""
+        if not self.has_request or self.cycle.more_body:
+            return True
+        limits_unread = self.cycle.scope["state"].get("limits_unread", False)  # an event stream
+        return self.flow.write_paused and not limits_unread
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -105,13 +147,52 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._check_request()  # the next request may have arrived with the last
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.waits:
+            self._limits.start_reading_time(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._check_request()
+
+    def send_400_response(self, msg: str) -> None:
+        if isinstance(self.conn, _LimitedHead) and self.conn.head_is_too_large:
+            msg = f"The first line and the headers have more than {MAX_HEAD} bytes."
+        super().send_400_response(msg)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._limits.stop_waiting(self)
         super().connection_lost(exc)
 
     def _check_request(self) -> None:
-        if self.has_request and not self.cycle.more_body:
+        if not self.waits:
             self._limits.stop_waiting(self)
+
+
+class _LimitedHead(h11.Connection):
+    """h11 limits only what is incomplete: it accepts a head of any size that arrives at once."""
+
+    head_is_too_large = False
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE:
+            received, _ = self.trailing_data
+            if len(received) > MAX_HEAD and not _END_OF_HEAD.search(received, 0, MAX_HEAD):
+                self.head_is_too_large = True
+                raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+        return super().next_event()
+
+
+def _unread(transport: asyncio.Transport) -> int:
+    """Bytes that wait for the client to read: those of the transport, and then also those of the
+    system, which may hold megabytes and takes no more before a third of them is read."""
+    unread = transport.get_write_buffer_size()
+    if unread and termios is not None:
+        with contextlib.suppress(OSError, ValueError):  # this system cannot tell
+            queued = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+            unread += struct.unpack("i", queued)[0]
+    return unread
 
 
 def _abort(transport: asyncio.Transport) -> None:

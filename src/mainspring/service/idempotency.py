@@ -59,6 +59,12 @@ class IdempotentRequest:
         found = await client.note(KIND, name)
         if found is None:  # it expired in between: the key counts as new
             return cls(client, note)
+        if found.value is None:
+            raise ApiError(
+                409,
+                "the record of this Idempotency-Key cannot be read, so it is unknown whether the"
+                " earlier request was done: look for its job or run, then use a new key",
+            )
         if version is None and found.value["body"] != body_hash:
             raise ApiError(
                 422, "this Idempotency-Key was used with another body: use a new key for this one"

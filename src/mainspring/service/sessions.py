@@ -46,19 +46,31 @@ class Sessions:
 
     async def key(self, text: str) -> Key | None:
         """The key that the session stands for, if both are valid now."""
+        key_id = await self._key_id(text, CACHE_SECONDS)
+        return None if key_id is None else await self._keys.usable(key_id)
+
+    async def exists(self, text: str, max_age: float) -> bool:
+        """Whether the session goes on, by what was read at most `max_age` seconds ago. Its key may
+        be invalid."""
+        return await self._key_id(text, max_age) is not None
+
+    async def _key_id(self, text: str, max_age: float) -> str | None:
+        """The id of the session's key, or None if there is no such session or its note is
+        unreadable."""
         name = _hash(text)
         read_at, key_id = self._known.get(name, (None, ""))
-        if read_at is None or self._clock.monotonic() - read_at > CACHE_SECONDS:
-            now = self._clock.monotonic()
-            note = await self._notes.note(KIND, name)
-            self._known.pop(name, None)
-            if note is None:
-                return None
-            key_id = note.value["key"]
-            self._known[name] = (now, key_id)
-            if len(self._known) > MOST_CACHED:
-                del self._known[next(iter(self._known))]
-        return await self._keys.usable(key_id)
+        if read_at is not None and self._clock.monotonic() - read_at <= max_age:
+            return key_id
+        now = self._clock.monotonic()
+        note = await self._notes.note(KIND, name)
+        self._known.pop(name, None)
+        if note is None or note.value is None:
+            return None
+        key_id = str(note.value["key"])
+        self._known[name] = (now, key_id)
+        if len(self._known) > MOST_CACHED:
+            del self._known[next(iter(self._known))]
+        return key_id
 
     async def end(self, text: str) -> None:
         name = _hash(text)

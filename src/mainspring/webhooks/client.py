@@ -29,6 +29,11 @@ log = logging.getLogger("mainspring")
 
 _QUOTED = re.compile(r"""[:\s]*(\n|(?<!\w)b?['"]|\bwhen reading\b)""")
 
+_NOT_TLS = frozenset(
+    {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"}
+)
+"""What OpenSSL calls an answer that is not TLS."""
+
 _url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
 
 
@@ -77,6 +82,11 @@ def _describe_error(error: Exception, url: URL) -> WebhookFailed:
             return AddressRefused(_refusal_message(host or "", cause))
         case aiohttp.ClientConnectorDNSError():
             return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
+        case _ if getattr(cause, "reason", None) in _NOT_TLS:
+            return WebhookFailed(
+                f"no secure connection to {host}:{url.port}: the port does not speak TLS (did you"
+                " mean http://?)"
+            )
         case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
             return WebhookFailed(f"no secure connection to {host}: {str(error)[:300]}")
         case aiohttp.ClientConnectorError():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,7 @@ _ANY_URL = "https://example.org/"
 """Stands for a wrong URL while the other fields are checked."""
 
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,19}")
+_USUAL_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 _UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
 _USER = re.compile(r"[^/?#]*//[^/?#]*@")
 _RANGE = re.compile(r"([1-5])xx|([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?")
@@ -204,7 +206,19 @@ def _method(given: Any) -> str:
         raise InvalidInput(f"a method is a word such as POST or GET, not {given!r}")
     if method.upper() == "CONNECT":
         raise InvalidInput("the method CONNECT opens a tunnel; use a method such as POST or GET")
+    if (near := _meant_method(method.upper())) is not None:
+        raise InvalidInput(f"{given!r} is not a usual method (did you mean {near!r}?)")
     return method.upper()
+
+
+def _meant_method(method: str) -> str | None:
+    """The usual method of which this one is a near miss."""
+    if method in _USUAL_METHODS:
+        return None
+    for usual in _USUAL_METHODS:
+        if sorted(method) == sorted(usual):
+            return usual
+    return next(iter(difflib.get_close_matches(method, _USUAL_METHODS, 1, 0.74)), None)
 
 
 @_errors_of("webhook.url")
@@ -277,7 +291,7 @@ def _with_headers(
     plain, secret = _mapping(fields, "headers"), _mapping(fields, "secret_headers")
     check_headers({**plain, **secret})
     for name in list(plain):
-        if is_secret(name) or name.lower() in marked:
+        if is_secret(name, plain[name]) or name.lower() in marked:
             secret.setdefault(name, plain.pop(name))
     if {name.lower() for name in plain} & {name.lower() for name in secret}:
         raise InvalidInput("a header is given both plain and as a secret")

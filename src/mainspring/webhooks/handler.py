@@ -42,6 +42,8 @@ MAX_KEPT_BODY = 16 * 1024
 """How many bytes of a body are kept with the attempt."""
 
 MAX_KEPT_HEADERS = 8 * 1024
+MAX_LOCATION = 300
+"""Characters of a redirect's target that the error quotes."""
 
 Pair = TypeVar("Pair", bound=Sequence[str])
 
@@ -106,13 +108,18 @@ class WebhookHandler(Handler):
             span.set_attribute("http.response.status_code", response.status)
             if _is_within(response.status, webhook.success):
                 return {"status": response.status}
-            raise await self._failure(ctx, webhook, response.status, response.headers)
+            answered = _answered(response, opened.redactor)
+            raise await self._failure(ctx, webhook, answered, response.status, response.headers)
 
     async def _failure(
-        self, ctx: RunContext, webhook: Webhook, status: int, headers: Sequence[tuple[str, str]]
+        self,
+        ctx: RunContext,
+        webhook: Webhook,
+        answered: str,
+        status: int,
+        headers: Sequence[tuple[str, str]],
     ) -> Exception:
         """The error for a response outside the success codes; it decides how the run continues."""
-        answered = f"the endpoint answered {_status_name(status)}"
         if status == HTTPStatus.GONE:
             try:
                 await self._jobs.pause_job(ctx.job_id, expected_version=ctx.job)
@@ -169,6 +176,17 @@ def _attempt_facts(ctx: RunContext, now: datetime) -> AttemptFacts:
 
 def _is_within(status: int, ranges: Sequence[tuple[int, int]]) -> bool:
     return any(low <= status <= high for low, high in ranges)
+
+
+def _answered(response: PartialResponse, redactor: SecretRedactor) -> str:
+    """The answer in words, for the error of the attempt."""
+    assert response.status is not None
+    answered = f"the endpoint answered {_status_name(response.status)}"
+    location = next((text for name, text in response.headers if name.lower() == "location"), "")
+    if not 300 <= response.status <= 399 or not location:
+        return answered
+    target = _CONTROL.sub("", _clean(location, redactor))[:MAX_LOCATION]
+    return f"{answered} to {target}; redirects are not followed: give the final address"
 
 
 def _status_name(status: int) -> str:
@@ -230,7 +248,7 @@ def _clean(text: str, redactor: SecretRedactor) -> str:
 
 def _kept_body(body: bytes, redactor: SecretRedactor, *, more: bool = False) -> dict[str, Any]:
     """The beginning of a body, as text if it is text, else in base64."""
-    body = redactor.redact_bytes(body)
+    body = redactor.redact_bytes(body, cut=more)
     truncated = more or len(body) > MAX_KEPT_BODY
     part = body[:MAX_KEPT_BODY]
     try:

@@ -22,8 +22,14 @@ MASK = "********"
 SECRET = frozenset({"authorization", "cookie", "x-api-key"})
 """Headers that are encrypted even if the user does not mark them as secret."""
 
-SECRET_IN_RESPONSES = SECRET | {"set-cookie"}
-"""Headers of a response that are masked before it is kept."""
+_SECRET_WORDS = re.compile(r"token|secret|key|auth(?!or(?!i))|passw|credential")
+"""What the name of a header with a secret usually contains: `X-Gitlab-Token`, `Api-Key`."""
+
+_PUBLIC = re.compile(
+    r"(x-)?idempotency-key|(www|proxy)-authenticate|authentication-info|:?authority"
+    r"|sec-websocket-key|(surrogate|cache|x-cache)-key"
+)
+"""Headers whose names contain such a word, and whose values are no secrets."""
 
 MAX_HEADERS = 50
 MAX_HEADER_VALUE = 8_000
@@ -91,13 +97,21 @@ def shown_name(name: object) -> str:
     return text if begins == text else f"{begins}…"
 
 
-def is_secret(name: str) -> bool:
-    return name.lower() in SECRET
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a header is a secret by its name. A value with a template is none: a secret is sent
+    as it is, and `X-Dedupe-Key: {{executionId}}` has to be filled in."""
+    lower = name.lower()
+    if lower in SECRET:
+        return True
+    return bool(_SECRET_WORDS.search(lower)) and not _PUBLIC.fullmatch(lower) and "{{" not in value
 
 
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The headers of a response with secret values masked."""
-    return [(name, MASK if name.lower() in SECRET_IN_RESPONSES else text) for name, text in headers]
+    return [
+        (name, MASK if name.lower() == "set-cookie" or is_secret(name) else text)
+        for name, text in headers
+    ]
 
 
 def _encodes(value: str) -> bool:

@@ -49,15 +49,30 @@ class SecretRedactor:
             text = text.replace(part, MASK)
         return text
 
-    def redact_bytes(self, body: bytes) -> bytes:
+    def redact_bytes(self, body: bytes, *, cut: bool = False) -> bytes:
+        """The bytes with every secret masked. `cut`: they are the beginning of a longer text, so
+        their end may be the beginning of a secret, and is masked too."""
         if self._hides_all and body:
             return _MASK
         for part in self._bytes:
             body = body.replace(part, _MASK)
+        if cut and (begun := max((_overlap(body, part) for part in self._bytes), default=0)):
+            body = body[:-begun] + _MASK
         return body
 
     def __repr__(self) -> str:
         return "SecretRedactor(********)"
+
+
+def _overlap(body: bytes, secret: bytes) -> int:
+    """How many bytes at the end of the body are the beginning of the secret."""
+    end = body[-(len(secret) - 1) :]
+    at = end.find(secret[:1])
+    while at >= 0:
+        if secret.startswith(end[at:]):
+            return len(end) - at
+        at = end.find(secret[:1], at + 1)
+    return 0
 
 
 def _parts(secret: str) -> Iterator[Iterable[str]]:

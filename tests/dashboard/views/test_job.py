@@ -237,6 +237,20 @@ async def test_the_page_follows_the_job(dashboard: Dashboard, page: Page) -> Non
     await expect(page.locator("#main .bar-chart rect")).to_have_count(1)
 
 
+async def test_an_unknown_lateness_says_why(make: Make) -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    scheduler = Scheduler("memory://", workers=1)
+    scheduler.job(id="broken", retries=1, retry_delay="10ms")(fail)
+    api: Api = await make(scheduler)
+    assert re.search(r"Lateness, 24h.{,200}no run ended", await shown(api, "/jobs/broken"))
+    run = await scheduler.trigger("broken")
+    await scheduler.wait(run.id, 30)
+    text = await shown(api, "/jobs/broken")
+    assert re.search(r"Lateness, 24h.{,200}not known for retried runs", text)
+
+
 @pytest.mark.parametrize("code", [True, False])
 async def test_a_page_says_who_owns_the_job(api: Api, code: bool) -> None:
     if not code:

@@ -20,6 +20,7 @@ import pytest
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
 from mainspring.service.dependencies import Service
 from mainspring.service.routes import events
+from mainspring.service.sessions import Sessions
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.support.engine import SwitchableFaults
@@ -206,6 +207,31 @@ async def test_the_stream_of_a_revoked_key_ends(
     kept.gone.set()
     await kept.task
     assert service.streams.total() == 0
+
+
+async def test_the_stream_of_a_session_ends_when_its_person_signs_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    api: Api = await make(workers=0, loopback=False, service_clock=clock)
+    service = api.app.state.service
+    monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.01)
+    key, _ = await service.keys.create("ada", "read")
+    texts = [(await service.sessions.create(key))[0] for _ in range(3)]
+    here, elsewhere, kept = [
+        EventClient(api, cookie=f"mainspring_session={text}") for text in texts
+    ]
+    for client in (here, elsewhere, kept):
+        await client.begun()
+    await service.sessions.end(texts[0])
+    await here.task
+    assert here.messages[-1]["more_body"] is False
+    await Sessions(api.scheduler, service.keys).end(texts[1])  # by another instance
+    clock.advance(CACHE_SECONDS)
+    await elsewhere.task
+    assert not kept.task.done()
+    kept.gone.set()
+    await kept.task
 
 
 async def test_streams_without_a_key_end_when_the_first_key_is_made(

@@ -78,3 +78,31 @@ async def test_a_new_job_is_defined_and_its_schedule_parsed_once(
     counted(schedules, "parse")
     await api.ok("POST", "/api/jobs", json={**SENT, "successCodes": [200], "retryOn": ["5xx"]})
     assert sorted(calls) == ["define", "parse"]
+
+
+@pytest.mark.parametrize("timeout", [30, 2, 499, 0.5])
+async def test_a_bare_timeout_of_a_call_that_is_meant_as_seconds_is_refused(
+    api: Api, timeout: float
+) -> None:
+    body = {"id": "call", "schedule": None, "endpoint": "https://example.org/"}
+    for method, path, sent in [
+        ("POST", "/api/v1/jobs", {**body, "timeout": timeout}),
+        ("PATCH", "/api/v1/jobs/there", {"timeout": timeout}),
+    ]:
+        await api.post("/api/v1/jobs", json={**body, "id": "there"})
+        answer = await api.request(method, path, json=sent)
+        assert answer.status_code == 422
+        [error] = answer.json()["errors"]
+        assert error["field"] == "timeout"
+        assert f'{timeout:g} is milliseconds: write "{timeout:g}s"' in error["message"]
+
+
+@pytest.mark.parametrize("timeout", [500, 30_000, "30s", "200ms", None])
+async def test_other_timeouts_of_a_call_are_accepted(api: Api, timeout: object) -> None:
+    body = {"id": "call", "schedule": None, "endpoint": "https://example.org/", "timeout": timeout}
+    assert (await api.post("/api/v1/jobs", json=body)).status_code == 201
+
+
+async def test_a_handler_may_have_a_short_timeout(api: Api) -> None:
+    body = {"id": "quick", "schedule": None, "handler": "report", "timeout": 30}
+    assert (await api.post("/api/v1/jobs", json=body)).status_code == 201

@@ -74,6 +74,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 
 const seconds = (value) => {
   if (value == null) return "—";
+  if (value > 0 && value < 0.00095) return `${Math.max(value * 1000, 0.1).toFixed(1)}\u202fms`;
   if (value < 1) return `${(value * 1000).toFixed(0)}\u202fms`;
   return value < 60 ? `${value.toFixed(1)}\u202fs` : `${(value / 60).toFixed(1)}\u202fmin`;
 };
@@ -126,6 +127,9 @@ const fullTime = (moment) => {
   return `${day} ${two(time.getHours())}:${two(time.getMinutes())}`;
 };
 
+// A line needs two points: a series that has only one, as in the first hour, shows it as a dot.
+const isSinglePoint = (chart, index) => chart.data[index].filter((value) => value != null).length === 1;
+
 function options(one, series) {
   const grid = { stroke: color("border"), width: 1 };
   const axis = { stroke: color("muted"), grid, ticks: { ...grid, size: 4 }, font: "12px system-ui" };
@@ -140,6 +144,6 @@ function options(one, series) {
       { ...axis, size: 60, values: (_, values) => values.map(format) },
     ],
     scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 0, 1e-3) * 1.1] } },
-    series: [{ value: (_, moment) => fullTime(moment) }, ...series.map((each) => ({ width: 1.5, spanGaps: true, points: { show: false }, ...each }))],
+    series: [{ value: (_, moment) => fullTime(moment) }, ...series.map((each) => ({ width: 1.5, spanGaps: true, points: { show: isSinglePoint, size: 6, fill: each.stroke }, ...each }))],
   };
 }

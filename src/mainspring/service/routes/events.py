@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 from mainspring.core.events import EVENTS, Event
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import CACHE_SECONDS
-from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, caller
+from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, by_session, caller
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
 from mainspring.service.schemas.event import event_document
 from mainspring.service.schemas.json_format import encode_json
+from mainspring.service.sessions import session_cookie
 
 __all__ = ["EventNames", "OfJob", "open_stream", "router"]
 
@@ -30,7 +31,8 @@ router = api_router(prefix="/api", tags=[COMPATIBILITY])
 
 HEARTBEAT_SECONDS = 15.0
 KEY_CHECK_SECONDS = 1.0
-"""How often the client's key is checked: a revoked key gets events for `CACHE_SECONDS` at most."""
+"""How often the client's key and session are checked: after a revocation or a sign-out the client
+gets events for `CACHE_SECONDS` at most."""
 MAX_QUEUE_BYTES = 4 * 1024 * 1024
 """Bytes that may wait for a client; one event alone may be larger."""
 END_SECONDS = 5.0
@@ -70,7 +72,15 @@ def open_stream(
     if service.draining.is_set():
         raise ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     names = _names(event or ["*"])
-    return EventStream(service, names, job, caller(request) or None, compatibility=compatibility)
+    session = session_cookie(request.headers) if by_session(request) else None
+    return EventStream(
+        service,
+        names,
+        job,
+        key_id=caller(request) or None,
+        session=session,
+        compatibility=compatibility,
+    )
 
 
 def _check_stream_limits(service: Service, key_id: str) -> None:
@@ -102,8 +112,8 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 class EventStream(Response):
-    """A response that ends when the client disconnects or reads too slowly, when its key is no
-    longer valid, or when the service stops."""
+    """A response that ends when the client disconnects or reads too slowly, when its key or its
+    session is no longer valid, or when the service stops."""
 
     media_type = "text/event-stream"
 
@@ -112,8 +122,9 @@ class EventStream(Response):
         service: Service,
         patterns: tuple[str, ...],
         job: str | None,
-        key_id: str | None,
         *,
+        key_id: str | None,
+        session: str | None,
         compatibility: bool,
     ) -> None:
         self.status_code = 200
@@ -125,6 +136,7 @@ class EventStream(Response):
         self._patterns = patterns
         self._job = job
         self._key_id = key_id
+        self._session = session
         self._compatibility = compatibility
         self._waiting: deque[bytes] = deque()
         self._size = 0
@@ -133,6 +145,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, key_id = self._service, self._key_id or ""
+        scope.setdefault("state", {})["limits_unread"] = True  # for the connection's limits
         service.streams[key_id] += 1
         try:
             await self._stream(receive, send)
@@ -180,15 +193,19 @@ class EventStream(Response):
         self._added.set()
 
     async def _key_is_invalid(self) -> None:
-        """Return when a new request with the client's key would be refused. While the store is away
-        the key counts as valid."""
+        """Return when a new request with the client's key or session would be refused. While the
+        store is away both count as valid."""
         while True:
             await asyncio.sleep(KEY_CHECK_SECONDS)
             with contextlib.suppress(MainspringError):
-                if not await self._service.keys.still_valid(
-                    self._key_id, CACHE_SECONDS - KEY_CHECK_SECONDS
-                ):
+                if not await self._is_valid(CACHE_SECONDS - KEY_CHECK_SECONDS):
                     return
+
+    async def _is_valid(self, max_age: float) -> bool:
+        service, session = self._service, self._session
+        if session is not None and not await service.sessions.exists(session, max_age):
+            return False
+        return await service.keys.still_valid(self._key_id, max_age)
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
@@ -266,6 +267,14 @@ def own_metadata(job: model.Job) -> dict[str, Any]:
     return {name: one for name, one in job.metadata.items() if not (named and name == "name")}
 
 
+_UNITS = (
+    (timedelta(days=1), "d"),
+    (timedelta(hours=1), "h"),
+    (timedelta(minutes=1), "m"),
+    (timedelta(seconds=1), "s"),
+)
+
+
 def schedule_text(schedule: Schedule | None) -> str | None:
     """A text that makes the same schedule when it is sent back with the timezone."""
     if schedule is None:
@@ -273,10 +282,19 @@ def schedule_text(schedule: Schedule | None) -> str | None:
     if isinstance(schedule, Cron):
         return schedule.expression
     if isinstance(schedule, Interval):
-        return f"{to_milliseconds(schedule.interval)}ms"
+        return _interval_text(schedule.interval)
     if isinstance(schedule, Once):
         return to_iso(schedule.when)
     return schedule.text if isinstance(schedule, Recurrence) else schedule.describe()
+
+
+def _interval_text(interval: timedelta) -> str:
+    """In the largest unit that gives a whole number: 7s, 90s, 15m."""
+    for size, unit in _UNITS:
+        count, rest = divmod(interval, size)
+        if not rest:
+            return f"{count}{unit}"
+    return f"{to_milliseconds(interval)}ms"
 
 
 @lru_cache(maxsize=10_000)
@@ -469,7 +487,7 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "timeout",
         "How long an attempt may take, by the wall clock. For a job that calls an endpoint: 30s if"
-        " it is left out, and at most 1h.",
+        " it is left out, at most 1h, and a number below 500 is refused (30 is 30 ms; write 30s).",
         sent=Duration | None,
         answered=Milliseconds | None,
         read=lambda job: to_milliseconds(job.policy.timeout),
@@ -735,7 +753,8 @@ WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
     ),
     FieldSpec(
         "secret_headers",
-        "The names of headers to encrypt beside `Authorization`, `Cookie` and `X-Api-Key`.",
+        "The names of headers to encrypt beside `Cookie` and those whose names contain token,"
+        " secret, key, auth, password or credential.",
         sent=within(list[str], maxItems=MAX_HEADERS) | None,
         answered=list[str] | None,
         optional=True,

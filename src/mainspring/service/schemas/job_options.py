@@ -46,6 +46,9 @@ __all__ = [
     "new_job_id",
 ]
 
+SHORTEST_BARE_TIMEOUT = 500
+"""Milliseconds. A smaller number without a unit was most likely meant as seconds."""
+
 _SPECS: tuple[FieldSpec[Any], ...] = (*JOB, *WEBHOOK)
 _ALIAS = {spec.name: spec.alias for spec in (*_SPECS, ROTATE_SECRET)}
 _REQUEST = tuple(spec.name for spec in WEBHOOK if spec.name != "endpoint")
@@ -161,6 +164,8 @@ def document_faults(body: TolerantBody, job: Job | None = None) -> list[FieldErr
     found += _rules(document)
     if "secretHeaders" in sent:
         found += _secret_header_rules(document)
+    if "timeout" in sent and document.get("endpoint") is not None:
+        found += _timeout_rules(sent["timeout"])
     in_metadata = (body.sent.get("metadata") or {}).get("name")
     if in_metadata and (isinstance(in_metadata, str) or "name" in changed_or_new):
         why = "name is a field of its own: give it beside metadata, not in it"
@@ -303,6 +308,18 @@ def _secret_header_rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError(
             "secretHeaders", f"{', '.join(missing)}: there is no such header in headers"
         )
+
+
+def _timeout_rules(timeout: Any) -> Iterator[FieldError]:
+    """Refuse a number that is meant as seconds: no endpoint answers reliably in 30 ms."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        return
+    if 0 < timeout < SHORTEST_BARE_TIMEOUT:
+        why = (
+            f'{timeout:g} is milliseconds: write "{timeout:g}s" or {timeout * 1000:.0f} for'
+            f' seconds, "{timeout:g}ms" if you mean milliseconds'
+        )
+        yield FieldError("timeout", why)
 
 
 # -- steps ----------------------------------------------------------------------------------------
