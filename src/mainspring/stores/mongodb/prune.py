@@ -29,7 +29,8 @@ async def prune_runs(db: Database, before: datetime, limit: int) -> int:
     if limit <= 0:
         return 0
     old = {"state": {"$in": _FINISHED}, "finished_at": {"$gt": 0, "$lt": to_us(before)}}
-    where, count, kept = prunable(db, before), 0, set[str]()
+    where, count = prunable(db, before), 0
+    awaited: set[str] = set()
     while count < limit:
         walk = db.runs.find(where, {"dedupe_key": 1}).sort("finished_at", 1).limit(limit - count)
         found = await walk.to_list(limit)
@@ -37,8 +38,8 @@ async def prune_runs(db: Database, before: datetime, limit: int) -> int:
         count += await _drop(db, free, old)
         if len(free) == len(found):
             break
-        kept |= {run["_id"] for run in found} - {run["_id"] for run in free}
-        where = {**prunable(db, before), "_id": {"$nin": sorted(kept)}}
+        awaited |= {run["_id"] for run in found} - {run["_id"] for run in free}
+        where = {**prunable(db, before), "_id": {"$nin": sorted(awaited)}}
     return count
 
 
