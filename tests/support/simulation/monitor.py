@@ -350,7 +350,7 @@ class Monitor:
         now = self.clock.now()
         before = now - by
         for run_id, run in self._runs.items():
-            retry = run.state is State.PENDING and run.attempt > 0 and run.run_at > before
+            retry = run.state is State.PENDING and run.token > 0 and run.run_at > before
             was_due = run.state in LIVE and now < run.run_at <= before
             if retry or was_due:
                 run = replace(run, run_at=run.run_at + by)

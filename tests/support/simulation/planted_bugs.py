@@ -397,7 +397,8 @@ def _freed_by_the_first() -> Patches:
     right = transitions.unblocked
 
     def unblocked(run: Run, now: datetime, upstream: Any) -> Change | None:
-        over = {i: s for i, s in upstream.items() if s not in (State.RUNNING, State.PENDING)}
+        begun = (State.RUNNING, State.PENDING)
+        over = {i: State.SUCCEEDED if s in begun else s for i, s in upstream.items()}
         return right(run, now, over)
 
     return [patch.object(transitions, "unblocked", unblocked)]

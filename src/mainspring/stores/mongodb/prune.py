@@ -28,13 +28,19 @@ async def prune_runs(db: Database, before: datetime, limit: int) -> int:
     await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": kept}, "ttl": {"$ne": None}})
     if limit <= 0:
         return 0
-    walk = db.runs.find(prunable(db, before), {"dedupe_key": 1}).sort("finished_at", 1)
     old = {"state": {"$in": _FINISHED}, "finished_at": {"$gt": 0, "$lt": to_us(before)}}
-    chosen: list[Document] = []
-    async with walk.batch_size(limit):
-        while len(chosen) < limit and (part := await walk.to_list(limit - len(chosen))):
-            chosen += await _without_awaited(db, part)
-    return await _drop(db, chosen, old)
+    where, count = prunable(db, before), 0
+    awaited: set[str] = set()
+    while count < limit:
+        walk = db.runs.find(where, {"dedupe_key": 1}).sort("finished_at", 1).limit(limit - count)
+        found = await walk.to_list(limit)
+        free = await _without_awaited(db, found)
+        count += await _drop(db, free, old)
+        if len(free) == len(found):
+            break
+        awaited |= {run["_id"] for run in found} - {run["_id"] for run in free}
+        where = {**prunable(db, before), "_id": {"$nin": sorted(awaited)}}
+    return count
 
 
 async def _without_awaited(db: Database, runs: Sequence[Document]) -> list[Document]:
