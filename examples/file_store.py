@@ -23,7 +23,7 @@ from mainspring.core.transitions import Change
 from mainspring.errors import StoreMissing, StoreUnavailable
 from mainspring.stores import codec, evaluation, protocol
 from mainspring.stores.counters import Counters
-from mainspring.stores.protocol import Held, Renewed, runs_ended_by
+from mainspring.stores.protocol import Held, Renewed, StoreInfo, runs_ended_by
 
 NO_TRANSACTIONS = "a JSON file has no transactions"
 Record = dict[str, Any]
@@ -203,17 +203,15 @@ class FileStore:
     async def close(self) -> None:
         """Nothing stays open between two calls."""
 
-    def info(self) -> protocol.StoreInfo:
-        where = f"file://{self._path}"
-        return protocol.StoreInfo(kind="file", location=where, no_transactions=NO_TRANSACTIONS)
+    def info(self) -> StoreInfo:
+        return StoreInfo(kind="file", location=str(self._path), no_transactions=NO_TRANSACTIONS)
 
     async def now(self) -> datetime:
         with self._data() as data:
             return data.now
 
     def _version(self) -> tuple[int, ...]:
-        found = self._path.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return (found := self._path.stat()).st_ino, found.st_mtime_ns, found.st_size
 
     async def wait(self, timeout: float) -> bool:
         seen, ends = self._seen, asyncio.get_running_loop().time() + timeout
@@ -265,13 +263,13 @@ class FileStore:
             return 0  # no call leaves anything half done
         with self._data() as data:
             for key, record in list(data.note_records.items()):
-                kept = protocol.TTL_NOTE_KEPT if "ttl" in record else timedelta()
-                if evaluation.has_expired(codec.note_from_record(record), data.now - kept):
+                since = data.now - (protocol.TTL_NOTE_KEPT if "ttl" in record else timedelta())
+                if evaluation.has_expired(codec.note_from_record(record), since):
                     del data.note_records[key]
             data.counters.prune(data.job_records, data.now)
             old = [r for r in data.runs.values() if r.finished_at and r.finished_at < before]
-            awaited = evaluation.awaited_runs(data.runs.values())
-            gone = [run for run in old if evaluation.may_be_deleted(run, data.now, awaited)][:limit]
+            kept = evaluation.awaited_runs(data.runs.values())
+            gone = [run for run in old if evaluation.may_be_deleted(run, data.now, kept)][:limit]
             for run in gone:
                 del data.runs[run.id], data.run_records[run.id]
             return len(gone)
