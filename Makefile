@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help setup servers run test thorough check format docs reference screenshots lint types simulate chaos bench clean
+.PHONY: help setup servers run test thorough check format docs screenshots lint types simulate chaos bench clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,12 +51,9 @@ format: .venv/ready ## rewrite the sources in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: reference ## build the documentation as a site, in build/site
+docs: .venv/ready ## build the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
-
-reference: .venv/ready
-	@$(BIN)/python -m tools.reference
 
 screenshots: .venv/ready ## make the pictures of the dashboard in docs/assets/screenshots
 	$(BIN)/python -m tools.screenshots

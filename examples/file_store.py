@@ -1,4 +1,4 @@
-"""A complete store in one JSON file. docs/writing-a-store.md walks through it.
+"""A complete store in one JSON file. docs/maintainers/writing-a-store.md walks through it.
 
 Each call locks the file, reads it, and writes it again if something has changed. So every call is
 atomic, for any number of processes on one machine. The store is made to be read, not to be fast.

@@ -1,27 +1,25 @@
-"""Hooks of mkdocs: links out of docs/ lead to the repository; design pages join the menu."""
+"""Hooks of mkdocs: generated pages join the site; links to files outside lead to the repository."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from pathlib import Path
 from typing import Any
+
+from mkdocs.structure.files import File
+
+from tools.reference import pages
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 SCHEME = re.compile(r"[a-z]+:")
+FOR_MAINTAINERS = ("docs/architecture/", "docs/decisions/", "docs/maintainers/")
 
 
-def on_config(config: Any) -> Any:
-    """Add the pages of the code's design, which come and go, to the menu of mkdocs.yml."""
-    docs = Path(config.docs_dir)
-    decisions = docs / "decisions"
-    pages = [
-        *sorted((docs / "architecture").glob("*.md")),
-        decisions / "index.md",
-        *sorted(decisions.glob("0*.md")),
-    ]
-    config.nav.append({"Design": [str(page.relative_to(docs)) for page in pages]})
-    return config
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that are generated from the source."""
+    for name, text in pages().items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -33,7 +31,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if SCHEME.match(target):
             return link[0]
         path = posixpath.normpath(posixpath.join("docs", folder, target))
-        if path.startswith("docs/") and posixpath.splitext(path)[1]:
+        on_site = path.startswith("docs/") and not path.startswith(FOR_MAINTAINERS)
+        if on_site and posixpath.splitext(path)[1]:
             return link[0]
         return f"{link[1]}{config.repo_url.rstrip('/')}/blob/main/{path}{link[3] or ''})"
 

@@ -1,4 +1,4 @@
-"""The example of docs/writing-a-store.md, held to the suite as a third party's store is."""
+"""The example of docs/maintainers/writing-a-store.md passes the suite as any store must."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_shows_the_code_of_the_example() -> None:
-    page = (ROOT / "docs/writing-a-store.md").read_text("utf-8")
+    page = (ROOT / "docs/maintainers/writing-a-store.md").read_text("utf-8")
     example = (ROOT / "examples/file_store.py").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) > 10
@@ -76,7 +76,7 @@ def test_the_page_shows_the_code_of_the_example() -> None:
 
 
 def test_the_page_names_every_member_of_the_protocol() -> None:
-    page = (ROOT / "docs/writing-a-store.md").read_text("utf-8")
+    page = (ROOT / "docs/maintainers/writing-a-store.md").read_text("utf-8")
     members = [name for name in vars(Store) if not name.startswith("_")]
     assert [name for name in members if f"`{name}" not in page] == []
 

@@ -1,4 +1,4 @@
-"""docs/explanation/proof.md lists what the simulation really checks."""
+"""docs/maintainers/proof.md lists what the simulation really checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.objects import planted_bugs as planted_in_objects
 from tests.support.simulation.monitor import INVARIANTS
 from tests.support.simulation.planted_bugs import PLANTED
 
-PAGE = (DOCS / "explanation" / "proof.md").read_text()
+PAGE = (DOCS / "maintainers" / "proof.md").read_text()
 
 
 def test_the_page_lists_every_planted_bug_with_what_notices_it() -> None:
