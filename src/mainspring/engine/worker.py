@@ -107,6 +107,7 @@ class Worker:
         self.claims_no_more = False  # the process holds too much memory; what it claimed still runs
         self._last_claim_was_full = True  # then the store may have more due runs
         self._claimed_at = 0.0
+        self._turns: dict[int, str] = {}  # by priority, the job of the run that was claimed last
         self._next_due: datetime | None = None  # by the last claim, which found nothing due
         self._handler_seconds = 1.0
         self._dispatcher: Dispatcher
@@ -222,6 +223,7 @@ class Worker:
         claim = self._make_claim(limit, busy)
         claimed = await self._engine.retrying_store.claim(claim)
         runs, self._next_due = claimed.runs, claimed.next_due
+        self._turns |= {run.priority: run.job_id for run in runs}
         if runs:
             if (claimed_at := runs[0].started_at) is not None:
                 # Else a run that is snoozed for less than our time lags behind the store's is due
@@ -237,7 +239,8 @@ class Worker:
             queues=self._settings.queues,
             limit=limit,
             lease=self._settings.lease,
-            excluded_jobs=busy,
+            most=dict.fromkeys(busy, 0),
+            turns=dict(self._turns),
         )
 
     def _handlers(self) -> frozenset[str]:

@@ -56,7 +56,7 @@ def is_claimable(run: Run, claim: Claim) -> bool:
         and run.unreadable is None
         and run.handler in claim.handlers
         and (claim.queues is None or run.queue in claim.queues)
-        and run.job_id not in claim.excluded_jobs
+        and claim.most.get(run.job_id, 1) > 0
     )
 
 

@@ -87,15 +87,21 @@ class Added(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True, kw_only=True):
-    """Which runs a worker can take, and how many. `queues=None` takes every queue. Runs of
-    `excluded_jobs` are not taken."""
+    """Which runs a worker can take, and how many. `queues=None` takes every queue."""
 
     worker: str
     handlers: frozenset[str]
     limit: int
     lease: timedelta
     queues: frozenset[str] | None = None
-    excluded_jobs: frozenset[str] = frozenset()
+    most: Mapping[str, int] = {}
+    """At most this many runs of these jobs are taken. 0: none."""
+    ahead: int = 0
+    """Of `limit`, this many runs are claimed ahead of free capacity. They are only taken from jobs
+    that have neither a concurrency limit nor a rate limit: runs of jobs with a limit may fill only
+    `limit - ahead`."""
+    turns: Mapping[int, str] = {}
+    """For each priority, the job whose run the worker took last. The next job has the turn."""
 
 
 class Claimed(Struct, frozen=True):
@@ -421,8 +427,8 @@ class Store(Protocol):
         ...
 
     async def claim(self, claim: Claim) -> Claimed:
-        """Take up to `limit` due runs whose handler (and queue) the claim names, and whose job it
-        does not exclude; where there are none, say when to claim again.
+        """Take up to `limit` due runs whose handler (and queue) the claim names, of no job
+        more than `most` says; where there are none, say when to claim again.
 
         Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
         over running runs with a valid lease: its own, or those of all stored jobs that share its

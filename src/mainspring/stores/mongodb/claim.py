@@ -158,7 +158,7 @@ async def _first_of_own_part(
     """The first runs of this client's part of the lanes, or of all lanes if the rest may not be
     left to other clients; and whether this client wants more than its part has."""
     own, others = partition.split(lanes)
-    excluded = claim.excluded_jobs
+    excluded = _excluded_jobs(claim)
     found, first = await asyncio.gather(
         _first_due_runs(db, own, claim.limit, excluded, _KEY_FIELDS),
         _first_due_runs(db, others, 1, excluded),
@@ -201,7 +201,9 @@ async def _first(
     open_lanes = [lane for lane in lanes if capacity.left(lane["g"])]
     most = capacity.most_runs(lane["g"] for lane in open_lanes)
     count = claim.limit if most is None else min(claim.limit, most)
-    return await _first_due_runs(db, open_lanes, count + known if count else 0, claim.excluded_jobs)
+    return await _first_due_runs(
+        db, open_lanes, count + known if count else 0, _excluded_jobs(claim)
+    )
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:
@@ -216,8 +218,12 @@ def _may_take_from(claim: Claim, lane: Document) -> bool:
     return (
         lane["h"] in claim.handlers
         and (claim.queues is None or lane["q"] in claim.queues)
-        and lane["g"] not in claim.excluded_jobs
+        and claim.most.get(lane["g"], 1) > 0
     )
+
+
+def _excluded_jobs(claim: Claim) -> frozenset[str]:
+    return frozenset(job_id for job_id, most in claim.most.items() if most <= 0)
 
 
 def due_runs(db: Database, lanes: Sequence[Document]) -> Document:

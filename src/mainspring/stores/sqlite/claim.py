@@ -189,7 +189,7 @@ def _takes(claim: Claim, lane: str) -> bool:
     return (
         handler in claim.handlers
         and (claim.queues is None or queue in claim.queues)
-        and job not in claim.excluded_jobs
+        and claim.most.get(job, 1) > 0
     )
 
 
@@ -244,7 +244,8 @@ def _first_due_runs(
     connection: sqlite3.Connection, claim: Claim, lanes: list[_Lane], now: int, wanted: int
 ) -> list[str]:
     """JSON lists of (run_at, seq, position of the lane): the first `wanted` of each lane."""
-    excluded = [json.dumps(sorted(claim.excluded_jobs))] if claim.excluded_jobs else []
+    jobs = sorted(job for job, most in claim.most.items() if most <= 0)
+    excluded = [json.dumps(jobs)] if jobs else []
     condition = _NOT_EXCLUDED if excluded else ""
     if len(lanes) == 1:  # the usual case, and one that the index answers alone
         query = _EARLIEST_OF_ONE.format(condition)
