@@ -20,12 +20,14 @@ __all__ = [
     "SteadyClock",
     "SystemClock",
     "from_us",
+    "later",
     "to_us",
     "utcnow",
 ]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
@@ -73,6 +75,11 @@ def to_us(moment: datetime) -> int:
 
 def from_us(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
+
+
+def later(moment: datetime, span: timedelta) -> datetime:
+    """The moment so much later, or the end of the calendar (in any time zone) if it lies behind."""
+    return moment + span if span < _LATEST - moment else max(moment, _LATEST)
 
 
 class _Reading(NamedTuple):

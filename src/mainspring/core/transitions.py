@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from mainspring.core.clock import later
 from mainspring.core.model import (
     FINISHED,
     MAX_ATTEMPTS_KEPT,
@@ -220,15 +221,19 @@ def records_begin(run: Run, job: Job) -> bool:
     """Whether a worker records that the handler begins before it begins it.
 
     Only where somebody has to know: it is one more commit. An at-most-once run that did not begin
-    may be claimed again, and a lapse of a suspect that did not begin does not count.
+    may be claimed again, a lapse of a suspect that did not begin does not count, and a start
+    deadline holds until the handler first begins.
     """
-    return job.policy.delivery is Delivery.AT_MOST_ONCE or is_suspect(run)
+    return (
+        run.start_by is not None or job.policy.delivery is Delivery.AT_MOST_ONCE or is_suspect(run)
+    )
 
 
 def began(run: Run) -> Change:
-    """Record that the handler is about to begin. Refused where the run is to be cancelled, or is no
-    longer the caller's."""
-    return Change(run.id, _mine(run), {"began": True})
+    """Record that the handler is about to begin: from now on no start deadline ends the run.
+    Refused where the run is to be cancelled, or is no longer the caller's."""
+    deadline = {} if run.start_by is None else {"start_by": None}
+    return Change(run.id, _mine(run), {"began": True, **deadline})
 
 
 def never_began(run: Run, job: Job | None) -> bool:
@@ -237,7 +242,7 @@ def never_began(run: Run, job: Job | None) -> bool:
     policy, under which it records nothing."""
     if run.began is not False:
         return False
-    if is_suspect(run):
+    if is_suspect(run) or run.start_by is not None:
         return True
     if job is None or run.started_at is None or not records_begin(run, job):
         return False
@@ -321,11 +326,11 @@ def released(
     return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), "attempts": attempts})
 
 
-def snoozed(run: Run, until: datetime, reason: str | None = None) -> Change:
-    """Give a run back until a later time; the attempt does not count (its breaker is open). The
-    reason is kept while the run is pending."""
-    later = {**_pending(run, until), **_unstarted(run)}
-    return Change(run.id, _mine(run), later if reason is None else {**later, "reason": reason})
+def snoozed(run: Run, until: datetime, reason: str | None = None, *, began: bool = False) -> Change:
+    """Give a run back until a later time; the attempt does not count (its breaker is open, or its
+    handler asked for it: `began`). The reason is kept while the run is pending."""
+    put = {**_pending(run, until), **_unstarted(replace(run, start_by=None) if began else run)}
+    return Change(run.id, _mine(run), put if reason is None else {**put, "reason": reason})
 
 
 def unsnoozed(run: Run, now: datetime) -> Change:
@@ -481,7 +486,12 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
     if not all(s in FINISHED for s in states):
         return None
     expect = {"state": State.WAITING, "token": run.token}
-    return Change(run.id, expect, {"state": State.PENDING, "run_at": max(run.run_at, now)})
+    run_at = max(run.run_at, now)
+    put: dict[str, Any] = {"state": State.PENDING, "run_at": run_at}
+    if run.start_by is not None and run.source is not Source.SCHEDULE:
+        # The deadline of a follower counts from now on; that of a queued slot, from the slot.
+        put["start_by"] = later(run_at, run.start_by - run.run_at)
+    return Change(run.id, expect, put)
 
 
 def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | None) -> Change:
@@ -551,7 +561,9 @@ def _without_reason(run: Run) -> dict[str, Any]:
 
 def _unstarted(run: Run) -> dict[str, Any]:
     last = run.attempts[-1].started_at if run.attempts else None
-    return {"attempt": run.attempt - 1, "started_at": last}
+    unstarted = {"attempt": run.attempt - 1, "started_at": last}
+    # Its begin may be on record all the same, and that took the deadline away.
+    return unstarted if run.start_by is None else {**unstarted, "start_by": run.start_by}
 
 
 def _with_attempt(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
 from mainspring.core import transitions
+from mainspring.core.clock import later
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import (
     Outcome,
@@ -33,7 +34,6 @@ __all__ = ["LEAST_SNOOZE", "Decision", "decide", "make_completion"]
 LEAST_SNOOZE = timedelta(seconds=0.1)
 """A run that is snoozed for no time would be claimed and snoozed as fast as the store can."""
 
-_LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
 LONGEST_ABORT_WAIT = 5.0
 """Most seconds before a run is retried whose transaction keeps conflicting with others."""
@@ -78,7 +78,7 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
         if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
             return _failed(run, attempt, now, rng, _snoozed_at_most_once())
         wait = max(_asked_delay(error) or LEAST_SNOOZE, LEAST_SNOOZE)
-        return Decision(transitions.snoozed(run, _later(now, wait), error.message))
+        return Decision(transitions.snoozed(run, later(now, wait), error.message, began=True))
     if error is not None:
         return _failed(run, attempt, now, rng, error)
     return Decision(transitions.succeeded(run, now, attempt.result, log, detail))
@@ -139,7 +139,7 @@ def _failed(
     wait = _asked_delay(error)
     if wait is None or isinstance(error.exception, RetryNotBefore):
         wait = max(policy.backoff.wait(run.failures + 1, rng), wait or timedelta())
-    change = transitions.retrying(run, now, failure, _later(now, wait), log, detail)
+    change = transitions.retrying(run, now, failure, later(now, wait), log, detail)
     return Decision(change, error, will_retry=True)
 
 
@@ -156,10 +156,6 @@ def _asked_delay(error: AttemptError) -> timedelta | None:
         return None if error.retry_after is None else duration(error.retry_after, what="after")
     except InvalidInput:
         return None
-
-
-def _later(now: datetime, wait: timedelta) -> datetime:
-    return now + wait if wait < _LATEST - now else _LATEST
 
 
 def _missing_transaction_error(attempt: LocalAttempt) -> AttemptError | None:

@@ -360,7 +360,6 @@ class RunOperations:
                     state=State.WAITING,
                     after=after,
                     after_any=_runs_after_failure(job, options),
-                    start_by=None,
                 )
             runs.append(run)
         return runs

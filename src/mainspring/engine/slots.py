@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from mainspring.core.clock import later
 from mainspring.core.durations import duration
 from mainspring.core.model import (
     Job,
@@ -167,7 +168,7 @@ def make_run(
         source=source,
         scheduled_at=scheduled_at,
         run_at=run_at,
-        start_by=None if deadline is None else run_at + deadline,
+        start_by=None if deadline is None else later(run_at, deadline),
         **values,
     )
 
@@ -234,7 +235,6 @@ def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime)
         state=State.WAITING,
         after=upstream,
         after_any=job.policy.after_failure is AfterFailure.RUN,
-        start_by=None,
     )
 
 

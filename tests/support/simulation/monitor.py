@@ -53,6 +53,7 @@ INVARIANTS = {
     "attempts": "an attempt counts if its handler began, or may have; retries are bounded",
     "cancel": "a cancel that was accepted ends the run as cancelled, whatever its handler does",
     "removed": "a run is ended as its job's removal demands only where the job is gone",
+    "deadline": "a start deadline ends only a run whose handler has never begun",
     "begin": "what may begin once, or may kill its worker, is begun on record, and lost only then",
     "poison": "a lapse is held against a run only if its handler began; a killer is soon found",
     "suspects": "a run that may kill its worker has the worker to itself",
@@ -555,6 +556,8 @@ class Monitor:
             self.fail("attempts", f"{run.id} went from attempt {old.attempt} to {run.attempt}")
         if outcome is None and key in self._started:
             self.fail("attempts", f"{run.id} had begun, and its attempt was not counted")
+        if run.reason == "expired" and self._starts[run.id] > self._starts_before[run.id]:
+            self.fail("deadline", f"{run.id} is skipped as too late, but had begun")
         failed = outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
         if failed and key not in self._started:
             self.fail("attempts", f"{run.id} failed, but no handler had begun")
@@ -639,7 +642,7 @@ class Monitor:
         if run.source is Source.NODE and run.state is not State.CANCELLED:
             began = self._starts[run.id] > self._starts_before[run.id]
             self.counted[f"node gone {run.state}"] += 1
-            if began and run.state is State.SKIPPED and run.reason != "expired":
+            if began and run.state is State.SKIPPED:
                 self.fail("nodes", f"{run.id} is skipped ({run.reason}), but had begun")
             return True
         names = [name for name in run.after if name.startswith(f"{run.id}@")]

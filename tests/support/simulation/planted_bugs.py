@@ -376,6 +376,15 @@ def _begins_unrecorded() -> Patches:
     return [patch.object(Completer, "record_begin", begin)]
 
 
+def _deadline_kept() -> Patches:
+    right = transitions.began
+
+    def began(run: Run) -> Change:
+        return replace(right(run), set={"began": True})
+
+    return [patch.object(transitions, "began", began)]
+
+
 def _given_again_though_begun() -> Patches:
     def never_began(run: Run, job: Any) -> bool:
         return job is not None and transitions.records_begin(run, job)
@@ -763,6 +772,8 @@ def _bugs() -> Iterator[Planted]:
               patches=_turns_far_apart, first_seed=2)  # fmt: skip
     yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
+    yield bug("deadline kept", "a start deadline still counts when the handler has begun",
+              "deadline", "attempts", patches=_deadline_kept)  # fmt: skip
     yield bug("given again though begun", "a begin that is on record is not looked at",
               "at most once", "fence", "attempts", "poison",
               patches=_given_again_though_begun, first_seed=2)  # fmt: skip

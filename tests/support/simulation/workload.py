@@ -66,7 +66,7 @@ class Workload:
             "timed": {"timeout": "2s", "retries": 1, "retry_delay": "1s"},
             "once": {"delivery": "at_most_once"},
             "exact": {"delivery": "effect_once", **retries},
-            "expiring": {"start_deadline": "2s", "concurrency": 1},
+            "expiring": {"start_deadline": "2s", "concurrency": 1, **retries},
             "rated_a": {"rate": "3/4s", "rate_key": "shared", **retries},
             "rated_b": {"rate": "3/4s", "rate_key": "shared"},
             "broken": {"breaker": Breaker(failures=2, reset="5s"), **retries},
