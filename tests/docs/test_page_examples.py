@@ -121,11 +121,8 @@ def test_commands_print_what_the_page_shows(
 @CURL
 def test_the_tutorial_works_from_its_first_chapter_to_its_last(tmp_path: Path) -> None:
     """Each command imports what it needs by itself, as a reader's does."""
-    folder = tmp_path / "first-job"
-    folder.mkdir()
-    with ConsoleSession(folder) as session:
+    with ConsoleSession(tmp_path) as session:
         for page in CHAPTERS:
-            session.press_control_c()  # each chapter says so
             run_commands(page, session)
     assert len(CHAPTERS) == 5
 
@@ -133,15 +130,17 @@ def test_the_tutorial_works_from_its_first_chapter_to_its_last(tmp_path: Path) -
 def run_commands(page: Path, session: ConsoleSession) -> None:
     for block in blocks(page):
         if block.title is not None:
-            session.write_file(block.title, block.text)
+            session.write_file(block)
         if block.language != "console" or block.kind == "stream":
             continue
         for shown in commands(block):
-            if block.kind == "background":
+            if block.kind in ("background", "restart"):
+                if block.kind == "restart":
+                    session.press_control_c()
                 session.start(shown)
                 continue
-            run = {"eventually": session.run_until, "both": session.run_in_both}
-            problem = run.get(block.kind or "", session.run)(shown)
+            run = session.run_until if block.kind == "eventually" else session.run
+            problem = run(shown)
             assert problem is None, f"{page.name}: $ {shown.line}\n\n{problem}"
 
 

@@ -3,14 +3,15 @@
 A fenced block is an example by its language:
 
 - `python`: a script; the blocks of a page are one file. Blocks of `>>>` lines are doctests. A block
-  with a title is a file of that name, for the console examples of the page.
+  with a title is a file of that name, for the console examples of the page. With `append` after the
+  title, it is added to the end of that file.
 - `console`: commands after `$` (continued after `>`), each followed by the output that it has.
 - `bash`: a script that is run against a live service.
 - `sh`: commands that a test cannot run (docker, pip); only their names and flags are checked.
 
 A comment `<!-- example: background -->` above a block says how it is run otherwise: `background`
-(started in the first terminal, and stopped at the end of the page), `both` (run in both
-terminals), `eventually` (repeated until it prints what the page
+(started in the first terminal, and stopped at the end of the page), `restart` (the same, after
+everything in the first terminal was stopped), `eventually` (repeated until it prints what the page
 shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify`, `framework` (a
 file of a program for a web framework) and `excerpt` (a part of a file in `examples/`) for tests of
 their own.
@@ -44,14 +45,14 @@ __all__ = [
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 KINDS = {
-    "background", "both", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint",
+    "background", "restart", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint",
     "verify", "excerpt", "framework",
 }  # fmt: skip
 LONG = 60.0
 
 _FENCE = re.compile(
     r"(?:^ *<!-- example: (?P<kind>\w+) -->\n)?"
-    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n"
+    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\"(?P<append> append)?)?\n"
     r"(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -62,6 +63,7 @@ class Block(NamedTuple):
     title: str | None
     kind: str | None
     text: str
+    append: bool = False
 
 
 class Command(NamedTuple):
@@ -77,8 +79,14 @@ def page_files() -> list[Path]:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = [
-        Block(one["language"], one["title"], one["kind"], _dedent(one["text"], one["indent"]))
-        for one in _FENCE.finditer(text)
+        Block(
+            fence["language"],
+            fence["title"],
+            fence["kind"],
+            _dedent(fence["text"], fence["indent"]),
+            fence["append"] is not None,
+        )
+        for fence in _FENCE.finditer(text)
     ]
     fences = len(re.findall(r"^ *```\w", text, re.MULTILINE))
     assert len(found) == fences, f"{page.name}: a fenced block cannot be read"
@@ -147,10 +155,10 @@ def _line(line: str) -> str:
 
 
 class ConsoleSession:
-    """The console examples of a page, in order, in two terminals that start in the same folder.
+    """The console examples of a page, in order, in one folder.
 
-    What goes on runs in the first terminal, all other commands in the second. Each terminal has its
-    own variables and its own current folder."""
+    What goes on runs in terminals that the page calls the first and the third. All other commands
+    run in the second, which keeps its variables."""
 
     def __init__(self, folder: Path, binaries: Path | None = None) -> None:
         """`binaries` is a folder that comes first on the PATH."""
@@ -158,8 +166,8 @@ class ConsoleSession:
         self._binaries = [*([binaries] if binaries else []), Path(sys.executable).parent]
         self._started: list[subprocess.Popen[str]] = []
         self._logs: list[Path] = []
-        self._port = free_port()
-        self._first, self._second = folder / ".first-terminal", folder / ".second-terminal"
+        self._ports = {"3000": free_port(), "8000": free_port()}
+        self._terminal = folder / ".second-terminal"
 
     def __enter__(self) -> ConsoleSession:
         return self
@@ -187,17 +195,19 @@ class ConsoleSession:
         self._started.clear()
         return codes
 
-    def write_file(self, name: str, text: str) -> None:
-        """Write a file of the page in the first terminal's folder."""
-        done = self._bash(f"cat > {name}", self._first, text)
-        assert done.returncode == 0, done.stdout
+    def write_file(self, block: Block) -> None:
+        """Write a file of the page, or add to its end."""
+        assert block.title is not None
+        path = self.folder / block.title
+        before = f"{path.read_text()}\n\n" if block.append else ""
+        path.write_text(before + block.text)
 
     def start(self, command: Command) -> None:
         """Start a command that goes on, and wait until it has printed what the page shows."""
         log = self.folder / f".background-{len(self._logs)}"
         with log.open("w") as out:
             process = subprocess.Popen(
-                ["bash", "-c", f"{_resume(self._first)}exec {self._local(command.line)}"],
+                ["bash", "-c", f"exec {self._local(command.line)}"],
                 cwd=self.folder,
                 env=self._environment(),
                 stdout=out,
@@ -233,48 +243,38 @@ class ConsoleSession:
 
     def run(self, command: Command) -> str | None:
         """Run a command to its end; why its output differs from the page's, or None."""
-        return self._run_in(self._second, command)
-
-    def run_in_both(self, command: Command) -> str | None:
-        """Run a command in each terminal; why an output differs from the page's, or None."""
-        return self._run_in(self._first, command) or self._run_in(self._second, command)
-
-    def _run_in(self, terminal: Path, command: Command) -> str | None:
-        script = f"{self._local(command.line)}\ncode=$?; export -p > {terminal}"
-        script += f"; set | grep -E '^(RUN|KEY|CI)=' >> {terminal}; exit $code"
-        return differs(command.output, self._public(self._bash(script, terminal).stdout))
-
-    def _bash(
-        self, script: str, terminal: Path, given: str = ""
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "-c", _resume(terminal) + script],
+        variables = self._terminal
+        resume = f"set -a; . {variables}; set +a; " if variables.exists() else ""
+        script = f"{resume}{self._local(command.line)}\ncode=$?; export -p > {variables}"
+        script += f"; set | grep -E '^(RUN|KEY|CI)=' >> {variables}; exit $code"
+        done = subprocess.run(
+            ["bash", "-c", script],
             cwd=self.folder,
             env=self._environment(),
-            input=given,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=LONG,
         )
+        return differs(command.output, self._public(done.stdout))
 
     def _environment(self) -> dict[str, str]:
         return {
             **{name: value for name, value in os.environ.items() if "MAINSPRING" not in name},
             "PATH": ":".join([*map(str, self._binaries), os.environ["PATH"]]),
-            "PORT": str(self._port),
+            "PORT": str(self._ports["3000"]),
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "200",
         }
 
     def _local(self, line: str) -> str:
-        return line.replace("127.0.0.1:3000", f"127.0.0.1:{self._port}")
+        for shown, port in self._ports.items():
+            line = line.replace(f"127.0.0.1:{shown}", f"127.0.0.1:{port}")
+            line = line.replace(f"--port {shown}", f"--port {port}")
+        return line
 
     def _public(self, text: str) -> str:
-        text = text.replace(f"127.0.0.1:{self._port}", "127.0.0.1:3000")
+        for shown, port in self._ports.items():
+            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{shown}")
         return text.replace(str(self.folder), "/srv/shop")
-
-
-def _resume(terminal: Path) -> str:
-    """A script that takes over the variables and the current folder of a terminal."""
-    return f'set -a; . {terminal}; set +a; cd "$PWD"; ' if terminal.exists() else ""
