@@ -372,11 +372,15 @@ class TestReviving:
         dead = pending(state=State.FAILED, after=("a",))
         assert transitions.awaited_again(dead, states) == ()
 
-    def test_a_run_that_waits_again_forgets_what_was_deleted(self) -> None:
-        """Otherwise it would be skipped for the sake of a run that it came after once already."""
-        dead = pending(state=State.FAILED, after=("gone", "b"), after_any=True)
+    def test_a_run_that_waits_again_still_names_what_was_deleted(self) -> None:
+        """Otherwise it would start without the result of that run."""
+        dead = pending(state=State.FAILED, after=("gone", "b"))
         awaited = transitions.awaited_again(dead, {"b": State.PENDING})
-        assert transitions.revived(dead, NOW, waits_for=awaited).after(dead).after == ("b",)
+        again = transitions.revived(dead, NOW, waits_for=awaited).after(dead)
+        assert again.after == ("gone", "b")
+        change = transitions.unblocked(again, NOW, {"b": State.PENDING})
+        assert change is not None
+        assert change.set["reason"] == "upstream deleted"
 
     def test_a_run_that_was_spread_over_nodes_is_spread_again_after_its_upstream(self) -> None:
         dead = pending(state=State.FAILED, after=("a", "r@one"), after_any=True)

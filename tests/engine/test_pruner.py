@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
-from mainspring.core.model import replace
+from mainspring.core.model import Source, replace
 from mainspring.errors import InvalidInput, RunNotFound
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import RunQuery
-from tests.support.engine import ended
+from mainspring.stores.protocol import RunQuery, Store
+from tests.support.engine import ended, until
 from tests.support.scheduler_fixtures import *  # noqa: F403
 from tests.support.scheduler_fixtures import Make
 
@@ -229,6 +229,82 @@ async def test_a_failed_run_stays_while_a_run_waits_for_it(make: Make) -> None:
         assert (await scheduler.remove_runs([failed.id])).done == 0
         may_end.set()
         assert (await scheduler.wait(run.id, 10)).result == ["bad"]
+
+
+async def test_a_follower_that_is_tried_again_still_reads_all_results(make: Make) -> None:
+    scheduler = make(retention="1ms", prune_every="1s")
+    seen: list[int] = []
+
+    @scheduler.job()
+    async def part(number: int) -> int:
+        return number
+
+    @scheduler.job(retries=1, backoff="fixed", retry_delay="3s")
+    async def collect(ctx: RunContext) -> None:
+        seen.append(sum(run.result for run in ctx.results.runs))
+        if ctx.attempt == 1:
+            raise ConnectionError("away")
+
+    async with scheduler:
+        parts = await part.enqueue_many([{"number": n} for n in range(5)])
+        run = await collect.options(after=[one.id for one in parts]).enqueue()
+        await until(lambda: seen)
+        other = await part.enqueue(number=5)
+        async with asyncio.timeout(20):
+            while await exists(scheduler, other.id):  # the pruner has been there
+                await asyncio.sleep(0.05)
+        await ended(scheduler, run)
+        assert seen == [10, 10]
+        await until_kept(scheduler, "part", 0)
+
+
+@pytest.mark.parametrize("after_failure", ["skip", "run"])
+async def test_a_run_whose_upstream_is_gone_is_skipped_instead_of_started(
+    make: Make, after_failure: Literal["skip", "run"]
+) -> None:
+    """A retry comes after the results were pruned: the handler would see fewer."""
+    scheduler = make(retention="1d", prune_every="1s")
+    starts: list[int] = []
+
+    @scheduler.job(history=1)
+    async def part() -> int:
+        return 1
+
+    @scheduler.job(after_failure=after_failure)
+    async def collect(ctx: RunContext) -> None:
+        starts.append(len(ctx.results.runs))
+        raise ValueError("bad data")
+
+    async with scheduler:
+        upstream = await part.enqueue()
+        run = await collect.options(after=[upstream.id]).enqueue()
+        assert (await ended(scheduler, run)).state is State.FAILED
+        await ended(scheduler, await part.enqueue())
+        await until_kept(scheduler, "part", 1)
+        await scheduler.retry(run.id)
+        again = await ended(scheduler, run)
+        assert (again.state, again.reason) == (State.SKIPPED, "upstream deleted")
+        assert starts == [1]
+
+
+async def test_a_queued_slot_starts_though_the_slot_before_it_is_gone(
+    make: Make, second_client: Store
+) -> None:
+    """It came after that slot for its turn alone, and needs no result."""
+    scheduler = make()
+
+    @scheduler.job()
+    async def tick(ctx: RunContext) -> int:
+        return len(ctx.results.runs)
+
+    async with scheduler:
+        later = await tick.options(delay="1h").enqueue()
+        slot = replace(
+            later, id="tick@slot", source=Source.SCHEDULE, after=("gone",), run_at=later.created_at
+        )
+        await second_client.add([replace(slot, after_any=True)])
+        run = await ended(scheduler, slot)
+        assert (run.state, run.result) == (State.SUCCEEDED, 0)
 
 
 async def exists(scheduler: Scheduler, run_id: str) -> bool:

@@ -370,10 +370,9 @@ def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Chan
 
 def awaited_again(run: Run, upstream: Mapping[str, State]) -> tuple[str, ...]:
     """The runs that a run waits for when it is tried again, given the states of those that it comes
-    after. None, if they have ended as it demands. A deleted one is not waited for: it ended, and
-    somebody asked for the retry."""
-    names = tuple(name for name in own_upstream(run) if name in upstream)
-    states = [upstream[name] for name in names]
+    after. None, if they have ended as it demands. A deleted one has ended: it is not waited for."""
+    names = own_upstream(run)
+    states = [upstream[name] for name in names if name in upstream]
     if any(state not in FINISHED for state in states):
         return names
     runs_anyway = run.after_any or _was_spread(run)
@@ -454,8 +453,9 @@ UPSTREAM_FAILED = "upstream failed"
 
 
 UPSTREAM_DELETED = "upstream deleted"
-"""The reason of a run that was skipped because one that it comes after is gone. No store deletes a
-run that a waiting run comes after, so somebody else did: whether it succeeded is not known."""
+"""The reason of a run that was skipped because one that it comes after is gone: how that one ended,
+and its result, are not known. No store deletes a run that an unfinished run comes after; it was
+deleted by somebody else, or before the run was tried again."""
 
 
 def waiting_again(run: Run) -> Change:

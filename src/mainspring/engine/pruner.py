@@ -2,7 +2,7 @@
 
 Only the leader prunes. A job's own `retention` and `history` win over the scheduler's, also where
 they keep more. So the store deletes by itself only what is older than every retention there is, and
-the pruner looks at the jobs that keep less, one by one. It never deletes a run that has not
+the pruner looks at the jobs that keep less, one by one. No store deletes a run that has not
 finished, that holds a dedupe key, or that an unfinished run comes after.
 """
 
@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from mainspring.core import transitions
 from mainspring.core.clock import EPOCH
-from mainspring.core.model import FINISHED, LIVE, Job, Run
+from mainspring.core.model import FINISHED, Job, Run
 from mainspring.engine.context import EngineContext
 from mainspring.engine.leader import Leader
 from mainspring.engine.settings import Settings
@@ -66,7 +66,6 @@ class Pruner:
         self._engine = engine
         self._leader = leader
         self._began = EPOCH
-        self._needed: set[str] | None = None
         self._looked_at: dict[str, float] = {}  # jobs whose old runs were looked for
         self._ended_at: dict[str, tuple[int, int]] = {}  # history and ends of each job, then
 
@@ -87,7 +86,7 @@ class Pruner:
 
     async def _prune(self) -> None:
         settings = self._engine.settings
-        self._began, self._needed = await self._engine.store.now(), None
+        self._began = await self._engine.store.now()
         retentions: dict[str, timedelta] = {}
         histories: dict[str, int] = {}
         longest = settings.retention
@@ -157,28 +156,6 @@ class Pruner:
         return all_gone
 
     async def _delete(self, runs: list[Run]) -> bool:
-        """Delete these runs as far as they may be deleted; return whether all are gone.
-
-        A run that has finished since this pruning began stays until the next: a run that comes
-        after it may have been added since the unfinished runs were read.
-        """
-        if not runs:
-            return True
-        if self._needed is None:
-            self._needed = await self._read_needed()
-        free = [
-            run
-            for run in runs
-            if run.unreadable is None
-            and run.id not in self._needed
-            and run.finished_at is not None
-            and run.finished_at < self._began
-        ]
-        done = await self._engine.store.commit([transitions.deleted(run) for run in free])
-        return len(free) == len(runs) and all(done)
-
-    async def _read_needed(self) -> set[str]:
-        """The runs that unfinished runs come after: these wait for them, or read their results."""
-        query = RunQuery(states=LIVE, brief=True, limit=BATCH)
-        runs = all_items(self._engine.store.find, query)
-        return {name async for run in runs for name in run.after}
+        """Delete these runs as far as they may be deleted; return whether all are gone."""
+        changes = [transitions.deleted(run) for run in runs if run.unreadable is None]
+        return all(await self._engine.store.commit(changes)) and len(changes) == len(runs)

@@ -17,10 +17,11 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
-from mainspring.core.node_runs import node_handler, node_run_id, own_upstream
+from mainspring.core.node_runs import node_handler, node_run_id
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.core.transitions import MISFIRE, PAUSED
+from mainspring.core.upstream_results import runs_with_results
 from mainspring.stores.protocol import Firing
 
 __all__ = [
@@ -186,7 +187,9 @@ def make_node_run(run: Run, job: Job, node: str, now: datetime) -> Run:
         queue=run.queue,
         priority=run.priority,
     )
-    return replace(made, handler=node_handler(node), start_by=run.start_by, after=own_upstream(run))
+    return replace(
+        made, handler=node_handler(node), start_by=run.start_by, after=runs_with_results(run)
+    )
 
 
 def job_was_removed(run: Run, job: Job | None) -> bool:

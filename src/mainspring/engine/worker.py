@@ -18,7 +18,7 @@ from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Job, Run
 from mainspring.core.node_runs import node_handler, node_ids, node_of, node_run_id
-from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
+from mainspring.core.upstream_results import UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import PUT_OFF_REASON, BreakerNotes
 from mainspring.engine.completer import Completer
@@ -275,7 +275,7 @@ class Worker:
             jobs, notes = await asyncio.gather(reading, breakers.read_notes(guarded))
         else:
             jobs = await reading
-        results, blocked = await self._upstream_results(runs)
+        results, blocked, upstream_gone = await self._upstream_results(runs)
         now = self._now()
         late = {run.id for run in runs if run.start_by is not None and now > run.start_by}
         in_time = [run for run in runs if run.id not in late]
@@ -297,6 +297,11 @@ class Worker:
                 reason = "its job, or a run that it comes after, cannot be read"
                 self.completer.complete_without_attempt(
                     run, transitions.snoozed(run, later, reason)
+                )
+                continue
+            if run.id in upstream_gone:
+                self.completer.complete_without_attempt(
+                    run, transitions.skipped(run, self._now(), transitions.UPSTREAM_DELETED)
                 )
                 continue
             if run.id in late:  # an open breaker does not keep it: later slots may wait for its end
@@ -437,21 +442,26 @@ class Worker:
 
     async def _upstream_results(
         self, runs: list[Run]
-    ) -> tuple[dict[str, UpstreamResults], set[str]]:
-        """Return how the upstream runs of each run ended; and the runs of which an upstream run
-        cannot be read."""
-        waited = {upstream for run in runs for upstream in run.after}
-        if not waited:
-            return {}, set()
-        page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(waited)))
-        found = {run.id: run for run in page.items}
-        results = {
-            run.id: UpstreamResults(UpstreamRun.of(found[u]) for u in run.after if u in found)
-            for run in runs
-            if run.after
+    ) -> tuple[dict[str, UpstreamResults], set[str], set[str]]:
+        """Return how the upstream runs of each run ended; the runs of which an upstream run cannot
+        be read; and those of which one is gone."""
+        upstream = {run.id: names for run in runs if (names := runs_with_results(run))}
+        if not upstream:
+            return {}, set(), set()
+        wanted = frozenset(name for names in upstream.values() for name in names)
+        page = await self._engine.retrying_store.find(RunQuery(ids=wanted))
+        ended = {run.id: run for run in page.items}
+        unreadable = {run.id for run in ended.values() if run.unreadable is not None}
+        blocked = {run_id for run_id, names in upstream.items() if not unreadable.isdisjoint(names)}
+        upstream_gone = {
+            run_id for run_id, names in upstream.items() if not ended.keys() >= set(names)
         }
-        unreadable = {run.id for run in found.values() if run.unreadable is not None}
-        return results, {run.id for run in runs if not unreadable.isdisjoint(run.after)}
+        results = {
+            run_id: UpstreamResults(UpstreamRun.of(ended[name]) for name in names)
+            for run_id, names in upstream.items()
+            if run_id not in upstream_gone
+        }
+        return results, blocked, upstream_gone
 
     def _begin(self) -> None:
         """Give ready attempts to the dispatcher, in order, as far as there is capacity."""

@@ -752,8 +752,8 @@ class Client:
         self, ids: Iterable[str] | None = None, **matching: Unpack[RunFilter]
     ) -> Matched:
         """Delete finished runs, by id or all that match. A run that still holds a dedupe key stays
-        until the key is free, and one that a waiting run comes after stays until that one no longer
-        waits."""
+        until the key is free, and one that an unfinished run comes after stays until that one has
+        finished."""
         return await self._call(
             self._running().bulk_operations.remove(*matching_runs(ids, matching))
         )

@@ -177,8 +177,8 @@ def is_settled(run: Run, now: datetime) -> bool:
 
 
 def awaited_runs(runs: Iterable[Run]) -> set[str]:
-    """The runs that those of these which wait come after."""
-    return {name for run in runs if run.state is State.WAITING for name in run.after}
+    """The runs that unfinished runs among these come after."""
+    return {name for run in runs if run.state in LIVE for name in run.after}
 
 
 def _keeps_dedupe_key(run: Run, now: datetime) -> bool:

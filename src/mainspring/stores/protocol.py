@@ -465,8 +465,8 @@ class Store(Protocol):
         of its run was applied after it (claims and renewals do not count). A change that revives a
         finished run takes its dedupe key again, and is False where another run holds it. A change
         that deletes is False where the run has not finished, holds a dedupe key or is named by the
-        `after` of a waiting run, and True where the run is gone. A crash leaves each change applied
-        or not.
+        `after` of an unfinished run, and True where the run is gone. A crash leaves each change
+        applied or not.
 
         The `ending` of each change that was applied is counted (see `core/statistics.py`): once,
         in the order of the changes, and in the same write where the store can write many records
@@ -496,8 +496,8 @@ class Store(Protocol):
     async def maintain(self, before: datetime | None, limit: int) -> int:
         """Repair what crashed clients left half done, delete expired notes, let claims find runs
         again that were set aside and can be read by now, and delete up to `limit` runs that
-        finished before that moment, hold no dedupe key and are not named by the `after` of a
-        waiting run. Counts of periods are deleted after
+        finished before that moment, hold no dedupe key and are not named by the `after` of an
+        unfinished run, which may still read their results. Counts of periods are deleted after
         `PERIODS_KEPT`, totals of jobs that are gone at once.
 
         Returns how many runs were deleted: where that is `limit`, there may be more. With

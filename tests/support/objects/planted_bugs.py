@@ -71,10 +71,10 @@ def nonce_unseen() -> Patched:
 def taken_over_without_comparing() -> Patched:
     real = operations._commit
 
-    def commit(work: Workspace, new: NewChange) -> bool | None:
+    def commit(work: Workspace, new: NewChange, awaited: set[str]) -> bool | None:
         if "lease_until" in new.change.expect:
             new = replace(new, change=replace(new.change, expect={}))
-        return real(work, new)
+        return real(work, new, awaited)
 
     return patch.object(operations, "_commit", commit)
 

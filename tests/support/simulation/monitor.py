@@ -670,8 +670,8 @@ class Monitor:
             if method != "maintain" or not run.finished or not old:
                 self.fail("lost", f"{run_id}, {run.state}, was deleted by {method}")
             for other in self.store._runs.values():
-                if other.state is State.WAITING and run_id in other.after:
-                    self.fail("lost", f"{run_id} was deleted, and {other.id} waits for it")
+                if not other.finished and run_id in other.after:
+                    self.fail("lost", f"{run_id} was deleted, and {other.id} comes after it")
 
     def _check_limit(self, run: Run, now: datetime) -> None:
         job = self._jobs.get(run.job_id)

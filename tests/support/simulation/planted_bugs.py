@@ -10,7 +10,7 @@ import contextlib
 import copy
 import gc
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
@@ -552,6 +552,13 @@ def _retried_at_once() -> Patches:
     return [patch.object(transitions, "awaited_again", lambda run, upstream: ())]
 
 
+def _results_pruned_too_soon() -> Patches:
+    def waited_for(runs: Iterable[Run]) -> set[str]:
+        return {name for run in runs if run.state is State.WAITING for name in run.after}
+
+    return [patch.object(evaluation, "awaited_runs", waited_for)]
+
+
 def _retries_left_half_done() -> Patches:
     async def nothing(engine: Any) -> None: ...
 
@@ -817,6 +824,9 @@ def _bugs() -> Iterator[Planted]:
               focus="followers", first_seed=108)  # fmt: skip
     yield bug("retried at once", "a retry starts a run before those that it comes after have ended",
               "order", patches=_retried_at_once, focus="followers")  # fmt: skip
+    yield bug("results pruned too soon", "a run is deleted when the last run that waited for it has"
+              " become pending", "lost", patches=_results_pruned_too_soon,
+              focus="followers")  # fmt: skip
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
               first_seed=8)  # fmt: skip

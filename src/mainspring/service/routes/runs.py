@@ -192,7 +192,7 @@ async def delete(id: RunPath, service: ServiceDep) -> Response:
 async def remove_run(service: Service, id: str) -> None:
     run = await service.client.get_run(id)
     if not (await service.client.remove_runs([id])).done:
-        held = "its dedupe key is still held, or a run that waits comes after it"
+        held = "its dedupe key is still held, or an unfinished run comes after it"
         why = held if run.finished else "cancel it first"
         why = f"run {id!r} is {run.state} and cannot be deleted: {why}"
         raise ApiError(409, why, code="invalid_state")

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from mainspring.core.model import FINISHED
+from mainspring.core.model import FINISHED, LIVE
 from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.server_clock import span_us
@@ -17,6 +17,7 @@ from mainspring.stores.protocol import TTL_NOTE_KEPT
 __all__ = ["delete_finished", "prunable", "prune_runs"]
 
 _FINISHED = sorted(map(str, FINISHED))
+_LIVE = sorted(map(str, LIVE))
 
 
 async def prune_runs(db: Database, before: datetime, limit: int) -> int:
@@ -44,12 +45,12 @@ async def prune_runs(db: Database, before: datetime, limit: int) -> int:
 
 
 async def _without_awaited(db: Database, runs: Sequence[Document]) -> list[Document]:
-    """Those of these runs that no waiting run comes after."""
+    """Those of these runs that no unfinished run comes after."""
     awaited: set[str] = set()
     for part in chunks([run["_id"] for run in runs]):
-        where = {"after": {"$in": part}, "state": "waiting"}
-        async for waiting in db.runs.find(where, {"after": 1}, hint="upstream"):
-            awaited.update(waiting["after"])
+        where = {"after": {"$in": part}, "state": {"$in": _LIVE}}
+        async for follower in db.runs.find(where, {"after": 1}, hint="upstream"):
+            awaited.update(follower["after"])
     return [run for run in runs if run["_id"] not in awaited]
 
 

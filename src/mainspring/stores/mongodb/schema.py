@@ -71,8 +71,13 @@ INDEXES = (
         [("job_id", 1), ("source", 1), ("state", 1)],
         {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
     ),
-    # The waiting runs that come after a run.
-    Index("runs", "upstream", [("after", 1), ("state", 1)], {"state": "waiting"}),
+    # The unfinished runs that come after a run. Its keys do not change with the state.
+    Index(
+        "runs",
+        "upstream",
+        [("after", 1)],
+        {"after": {"$exists": True}, "state": {"$in": ["waiting", "pending", "running"]}},
+    ),
     # Runs that can be pruned; runs that ended since a time, counted without reading documents.
     Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
     # Runs with a failed attempt, in any state.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 from msgspec import Struct
@@ -223,16 +224,18 @@ class NewChange(Struct, frozen=True):
 def commit(work: Workspace, changes: Sequence[NewChange]) -> list[bool]:
     done: list[bool] = []
     endings: list[Ending | None] = []
-    for new in changes:
-        applied = _commit(work, new)
-        done.append(applied is not None)
-        if applied:
-            endings.append(new.change.ending)
+    for deletes, alike in groupby(changes, lambda new: new.change.deletes):
+        awaited = work.awaited_runs() if deletes else set()  # no deletion changes them
+        for new in alike:
+            applied = _commit(work, new, awaited)
+            done.append(applied is not None)
+            if applied:
+                endings.append(new.change.ending)
     work.count_endings(endings)
     return done
 
 
-def _commit(work: Workspace, new: NewChange) -> bool | None:
+def _commit(work: Workspace, new: NewChange, awaited: set[str]) -> bool | None:
     """True: applied now. False: done, with nothing to count (it was sent again, or it deletes).
     None: refused."""
     change = new.change
@@ -245,7 +248,7 @@ def _commit(work: Workspace, new: NewChange) -> bool | None:
     if any(getattr(run, name) != value for name, value in change.expect.items()):
         return None
     if change.deletes:
-        if not evaluation.may_be_deleted(run, work.now, work.awaited_runs()):
+        if not evaluation.may_be_deleted(run, work.now, awaited):
             return None
         work.delete(run.id)
         return False

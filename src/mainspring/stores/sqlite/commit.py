@@ -136,16 +136,16 @@ _WAIT_AGAIN = """
 INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)
 SELECT name.value, run.seq FROM mainspring_runs AS run,
     json_each(CASE WHEN json_valid(run."after") THEN run."after" END) AS name
-WHERE run.id = ? AND run.state = 'waiting'
+WHERE run.id = ? AND run.state IN ('waiting', 'pending', 'running')
 """
-"""Maintenance deletes these rows once a run no longer waits."""
+"""Maintenance deletes these rows once a run has finished."""
 
 IS_AWAITED_SQL = """EXISTS (
     SELECT 1 FROM mainspring_upstream AS wait
-    JOIN mainspring_runs AS waiting ON waiting.seq = wait.seq
-    WHERE wait.upstream = run.id AND waiting.state = 'waiting'
+    JOIN mainspring_runs AS follower ON follower.seq = wait.seq
+    WHERE wait.upstream = run.id AND follower.state IN ('waiting', 'pending', 'running')
 )"""
-"""Whether a waiting run comes after the row `run`."""
+"""Whether an unfinished run comes after the row `run`."""
 
 
 def _find_applied(tx: WriteTransaction, group: Sequence[EncodedChange]) -> list[bool]:

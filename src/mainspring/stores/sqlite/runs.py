@@ -108,11 +108,12 @@ def _count_finished(tx: WriteTransaction, runs: Sequence[Run]) -> None:
     count(tx, [ending for ending in endings.values() if ending is not None])
 
 
-# This includes runs that were stored already: they wait for the same runs.
+# This includes runs that were stored already: they come after the same runs.
 _WAIT = (
     "INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)"
     " SELECT v.column1, run.seq FROM (VALUES ",
-    ") AS v JOIN mainspring_runs AS run ON run.id = v.column2 WHERE run.state = 'waiting'",
+    ") AS v JOIN mainspring_runs AS run ON run.id = v.column2"
+    " WHERE run.state IN ('waiting', 'pending', 'running')",
     2,
 )
 
@@ -303,7 +304,7 @@ def prune_runs(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[i
 _WAITED = """
 DELETE FROM mainspring_upstream WHERE NOT EXISTS (
     SELECT 1 FROM mainspring_runs AS run
-    WHERE run.seq = mainspring_upstream.seq AND run.state = 'waiting'
+    WHERE run.seq = mainspring_upstream.seq AND run.state IN ('waiting', 'pending', 'running')
 )
 """
 _EXPIRED = """

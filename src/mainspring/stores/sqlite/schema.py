@@ -145,8 +145,8 @@ CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE atte
 # The columns that lists of jobs are filtered by, computed when a definition is written, so that a
 # list parses only the jobs that it shows. A damaged definition has none of these.
 #
-# And the waiting runs that come after a run, so that a run that ends finds its followers at once.
-# Rows stay when a run no longer waits; the next prune deletes them.
+# And the unfinished runs that come after a run, so that a run that ends finds its followers at once
+# and is not deleted before they have ended. The next prune deletes the rows of finished runs.
 _ADD_JOB_FILTERS = """
 ALTER TABLE mainspring_jobs ADD COLUMN follows INTEGER AS (
     CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END

@@ -12,6 +12,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import LIVE, Job, Note, Run, State, replace
 from mainspring.core.statistics import MINUTE, period_start
+from mainspring.core.transitions import Failure
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
@@ -446,17 +447,37 @@ class PruneTests(Suite):
         assert await store.maintain(self.start, 1) == 1
         assert await self.states(store, "old") == [None]
 
-    async def test_a_run_that_a_waiting_run_comes_after_is_not_deleted(self, store: Store) -> None:
-        """Otherwise nobody would know how it ended when the waiting run is released."""
-        await store.add([self.ended("a", -50, state=State.FAILED), self.ended("b", -20)])
-        await store.add([self.run("live"), self.run("w", state=State.WAITING, after=("a", "live"))])
+    async def test_a_run_that_an_unfinished_run_comes_after_is_not_deleted(
+        self, store: Store
+    ) -> None:
+        """A waiting run must learn how it ended; a pending or running one reads its result, also
+        when it is tried again."""
+        ended = [self.ended("a", -50, state=State.FAILED), self.ended("b", -20)]
+        await store.add([*ended, self.ended("read", -20), self.ended("read again", -20)])
+        await store.add(
+            [
+                self.run("live", handler="other"),
+                self.run("w", state=State.WAITING, after=("a", "live")),
+                self.run("p", handler="other", after=("read",)),
+                self.run("r", after=("read again",)),
+            ]
+        )
+        [running] = await self.claim(store)
+        assert running.id == "r"
+        kept = ["a", "read", "read again"]
         assert await store.maintain(self.start, 1) == 1
-        assert await self.states(store, "a", "b") == [State.FAILED, None]
-        delete = transitions.deleted(await self.one(store, "a"))
-        assert await store.commit([delete]) == [False]
-        waiting = await self.one(store, "w")
-        assert await store.commit([transitions.cancelled(waiting, self.start, None)]) == [True]
-        assert await store.commit([transitions.deleted(await self.one(store, "a"))]) == [True]
+        assert await self.states(store, "b") == [None]
+        assert await drop_runs(store, kept) == await store.maintain(self.start, 9) == 0
+        retrying = transitions.retrying(running, self.start, Failure("boom"), self.at(10**6))
+        assert await store.commit([retrying]) == [True]
+        assert await drop_runs(store, kept) == await store.maintain(self.start, 9) == 0
+        for name in "w", "p", "r":
+            run = await self.one(store, name)
+            assert await store.commit([transitions.cancelled(run, self.start, None)]) == [True]
+        revived = transitions.revived(await self.one(store, "r"), self.start)
+        assert await store.commit([revived]) == [True]
+        assert await drop_runs(store, kept) == 2
+        assert await self.states(store, *kept) == [None, None, State.SUCCEEDED]
 
     async def test_a_revived_run_is_not_deleted(self, store: Store) -> None:
         await store.add([self.ended("a", -50, state=State.FAILED)])
