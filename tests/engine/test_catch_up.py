@@ -195,7 +195,7 @@ def test_every_slot_of_an_outage_is_run_or_recorded_once(
         slot = following
     ran, recorded = [], 0
     while job.next_run_at is not None and job.next_run_at <= now:
-        firings, _ = plan(job, now, (), most)
+        firings, _ = plan(job, now, most=most)
         assert 0 < sum(len(firing.runs) for firing in firings) <= most + 2
         for firing in firings:
             assert firing.version == job.version

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -38,6 +38,7 @@ from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wai
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.telemetry import Telemetry
 from mainspring.engine.worker import Worker
+from mainspring.engine.workflow import Followers
 from mainspring.errors import RecordUnreadable, StoreMissing
 from mainspring.stores.protocol import Store
 
@@ -121,7 +122,7 @@ class Engine:
         """The store's time, carried on between readings."""
         return self._context.time
 
-    async def followers(self) -> Collection[Job]:
+    async def followers(self) -> Followers:
         """The jobs that run after others."""
         return await self._context.jobs.followers()
 

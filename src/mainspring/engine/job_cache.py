@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from mainspring.core.clock import Clock
 from mainspring.core.model import Job
 from mainspring.engine.store_retry import RetryingStore
+from mainspring.engine.workflow import Followers
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, Store
 
@@ -27,7 +28,7 @@ class JobCache:
         self._store = store
         self._clock = clock
         self._known: dict[str, tuple[float, Job]] = {}
-        self._followers: tuple[float, list[Job]] | None = None
+        self._followers: tuple[float, Followers] | None = None
         self._edits = 0
 
     async def get(
@@ -73,13 +74,13 @@ class JobCache:
             self._known.clear()
         self._known.update((job.id, (read_at, job)) for job in jobs)
 
-    async def followers(self) -> list[Job]:
+    async def followers(self) -> Followers:
         """Return the jobs that run after other jobs, at most `MAX_AGE` seconds old."""
         now = self._clock.monotonic()
         if self._followers is None or now - self._followers[0] > self.MAX_AGE:
             edits = self._edits
             jobs = all_items(self._store.jobs, JobQuery(follows=True, limit=1000))
-            found = [job async for job in jobs if job.unreadable is None]
+            found = Followers([job async for job in jobs if job.unreadable is None])
             if edits != self._edits:
                 return found
             self._followers = (now, found)

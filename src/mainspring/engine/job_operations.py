@@ -34,7 +34,7 @@ from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import over_before
 from mainspring.engine.sweeper import Sweeper
-from mainspring.engine.workflow import check_order, upstream_of
+from mainspring.engine.workflow import check_order
 from mainspring.errors import (
     InvalidInput,
     InvalidState,
@@ -505,11 +505,9 @@ class JobOperations:
 
     async def _check_reorder(self, job: Job) -> None:
         """Check the order of a job and of all jobs that run after it."""
-        followers = await self._engine.jobs.followers()
-        order = {one.id: one.policy.after for one in followers} | {job.id: job.policy.after}
-        behind = [one for one in followers if job.id in upstream_of(one.id, order)]
+        behind = (await self._engine.jobs.followers()).after([job.id])
         await self.check_order([job])
-        await self.check_order([job, *behind], all_known=False)
+        await self.check_order([job, *behind.values()], all_known=False)
 
     def _refuse_effect_once(self, job: Job) -> None:
         why = self._engine.store.info().no_transactions

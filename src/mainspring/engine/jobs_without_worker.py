@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
-from mainspring.core.model import LIVE, Job, Note
+from mainspring.core.model import LIVE, Note
 from mainspring.engine.context import EngineContext
+from mainspring.engine.workflow import Followers
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
 
@@ -48,7 +49,7 @@ def drop_job_without_worker(job_id: str) -> NoteWrite:
     return NoteWrite.drop(KIND, job_id)
 
 
-async def followers_to_run(engine: EngineContext, roots: Collection[str]) -> list[Job]:
+async def followers_to_run(engine: EngineContext, roots: Collection[str]) -> Followers:
     """The jobs that come after others, without those that a new workflow instance leaves out.
 
     A follower that no live worker has been able to run for the grace has at most one unfinished
@@ -57,24 +58,15 @@ async def followers_to_run(engine: EngineContext, roots: Collection[str]) -> lis
     are never left out.
     """
     followers = await engine.jobs.followers()
-    if not any(name in roots for job in followers for name in job.policy.after):
-        return followers  # none of them is in these instances
+    instances = followers.after(roots)
+    if not instances:
+        return followers
     noted = await read_jobs_without_worker(engine.store)
     now = engine.time.now()
     left_out = set()
-    for job in followers:
-        since = noted.get(job.id)
-        if since is None or now - since < GRACE or job.id in roots:
+    for job_id in instances.keys() & noted.keys():
+        if now - noted[job_id] < GRACE or job_id in roots:
             continue
-        if (await engine.store.find(RunQuery(job=job.id, states=LIVE, brief=True, limit=1))).items:
-            left_out.add(job.id)
-    return _without(followers, left_out, roots)
-
-
-def _without(followers: list[Job], left_out: set[str], roots: Collection[str]) -> list[Job]:
-    """The jobs but for these, and for those that come after them."""
-    kept = followers
-    while left_out:
-        kept = [job for job in kept if job.id not in left_out]
-        left_out = {job.id for job in kept if left_out & set(job.policy.after)} - {*roots}
-    return kept
+        if (await engine.store.find(RunQuery(job=job_id, states=LIVE, brief=True, limit=1))).items:
+            left_out.add(job_id)
+    return followers.without(left_out, roots)

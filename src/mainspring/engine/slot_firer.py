@@ -21,6 +21,7 @@ from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.slots import Gap, plan
+from mainspring.engine.workflow import Followers
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import Fired, Firing, JobQuery
 
@@ -284,7 +285,7 @@ class SlotFirer:
         self,
         job: Job,
         now: datetime,
-        followers: list[Job],
+        followers: Followers,
         most: int,
         pause: FiringPause,
     ) -> _Chain | None:

@@ -22,6 +22,7 @@ from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.core.transitions import MISFIRE, PAUSED
 from mainspring.core.upstream_results import runs_with_results
+from mainspring.engine.workflow import Followers
 from mainspring.stores.protocol import Firing
 
 __all__ = [
@@ -44,6 +45,8 @@ MOST_STEPPED = 1000
 PLAN_HOLDS = timedelta(seconds=5)
 """The store refuses a plan that is older than this: its slots may count as missed by now."""
 
+NO_FOLLOWERS = Followers()
+
 _INSTANT = timedelta(microseconds=1)
 
 
@@ -63,7 +66,7 @@ class Gap:
 def plan(
     job: Job,
     now: datetime,
-    followers: Iterable[Job] = (),
+    followers: Followers = NO_FOLLOWERS,
     most: int = 1000,
     pauses: Iterable[tuple[datetime, datetime]] = (),
 ) -> tuple[list[Firing], Gap | None]:
@@ -197,25 +200,30 @@ def job_was_removed(run: Run, job: Job | None) -> bool:
     return job is None or job.created_at > run.created_at
 
 
-def with_followers(root: Run, followers: Iterable[Job], now: datetime) -> tuple[Run, ...]:
+def with_followers(root: Run, followers: Followers, now: datetime) -> tuple[Run, ...]:
     """A run, and waiting runs of all jobs that come after its job: one workflow instance.
 
     A follower's id is made from its job and the instance (the root's slot, or the root's id),
-    so an instance can never give two.
+    so an instance can never give two. A follower that is paused, and what comes after it alone, is
+    left out; so is one that also follows an enabled job outside this instance.
     """
     made = {root.job_id: root}
-    pending = [job for job in followers if job.enabled and job.id != root.job_id]
-    grown = True
-    while grown:
-        grown = False
-        for job in list(pending):
-            upstream = [made[name].id for name in job.policy.after if name in made]
-            others = {name for name in job.policy.after if name not in made}
-            if not upstream or others & {other.id for other in pending}:
+    awaited: dict[str, int] = {}  # how many runs of the instance each follower still needs
+    reached = [root.job_id]
+    for name in reached:  # it grows
+        for job in followers.directly_after(name):
+            if job.id == root.job_id or not job.enabled:
                 continue
-            pending.remove(job)
-            made[job.id] = _follower_run(job, root, tuple(upstream), now)
-            grown = True
+            if job.id not in awaited:
+                awaited[job.id] = sum(
+                    other == root.job_id or followers.is_enabled(other)
+                    for other in set(job.policy.after)
+                )
+            awaited[job.id] -= 1
+            if awaited[job.id] == 0:
+                upstream = tuple(made[name].id for name in job.policy.after if name in made)
+                made[job.id] = _follower_run(job, root, upstream, now)
+                reached.append(job.id)
     return tuple(made.values())
 
 

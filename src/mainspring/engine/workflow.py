@@ -1,4 +1,4 @@
-"""Checks which jobs may run after which: no cycles, no unknown names, one root each. Pure.
+"""Which jobs run after which: looks them up, and refuses cycles, unknown names and two roots. Pure.
 
 A workflow begins with one root (a job that follows nothing) and holds everything that follows it.
 So a job that follows two jobs of different roots could never have runs of both in one workflow: it
@@ -7,16 +7,67 @@ is refused when it is defined, instead of never running.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mainspring.core.input_errors import InputErrors
-from mainspring.core.model import Run
+from mainspring.core.model import Job, Run
 from mainspring.errors import InvalidInput
 
-__all__ = ["check_order", "refuse_cycle_of_links", "runs_after", "upstream_first", "upstream_of"]
+__all__ = [
+    "Followers",
+    "check_order",
+    "refuse_cycle_of_links",
+    "runs_after",
+    "upstream_first",
+    "upstream_of",
+]
 
 Order = Mapping[str, Collection[str]]
 """The upstream jobs of each job that runs after others."""
+
+
+class Followers:
+    """The jobs that run after other jobs, found by the job that they follow. A look-up costs what
+    it gives, however many jobs of other workflows there are."""
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self._by_id = {job.id: job for job in jobs}
+        self._by_upstream: dict[str, list[Job]] = {}
+        for job in self._by_id.values():
+            for name in dict.fromkeys(job.policy.after):
+                self._by_upstream.setdefault(name, []).append(job)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._by_id.values())
+
+    def directly_after(self, job_id: str) -> Sequence[Job]:
+        return self._by_upstream.get(job_id, ())
+
+    def after(self, job_ids: Iterable[str]) -> dict[str, Job]:
+        """Every job that comes after these, directly or not, by id."""
+        reached: dict[str, Job] = {}
+        left = list(job_ids)
+        while left:
+            for job in self.directly_after(left.pop()):
+                if job.id not in reached:
+                    reached[job.id] = job
+                    left.append(job.id)
+        return reached
+
+    def is_enabled(self, job_id: str) -> bool:
+        job = self._by_id.get(job_id)
+        return job is not None and job.enabled
+
+    def without(self, job_ids: Iterable[str], roots: Collection[str]) -> Followers:
+        """All but these jobs and those that come after them. `roots` stay."""
+        gone: set[str] = set()
+        left = list(job_ids)
+        while left:
+            job_id = left.pop()
+            if job_id not in gone and job_id not in roots:
+                gone.add(job_id)
+                left += (job.id for job in self.directly_after(job_id))
+        return Followers(job for job in self if job.id not in gone) if gone else self
 
 
 def check_order(
