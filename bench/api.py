@@ -108,8 +108,8 @@ async def _measure_creations(client: aiohttp.ClientSession, url: str, count: int
 async def _fill_jobs(client: aiohttp.ClientSession, url: str, count: int) -> None:
     for start in range(0, count, CHUNK):
         jobs = [JOB] * min(CHUNK, count - start)
-        async with client.post(f"{url}/api/jobs/bulk", json={"jobs": jobs}) as answer:
-            assert (await answer.json())["done"] == len(jobs)
+        async with client.post(f"{url}/api/v1/jobs/bulk", json={"jobs": jobs}) as answer:
+            assert (await answer.json())["succeeded"] == len(jobs)
 
 
 async def _measure_lists(client: aiohttp.ClientSession, url: str) -> list[float]:

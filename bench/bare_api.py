@@ -37,13 +37,13 @@ async def create(job: Job) -> dict[str, Any]:
     return {"success": True, "data": {"jobId": job_id}}
 
 
-@app.post("/api/jobs/bulk")
+@app.post("/api/v1/jobs/bulk")
 async def create_many(given: dict[str, list[Job]]) -> dict[str, Any]:
     rows = [(uuid.uuid4().hex, job.model_dump_json()) for job in given["jobs"]]
     database.execute("BEGIN")
     database.executemany("INSERT INTO jobs VALUES (?, ?)", rows)
     database.execute("COMMIT")
-    return {"success": True, "done": len(rows)}
+    return {"succeeded": len(rows)}
 
 
 @app.get("/api/jobs")

@@ -23,7 +23,7 @@ def test_ten_thousand_malformed_requests(serve: Serve) -> None:
     served = serve()
     with served.client() as client:
         client.post(
-            "/api/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
+            "/api/v1/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
         )
     send_malformed_requests(served.url, 0, 500)
     before = resident_mib(served.popen.pid)

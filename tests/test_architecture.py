@@ -180,12 +180,12 @@ def test_no_packages_import_back_and_forth() -> None:
 
 def test_packages_that_import_back_and_forth_are_found() -> None:
     graph = {
-        "mainspring.service.routes.jobs": {"mainspring.service.schemas.job"},
-        "mainspring.service.schemas.run": {"mainspring.service.routes.runs"},
-        "mainspring.service.app": {"mainspring.service.routes.jobs"},
-        "mainspring.service.routes.runs": {"mainspring.service.problems"},
+        "mainspring.service.api.jobs": {"mainspring.service.schemas.job"},
+        "mainspring.service.schemas.run": {"mainspring.service.api.runs"},
+        "mainspring.service.app": {"mainspring.service.api.jobs"},
+        "mainspring.service.api.runs": {"mainspring.service.problems"},
     }
-    found = ["mainspring.service.routes and mainspring.service.schemas"]
+    found = ["mainspring.service.api and mainspring.service.schemas"]
     assert mutual_packages(graph) == found
 
 

@@ -125,7 +125,7 @@ async def test_the_probes_paths_answer_without_a_key() -> None:
         ) as client:
             for path in set(paths.values()):
                 assert (await client.get(path)).status_code == 200
-            assert (await client.get("/api/jobs")).status_code == 401
+            assert (await client.get("/api/v1/jobs")).status_code == 401
 
 
 def test_running_work_has_time_to_end() -> None:

@@ -141,10 +141,10 @@ def test_what_is_installed_serves_from_an_empty_folder_and_drains(
             assert healthy(install, told["url"]) == 0
             url = f"http://127.0.0.1:{endpoint.server_port}/hook"
             body = {"name": "hook", "endpoint": url, "schedule": "0 0 1 1 *"}
-            made = client.post("/api/jobs", json=body)
+            made = client.post("/api/v1/jobs", json=body)
             assert made.status_code == 201, made.text
-            started = client.post(f"/api/jobs/{made.json()['data']['jobId']}/trigger")
-            run_id = started.json()["data"]["id"]
+            started = client.post(f"/api/v1/jobs/{made.json()['data']['jobId']}/trigger")
+            run_id = started.json()["id"]
             assert endpoint.called.wait(LONG)
             served.send_signal(signal.SIGTERM)
             while client.get("/readyz").status_code == 200:

@@ -27,7 +27,7 @@ async def test_wrong_keys_open_nothing(make: Make, wrong: str) -> None:
     api: Api = await make(workers=0)
     await key(api)
     headers = [(b"Authorization", wrong.encode())]
-    assert (await api.get("/api/jobs", headers=headers)).status_code == 401
+    assert (await api.get("/api/v1/jobs", headers=headers)).status_code == 401
 
 
 async def test_a_key_with_another_secret_opens_nothing(make: Make) -> None:
@@ -113,7 +113,7 @@ async def test_the_constant_time_comparison_decides_and_nothing_else(
     assert await code(api, headers={"Authorization": unknown}) == 401
 
 
-@pytest.mark.parametrize("form", ["/api/v1/keys", "/api/keys"])
+@pytest.mark.parametrize("form", ["/api/v1/keys"])
 @pytest.mark.parametrize("span", [0, "0s"])
 async def test_a_key_that_is_expired_from_the_start_is_refused(
     api: Api, form: str, span: Any

@@ -26,7 +26,7 @@ LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 OK = b'{"status":"ok"}'
 SLOW_BODY = (
-    b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     b"Content-Length: 1000\r\n\r\n{"
 )
 
@@ -76,7 +76,7 @@ def one_and_a_half(one: socket.socket) -> None:
 def unasked_body(one: socket.socket) -> None:
     """It was refused before its body was read; the body comes on."""
     one.sendall(SLOW_BODY.replace(b"127.0.0.1", b"elsewhere"))
-    read_to(one, b'"instance":"/api/jobs"}')
+    read_to(one, b'"instance":"/api/v1/jobs"}')
 
 
 @pytest.mark.parametrize("begin", [silent, half_a_line, half_a_head, one_and_a_half, unasked_body])
@@ -100,7 +100,7 @@ def test_a_connection_that_brings_no_request_is_closed(
 def test_a_response_may_take_longer_than_the_header_timeout(serve: Serve) -> None:
     served = serve(HEADER_TIMEOUT="1500")
     with connected(served) as stream, ExitStack() as stack:
-        stream.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         other = stack.enter_context(connected(served))
         other.sendall(SLOW_BODY)  # its head has come: the body has a time of its own
         read_to(stream, b"retry: 2000")
@@ -218,7 +218,7 @@ def test_a_burst_does_not_take_every_descriptor(serve: Serve) -> None:
             one.connect_ex((parts.hostname, parts.port))
         os.kill(pid, signal.SIGCONT)
         with served.client() as client:
-            assert client.get("/api/jobs").status_code == 200
+            assert client.get("/api/v1/jobs").status_code == 200
     served.signal()
     assert served.ends() == 0
     assert "out of system resource" not in "".join(served.err)

@@ -15,15 +15,15 @@ from tests.support.service_calls import created, refused
 @pytest.mark.parametrize(
     ("method", "path", "body", "known"),
     [
-        ("GET", "/api/jobs", None, "page, limit, tag, enabled, search"),
-        ("GET", "/api/runs", None, "job, state, failing, since, until, limit, cursor"),
-        ("GET", "/api/events", None, "event, job"),
+        ("GET", "/api/jobs", None, "page, limit"),
+        ("GET", "/api/v1/runs", None, "job, state, failing, since, until, limit, cursor"),
+        ("GET", "/api/v1/events", None, "event, job"),
         ("GET", "/api/jobs/greet/executions", None, "limit"),
         ("GET", "/api/observability/failures", None, "limit"),
-        ("POST", "/api/jobs", WEBHOOK, "dryRun"),
-        ("POST", "/api/jobs/bulk", {"action": "delete", "match": {}}, None),
-        ("POST", "/api/runs/bulk", {"action": "delete", "match": {}}, None),
-        ("DELETE", "/api/jobs/mine", None, None),
+        ("POST", "/api/v1/jobs", WEBHOOK, "dryRun"),
+        ("POST", "/api/v1/jobs/bulk", {"action": "delete", "match": {}}, None),
+        ("POST", "/api/v1/runs/bulk", {"action": "delete", "match": {}}, None),
+        ("DELETE", "/api/v1/jobs/mine", None, None),
     ],
 )
 async def test_an_unknown_name_is_told_with_the_known_ones(
@@ -34,13 +34,13 @@ async def test_an_unknown_name_is_told_with_the_known_ones(
     assert [one["field"] for one in told["errors"]] == ["jobId", "status"]
     those = f"allowed are {known}" if known else "none are allowed here"
     assert told["errors"][0]["message"] == f"there is no such parameter; {those}"
-    await api.ok("GET", "/api/jobs/mine")
+    await api.ok("GET", "/api/v1/jobs/mine")
 
 
 async def test_several_values_are_for_those_that_take_them(api: Api) -> None:
-    await api.ok("GET", "/api/runs?state=failed&state=pending")
-    told = await refused(api, "GET", "/api/runs?job=a&job=b", 422)
-    assert told["error"] == "job is given 2 times: give it once"
+    await api.ok("GET", "/api/v1/runs?state=failed&state=pending")
+    told = await refused(api, "GET", "/api/v1/runs?job=a&job=b", 422)
+    assert told["detail"] == "job is given 2 times: give it once"
 
 
 @pytest.mark.parametrize("values", [("true", "false"), ("false", "true"), ("false", "false")])
@@ -50,15 +50,15 @@ async def test_a_dry_run_that_is_asked_for_twice_does_nothing(
     await created(api, id="mine")
     twice = "&".join(f"dryRun={value}" for value in values)
     for method, path, body in (
-        ("POST", "/api/jobs", {**WEBHOOK, "id": "new"}),
-        ("POST", "/api/jobs/mine/trigger", None),
-        ("DELETE", "/api/jobs/mine", None),
+        ("POST", "/api/v1/jobs", {**WEBHOOK, "id": "new"}),
+        ("POST", "/api/v1/jobs/mine/trigger", None),
+        ("DELETE", "/api/v1/jobs/mine", None),
     ):
         told = await refused(api, method, f"{path}?{twice}", 422, json=body)
         assert told["errors"][0]["field"] == "dryRun"
-    assert (await api.get("/api/jobs/new")).status_code == 404
-    assert (await api.ok("GET", "/api/runs?job=mine"))["data"] == []
-    await api.ok("GET", "/api/jobs/mine")
+    assert (await api.get("/api/v1/jobs/new")).status_code == 404
+    assert (await api.ok("GET", "/api/v1/runs?job=mine"))["items"] == []
+    await api.ok("GET", "/api/v1/jobs/mine")
 
 
 async def test_probes_take_whatever_a_monitor_adds(api: Api) -> None:
@@ -88,7 +88,7 @@ async def test_a_plus_that_came_as_a_space_is_read_as_it_was_meant(
         return await find(query)
 
     monkeypatch.setattr(api.scheduler.store, "find", look)
-    await api.ok("GET", f"/api/runs?since={since}")
+    await api.ok("GET", f"/api/v1/runs?since={since}")
     assert asked[0].since == datetime.fromisoformat(instant)
 
 

@@ -52,10 +52,10 @@ async def test_a_job_that_was_made_is_known_again_by_what_was_asked(
     api: Api = await make(scheduler)
     faults.failing = {"put_jobs"}
     sent: dict[str, Any] = {"json": body, "headers": {"Idempotency-Key": "abc"}}
-    await refused(api, "POST", "/api/jobs", 503, **sent)
+    await refused(api, "POST", "/api/v1/jobs", 503, **sent)
     faults.failing = set()
-    again = await api.post("/api/jobs", **sent)
-    assert (again.status_code, again.json()["data"]["jobId"]) == (201, "mine")
+    again = await api.post("/api/v1/jobs", **sent)
+    assert (again.status_code, again.json()["id"]) == (201, "mine")
     assert again.headers["idempotency-replayed"] == "true"
 
 
@@ -81,18 +81,18 @@ async def test_a_job_that_somebody_else_made_meanwhile_is_not_taken_for_ones_own
 
     async def add_second(*given: Any, **more: Any) -> Job:
         monkeypatch.undo()
-        await api.ok("POST", "/api/jobs", json={**ROUND, **theirs})
+        await api.ok("POST", "/api/v1/jobs", json={**ROUND, **theirs})
         return await add_job(*given, **more)
 
     monkeypatch.setattr(api.scheduler, "add_job", add_second)
     sent: dict[str, Any] = {"json": ROUND, "headers": {"Idempotency-Key": "abc"}}
     for _ in range(2):  # and it stays so
-        document = await refused(api, "POST", "/api/jobs", 409, **sent)
-        assert "there is already a job 'mine'" in document["error"]
-    await api.ok("DELETE", "/api/jobs/mine")
-    made = await api.post("/api/jobs", **sent)
+        document = await refused(api, "POST", "/api/v1/jobs", 409, **sent)
+        assert "there is already a job 'mine'" in document["detail"]
+    await api.ok("DELETE", "/api/v1/jobs/mine")
+    made = await api.post("/api/v1/jobs", **sent)
     assert made.status_code == 201
-    assert "signingSecret" in made.json()["data"]
+    assert "signingSecret" in made.json()
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
@@ -102,21 +102,21 @@ async def test_a_trigger_that_is_sent_again_makes_one_run(
     url = "memory://" if store == "memory" else f"sqlite:///{tmp_path}/jobs.db"
     api: Api = await make(sample_scheduler(url, workers=2))
     sent: dict[str, Any] = {"json": {"payload": {"name": "Ada"}}, **_key()}
-    path = "/api/jobs/greet/trigger"
+    path = "/api/v1/jobs/greet/trigger"
     answers = await asyncio.gather(*(api.post(path, **sent) for _ in range(5)))
     assert {answer.status_code for answer in answers} == {202}
-    [run] = {answer.json()["data"]["id"] for answer in answers}
+    [run] = {answer.json()["id"] for answer in answers}
     await api.scheduler.wait(run, 10)  # also when it has ended
     later = await api.post(path, **sent)
     assert later.headers["idempotency-replayed"] == "true"
-    assert (later.json()["data"]["id"], later.json()["data"]["state"]) == (run, "succeeded")
-    assert len((await api.ok("GET", "/api/runs?job=greet"))["data"]) == 1
+    assert (later.json()["id"], later.json()["state"]) == (run, "succeeded")
+    assert len((await api.ok("GET", "/api/v1/runs?job=greet"))["items"]) == 1
     other = {**sent, "json": {"payload": {"name": "Eve"}}}
     told = await refused(api, "POST", path, 422, **other)
-    assert "another body" in told["error"]
+    assert "another body" in told["detail"]
     # The key of one job says nothing of another's, nor of a job that is made.
-    assert (await api.ok("POST", "/api/jobs/report/trigger", **_key()))["data"]["id"] != run
-    await api.ok("POST", "/api/jobs", json=ROUND, **_key())
+    assert (await api.ok("POST", "/api/v1/jobs/report/trigger", **_key()))["id"] != run
+    await api.ok("POST", "/api/v1/jobs", json=ROUND, **_key())
 
 
 def _key() -> dict[str, Any]:
@@ -125,26 +125,26 @@ def _key() -> dict[str, Any]:
 
 async def test_a_run_whose_answer_was_lost_is_found_by_its_key(api: Api) -> None:
     """As after a crash between the run and the note that it was made."""
-    first = await api.ok("POST", "/api/jobs/greet/trigger", **_key())
+    first = await api.ok("POST", "/api/v1/jobs/greet/trigger", **_key())
     [note] = (await api.scheduler.list_notes("idempotency")).items
     await api.scheduler.put_note(replace(note, value={**note.value, "answer": None}))
-    again = await api.ok("POST", "/api/jobs/greet/trigger", **_key())
-    assert again["data"]["id"] == first["data"]["id"]
+    again = await api.ok("POST", "/api/v1/jobs/greet/trigger", **_key())
+    assert again["id"] == first["id"]
 
 
 async def test_a_refused_trigger_frees_its_key(api: Api) -> None:
-    path = "/api/jobs/greet/trigger"
+    path = "/api/v1/jobs/greet/trigger"
     await refused(api, "POST", path, 422, json={"payload": {"nome": "Ada"}}, **_key())
     made = await api.ok("POST", path, json={"payload": {"name": "Ada"}}, **_key())
-    [stored] = (await api.ok("GET", "/api/runs"))["data"]
-    assert stored["id"] == made["data"]["id"]
+    [stored] = (await api.ok("GET", "/api/v1/runs"))["items"]
+    assert stored["id"] == made["id"]
 
 
 async def test_in_bulk_a_key_is_refused(api: Api) -> None:
     sent = {"jobs": [ROUND]}
-    told = await refused(api, "POST", "/api/jobs/bulk", 422, json=sent, **_key())
-    assert "Idempotency-Key is for creating or triggering one job" in told["error"]
-    assert (await api.get("/api/jobs/mine")).status_code == 404
+    told = await refused(api, "POST", "/api/v1/jobs/bulk", 422, json=sent, **_key())
+    assert "Idempotency-Key is for creating or triggering one job" in told["detail"]
+    assert (await api.get("/api/v1/jobs/mine")).status_code == 404
 
 
 @pytest.mark.parametrize(("form", "name"), [("/api/v1", "id"), ("/api", "jobId")])
@@ -156,19 +156,16 @@ async def test_a_key_whose_job_was_deleted_is_told_so(api: Api, form: str, name:
     answer = await api.post(f"{form}/jobs", **sent)
     assert (answer.status_code, answer.json()["code"]) == (409, "job_deleted")
     assert f"{made!r}, which this Idempotency-Key created, was deleted" in answer.json()["detail"]
-    await refused(api, "GET", f"/api/jobs/{made}", 404)
+    await refused(api, "GET", f"/api/v1/jobs/{made}", 404)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("POST", "/api/runs/bulk", {"action": "cancel", "match": {}}),
         ("POST", "/api/v1/runs/bulk", {"action": "cancel", "match": {}}),
-        ("PUT", "/api/jobs/mine", {"priority": 9}),
         ("PATCH", "/api/v1/jobs/mine", {"priority": 9}),
         ("POST", "/api/v1/chains", {"links": [{"jobId": "mine"}]}),
         ("POST", "/api/v1/keys", {"name": "ada", "scope": "read"}),
-        ("POST", "/api/keys", {"name": "ada", "scope": "read"}),
         ("POST", "/api/v1/jobs/mine/pause", None),
         ("POST", "/api/v1/pause", None),
         ("DELETE", "/api/v1/jobs/mine", None),
@@ -177,11 +174,11 @@ async def test_a_key_whose_job_was_deleted_is_told_so(api: Api, form: str, name:
 async def test_a_key_is_refused_where_it_would_mean_nothing(
     api: Api, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
-    await api.ok("POST", "/api/jobs", json=ROUND)
+    await api.ok("POST", "/api/v1/jobs", json=ROUND)
     run = await api.scheduler.enqueue("greet")
     answer = await api.request(method, path, json=body, headers={"Idempotency-Key": "abc"})
     assert answer.status_code == 422
     assert "Idempotency-Key is for creating" in answer.json()["detail"]
     assert (await api.scheduler.get_job("mine")).policy.priority == 5
     assert not (await api.scheduler.get_run(run.id)).finished
-    assert (await api.ok("GET", "/api/keys"))["data"] == []
+    assert (await api.ok("GET", "/api/v1/keys"))["items"] == []

@@ -33,16 +33,16 @@ def test_the_pages_six_variables_from_the_file(
             scheduler = client.get("/api/observability/health").json()["scheduler"]
             assert (scheduler["pollInterval"], scheduler["maxConcurrentJobs"]) == (500, 7)
             job = {"schedule": "0 0 9 * * 1-5", "endpoint": "https://api.example.com/webhook"}
-            job_id = client.post("/api/jobs", json=job).json()["data"]["jobId"]
-            stored = client.get(f"/api/jobs/{job_id}").json()["data"]
+            job_id = client.post("/api/v1/jobs", json=job).json()["id"]
+            stored = client.get(f"/api/v1/jobs/{job_id}").json()
             assert (stored["retryAttempts"], stored["retryDelay"]) == (5, 1234)
 
             # On a shared store nobody makes a key for secrets: they are refused, with advice.
-            refused = client.post("/api/jobs", json=WEBHOOK)
+            refused = client.post("/api/v1/jobs", json=WEBHOOK)
             assert refused.status_code == 422
-            assert "MAINSPRING_SECRET_KEY" in refused.json()["error"]
+            assert "MAINSPRING_SECRET_KEY" in refused.json()["detail"]
             assert "YOUR_TOKEN" not in refused.text
-            assert client.get("/api/jobs").json()["total"] == 1
+            assert len(client.get("/api/v1/jobs").json()["items"]) == 1
     finally:
         served.popen.kill()
         served.popen.wait()
@@ -61,37 +61,37 @@ def test_two_instances_on_a_replica_set(
         headers = {"Idempotency-Key": "same"}
 
         def create(client: Any) -> Any:
-            return client.post("/api/jobs", json=WEBHOOK, headers=headers)
+            return client.post("/api/v1/jobs", json=WEBHOOK, headers=headers)
 
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(create, [first, second] * 4))
         assert {answer.status_code for answer in answers} == {201}
-        assert len({answer.json()["data"]["jobId"] for answer in answers}) == 1
+        assert len({answer.json()["id"] for answer in answers}) == 1
 
         # What one stores the other lists, runs and tells.
         job = {"every": "1h", "endpoint": endpoint.url, "id": "call", "headers": {"Cookie": "x=1"}}
-        assert first.post("/api/jobs", json=job).status_code == 201
+        assert first.post("/api/v1/jobs", json=job).status_code == 201
         listed = second.get("/api/jobs?page=2&limit=1").json()
         assert (listed["total"], listed["data"][0]["_id"]) == (2, "call")
         assert listed["data"][0]["headers"] == {"Cookie": "********"}
-        run = second.post("/api/jobs/call/trigger").json()["data"]["id"]
-        until(lambda: first.get(f"/api/runs/{run}").json()["data"]["state"] == "succeeded")
+        run = second.post("/api/v1/jobs/call/trigger").json()["id"]
+        until(lambda: first.get(f"/api/v1/runs/{run}").json()["state"] == "succeeded")
         assert endpoint.requests[0][1]["Cookie"] == "x=1"
         endpoint.status = 500
-        first.put("/api/jobs/call", json={"retryAttempts": 0})
-        bad = first.post("/api/jobs/call/trigger").json()["data"]["id"]
+        first.patch("/api/v1/jobs/call", json={"retryAttempts": 0})
+        bad = first.post("/api/v1/jobs/call/trigger").json()["id"]
         failures = until(lambda: second.get("/api/observability/failures").json()["data"])
         assert failures[0]["_id"] == f"{bad}:1"
-        failing = second.get("/api/runs?failing=true&since=2020-01-01").json()["data"]
+        failing = second.get("/api/v1/runs?failing=true&since=2020-01-01").json()["items"]
         assert [one["id"] for one in failing] == [bad]
         stats = second.get("/api/observability/stats").json()["data"]
         assert stats["executions"] == {"total": 2, "successful": 1, "failed": 1, "last24Hours": 2}
-        gone = second.post("/api/runs/bulk", json={"action": "delete", "match": {"job": "call"}})
-        assert gone.json()["data"]["done"] == 2
-        assert first.get("/api/runs?job=call").json()["data"] == []
+        gone = second.post("/api/v1/runs/bulk", json={"action": "delete", "match": {"job": "call"}})
+        assert gone.json()["done"] == 2
+        assert first.get("/api/v1/runs?job=call").json()["items"] == []
 
         # A key made at one shuts the other.
-        key = first.post("/api/keys", json={"name": "ops"}).json()["data"]["key"]
-        until(lambda: second.get("/api/jobs").status_code == 401)
+        key = first.post("/api/v1/keys", json={"name": "ops"}).json()["key"]
+        until(lambda: second.get("/api/v1/jobs").status_code == 401)
         good = {"Authorization": f"Bearer {key}"}
-        assert second.get("/api/jobs", headers=good).status_code == 200
+        assert second.get("/api/v1/jobs", headers=good).status_code == 200

@@ -10,7 +10,7 @@ def test_malformed_requests_are_refused_in_words(serve: Serve) -> None:
     served = serve()
     with served.client() as client:
         client.post(
-            "/api/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
+            "/api/v1/jobs", json={"id": "known", "schedule": None, "endpoint": "https://a.example"}
         )
         assert send_malformed_requests(served.url, 7, 600) == []
         assert client.get("/readyz").status_code == 200

@@ -41,14 +41,14 @@ async def test_errors_do_not_repeat_secrets(api: Api, wrong: Any) -> None:
     whole = {**WEBHOOK, **wrong}
     await created(api, id="mine")
     answers = [
-        await api.post("/api/jobs", json=whole),
-        await api.post("/api/jobs", json=[whole]),
-        await api.post("/api/jobs", json=f"s3cret {whole}"),
-        await api.put("/api/jobs/mine", json=wrong),
+        await api.post("/api/v1/jobs", json=whole),
+        await api.post("/api/v1/jobs", json=[whole]),
+        await api.post("/api/v1/jobs", json=f"s3cret {whole}"),
+        await api.patch("/api/v1/jobs/mine", json=wrong),
     ]
     assert [one.status_code for one in answers] == [422] * 4
-    answers.append(await api.post("/api/jobs/bulk", json={"jobs": [whole, [whole], "s3cret"]}))
-    assert [one.json().get("done") for one in answers[4:]] == [0]
+    answers.append(await api.post("/api/v1/jobs/bulk", json={"jobs": [whole, [whole], "s3cret"]}))
+    assert [one.json().get("succeeded") for one in answers[4:]] == [0]
     for answer in answers:
         assert "s3cret" not in answer.text
     [field] = wrong
@@ -58,7 +58,7 @@ async def test_errors_do_not_repeat_secrets(api: Api, wrong: Any) -> None:
 
 async def test_errors_repeat_values_that_are_not_secret(api: Api) -> None:
     wrong = {**WEBHOOK, "priority": "high", "endpoint": "ftp://example.org/", "tags": {"a": 1}}
-    document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
+    document = await refused(api, "POST", "/api/v1/jobs", 422, json=wrong)
     told = {one["field"]: one["message"] for one in document["errors"]}
     assert told["priority"] == "is a whole number, not 'high'"
     assert told["endpoint"].endswith("not 'ftp://example.org/'")
@@ -88,7 +88,7 @@ async def test_a_value_of_several_forms_is_told_by_its_field(
     api: Api, wrong: Any, told: dict[str, str]
 ) -> None:
     document = await refused(
-        api, "POST", "/api/jobs", 422, json={"id": "x", "handler": "greet", "after": [], **wrong}
+        api, "POST", "/api/v1/jobs", 422, json={"id": "x", "handler": "greet", "after": [], **wrong}
     )
     assert {one["field"]: one["message"] for one in document["errors"]} == told
 
@@ -98,7 +98,7 @@ async def test_every_field_that_is_told_is_one_of_the_schema(api: Api, junk: Any
     fields = [field.alias for field in JobBody.model_fields.values()]
     inside = {*BackoffBody.model_fields, *MisfireBody.model_fields, *BreakerBody.model_fields}
     for name in fields:
-        answer = await api.post("/api/jobs", json={name: junk})
+        answer = await api.post("/api/v1/jobs", json={name: junk})
         for told in (one["field"] for one in answer.json()["errors"]):
             first, *rest = told.split(".")
             assert first in fields, told
@@ -108,8 +108,8 @@ async def test_every_field_that_is_told_is_one_of_the_schema(api: Api, junk: Any
 async def test_a_body_that_is_no_object_is_told_as_a_whole(api: Api) -> None:
     headers = {"Content-Type": "application/json"}
     for content, instead in ((b"", "nothing"), (b"[]", "a list"), (b'"s3cret"', "a text")):
-        document = await refused(api, "POST", "/api/jobs", 422, content=content, headers=headers)
-        assert document["error"] == f"send a JSON object, not {instead}"
+        document = await refused(api, "POST", "/api/v1/jobs", 422, content=content, headers=headers)
+        assert document["detail"] == f"send a JSON object, not {instead}"
         assert "errors" not in document
 
 
@@ -146,11 +146,11 @@ PYTHON = ("concurrency_key", "None", "True", "payload=", "webhook=", "update_job
 async def test_every_wrong_field_is_told_at_once(
     api: Api, body: dict[str, Any], fields: set[str]
 ) -> None:
-    document = await refused(api, "POST", "/api/jobs", 422, json=body)
+    document = await refused(api, "POST", "/api/v1/jobs", 422, json=body)
     assert {one["field"] for one in document["errors"]} == fields
-    assert not [word for word in PYTHON if word in document["error"]]
-    bulk = await api.ok("POST", "/api/jobs/bulk", json={"jobs": [body]})
-    assert {one["field"] for one in bulk["data"][0]["errors"]} == fields
+    assert not [word for word in PYTHON if word in document["detail"]]
+    bulk = await api.ok("POST", "/api/v1/jobs/bulk", json={"jobs": [body]})
+    assert {one["field"] for one in bulk["items"][0]["problem"]["errors"]} == fields
 
 
 EDITS: list[tuple[dict[str, Any], set[str]]] = [
@@ -177,24 +177,24 @@ async def test_every_wrong_field_of_an_edit_is_told(
     api: Api, body: dict[str, Any], fields: set[str]
 ) -> None:
     await created(api, id="mine")
-    document = await refused(api, "PUT", "/api/jobs/mine", 422, json=body)
+    document = await refused(api, "PATCH", "/api/v1/jobs/mine", 422, json=body)
     assert {one["field"] for one in document["errors"]} == fields
-    assert not [word for word in PYTHON if word in document["error"]]
+    assert not [word for word in PYTHON if word in document["detail"]]
 
 
 async def test_a_taken_id_is_told_in_words_of_the_api(api: Api) -> None:
     await created(api, id="mine")
-    document = await refused(api, "POST", "/api/jobs", 409, json={**WEBHOOK, "id": "mine"})
+    document = await refused(api, "POST", "/api/v1/jobs", 409, json={**WEBHOOK, "id": "mine"})
     taken = "there is already a job 'mine': change that one, or use another id"
-    assert document["error"] == taken
+    assert document["detail"] == taken
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/api/jobs/"),
-        ("GET", "/api/jobs/"),
-        ("DELETE", "/api/jobs/mine/"),
+        ("POST", "/api/v1/jobs/"),
+        ("GET", "/api/v1/jobs/"),
+        ("DELETE", "/api/v1/jobs/mine/"),
         ("GET", "/docs/"),
     ],
 )
@@ -206,8 +206,8 @@ async def test_a_slash_too_many_is_refused_and_sends_nobody_elsewhere(
     answer = await api.request(method, path, json=body)
     assert "location" not in answer.headers
     document = await refused(api, method, path, 404, json=body)
-    assert document["error"].startswith(f"there is nothing at {path}")
-    assert [one["_id"] for one in (await api.ok("GET", "/api/jobs?search=mine"))["data"]] == [
+    assert document["detail"].startswith(f"there is nothing at {path}")
+    assert [one["id"] for one in (await api.ok("GET", "/api/v1/jobs?search=mine"))["items"]] == [
         "mine"
     ]
 
@@ -245,17 +245,17 @@ async def test_a_body_that_is_wrong_as_a_whole_names_no_field(
 
 
 async def test_what_was_given_is_shown_as_it_was(api: Api) -> None:
-    told = await refused(api, "GET", "/api/runs?state=done", 422)
+    told = await refused(api, "GET", "/api/v1/runs?state=done", 422)
     assert told["errors"][0]["field"] == "state"
-    assert told["error"].startswith("state is one of 'waiting', ")
+    assert told["detail"].startswith("state is one of 'waiting', ")
     headers = {"Content-Type": "application/json"}
     told = await refused(
-        api, "POST", "/api/jobs", 422, content=b'{"priority": 1e999}', headers=headers
+        api, "POST", "/api/v1/jobs", 422, content=b'{"priority": 1e999}', headers=headers
     )
-    assert "priority is a whole number, not inf" in told["error"]
+    assert "priority is a whole number, not inf" in told["detail"]
     body = {"action": "pause", "ids": []}
-    told = await refused(api, "POST", "/api/jobs/bulk", 422, json=body)
-    assert told["error"] == "ids has at least 1 item"
+    told = await refused(api, "POST", "/api/v1/jobs/bulk", 422, json=body)
+    assert told["detail"] == "ids has at least 1 item"
 
 
 async def test_the_library_checks_a_long_url_and_many_headers_by_the_bounds_of_openapi(
@@ -269,21 +269,21 @@ async def test_the_library_checks_a_long_url_and_many_headers_by_the_bounds_of_o
     headers = {f"X-{n}": "v" for n in range(MAX_HEADERS)}
     await created(api, id="fits", endpoint=long, headers=headers)
     wrong = {**WEBHOOK, "endpoint": f"{long}x", "headers": {**headers, "X-More": "v"}}
-    document = await refused(api, "POST", "/api/jobs", 422, json=wrong)
+    document = await refused(api, "POST", "/api/v1/jobs", 422, json=wrong)
     assert {one["field"] for one in document["errors"]} == {"endpoint", "headers"}
 
 
 async def test_a_rule_of_the_library_has_the_clients_name_of_the_field(api: Api) -> None:
     wrong = {"handler": "greet", "schedule": None, "memoryLimit": "1GB", "concurrencyKey": "é\n"}
-    document = await refused(api, "POST", "/api/jobs", 422, json={**wrong, "concurrency": 1})
+    document = await refused(api, "POST", "/api/v1/jobs", 422, json={**wrong, "concurrency": 1})
     told = {one["field"]: one["message"] for one in document["errors"]}
     assert told["memoryLimit"].startswith('needs isolation="process"')
     assert told["concurrencyKey"] == r"is 1 to 200 printable characters, not 'é\n'"
-    assert 'memoryLimit needs isolation="process"' in document["error"]
+    assert 'memoryLimit needs isolation="process"' in document["detail"]
 
 
 @pytest.mark.parametrize("name", ["str", "int", "float", "bool"])
 async def test_a_wrong_header_is_named_whatever_its_name_is(api: Api, name: str) -> None:
     sent = {**WEBHOOK, "headers": {name: 5}}
-    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    found = await refused(api, "POST", "/api/v1/jobs", 422, json=sent)
     assert [one["field"] for one in found["errors"]] == [f"headers.{name}"]

@@ -85,12 +85,12 @@ def test_any_other_address_needs_a_key(serve: Serve, run: Run, started: list[Sch
     served = serve("--host", "0.0.0.0")
     port = urlsplit(served.url).port
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONG) as client:
-        assert client.get("/api/jobs").status_code == 401
+        assert client.get("/api/v1/jobs").status_code == 401
         headers = {"Authorization": f"Bearer {made['key']}"}
-        assert client.get("/api/jobs", headers=headers).status_code == 200
+        assert client.get("/api/v1/jobs", headers=headers).status_code == 200
         assert [one["name"] for one in run("keys", "list", "--json").json["items"]] == ["ops"]
         assert run("keys", "revoke", made["id"], "--json").code == 0
-        until(lambda: client.get("/api/jobs", headers=headers).status_code == 401)
+        until(lambda: client.get("/api/v1/jobs", headers=headers).status_code == 401)
     message = run("serve", "--host", "0.0.0.0", "--port", "0").err
     assert "no API key is valid (all are expired or revoked): make one first" in message
     assert started == []
@@ -106,9 +106,9 @@ def test_a_proxys_name_needs_a_key(
     made = run("keys", "create", "ops", "--scope", "admin", "--json").json
     with serve().client() as client:
         asked = {"Host": "jobs.example.org"}
-        assert client.get("/api/jobs", headers=asked).status_code == 401
+        assert client.get("/api/v1/jobs", headers=asked).status_code == 401
         asked["Authorization"] = f"Bearer {made['key']}"
-        assert client.get("/api/jobs", headers=asked).status_code == 200
+        assert client.get("/api/v1/jobs", headers=asked).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_wrong_setting_is_told_by_its_name(
 def test_a_client_that_sends_all_before_it_listens_sees_why(serve: Serve) -> None:
     """urllib: where the connection was closed on it, it saw a reset."""
     served = serve()
-    url, big = f"{served.url}/api/jobs", b" " * 20_000_000
+    url, big = f"{served.url}/api/v1/jobs", b" " * 20_000_000
     request = urllib.request.Request(url, big, {"Content-Type": "application/json"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=LONG)
@@ -170,8 +170,8 @@ def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
     flag = app / "flag"
     with served.client() as client:
         run_id = _begun(client, flag)
-        later = client.post("/api/jobs/shout/trigger", json={"payload": {"text": "first"}})
-        until(lambda: _state(client, later.json()["data"]["id"]) == "succeeded")
+        later = client.post("/api/v1/jobs/shout/trigger", json={"payload": {"text": "first"}})
+        until(lambda: _state(client, later.json()["id"]) == "succeeded")
         served.signal()
         until(lambda: client.get("/readyz").status_code == 503)
         # It answers still, and takes what is to be kept; but it begins nothing any more.
@@ -179,7 +179,7 @@ def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
         health = client.get("/api/observability/health").json()
         assert (health["success"], health["status"]) == (False, "stopping")
         assert health["scheduler"]["isRunning"] is False
-        kept = client.post("/api/jobs/shout/trigger", json={"payload": {"text": "x"}})
+        kept = client.post("/api/v1/jobs/shout/trigger", json={"payload": {"text": "x"}})
         assert kept.status_code == 202
         assert _state(client, run_id) == "running"
         flag.touch()
@@ -187,18 +187,18 @@ def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
     again = serve("--app", "app:scheduler")
     with again.client() as client:
         assert _state(client, run_id) == "succeeded"
-        until(lambda: _state(client, kept.json()["data"]["id"]) == "succeeded")
+        until(lambda: _state(client, kept.json()["id"]) == "succeeded")
 
 
 def _begun(client: httpx.Client, flag: Path) -> str:
     """The id of a run that has begun, and that ends when the flag is there."""
-    run = client.post("/api/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
+    run = client.post("/api/v1/jobs/linger/trigger", json={"payload": {"path": str(flag)}})
     until(flag.with_name(f"{flag.name}.began").exists)
-    return str(run.json()["data"]["id"])
+    return str(run.json()["id"])
 
 
 def _state(client: httpx.Client, run_id: str) -> str:
-    return str(client.get(f"/api/runs/{run_id}").json()["data"]["state"])
+    return str(client.get(f"/api/v1/runs/{run_id}").json()["state"])
 
 
 def test_a_second_signal_ends_at_once_and_the_work_is_rescued(serve: Serve, app: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_second_signal_ends_at_once_and_the_work_is_rescued(serve: Serve, app:
     again = serve("--app", "app:scheduler")
     with again.client() as client:
         until(lambda: _state(client, run_id) == "succeeded")
-        attempts = client.get(f"/api/runs/{run_id}").json()["data"]["attempts"]
+        attempts = client.get(f"/api/v1/runs/{run_id}").json()["attempts"]
     assert [one["outcome"] for one in attempts] == ["lost", "succeeded"]
 
 
@@ -236,8 +236,6 @@ def test_a_service_at_its_memory_limit_says_so_and_is_replaced_and_loses_nothing
         told = until(lambda: _at_its_limit(client.get("/api/v1/health").json()))
         assert told["status"] in ("degraded", "stopping")
         assert told["memory"] >= 250_000_000
-        page = client.get("/api/observability/health").json()["scheduler"]
-        assert page["memoryLimitReached"] is True
     pid = served.told["pid"]
     served.wait_ready()  # the new process says where it is
     assert served.told["pid"] == pid
@@ -252,11 +250,11 @@ def test_a_service_at_its_memory_limit_says_so_and_is_replaced_and_loses_nothing
 def test_two_instances_share_a_store_and_its_schedules(serve: Serve) -> None:
     one, two = serve(), serve()
     with one.client() as first, two.client() as second:
-        made = first.post("/api/jobs", json={**WEBHOOK, "id": "shared"})
+        made = first.post("/api/v1/jobs", json={**WEBHOOK, "id": "shared"})
         assert made.status_code == 201
-        assert second.get("/api/jobs/shared").json()["data"]["schedule"] == WEBHOOK["schedule"]
-        second.post("/api/jobs/shared/pause")
-        assert first.get("/api/jobs/shared").json()["data"]["enabled"] is False
+        assert second.get("/api/v1/jobs/shared").json()["schedule"] == WEBHOOK["schedule"]
+        second.post("/api/v1/jobs/shared/pause")
+        assert first.get("/api/v1/jobs/shared").json()["enabled"] is False
 
 
 # -- events -----------------------------------------------------------------------------------
@@ -265,12 +263,12 @@ def test_two_instances_share_a_store_and_its_schedules(serve: Serve) -> None:
 def test_events_are_told_as_they_happen_and_end_with_the_service(serve: Serve, app: Path) -> None:
     served = serve("--app", "app:scheduler")
     told: list[tuple[str, Any]] = []
-    with served.client() as client, client.stream("GET", "/api/events?event=run.*") as stream:
+    with served.client() as client, client.stream("GET", "/api/v1/events?event=run.*") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = stream.iter_lines()
         assert next(lines) == "retry: 2000"
         with served.client() as other:
-            other.post("/api/jobs/shout/trigger", json={"payload": {"text": "x"}})
+            other.post("/api/v1/jobs/shout/trigger", json={"payload": {"text": "x"}})
         name = ""
         for line in lines:
             if line.startswith("event: "):
@@ -289,15 +287,15 @@ def test_events_are_told_as_they_happen_and_end_with_the_service(serve: Serve, a
 def test_events_can_be_chosen(serve: Serve) -> None:
     served = serve()
     with served.client() as client:
-        wrong = client.get("/api/events?event=run.nonsense")
+        wrong = client.get("/api/v1/events?event=run.nonsense")
         assert wrong.status_code == 422
-        assert "run.failed" in wrong.json()["error"]
-        with client.stream("GET", "/api/events?event=job.*&job=mine") as stream:
+        assert "run.failed" in wrong.json()["detail"]
+        with client.stream("GET", "/api/v1/events?event=job.*&job=mine") as stream:
             lines = stream.iter_lines()
             next(lines)
             with served.client() as other:
                 for name in ("other", "mine"):
-                    other.post("/api/jobs", json={**WEBHOOK, "id": name})
+                    other.post("/api/v1/jobs", json={**WEBHOOK, "id": name})
             names = [next(lines) for _ in range(3)]
         assert names[1] == "event: job.created"
         assert json.loads(names[2].removeprefix("data: "))["jobId"] == "mine"

@@ -126,7 +126,7 @@ def test_private_addresses_and_the_secret_key_may_be_in_the_file(
     )
     with serve().client() as client:
         job = {**WEBHOOK, "endpoint": "http://127.0.0.1:9/", "id": "near"}
-        assert client.post("/api/jobs", json=job).status_code == 201
+        assert client.post("/api/v1/jobs", json=job).status_code == 201
     # The header's secret was sealed with the key given: none was made beside the database.
     assert (tmp_path / "mainspring.db").exists()
     assert not (tmp_path / "mainspring.db-secret.key").exists()

@@ -9,7 +9,7 @@ from tests.support.service import LONG, Api
 
 
 class EventClient:
-    """A client of `/api/events` that takes messages, or does not."""
+    """A client of `/api/v1/events` that takes messages, or does not."""
 
     def __init__(self, api: Api, query: str = "", key: str | None = None, cookie: str = "") -> None:
         self.messages: list[Any] = []
@@ -20,8 +20,8 @@ class EventClient:
         scope = {
             "type": "http",
             "method": "GET",
-            "path": "/api/events",
-            "raw_path": b"/api/events",
+            "path": "/api/v1/events",
+            "raw_path": b"/api/v1/events",
             "query_string": query.encode(),
             "headers": [
                 (b"host", b"127.0.0.1"),

@@ -26,9 +26,15 @@ FIELDS = (
 )
 # No key may be made on the way: the rest would only be told to give one.
 PATHS = (
-    *("/api/jobs", "/api/jobs/bulk", "/api/jobs/known", "/api/jobs/known/trigger"),
-    *("/api/jobs/known/pause", "/api/runs/bulk", "/api/runs", "/api/runs/none/cancel"),
-    *("/api/schedules/preview", "/api/keys/none", "/api/jobs/none/executions"),
+    *(
+        "/api/jobs",
+        "/api/v1/jobs",
+        "/api/v1/jobs/bulk",
+        "/api/v1/jobs/known",
+        "/api/v1/jobs/known/trigger",
+    ),
+    *("/api/v1/jobs/known/pause", "/api/v1/runs/bulk", "/api/v1/runs", "/api/v1/runs/none/cancel"),
+    *("/api/v1/schedules/preview", "/api/v1/keys/none", "/api/jobs/none/executions"),
     *("/api/observability/failures", "/metrics", "/openapi.json"),
 )
 QUERIES = ("page", "limit", "cursor", "state", "since", "until", "tag", "search", "dryRun", "job")
@@ -75,8 +81,8 @@ def _formed(url: str, rng: random.Random) -> str | None:
     if rng.random() < 0.1:
         name = rng.choice(["X-Odd", "If-Match", "Idempotency-Key", "Origin", "Host"])
         headers[name] = rng.choice(["", "*", "Bearer x", '"', "x" * 2000, "null"])
-    method = rng.choice(["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "BREW"])
-    if path.startswith("/api/events"):
+    method = rng.choice(["GET", "POST", "PATCH", "DELETE", "PATCH", "HEAD", "BREW"])
+    if path.startswith("/api/v1/events"):
         return None
     connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=20)
     try:
@@ -91,7 +97,7 @@ def _formed(url: str, rng: random.Random) -> str | None:
         return f"{method} {path[:200]} {body[:300]!r}: {answer.status} {text[:300]!r}"
     if answer.status >= 400 and method != "HEAD":
         document = json.loads(text)
-        if document.get("success") is not False or not document.get("error"):
+        if not document.get("code") or not document.get("detail"):
             return f"{method} {path[:200]}: {answer.status} without words"
     return None
 
@@ -134,22 +140,22 @@ def _value(rng: random.Random, depth: int) -> Any:
 HEADS = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"GET /\r\n\r\n",
-    b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-    b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
     b"Content-Length: 6\r\n\r\nxxxxxx",
-    b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
     b"Content-Length: 3\r\n\r\n0\r\n\r\n",
-    b"POST /api/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: 100000\r\n\r\n{",
-    b"GET /api/jobs HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+    b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
     b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    b"GET /api/jobs HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    b"GET /api/v1/jobs HTTP/9.9\r\nHost: localhost\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-    b"GET /api/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n",
-    b"GET http://evil.example/api/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET http://evil.example/api/v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
 )
 

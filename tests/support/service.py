@@ -24,40 +24,15 @@ from mainspring import RunContext, Scheduler
 from mainspring.core.clock import Clock
 from mainspring.dashboard.app import create_app
 from mainspring.service import server
-from mainspring.service.routes import (
-    events,
-    explanations,
-    firing,
-    health,
-    jobs,
-    keys,
-    runs,
-    schedules,
-    sessions,
-    v1,
-    workers,
-    workflows,
-)
+from mainspring.service.api import events, firing, health, jobs, keys, runs, schedules, sessions
+from mainspring.service.compat import routes as compat_routes
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import WebhookSettings
 
 LONG = 30.0
 ROUTES: list[Any] = [
     route
-    for part in (
-        v1,
-        jobs,
-        runs,
-        explanations,
-        workers,
-        workflows,
-        schedules,
-        firing,
-        events,
-        health,
-        keys,
-        sessions,
-    )
+    for part in (jobs, runs, schedules, firing, events, health, keys, sessions, compat_routes)
     for route in part.router.routes
 ]
 
@@ -73,7 +48,7 @@ class Api(httpx.AsyncClient):
         answer = await self.request(method, path, **options)
         assert answer.is_success, answer.text
         self.check_described(answer)
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def check_described(self, answer: httpx.Response) -> None:
         """Every answer is as the API's description says: no field more, none less."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from mainspring.service.schemas.problem import CODES
 from tests.support.service import LONG, WEBHOOK, Api
 
 
 async def created(api: Api, **fields: Any) -> str:
-    answer = await api.ok("POST", "/api/jobs", json={**WEBHOOK, **fields})
-    return str(answer["data"]["jobId"])
+    answer = await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, **fields})
+    return str(answer["id"])
 
 
 async def job(api: Api, job_id: str) -> Any:
-    return (await api.ok("GET", f"/api/jobs/{job_id}"))["data"]
+    return await api.ok("GET", f"/api/v1/jobs/{job_id}")
 
 
 async def refused(api: Api, method: str, path: str, status: int, **options: Any) -> Any:
@@ -22,16 +23,15 @@ async def refused(api: Api, method: str, path: str, status: int, **options: Any)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     document = answer.json()
-    assert document["success"] is False
+    assert document["code"] in CODES
     assert document["status"] == status
-    assert document["error"] == document["detail"]
     assert document["title"]
     return document
 
 
 async def finished(api: Api, **payload: Any) -> str:
-    run = await api.ok("POST", "/api/jobs/greet/trigger", json={"payload": payload})
-    run_id = str(run["data"]["id"])
+    run = await api.ok("POST", "/api/v1/jobs/greet/trigger", json={"payload": payload})
+    run_id = str(run["id"])
     await api.scheduler.wait(run_id, LONG)
     return run_id
 
@@ -42,7 +42,7 @@ async def key(api: Api, scope: str = "read", **options: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {text}"}
 
 
-async def code(api: Api, method: str = "GET", path: str = "/api/jobs", **options: Any) -> int:
+async def code(api: Api, method: str = "GET", path: str = "/api/v1/jobs", **options: Any) -> int:
     return (await api.request(method, path, **options)).status_code
 
 

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from mainspring.core.forecast import Forecast
 from mainspring.errors import MainspringError
+from mainspring.service.api.schedules import one_at_a_time
 from mainspring.service.dependencies import Service
 from mainspring.service.problems import ApiError
-from mainspring.service.routes.schedules import one_at_a_time
 
 __all__ = ["ForecastCache", "KeptForecast"]
 

@@ -4,7 +4,8 @@
     connection_limits.py  limits connections that wait for a request
     app.py                makes the application; dependencies.py is what its routes share
     middleware.py         the checks that every request passes
-    routes/               the endpoints, by subject; v1.py has those of `/api/v1`
+    api/                  `/api/v1`, by subject, the probes, `/metrics` and `/docs`
+    compat/               nine operations of another scheduler's API, mapped onto `/api/v1`
     schemas/              the documents: each field declared once, for requests, answers and OpenAPI
     problems.py           errors as RFC 9457 documents
     openapi.py            the document at `/openapi.json`

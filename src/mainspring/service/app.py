@@ -11,14 +11,9 @@ from mainspring import __version__
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.scheduler.client import Client
 from mainspring.service import openapi
-from mainspring.service.dependencies import Service
-from mainspring.service.middleware import RequestChecks
-from mainspring.service.problems import install_error_handlers
-from mainspring.service.router import add_routes
-from mainspring.service.routes import (
+from mainspring.service.api import (
     docs,
     events,
-    explanations,
     firing,
     health,
     jobs,
@@ -26,10 +21,12 @@ from mainspring.service.routes import (
     runs,
     schedules,
     sessions,
-    v1,
-    workers,
-    workflows,
 )
+from mainspring.service.compat import routes as compat_routes
+from mainspring.service.dependencies import Service
+from mainspring.service.middleware import RequestChecks
+from mainspring.service.problems import install_error_handlers
+from mainspring.service.router import add_routes
 from mainspring.service.settings import ServiceSettings
 
 __all__ = ["create_app"]
@@ -66,27 +63,13 @@ def create_app(
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # routes/docs.py
+        openapi_url=None,  # api/docs.py
         redirect_slashes=False,  # behind a TLS proxy it would redirect to plain HTTP
         lifespan=_lifespan,
     )
     app.state.service = service
     install_error_handlers(app)
-    parts = (
-        v1,
-        jobs,
-        runs,
-        explanations,
-        workers,
-        workflows,
-        schedules,
-        firing,
-        events,
-        health,
-        keys,
-        sessions,
-        docs,
-    )
+    parts = (jobs, runs, schedules, firing, events, health, keys, sessions, docs, compat_routes)
     add_routes(app, *(part.router for part in parts))
     app.add_middleware(
         RequestChecks,

@@ -10,7 +10,7 @@ also those that the store and the webhooks need.
     headers arrived          waiting, without a limit of time (the middleware limits the body's)
     whole request arrived    not waiting, until it is answered
     answer is not read       waiting, and its time runs anew whenever the client reads something
-    event stream             not waiting: it has its own limits (`routes/events.py`)
+    event stream             not waiting: it has its own limits (`api/events.py`)
 """
 
 from __future__ import annotations

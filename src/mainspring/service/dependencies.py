@@ -7,40 +7,26 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, cast, get_args, get_origin
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator
 from starlette.datastructures import Headers
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
-from mainspring.errors import JobNotFound, RunNotFound
+from mainspring.core.schedules.base import moment
+from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.client import Client
 from mainspring.service.api_keys import ApiKeys, Key
 from mainspring.service.audit import AuditLog
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.schemas.json_format import WrongFormat, read_datetime
 from mainspring.service.schemas.run import can_be_run_id
 from mainspring.service.sessions import Sessions
 from mainspring.service.settings import ServiceSettings
-
-__all__ = [
-    "COMPATIBILITY",
-    "SAFE_METHODS",
-    "JobPath",
-    "PageLimit",
-    "RunPath",
-    "Service",
-    "ServiceDep",
-    "by_session",
-    "caller",
-    "check_query",
-    "key_of",
-    "note_created",
-    "path_of",
-]
 
 # All dependencies are async: FastAPI would run plain functions in a thread.
 
@@ -48,7 +34,6 @@ COMPATIBILITY = "compatibility"
 """The tag of routes that take and answer the documents of an earlier scheduler's HTTP API, so that
 its clients need no change."""
 
-MAX_PAGE = 200
 DRY_RUN = "dryRun"
 """A parameter that every route accepts as false; the middleware refuses it where it is true."""
 
@@ -62,13 +47,14 @@ _HEADERS_WITH_EFFECT = {
 }
 """Headers that change what a request does, and what each is for."""
 
+_OFFSET = re.compile(r"([T ]\d\d[^ ]*) (\d\d(?::?\d\d)?)$", re.ASCII)
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
-PageLimit = Annotated[
-    int,
-    Query(ge=1, description=f"At most so many; a number above {MAX_PAGE} means {MAX_PAGE}."),
-    AfterValidator(lambda given: min(given, MAX_PAGE)),
+Limit = Annotated[int, Query(ge=1, le=500, description="At most this many items on a page.")]
+Cursor = Annotated[
+    str | None, Query(max_length=500, description="The `nextCursor` of the page before.")
 ]
+Moment = Annotated[str | None, Query(max_length=64, description="An ISO 8601 date-time.")]
 
 
 @dataclass
@@ -88,8 +74,8 @@ class Service:
     max_streams: int = 200
     schedule_computation: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a preview or a forecast is computed: one at a time."""
-    last_event: dict[bool, tuple[Event, bytes]] = field(default_factory=dict)
-    """The last event as it was sent; True: to clients of the compatibility operations."""
+    last_event: tuple[Event, bytes] | None = None
+    """The last event as it was sent."""
     histories: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     """The last history of each window, and when it was computed."""
     error_page: Callable[[Request, ApiError], Response] | None = None
@@ -209,3 +195,22 @@ def _query_faults(known: dict[str, bool], given: Counter[str]) -> list[FieldErro
         elif times > 1 and not known.get(name):
             faults.append(FieldError.predicate(shown, f"is given {times} times: give it once"))
     return faults
+
+
+def read_moment(text: str | None, name: str) -> datetime | None:
+    """The date-time of a query parameter; one without an offset is in UTC."""
+    if text is None:
+        return None
+    try:
+        # A + that was not written as %2B arrives as a space.
+        return in_utc(read_datetime(_OFFSET.sub(r"\1+\2", text)), name)
+    except WrongFormat as error:
+        raise ApiError.of_fields(FieldError.predicate(name, str(error))) from None
+
+
+def in_utc(when: datetime | None, name: str) -> datetime | None:
+    """A date-time without an offset is in UTC."""
+    try:
+        return None if when is None else moment(when, "UTC", name)
+    except InvalidInput as error:
+        raise ApiError.of_fields(FieldError(name, str(error))) from None

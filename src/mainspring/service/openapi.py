@@ -29,13 +29,7 @@ _RETRY_AFTER = {"Retry-After": ("integer", "Seconds to wait before the next try.
 
 def operation_id(route: APIRoute) -> str:
     """`listJobs`; of a compatibility route `compatListJobs`."""
-    if COMPATIBILITY not in route.tags:
-        return to_camel(route.name)
-    subject = route.path.split("/")[2]
-    words = ["compat", route.name]
-    if subject not in ("observability", route.name) and subject not in route.name:
-        words.append(subject)
-    return to_camel("_".join(words))
+    return to_camel(f"compat_{route.name}" if COMPATIBILITY in route.tags else route.name)
 
 
 def description(app: FastAPI) -> Schema:

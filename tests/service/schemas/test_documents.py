@@ -14,8 +14,8 @@ from mainspring import RunContext
 from mainspring.core.model import State
 from mainspring.engine.backfill import Backfill
 from mainspring.service.schemas.backfill import backfill_document
-from mainspring.service.schemas.health import CompatHealth, Probe, SchedulerHealth
-from mainspring.service.schemas.job import BulkResult, ChangedJob, CompatJobPage, JobDocument
+from mainspring.service.schemas.health import Health, Probe
+from mainspring.service.schemas.job import Job, JobBulkItem, JobList
 from mainspring.service.schemas.run import Attempt, Run
 from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import created, finished
@@ -28,10 +28,10 @@ def names(model: type[BaseModel]) -> set[str]:
 async def test_a_job_is_described_whole(api: Api) -> None:
     fields = {"breaker": 3, "misfire": "all", "retryOn": ["5xx"], "secretHeaders": ["X-A"]}
     await created(api, id="mine", **fields, headers={"X-A": "b"})
-    answer = await api.ok("PUT", "/api/jobs/mine", json={"rotateSecret": True})
-    assert answer["data"].keys() == names(ChangedJob)
-    read = await api.ok("GET", "/api/jobs/mine")
-    assert read["data"].keys() == names(JobDocument)
+    answer = await api.ok("PATCH", "/api/v1/jobs/mine", json={"rotateSecret": True})
+    assert answer.keys() == names(Job)
+    read = await api.ok("GET", "/api/v1/jobs/mine")
+    assert read.keys() == names(Job) - {"signingSecret"}
 
 
 async def test_a_run_is_described_whole(working: Api) -> None:
@@ -40,33 +40,32 @@ async def test_a_run_is_described_whole(working: Api) -> None:
         ctx.progress(1, 2, "half")
         return 3
 
-    run = (await working.ok("POST", "/api/jobs/count/trigger"))["data"]["id"]
+    run = (await working.ok("POST", "/api/v1/jobs/count/trigger"))["id"]
     await working.scheduler.wait(run, 10)
-    told = (await working.ok("GET", f"/api/runs/{run}"))["data"]
+    told = await working.ok("GET", f"/api/v1/runs/{run}")
     assert told.keys() == names(Run)
     assert told["progress"] == {"done": 1, "total": 2, "message": "half"}
     assert told["attempts"][0].keys() == names(Attempt)
     await finished(working, name="nobody")
-    for path in ("/api/runs", "/api/observability/failures", "/api/observability/stats"):
-        await working.ok("GET", path)
-    health = await working.ok("GET", "/api/observability/health")
-    assert health.keys() == names(CompatHealth)
-    assert health["scheduler"].keys() == names(SchedulerHealth)
+    await working.ok("GET", "/api/v1/runs")
+    assert (await working.ok("GET", "/api/v1/health")).keys() == names(Health)
 
 
 async def test_what_is_done_with_many_is_described(api: Api) -> None:
     jobs = [{**WEBHOOK, "id": "a"}, {"handler": "greet", "schedule": None}, {}]
-    made = await api.ok("POST", "/api/jobs/bulk", json={"jobs": jobs})
-    ran = await api.ok("POST", "/api/jobs/bulk", json={"action": "trigger", "ids": ["a", "none"]})
+    made = await api.ok("POST", "/api/v1/jobs/bulk", json={"jobs": jobs})
+    ran = await api.ok(
+        "POST", "/api/v1/jobs/bulk", json={"action": "trigger", "ids": ["a", "none"]}
+    )
     found: set[str] = set()
-    for one in (*made["data"], *ran["data"]):
+    for one in (*made["items"], *ran["items"]):
         found |= one.keys()
-    assert found == names(BulkResult)
+    assert found == names(JobBulkItem)
 
 
 @pytest.mark.parametrize(
     ("model", "extra"),
-    [(CompatJobPage, {"nothing": 1}), (Probe, {"status": "ok", "nothing": 1})],
+    [(JobList, {"nothing": 1}), (Probe, {"status": "ok", "nothing": 1})],
 )
 def test_what_is_not_described_is_noticed(model: type[BaseModel], extra: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="nothing"):

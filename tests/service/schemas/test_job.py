@@ -36,12 +36,12 @@ async def test_a_rule_that_was_read_makes_the_same_job_when_it_is_sent(
     first = await job(api, await created(api, schedule=lines, **zone))
     read = {name: first[name] for name in ("schedule", "timezone")}
     second = await job(api, await created(api, **read))
-    stored = [await api.scheduler.get_job(one["_id"]) for one in (first, second)]
+    stored = [await api.scheduler.get_job(one["id"]) for one in (first, second)]
     slots = [one.schedule.upcoming(5) for one in stored if one.schedule]
     assert slots[0] == slots[1] != []
-    seen = await api.ok("POST", "/api/schedules/preview", json={**read, "count": 5})
-    assert seen["data"]["schedule"] == first["schedule"]
-    assert [one["utc"] for one in seen["data"]["slots"]] == [to_iso(one) for one in slots[0]]
+    seen = await api.ok("POST", "/api/v1/schedules/preview", json={**read, "count": 5})
+    assert seen["schedule"] == first["schedule"]
+    assert [one["utc"] for one in seen["slots"]] == [to_iso(one) for one in slots[0]]
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ async def test_a_schedule_that_names_a_zone_beside_another_is_refused(api: Api, 
     ] is None
     sent = {"schedule": lines, "timezone": "Europe/Berlin"}
     for method, path in (
-        ("POST", "/api/jobs"),
-        ("PUT", f"/api/jobs/{made}"),
-        ("POST", "/api/schedules/preview"),
+        ("POST", "/api/v1/jobs"),
+        ("PATCH", f"/api/v1/jobs/{made}"),
+        ("POST", "/api/v1/schedules/preview"),
     ):
-        body = {**WEBHOOK, **sent} if path == "/api/jobs" else sent
+        body = {**WEBHOOK, **sent} if path == "/api/v1/jobs" else sent
         told = await refused(api, method, path, 422, json=body)
-        assert "Asia/Tokyo" in told["error"]
-        assert "Europe/Berlin" in told["error"]
-    for path in ("/api/schedules/preview",):
-        seen = (await api.ok("POST", path, json={"schedule": lines, "count": 1}))["data"]
+        assert "Asia/Tokyo" in told["detail"]
+        assert "Europe/Berlin" in told["detail"]
+    for path in ("/api/v1/schedules/preview",):
+        seen = await api.ok("POST", path, json={"schedule": lines, "count": 1})
         assert seen["timezone"] == "Asia/Tokyo"
         assert seen["slots"][0]["local"].endswith("T09:00:00.000+09:00")
 
@@ -78,7 +78,7 @@ async def test_a_moment_without_an_offset_is_in_the_zone_that_was_sent(api: Api)
     made = await job(api, await created(api, **sent))
     assert made["nextRunAt"] == "2099-01-01T03:30:00.000Z"
     body = {"runAt": sent["runAt"], "timezone": sent["timezone"]}
-    seen = (await api.ok("POST", "/api/schedules/preview", json=body))["data"]
+    seen = await api.ok("POST", "/api/v1/schedules/preview", json=body)
     assert seen["slots"][0]["utc"] == "2099-01-01T03:30:00.000Z"
 
 
@@ -94,22 +94,22 @@ async def test_a_condition_that_was_not_filled_in_matches_nothing(
 ) -> None:
     """It meant everything: `{"action": "delete", "match": {"tag": null}}` deleted every job."""
     job_id = await created(api)
-    run = (await api.ok("POST", f"/api/jobs/{job_id}/trigger"))["data"]["id"]
-    await api.ok("POST", f"/api/runs/{run}/cancel")
+    run = (await api.ok("POST", f"/api/v1/jobs/{job_id}/trigger"))["id"]
+    await api.ok("POST", f"/api/v1/runs/{run}/cancel")
     sent = {"action": "delete", "match": {name: None}}
-    told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=sent)
-    assert told["error"] == f"match.{name} is null: leave it out where it does not matter"
+    told = await refused(api, "POST", f"/api/v1/{what}/bulk", 422, json=sent)
+    assert told["detail"] == f"match.{name} is null: leave it out where it does not matter"
     wrong = {"action": "delete", "match": {name: {}}}
-    told = await refused(api, "POST", f"/api/{what}/bulk", 422, json=wrong)
+    told = await refused(api, "POST", f"/api/v1/{what}/bulk", 422, json=wrong)
     assert [one["field"] for one in told["errors"]] == [f"match.{name}"]
-    assert (await job(api, job_id))["_id"] == job_id
-    assert (await api.ok("GET", f"/api/runs/{run}"))["data"]["id"] == run
+    assert (await job(api, job_id))["id"] == job_id
+    assert (await api.ok("GET", f"/api/v1/runs/{run}"))["id"] == run
 
 
 async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> None:
     job_id = await created(api, name="Mine")
     sent = {"metadata": {"name": "evil", "team": "x"}}
-    told = await refused(api, "PUT", f"/api/jobs/{job_id}", 422, json=sent)
+    told = await refused(api, "PATCH", f"/api/v1/jobs/{job_id}", 422, json=sent)
     assert told["errors"] == [
         {
             "field": "metadata",
@@ -117,7 +117,7 @@ async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> Non
         }
     ]
     assert (await job(api, job_id))["name"] == "Mine"
-    await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **sent})
+    await refused(api, "POST", "/api/v1/jobs", 422, json={**WEBHOOK, **sent})
 
 
 @pytest.mark.parametrize(
@@ -134,50 +134,48 @@ async def test_what_is_of_a_request_is_refused_for_a_handler(
     api: Api, field: str, value: object
 ) -> None:
     sent = {"id": "hello", "handler": "greet", "schedule": None}
-    told = await refused(api, "POST", "/api/jobs", 422, json={**sent, field: value})
+    told = await refused(api, "POST", "/api/v1/jobs", 422, json={**sent, field: value})
     words = "is for a job that calls an endpoint, and this job runs a handler"
-    assert told["error"] == f"{field} {words}"
-    await api.ok("POST", "/api/jobs", json={**sent, field: None})
-    await refused(api, "PUT", "/api/jobs/hello", 422, json={field: value})
+    assert told["detail"] == f"{field} {words}"
+    await api.ok("POST", "/api/v1/jobs", json={**sent, field: None})
+    await refused(api, "PATCH", "/api/v1/jobs/hello", 422, json={field: value})
 
 
 async def test_a_timezone_without_a_schedule_is_refused(api: Api) -> None:
     words = "timezone is for a schedule, and this job has none"
     sent = {**WEBHOOK, "id": "never", "schedule": None, "timezone": "Asia/Tokyo"}
-    assert (await refused(api, "POST", "/api/jobs", 422, json=sent))["error"] == words
-    path = f"/api/jobs/{await created(api, schedule='@daily', timezone='Asia/Tokyo')}"
-    whole = {**(await api.ok("GET", path))["data"], "schedule": None}
-    assert (await api.ok("PUT", path, json=whole))["data"]["timezone"] == "UTC"
-    told = await refused(api, "PUT", path, 422, json={"timezone": "Asia/Tokyo"})
-    assert told["error"] == words
-    await api.ok("PUT", path, json={"schedule": "@daily", "timezone": "Asia/Tokyo"})
+    assert (await refused(api, "POST", "/api/v1/jobs", 422, json=sent))["detail"] == words
+    path = f"/api/v1/jobs/{await created(api, schedule='@daily', timezone='Asia/Tokyo')}"
+    whole = {**(await api.ok("GET", path)), "schedule": None}
+    assert (await api.ok("PATCH", path, json=whole))["timezone"] == "UTC"
+    told = await refused(api, "PATCH", path, 422, json={"timezone": "Asia/Tokyo"})
+    assert told["detail"] == words
+    await api.ok("PATCH", path, json={"schedule": "@daily", "timezone": "Asia/Tokyo"})
 
 
-@pytest.mark.parametrize("form", ["/api", "/api/v1"])
-async def test_a_null_timeout_is_none_for_a_handler_and_the_default_for_a_call(
-    api: Api, form: str
-) -> None:
+async def test_a_null_timeout_is_none_for_a_handler_and_the_default_for_a_call(api: Api) -> None:
     """In a new job and in an edit alike."""
-    edit = "PUT" if form == "/api" else "PATCH"
     handler = {"handler": "greet", "schedule": None}
     for job_id, body, timeout in (("runs", handler, None), ("calls", WEBHOOK, 30_000)):
-        await api.ok("POST", f"{form}/jobs", json={**body, "id": job_id, "timeout": None})
+        await api.ok("POST", "/api/v1/jobs", json={**body, "id": job_id, "timeout": None})
         assert (await job(api, job_id))["timeout"] == timeout
-        await api.ok(edit, f"{form}/jobs/{job_id}", json={"timeout": "7s"})
+        await api.ok("PATCH", f"/api/v1/jobs/{job_id}", json={"timeout": "7s"})
         assert (await job(api, job_id))["timeout"] == 7000
-        await api.ok(edit, f"{form}/jobs/{job_id}", json={"timeout": None})
+        await api.ok("PATCH", f"/api/v1/jobs/{job_id}", json={"timeout": None})
         assert (await job(api, job_id))["timeout"] == timeout
 
 
 async def test_enabled_null_does_not_resume_a_job(api: Api) -> None:
-    path = f"/api/jobs/{await created(api, enabled=False, retryAttempts=2, timezone='Asia/Tokyo')}"
-    before = (await api.ok("GET", path))["data"]
+    path = (
+        f"/api/v1/jobs/{await created(api, enabled=False, retryAttempts=2, timezone='Asia/Tokyo')}"
+    )
+    before = await api.ok("GET", path)
     sent = {"description": "x", "enabled": None}
-    told = await refused(api, "PUT", path, 422, json=sent)
-    assert told["error"] == "enabled is true or false, not null"
-    assert (await api.ok("GET", path))["data"] == before
+    told = await refused(api, "PATCH", path, 422, json=sent)
+    assert told["detail"] == "enabled is true or false, not null"
+    assert (await api.ok("GET", path)) == before
     kept = ("timezone", "executionType", "retryAttempts", "retryDelay", "handler")
-    after = (await api.ok("PUT", path, json=dict.fromkeys(kept)))["data"]
+    after = await api.ok("PATCH", path, json=dict.fromkeys(kept))
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
 
 
@@ -187,21 +185,21 @@ async def test_a_finished_job_cannot_be_resumed(api: Api) -> None:
     stored = await api.scheduler.get_job(job_id)
     past = schedules.at("2001-01-01T00:00:00Z").bind(job_id, stored.created_at)
     await put_job(api.scheduler.store, replace(stored, schedule=past))
-    path = f"/api/jobs/{job_id}"
-    edit = await refused(api, "PUT", path, 422, json={"enabled": True})
+    path = f"/api/v1/jobs/{job_id}"
+    edit = await refused(api, "PATCH", path, 422, json={"enabled": True})
     resume = await refused(api, "POST", f"{path}/resume", 422)
-    assert edit["error"] == resume["error"]
-    assert "is over: it would never fire" in resume["error"]
-    bulk = await api.ok("POST", "/api/jobs/bulk", json={"action": "resume", "ids": [job_id]})
-    assert bulk["data"][0]["error"] == resume["error"]
+    assert edit["detail"] == resume["detail"]
+    assert "is over: it would never fire" in resume["detail"]
+    bulk = await api.ok("POST", "/api/v1/jobs/bulk", json={"action": "resume", "ids": [job_id]})
+    assert bulk["items"][0]["problem"]["detail"] == resume["detail"]
     assert (await job(api, job_id))["enabled"] is False
 
 
 async def test_a_header_that_is_there_can_be_marked_by_its_name(api: Api) -> None:
     headers = {"X-P": "s3cret", "X-Q": "plain", "Authorization": "Bearer me"}
     job_id = await created(api, headers=headers)
-    path = f"/api/jobs/{job_id}"
-    edited = (await api.ok("PUT", path, json={"secretHeaders": ["x-p"]}))["data"]
+    path = f"/api/v1/jobs/{job_id}"
+    edited = await api.ok("PATCH", path, json={"secretHeaders": ["x-p"]})
     masked = {"X-P": "********", "Authorization": "********"}
     assert edited["headers"] == {"X-Q": "plain", **masked}
     assert sorted(edited["secretHeaders"]) == ["Authorization", "X-P"]
@@ -209,9 +207,9 @@ async def test_a_header_that_is_there_can_be_marked_by_its_name(api: Api) -> Non
     made = api.scheduler.webhooks.preview(stored, await api.scheduler.now())
     assert {name: made.headers.get(name) for name in headers} == headers
     marked = edited["secretHeaders"]
-    again = await api.ok("PUT", path, json={"secretHeaders": marked, "priority": 3})
-    assert (again["data"]["priority"], again["data"]["headers"]) == (3, edited["headers"])
-    await refused(api, "PUT", path, 422, json={"secretHeaders": ["X-Nowhere"]})
+    again = await api.ok("PATCH", path, json={"secretHeaders": marked, "priority": 3})
+    assert (again["priority"], again["headers"]) == (3, edited["headers"])
+    await refused(api, "PATCH", path, 422, json={"secretHeaders": ["X-Nowhere"]})
 
 
 @pytest.mark.parametrize("name", ["id", "_id", "jobId"])
@@ -230,8 +228,8 @@ async def test_a_job_cannot_be_moved_to_another_id(
 
 
 async def test_a_job_that_calls_an_endpoint_keeps_one(api: Api) -> None:
-    path = f"/api/jobs/{await created(api)}"
-    told = await refused(api, "PUT", path, 422, json={"endpoint": None, "priority": 99})
+    path = f"/api/v1/jobs/{await created(api)}"
+    told = await refused(api, "PATCH", path, 422, json={"endpoint": None, "priority": 99})
     assert [one["field"] for one in told["errors"]] == ["priority", "endpoint"]
     assert "endpoint cannot be null: this job calls an endpoint" in told["detail"]
 
@@ -250,12 +248,12 @@ async def test_edit_of_a_job_that_a_file_defines_names_the_file(api: Api, tmp_pa
     await api.scheduler.apply_jobs(file)
     one = await job(api, "ping")
     assert (one["owner"], one["file"]) == ("file", "shop")
-    problem = await refused(api, "PUT", "/api/jobs/ping", 409, json={"priority": 9})
-    assert "is defined in the file 'shop'" in problem["error"]
+    problem = await refused(api, "PATCH", "/api/v1/jobs/ping", 409, json={"priority": 9})
+    assert "is defined in the file 'shop'" in problem["detail"]
     assert problem["code"] == "job_owned_by_file"
-    await refused(api, "DELETE", "/api/jobs/ping", 409)
-    await api.ok("POST", "/api/jobs/ping/pause")
-    await api.ok("POST", "/api/jobs/ping/trigger")
+    await refused(api, "DELETE", "/api/v1/jobs/ping", 409)
+    await api.ok("POST", "/api/v1/jobs/ping/pause")
+    await api.ok("POST", "/api/v1/jobs/ping/trigger")
 
 
 TYPED: dict[str, Any] = {
@@ -286,7 +284,7 @@ async def test_a_job_that_is_sent_back_as_it_was_read_keeps_its_payload(
     api = await make_api_with_any_payload(make)
     await api.scheduler.add_job("mine", handler="keep", payload=payload, metadata=TYPED)
     for _ in range(2):
-        await api.ok("PUT", "/api/jobs/mine", json=await job(api, "mine"))
+        await api.ok("PATCH", "/api/v1/jobs/mine", json=await job(api, "mine"))
         read = await api.ok("GET", "/api/v1/jobs/mine")
         await api.ok("PATCH", "/api/v1/jobs/mine", json={"payload": read["payload"]})
         metadata = {"metadata": {**read["metadata"], "new": 1}}
@@ -309,7 +307,7 @@ async def test_an_edit_of_one_key_of_a_payload_keeps_the_types_of_the_others(mak
 async def test_a_wrong_tagged_value_is_refused(make: Make) -> None:
     api = await make_api_with_any_payload(make)
     body = {"schedule": None, "handler": "keep", "payload": {"day": {"$date": "someday"}}}
-    found = await refused(api, "POST", "/api/jobs", 422, json=body)
+    found = await refused(api, "POST", "/api/v1/jobs", 422, json=body)
     assert found["errors"] == [
         {
             "field": "payload",
@@ -325,7 +323,7 @@ async def test_a_wrong_tagged_value_is_refused(make: Make) -> None:
 async def test_the_body_of_a_webhook_is_taken_and_answered_as_it_is(api: Api) -> None:
     body = {"name": {"$date": "x"}, "filter": {"$$gt": 5}}
     name = await created(api, **{**WEBHOOK, "body": body})
-    await api.ok("PUT", f"/api/jobs/{name}", json=await job(api, name))
+    await api.ok("PATCH", f"/api/v1/jobs/{name}", json=await job(api, name))
     assert (await job(api, name))["body"] == body
 
 
@@ -365,7 +363,7 @@ async def test_the_library_refuses_values_beyond_its_bounds(
     api: Api, body: dict[str, Any], field: str, message: str
 ) -> None:
     sent = {**WEBHOOK, **body, **({"schedule": None} if "after" in body else {})}
-    found = await refused(api, "POST", "/api/jobs", 422, json=sent)
+    found = await refused(api, "POST", "/api/v1/jobs", 422, json=sent)
     assert [one["field"] for one in found["errors"]] == [field]
     assert message in found["errors"][0]["message"]
 
@@ -383,5 +381,5 @@ async def test_metadata_whose_name_is_no_text_stay_as_they_are(api: Api, name: A
 
 async def test_a_name_is_refused_inside_of_metadata(api: Api) -> None:
     for body in ({"metadata": {"name": "x"}}, {"name": "x", "metadata": {"name": {"en": "x"}}}):
-        found = await refused(api, "POST", "/api/jobs", 422, json={**WEBHOOK, **body})
+        found = await refused(api, "POST", "/api/v1/jobs", 422, json={**WEBHOOK, **body})
         assert [one["field"] for one in found["errors"]] == ["metadata"]

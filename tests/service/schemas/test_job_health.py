@@ -30,7 +30,7 @@ async def test_the_health_and_the_metrics_of_a_job(make: Make) -> None:
     assert (health["lastRun"]["state"], health["lastRun"]["source"]) == ("failed", "enqueue")
     assert health["lastRun"]["error"] == "OSError: disk full"
     assert health["breaker"] == "none"
-    assert (await api.ok("GET", "/api/jobs/flaky/health"))["data"] == health
+    assert (await api.ok("GET", "/api/v1/jobs/flaky/health")) == health
     metrics = await api.ok("GET", "/api/v1/jobs/flaky/metrics")
     assert (metrics["total"], metrics["succeeded"], metrics["failed"]) == (4, 3, 1)
     assert metrics["failureRate"] == 0.25
@@ -38,20 +38,20 @@ async def test_the_health_and_the_metrics_of_a_job(make: Make) -> None:
     assert metrics["lateness"]["average"] >= 0
     assert metrics["ended"] == {"succeeded": 3, "failed": 1, "cancelled": 0, "skipped": 0}
     assert [one["error"] for one in metrics["recentFailures"]] == ["OSError: disk full"]
-    week = await api.ok("GET", "/api/jobs/flaky/metrics?window=7d")
-    assert week["data"]["total"] == 4
-    assert week["data"]["since"] < metrics["since"]
+    week = await api.ok("GET", "/api/v1/jobs/flaky/metrics?window=7d")
+    assert week["total"] == 4
+    assert week["since"] < metrics["since"]
 
 
 async def test_a_window_that_cannot_be_used_is_refused(make: Make) -> None:
     api = await make(with_failures())
     for window in ("9d", "1m", "soon"):
-        told = await refused(api, "GET", f"/api/jobs/flaky/metrics?window={window}", 422)
-        assert "window" in told["error"]
+        told = await refused(api, "GET", f"/api/v1/jobs/flaky/metrics?window={window}", 422)
+        assert "window" in told["detail"]
         answer = await api.get(f"/api/v1/jobs/flaky/metrics?window={window}")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "window")
     for what in ("metrics", "health"):
-        await refused(api, "GET", f"/api/jobs/nowhere/{what}", 404)
+        await refused(api, "GET", f"/api/v1/jobs/nowhere/{what}", 404)
         assert (await api.get(f"/api/v1/jobs/nowhere/{what}")).status_code == 404
 
 

@@ -76,7 +76,7 @@ async def test_a_new_job_is_defined_and_its_schedule_parsed_once(
 
     counted(definition, "define")
     counted(schedules, "parse")
-    await api.ok("POST", "/api/jobs", json={**SENT, "successCodes": [200], "retryOn": ["5xx"]})
+    await api.ok("POST", "/api/v1/jobs", json={**SENT, "successCodes": [200], "retryOn": ["5xx"]})
     assert sorted(calls) == ["define", "parse"]
 
 

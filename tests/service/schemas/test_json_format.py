@@ -45,11 +45,11 @@ async def read(api: Api, path: str) -> Any:
 async def test_a_run_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) -> None:
     run = await odd.scheduler.enqueue("listing")
     await odd.scheduler.wait(run.id, 10)
-    told = (await read(odd, f"/api/runs/{run.id}"))["data"]
+    told = await read(odd, f"/api/v1/runs/{run.id}")
     assert told["result"] == {"file": ODD}
     assert told["progress"]["message"] == ODD
     assert any(ODD in line for line in told["attempts"][0]["log"])
-    listed = (await read(odd, "/api/runs"))["data"]
+    listed = (await read(odd, "/api/v1/runs"))["items"]
     assert [one["progress"]["message"] for one in listed] == [ODD]
     assert len((await read(odd, "/api/jobs/listing/executions"))["data"]) == 1
 
@@ -73,12 +73,12 @@ async def test_a_job_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) ->
     await odd.scheduler.add_job(
         "mine", handler="greet", payload={"name": ODD}, metadata={"name": ODD, "file": ODD}
     )
-    answer = await odd.get("/api/jobs/mine")
+    answer = await odd.get("/api/v1/jobs/mine")
     assert answer.status_code == 200, answer.text
     assert answer.headers["etag"]
-    told = json.loads(answer.content)["data"]
+    told = json.loads(answer.content)
     assert (told["name"], told["payload"], told["metadata"]) == (ODD, {"name": ODD}, {"file": ODD})
-    listed = (await read(odd, "/api/jobs?search=mine"))["data"]
+    listed = (await read(odd, "/api/v1/jobs?search=mine"))["items"]
     assert [one["name"] for one in listed] == [ODD]
     assert (await odd.get("/metrics")).status_code == 200
 

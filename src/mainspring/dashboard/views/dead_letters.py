@@ -15,7 +15,7 @@ from msgspec import Struct
 from mainspring.core.model import Run, State
 from mainspring.dashboard.formats import first_line
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.service.routes.runs import find_runs
+from mainspring.service.api.runs import find_runs
 
 __all__ = ["router"]
 

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Query, Request, Response
 from mainspring.core.model import State
 from mainspring.dashboard import formats
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.service.routes.runs import Moment, find_runs, read_moment
+from mainspring.service.api.runs import find_runs
+from mainspring.service.dependencies import Moment, read_moment
 
 __all__ = ["router"]
 

@@ -11,8 +11,6 @@ from mainspring.engine import backfill
 from mainspring.service.schemas.fields import Body, DateTime, Document, Priority, Time
 from mainspring.service.schemas.json_format import camel_case
 
-__all__ = ["Backfill", "BackfillAnswer", "BackfillBody", "backfill_document"]
-
 MOST = 10_000
 """Runs that one request adds."""
 
@@ -64,11 +62,6 @@ class Backfill(Document):
             " counts from when its job was first stored."
         ),
     ]
-
-
-class BackfillAnswer(Document):
-    success: bool
-    data: Backfill
 
 
 def backfill_document(found: backfill.Backfill) -> dict[str, Any]:

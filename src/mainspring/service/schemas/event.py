@@ -1,4 +1,4 @@
-"""An event of the stream at `/api/events`."""
+"""An event of the stream at `/api/v1/events`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from mainspring.service.schemas.job import job_document
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.service.schemas.run import run_document
 
-__all__ = ["event_document"]
 
-
-def event_document(event: Event, *, compatibility: bool = False) -> dict[str, Any]:
-    """An event as it is sent. `compatibility`: for clients of the compatibility operations."""
+def event_document(event: Event) -> dict[str, Any]:
     error = event.error
     if isinstance(error, BaseException):
         error = f"{type(error).__name__}: {error}"
@@ -27,7 +24,7 @@ def event_document(event: Event, *, compatibility: bool = False) -> dict[str, An
         "time": to_iso(event.time),
         "jobId": event.job_id,
         "run": None if event.run is None else run_document(event.run),
-        "job": job_document(job, compatibility=compatibility) if isinstance(job, Job) else None,
+        "job": job_document(job) if isinstance(job, Job) else None,
         "error": error,
         "data": msgspec.to_builtins(data, enc_hook=str),
     }

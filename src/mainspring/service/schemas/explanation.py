@@ -9,8 +9,6 @@ from pydantic import Field
 from mainspring.scheduler.explanation import Reason
 from mainspring.service.schemas.fields import Document, Time
 
-__all__ = ["Explanation", "ExplanationAnswer"]
-
 
 class Explanation(Document):
     """Why a run, a job or a slot has not run, or not yet; or that it has."""
@@ -23,8 +21,3 @@ class Explanation(Document):
     facts: Annotated[
         dict[str, Any], Field(description="Ids of runs, times and names behind the sentence.")
     ]
-
-
-class ExplanationAnswer(Document):
-    success: bool
-    data: Explanation

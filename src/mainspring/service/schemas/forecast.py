@@ -10,8 +10,6 @@ from pydantic import Field
 from mainspring.core import forecast as values
 from mainspring.service.schemas.fields import Document, Time
 
-__all__ = ["CompatForecast", "Forecast", "forecast_document"]
-
 JobIds = list[str]
 
 
@@ -72,11 +70,6 @@ class Forecast(Document):
     overruns: list[Overrun]
     suggestions: list[Suggestion]
     notes: list[str]
-
-
-class CompatForecast(Document):
-    success: bool
-    data: Forecast
 
 
 MOST_JOBS = 100

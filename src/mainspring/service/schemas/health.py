@@ -8,27 +8,6 @@ from pydantic import Field
 
 from mainspring.service.schemas.fields import Cursor, Document, Milliseconds, Time, repeats
 
-__all__ = [
-    "PROCESS_FIELDS",
-    "CompatHealth",
-    "ExecutionCounts",
-    "Firing",
-    "FiringAnswer",
-    "Health",
-    "History",
-    "HistoryPoint",
-    "JobCounts",
-    "LastDay",
-    "OpenBreaker",
-    "OpenBreakerList",
-    "Probe",
-    "SchedulerHealth",
-    "SchedulerState",
-    "Statistics",
-    "Stats",
-    "StatsData",
-]
-
 _Status = Annotated[Literal["healthy", "degraded", "stopping"], Field(examples=["healthy"])]
 _RunCounts = Annotated[
     dict[str, int],
@@ -143,54 +122,8 @@ class Probe(Document):
     status: Annotated[str, Field(examples=["ok"])]
 
 
-# -- answers of the compatibility operations ------------------------------------------------------
-
-
-class SchedulerState(Document):
-    is_running: bool
-    running_jobs: int
-    max_concurrent_jobs: int
-
-
 PROCESS_FIELDS = (
     *("is_leader", "stuck_threads", "enabled", "paused_since"),
     *("memory", "cpu_seconds", "memory_limit_reached"),
 )
 """The fields that the library's health of a scheduler has under the same names."""
-
-
-@repeats(Health, "poll_interval", *PROCESS_FIELDS)
-class SchedulerHealth(SchedulerState):
-    pass
-
-
-@repeats(Health, "status", "store", "jobs_without_worker", "orphaned_jobs")
-class CompatHealth(Document):
-    success: bool
-    timestamp: Time
-    scheduler: SchedulerHealth
-
-
-class FiringAnswer(Document):
-    success: bool
-    data: Firing
-
-
-class ExecutionCounts(Document):
-    total: int
-    successful: int
-    failed: int
-    last24_hours: Annotated[int, Field(alias="last24Hours")]
-
-
-class StatsData(Document):
-    executions: ExecutionCounts
-    scheduler: SchedulerState
-    jobs: dict[str, int]
-    runs: _RunCounts
-    due: int
-
-
-class Stats(Document):
-    success: bool
-    data: StatsData

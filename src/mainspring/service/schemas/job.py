@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -53,7 +52,6 @@ from mainspring.service.schemas.fields import (
     field_fault,
     may_be_left_out,
     options_of,
-    pick,
     takes,
     within,
 )
@@ -63,46 +61,10 @@ from mainspring.service.schemas.json_format import (
     to_json_value,
     to_milliseconds,
 )
-from mainspring.service.schemas.problem import FieldProblem, Problem
+from mainspring.service.schemas.problem import Problem
 from mainspring.webhooks.definition import MAX_STATUS_CODES, MAX_URL
 from mainspring.webhooks.headers import MAX_HEADERS
 from mainspring.webhooks.service import masked_headers
-
-__all__ = [
-    "JOB",
-    "ROTATE_SECRET",
-    "SCHEDULE",
-    "SCHEDULE_FORMS",
-    "WEBHOOK",
-    "BackoffBody",
-    "BreakerBody",
-    "Bulk",
-    "BulkResult",
-    "ChangedAnswer",
-    "ChangedJob",
-    "CompatJobPage",
-    "Created",
-    "Job",
-    "JobAnswer",
-    "JobBody",
-    "JobDocument",
-    "JobList",
-    "JobMatchBody",
-    "JobUpdateBody",
-    "JobsBulkBody",
-    "JobsBulkResult",
-    "MisfireBody",
-    "RenderedRequest",
-    "Shown",
-    "TriggerBody",
-    "backoff_options",
-    "created_document",
-    "etag",
-    "job_document",
-    "own_metadata",
-    "schedule_text",
-    "stored_name",
-]
 
 _DEFAULT = Policy()
 Tag = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME})]
@@ -329,14 +291,6 @@ ID: FieldSpec[model.Job] = FieldSpec(
     sent=str | None,
     answered=str,
     read=lambda job: job.id,
-)
-COMPAT_ID: FieldSpec[model.Job] = FieldSpec(
-    "id",
-    "The job's name in URLs.",
-    "nightly",
-    answered=str,
-    read=lambda job: job.id,
-    other_alias="_id",
 )
 SCHEDULE: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
@@ -966,9 +920,13 @@ class JobsBulkResult(Document):
     items: list[JobBulkItem]
 
 
-def job_document(job: model.Job, *, compatibility: bool = False) -> dict[str, Any]:
-    """A job as it is answered. `compatibility`: with `_id` instead of `id`."""
-    document = document_of((COMPAT_ID if compatibility else ID, *JOB), job)
+class PrunedOrphans(Document):
+    jobs: Annotated[list[str], Field(description="The jobs whose code is gone.")]
+    removed: Annotated[bool, Field(description="Whether they were removed.")]
+
+
+def job_document(job: model.Job) -> dict[str, Any]:
+    document = document_of((ID, *JOB), job)
     if job.webhook is not None:
         document |= document_of(WEBHOOK, job.webhook)
     return document
@@ -977,7 +935,7 @@ def job_document(job: model.Job, *, compatibility: bool = False) -> dict[str, An
 def etag(job: model.Job) -> str:
     """The ETag of the definition: a job that fires keeps it. The document leaves out or rounds some
     parts, so those are added as they are stored."""
-    document = job_document(job, compatibility=True)
+    document = job_document(job)
     for name in ("nextRunAt", "lastRunAt", "updatedAt"):
         del document[name]
     signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
@@ -985,114 +943,3 @@ def etag(job: model.Job) -> str:
     schedule = job.schedule.to_dict() if job.schedule else None
     text = encode_json([document, schedule, job.policy.to_dict(), signing, sealed])
     return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
-
-
-# -- answers of the compatibility operations ------------------------------------------------------
-
-
-CREATED: tuple[FieldSpec[Any], ...] = (
-    replace(COMPAT_ID, name="job_id", other_alias=None),
-    *pick(JOB, "schedule"),
-    *pick(
-        WEBHOOK,
-        "endpoint",
-        optional=False,
-        read=lambda job: None if job.webhook is None else job.webhook.url,
-    ),
-    *pick(JOB, "next_run_at"),
-    *pick(
-        JOB,
-        "handler",
-        description="If the job calls no endpoint.",
-        example=None,
-        answered=str | None,
-        optional=True,
-        read=None,
-    ),
-    SIGNING_SECRET,
-)
-
-
-@answers(*CREATED)
-class CreatedData(Document):
-    """A new job."""
-
-
-class Created(Document):
-    success: bool
-    data: CreatedData
-
-
-class Shown(Document):
-    success: bool
-    data: RenderedRequest
-
-
-@answers(COMPAT_ID, *JOB, *WEBHOOK)
-class JobDocument(Document):
-    """A job."""
-
-
-class JobAnswer(Document):
-    success: bool
-    data: JobDocument
-
-
-@answers(SIGNING_SECRET)
-class ChangedJob(JobDocument):
-    """A job after a change."""
-
-
-class ChangedAnswer(Document):
-    success: bool
-    data: ChangedJob
-
-
-class CompatJobPage(Document):
-    success: bool
-    data: list[JobDocument]
-    page: int
-    limit: int
-    total: int
-
-
-@answers(*(replace(one, answered=one.answered | None, optional=True) for one in CREATED))
-class BulkResult(Document):
-    """The result for one job: what creating it alone would answer, or the run that a trigger made,
-    or why it was not done."""
-
-    success: bool
-    index: Annotated[int, Field(description="The place in `jobs`.")] | None = None
-    run_id: str | None = None
-    error: str | None = None
-    status: int | None = None
-    errors: list[FieldProblem] | None = None
-
-
-class Bulk(Document):
-    """`success` is true if it was done for every job."""
-
-    success: bool
-    data: list[BulkResult]
-    matched: int
-    done: int
-
-
-class PrunedOrphans(Document):
-    jobs: Annotated[list[str], Field(description="The jobs whose code is gone.")]
-    removed: Annotated[bool, Field(description="Whether they were removed.")]
-
-
-class PrunedOrphansAnswer(Document):
-    success: bool
-    data: PrunedOrphans
-
-
-def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
-    """What the compatibility operation answers when a job was created."""
-    document = document_of(CREATED, job)
-    if job.webhook is None:
-        document["handler"] = job.handler
-    if signing_secret is not None:
-        document["signingSecret"] = signing_secret
-    return document

@@ -11,14 +11,6 @@ from mainspring.scheduler import statistics
 from mainspring.service.schemas.fields import Document, Milliseconds, Time
 from mainspring.service.schemas.json_format import camel_case
 
-__all__ = [
-    "JobHealth",
-    "JobHealthAnswer",
-    "JobMetrics",
-    "JobMetricsAnswer",
-    "metrics_document",
-]
-
 _Rate = Annotated[
     float | None,
     Field(description="0 to 1, of the runs that succeeded or failed. Null if none did."),
@@ -110,16 +102,6 @@ class JobMetrics(Document):
     recent_failures: Annotated[
         list[FailedRun], Field(description="The newest stored runs that failed, at most 10.")
     ]
-
-
-class JobHealthAnswer(Document):
-    success: bool
-    data: JobHealth
-
-
-class JobMetricsAnswer(Document):
-    success: bool
-    data: JobMetrics
 
 
 def metrics_document(found: statistics.JobMetrics) -> dict[str, Any]:

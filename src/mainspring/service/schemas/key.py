@@ -8,8 +8,6 @@ from pydantic import ConfigDict, Field
 
 from mainspring.service.schemas.fields import Body, Cursor, Document, Duration, OneLine, Time
 
-__all__ = ["ApiKey", "ApiKeyList", "KeyAnswer", "KeyBody", "KeyList"]
-
 _Scope = Literal["read", "write", "admin"]
 _NAME = Field(description="Who uses the key.")
 _SCOPE = Field(description="`write` also reads. `admin` also makes and revokes keys.")
@@ -61,13 +59,3 @@ class ApiKey(Document):
 class ApiKeyList(Document):
     items: list[ApiKey]
     next_cursor: Cursor
-
-
-class KeyAnswer(Document):
-    success: bool
-    data: ApiKey
-
-
-class KeyList(Document):
-    success: bool
-    data: list[ApiKey]

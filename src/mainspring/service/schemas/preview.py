@@ -16,8 +16,6 @@ from mainspring.service.schemas.fields import (
 )
 from mainspring.service.schemas.job import SCHEDULE
 
-__all__ = ["CompatPreview", "Preview", "PreviewBody", "Slot"]
-
 _REQUEST: tuple[FieldSpec[object], ...] = (
     FieldSpec(
         "count",
@@ -64,8 +62,3 @@ class Preview(Document):
     warnings: Annotated[
         list[str], Field(description="What changes of the clock do to the schedule.")
     ]
-
-
-class CompatPreview(Document):
-    success: bool
-    data: Preview

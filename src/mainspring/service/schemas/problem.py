@@ -8,8 +8,6 @@ from pydantic import Field
 
 from mainspring.service.schemas.fields import Document
 
-__all__ = ["CODES", "STATUSES", "Done", "FieldProblem", "Problem", "ProblemDocument"]
-
 CODES = {
     "bad_request": "The request cannot be read.",
     "invalid_json": "The body is not JSON.",
@@ -108,10 +106,3 @@ class ProblemDocument(Problem):
 
     success: Annotated[bool, Field(description="Always false.")]
     error: Annotated[str, Field(description="The same as `detail`.")]
-
-
-class Done(Document):
-    """What the compatibility operations answer to a deletion."""
-
-    success: bool
-    message: Annotated[str, Field(examples=["job nightly was deleted"])]

@@ -26,21 +26,6 @@ from mainspring.service.schemas.fields import (
 )
 from mainspring.service.schemas.json_format import seconds_to_milliseconds, to_iso, to_json_value
 
-__all__ = [
-    "ATTEMPT",
-    "RUN",
-    "Attempt",
-    "CompatRunPage",
-    "Run",
-    "RunAnswer",
-    "RunList",
-    "RunsBulk",
-    "RunsBulkBody",
-    "RunsBulkResult",
-    "can_be_run_id",
-    "run_document",
-]
-
 # -- answers --------------------------------------------------------------------------------------
 
 
@@ -333,22 +318,6 @@ class RunsBulkResult(Document):
     ]
     done: Annotated[int, Field(description="For how many it was done.")]
     more: Annotated[bool, Field(description="Whether more match than `limit`: call again.")]
-
-
-class RunAnswer(Document):
-    success: bool
-    data: Run
-
-
-class CompatRunPage(Document):
-    success: bool
-    data: list[Run]
-    cursor: str | None
-
-
-class RunsBulk(Document):
-    success: bool
-    data: RunsBulkResult
 
 
 def run_document(run: model.Run, *, whole: bool = False) -> dict[str, Any]:

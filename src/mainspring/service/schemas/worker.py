@@ -8,8 +8,6 @@ from pydantic import Field
 
 from mainspring.service.schemas.fields import Cursor, Document, Time
 
-__all__ = ["Worker", "WorkerList", "WorkersAnswer"]
-
 
 class Worker(Document):
     """A process that works on runs. A worker of an earlier version says less of itself."""
@@ -32,8 +30,3 @@ class Worker(Document):
 class WorkerList(Document):
     items: list[Worker]
     next_cursor: Cursor
-
-
-class WorkersAnswer(Document):
-    success: bool
-    data: list[Worker]

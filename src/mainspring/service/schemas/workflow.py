@@ -11,8 +11,6 @@ from mainspring.core.workflow_graph import Workflow as Graph
 from mainspring.service.schemas.fields import Body, Document, JobId, JsonValue
 from mainspring.service.schemas.run import Run
 
-__all__ = ["ChainAnswer", "ChainBody", "ChainResult", "Workflow", "WorkflowAnswer", "workflow_of"]
-
 
 class LinkBody(Body):
     job_id: Annotated[JobId, Field(description="The job to run.", examples=["extract"])]
@@ -70,18 +68,8 @@ class Workflow(Document):
     text: Annotated[str, Field(description="The graph drawn as a tree.")]
 
 
-class WorkflowAnswer(Document):
-    success: bool
-    data: Workflow
-
-
 class ChainResult(Document):
     items: list[Run]
-
-
-class ChainAnswer(Document):
-    success: bool
-    data: list[Run]
 
 
 def workflow_of(graph: Graph) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/api/schedules`: the next slots of a schedule, and the load that all schedules make."""
+"""`/api/v1/schedules`: the next slots of a schedule, and the load that all schedules make."""
 
 from __future__ import annotations
 
@@ -18,25 +18,16 @@ from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
 from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput
-from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep
+from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
 from mainspring.service.router import api_router
-from mainspring.service.schemas.forecast import CompatForecast, Forecast, forecast_document
+from mainspring.service.schemas.forecast import Forecast, forecast_document
 from mainspring.service.schemas.job import SCHEDULE_FORMS, schedule_text
 from mainspring.service.schemas.job_options import merge_faults
 from mainspring.service.schemas.json_format import json_response, to_iso
-from mainspring.service.schemas.preview import CompatPreview, Preview, PreviewBody, Slot
+from mainspring.service.schemas.preview import Preview, PreviewBody, Slot
 
-__all__ = [
-    "ForecastDays",
-    "ForecastStart",
-    "ForecastZone",
-    "compute_forecast",
-    "compute_preview",
-    "router",
-]
-
-router = api_router(prefix="/api/schedules", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/v1/schedules", tags=["schedules"])
 
 ForecastDays = Annotated[int, Query(ge=1, le=MOST_DAYS, description="How many days.")]
 ForecastStart = Annotated[
@@ -54,25 +45,26 @@ MAX_WAIT_SECONDS = 2.0
 """How long a preview waits for the ones before it."""
 
 
-@router.post("/preview", response_model=CompatPreview, summary="The next slots of a schedule")
-async def preview(body: PreviewBody, service: ServiceDep) -> Response:
-    return json_response(CompatPreview(success=True, data=await compute_preview(service, body)))
+@router.post(
+    "/preview",
+    response_model=Preview,
+    summary="Show the next slots of a schedule",
+)
+async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Response:
+    return json_response(await _compute_preview(service, body))
 
 
-@router.get("/forecast", response_model=CompatForecast, summary="The load that schedules will make")
-async def forecast(
+@router.get(
+    "/forecast",
+    response_model=Forecast,
+    summary="Forecast the load that the schedules of all jobs make",
+)
+async def forecast_schedules(
     service: ServiceDep,
     days: ForecastDays = 30,
     start: ForecastStart = None,
     timezone: ForecastZone = None,
 ) -> Response:
-    found = await compute_forecast(service, days, start, timezone)
-    return json_response(CompatForecast(success=True, data=found))
-
-
-async def compute_forecast(
-    service: Service, days: int, start: str | None, timezone: str | None
-) -> Forecast:
     zone = timezone or service.client.timezone
     try:
         zone_named(zone)
@@ -81,11 +73,11 @@ async def compute_forecast(
         field = "start" if start is not None and error.field != "timezone" else "timezone"
         raise ApiError.of_fields(FieldError(field, str(error))) from None
     async with one_at_a_time(service):
-        found = await service.client.forecast(days, start=first, timezone=zone)
-    return forecast_document(found)
+        forecast = await service.client.forecast(days, start=first, timezone=zone)
+    return json_response(forecast_document(forecast))
 
 
-async def compute_preview(service: Service, body: PreviewBody) -> Preview:
+async def _compute_preview(service: Service, body: PreviewBody) -> Preview:
     zone = service.client.timezone
     now = service.clock.now()
     # In a thread: many slots of a complex rule take a while, and other requests go on

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainspring.core.schedules import Recurrence
-from mainspring.service.routes import schedules
+from mainspring.service.api import schedules
 from tests.support.service import LONG, WEBHOOK, Api
 from tests.support.service_calls import refused
 
@@ -18,16 +18,16 @@ FREEZING = "FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0;COUNT=1000"
 
 
 async def test_a_rule_that_would_take_seconds_is_refused(api: Api) -> None:
-    for path, more in (("/api/schedules/preview", {}), ("/api/jobs", WEBHOOK)):
+    for path, more in (("/api/v1/schedules/preview", {}), ("/api/v1/jobs", WEBHOOK)):
         told = await refused(api, "POST", path, 422, json={**more, "schedule": FREEZING})
-        assert "too long to work out" in told["error"]
+        assert "too long to work out" in told["detail"]
 
 
 async def test_an_interval_that_would_flood_the_store_is_refused(api: Api) -> None:
-    for path, more in (("/api/schedules/preview", {}), ("/api/jobs", WEBHOOK)):
+    for path, more in (("/api/v1/schedules/preview", {}), ("/api/v1/jobs", WEBHOOK)):
         body = {**more, "schedule": None, "every": "1ms"}
         told = await refused(api, "POST", path, 422, json=body)
-        assert "the shortest is 100 milliseconds" in told["error"]
+        assert "the shortest is 100 milliseconds" in told["detail"]
 
 
 async def test_other_requests_are_answered_while_a_preview_is_worked_out(
@@ -42,25 +42,27 @@ async def test_other_requests_are_answered_while_a_preview_is_worked_out(
             answered.wait(30)
         return real(self, after)
 
-    preview = api.ok("POST", "/api/schedules/preview", json={"schedule": "FREQ=DAILY", "count": 1})
+    preview = api.ok(
+        "POST", "/api/v1/schedules/preview", json={"schedule": "FREQ=DAILY", "count": 1}
+    )
     with monkeypatch.context() as patched:
         patched.setattr(Recurrence, "next", slow)
         asking = asyncio.ensure_future(preview)
         while not asked.is_set():
             await asyncio.sleep(0.01)
-        await api.ok("GET", "/api/jobs")
+        await api.ok("GET", "/api/v1/jobs")
         assert not asking.done()
         answered.set()
-        assert len((await asking)["data"]["slots"]) == 1
+        assert len((await asking)["slots"]) == 1
 
 
 async def test_a_preview_that_takes_long_shows_what_it_has_found(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedules, "MAX_SEARCH_SECONDS", 0.0)
-    seen = await api.ok("POST", "/api/schedules/preview", json={"schedule": "* * * * *"})
-    assert seen["data"]["slots"] == []
-    assert "only 0 slots could be computed" in seen["data"]["warnings"][0]
+    seen = await api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "* * * * *"})
+    assert seen["slots"] == []
+    assert "only 0 slots could be computed" in seen["warnings"][0]
 
 
 async def test_previews_are_worked_out_one_at_a_time(
@@ -121,14 +123,13 @@ async def test_a_preview_that_waits_too_long_is_told_to_come_again(
     assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 1
 
 
-@pytest.mark.parametrize("path", ["/api/schedules/forecast", "/api/v1/schedules/forecast"])
+@pytest.mark.parametrize("path", ["/api/v1/schedules/forecast"])
 async def test_a_forecast_counts_the_runs_of_all_jobs(api: Api, path: str) -> None:
     query = {"days": "7", "start": "2027-03-22T00:00:00Z", "timezone": "Asia/Tokyo"}
     others = (await api.ok("GET", "/api/v1/schedules/forecast", params=query))["runs"]
     for name in ("one", "two"):
-        await api.ok("POST", "/api/jobs", json={**WEBHOOK, "id": name, "schedule": "3 2 * * *"})
+        await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, "id": name, "schedule": "3 2 * * *"})
     found = await api.ok("GET", path, params=query)
-    found = found.get("data", found)
     assert (found["runs"], found["timezone"]) == (others + 14, "Asia/Tokyo")
     assert found["heat"][0][11] == 2.0
     assert found["collisions"] == [
@@ -150,7 +151,7 @@ async def test_a_forecast_counts_the_runs_of_all_jobs(api: Api, path: str) -> No
 async def test_a_forecast_names_the_field_that_is_wrong(
     api: Api, query: dict[str, str], field: str
 ) -> None:
-    told = await refused(api, "GET", "/api/schedules/forecast", 422, params=query)
+    told = await refused(api, "GET", "/api/v1/schedules/forecast", 422, params=query)
     assert field in str(told)
 
 
@@ -170,7 +171,7 @@ async def test_a_preview_for_a_job_names_the_slots_that_the_job_will_have(api: A
 
 async def test_preview_lists_the_next_slots(api: Api) -> None:
     body = {"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "after": "2027-03-27T00:00:00Z"}
-    data = (await api.ok("POST", "/api/schedules/preview", json={**body, "count": 2}))["data"]
+    data = await api.ok("POST", "/api/v1/schedules/preview", json={**body, "count": 2})
     assert [slot["local"] for slot in data["slots"]] == [
         "2027-03-27T02:30:00.000+01:00",
         "2027-03-28T03:00:00.000+02:00",
@@ -178,8 +179,8 @@ async def test_preview_lists_the_next_slots(api: Api) -> None:
     assert data["slots"][0]["utc"] == "2027-03-27T01:30:00.000Z"
     assert "does not exist" in data["warnings"][0]
     assert "02:30" in data["description"]
-    every = await api.ok("POST", "/api/schedules/preview", json={"every": 1500, "count": 3})
-    assert len(every["data"]["slots"]) == 3
+    every = await api.ok("POST", "/api/v1/schedules/preview", json={"every": 1500, "count": 3})
+    assert len(every["slots"]) == 3
     for wrong in (
         {},
         {"schedule": "x"},
@@ -188,11 +189,11 @@ async def test_preview_lists_the_next_slots(api: Api) -> None:
         {"runAt": "0001-01-01T00:00:00+14:00"},
         {"schedule": "@daily", "count": 1001},
     ):
-        await refused(api, "POST", "/api/schedules/preview", 422, json=wrong)
+        await refused(api, "POST", "/api/v1/schedules/preview", 422, json=wrong)
 
 
 @pytest.mark.parametrize("after", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
 async def test_previews_at_the_ends_of_the_calendar(api: Api, after: str) -> None:
     body = {"schedule": "@yearly", "after": after}
-    answer = await api.post("/api/schedules/preview", json=body)
+    answer = await api.post("/api/v1/schedules/preview", json=body)
     assert answer.status_code == 200, answer.text

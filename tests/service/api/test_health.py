@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring import Breaker, Scheduler
-from mainspring.service.routes import health
+from mainspring.service.api import health
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FaultyStore
 from tests.support.engine import SwitchableFaults
@@ -58,9 +58,11 @@ async def test_statistics_and_health(working: Api) -> None:
     api = working
     await finished(api, name="Ada")
     await finished(api, name="nobody")
+    statistics = await api.ok("GET", "/api/v1/statistics")
+    assert statistics["lastDay"] == {"succeeded": 1, "failed": 1}
+    assert statistics["jobs"] == {"total": 3, "enabled": 3}
     stats = (await api.ok("GET", "/api/observability/stats"))["data"]
     assert stats["executions"] == {"total": 2, "successful": 1, "failed": 1, "last24Hours": 2}
-    assert stats["jobs"] == {"total": 3, "enabled": 3}
     failures = (await api.ok("GET", "/api/observability/failures"))["data"]
     assert [one["jobId"] for one in failures] == ["greet"]
     assert "there is nobody" in failures[0]["errorMessage"]
@@ -76,7 +78,7 @@ async def test_a_failed_attempt_is_told_while_its_run_goes_on(working: Api) -> N
         if len(tries) == 1:
             raise ValueError("the first time")
 
-    run = (await api.ok("POST", "/api/jobs/shaky/trigger"))["data"]["id"]
+    run = (await api.ok("POST", "/api/v1/jobs/shaky/trigger"))["id"]
     await api.scheduler.wait(run, 10)
     [failure] = (await api.ok("GET", "/api/observability/failures"))["data"]
     assert (failure["attempt"], failure["status"]) == (1, "failure")
@@ -101,7 +103,7 @@ async def test_an_instance_is_ready_while_the_store_answers_and_it_does_not_drai
     assert said in ("the store is away", "the store fails these calls: fire")
     health = (await api.get("/api/observability/health")).json()
     assert (health["success"], health["status"]) == (False, "degraded")
-    listed = await api.get("/api/jobs")
+    listed = await api.get("/api/v1/jobs")
     assert listed.status_code == 503
     assert "retry-after" in listed.headers
     faults.failing.clear()
@@ -139,6 +141,14 @@ async def test_an_engine_that_does_not_answer_is_not_ready(
 async def test_a_stopped_scheduler_is_told(make: Make) -> None:
     api: Api = await make(workers=0)
     await api.scheduler.stop()
-    assert (await api.get("/api/jobs")).status_code == 503
+    assert (await api.get("/api/v1/jobs")).status_code == 503
     assert (await api.get("/readyz")).status_code == 503
     await asyncio.sleep(0)
+
+
+async def test_workers_are_listed(working: Api) -> None:
+    answer = await working.ok("GET", "/api/v1/workers")
+    [worker] = answer["items"]
+    assert "report" in worker["handlers"]
+    assert worker["capacity"] == working.scheduler.workers
+    assert worker["id"].startswith(f"{worker['node']}:{worker['pid']}:")

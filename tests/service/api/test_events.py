@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from mainspring.service.api import events
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
 from mainspring.service.dependencies import Service
-from mainspring.service.routes import events
 from mainspring.service.sessions import Sessions
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
@@ -155,7 +155,7 @@ async def test_streams_are_limited_in_number(api: Api) -> None:
     api.app.state.service.max_streams = 1
     client = EventClient(api)
     await client.begun()
-    refused = await api.get("/api/events")
+    refused = await api.get("/api/v1/events")
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
     client.gone.set()
@@ -170,9 +170,9 @@ async def test_one_key_cannot_take_all_streams(make: Make) -> None:
     clients = [EventClient(api, key=text) for text in (greedy, other)]
     for client in clients:
         await client.begun()
-    refused = await api.get("/api/events", headers={"Authorization": f"Bearer {greedy}"})
+    refused = await api.get("/api/v1/events", headers={"Authorization": f"Bearer {greedy}"})
     assert refused.status_code == 429
-    assert "this key has 1 open event streams" in refused.json()["error"]
+    assert "this key has 1 open event streams" in refused.json()["detail"]
     assert "retry-after" in refused.headers
     for client in clients:
         client.gone.set()
@@ -296,7 +296,7 @@ def unread() -> Iterator[Callable[..., socket.socket]]:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             parts = urlsplit(served.url)
             one.connect((parts.hostname, parts.port))
-            head = f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n{key and 'X-Api-Key: '}{key}"
+            head = f"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n{key and 'X-Api-Key: '}{key}"
             one.sendall(head.rstrip().encode() + b"\r\n\r\n")
             read_to(one, b"retry: 2000")
             return one
@@ -313,12 +313,12 @@ def cut_off(one: socket.socket, seconds: float = LONG) -> bool:
 
 def add_large(client: httpx.Client) -> None:
     large = {"id": "large", "schedule": None, "endpoint": "https://example.com/"}
-    assert client.post("/api/jobs", json=large).status_code == 201
+    assert client.post("/api/v1/jobs", json=large).status_code == 201
 
 
 def change(client: httpx.Client, times: int) -> None:
     for n in range(times):
-        changed = client.put("/api/jobs/large", json={"body": "x" * 250_000 + str(n)})
+        changed = client.patch("/api/v1/jobs/large", json={"body": "x" * 250_000 + str(n)})
         assert changed.status_code == 200, changed.text
 
 
@@ -329,10 +329,10 @@ def test_a_client_that_stops_reading_loses_its_connection(
     with served.client() as client:
         add_large(client)
         slow = [unread(served) for _ in range(5)]
-        refused = client.get("/api/events")
+        refused = client.get("/api/v1/events")
         assert refused.status_code == 503
         assert (
-            refused.json()["error"]
+            refused.json()["detail"]
             == "5 event streams are open, and no more are allowed; try later"
         )
         for _ in range(50):  # megabytes are in the buffers of the sockets before any has to wait
@@ -353,14 +353,14 @@ def test_a_revoked_client_that_stops_reading_loses_its_connection(
 ) -> None:
     served = serve()
     with served.client() as client:
-        made = client.post("/api/keys", json={"name": "ops", "scope": "admin"}).json()["data"]
+        made = client.post("/api/v1/keys", json={"name": "ops", "scope": "admin"}).json()
         client.headers["X-Api-Key"] = made["key"]
-        bad = client.post("/api/keys", json={"name": "bad", "scope": "read"}).json()["data"]
+        bad = client.post("/api/v1/keys", json={"name": "bad", "scope": "read"}).json()
         add_large(client)
         slow = unread(served, bad["key"])
         change(client, 20)  # more than the sockets' buffers hold, less than is too slow
         assert not cut_off(slow, 0)
-        assert client.delete(f"/api/keys/{bad['id']}").status_code == 200
+        assert client.delete(f"/api/v1/keys/{bad['id']}").status_code == 204
         assert cut_off(slow)
 
 
@@ -370,7 +370,7 @@ def test_streams_leave_half_of_the_connections_to_the_rest(serve: Serve) -> None
     with ExitStack() as stack:
         for _ in range(30):
             one = stack.enter_context(connected(served))
-            one.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            one.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             told.append(one.recv(12))
         with served.client() as client:
             assert client.get("/livez").status_code == 200

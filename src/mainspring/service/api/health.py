@@ -1,4 +1,4 @@
-"""Health and figures: `/api/observability/*`, the probes, and `/metrics`."""
+"""Health, statistics and workers, the probes, and `/metrics`."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import Response
-from pydantic.alias_generators import to_camel
+from fastapi import Query, Response
 
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE, Distribution, Period, period_start
 from mainspring.errors import MainspringError
-from mainspring.service.dependencies import COMPATIBILITY, PageLimit, Service, ServiceDep
+from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.router import api_router
-from mainspring.service.routes.runs import find_executions
-from mainspring.service.schemas.execution import Executions
-from mainspring.service.schemas.health import PROCESS_FIELDS, CompatHealth, Probe, Stats
+from mainspring.service.schemas.health import (
+    PROCESS_FIELDS,
+    Health,
+    History,
+    OpenBreakerList,
+    Probe,
+    Statistics,
+)
 from mainspring.service.schemas.json_format import (
     camel_case,
     json_response,
@@ -27,17 +31,9 @@ from mainspring.service.schemas.json_format import (
     to_iso,
     to_milliseconds,
 )
+from mainspring.service.schemas.worker import WorkerList
 
-__all__ = [
-    "read_health",
-    "read_history",
-    "read_open_breakers",
-    "read_stats",
-    "router",
-    "why_not_ready",
-]
-
-router = api_router()
+router = api_router(tags=["health"])
 
 ENGINE_SECONDS = 5.0
 """How long the engine may take to answer before the service counts as not ready."""
@@ -52,28 +48,9 @@ STEPS = {
 """By the name of a window: how long it is, and how long each of its parts."""
 
 
-@router.get(
-    "/api/observability/health",
-    tags=[COMPATIBILITY],
-    response_model=CompatHealth,
-    summary="Show the health of the service",
-)
-async def health(service: ServiceDep) -> Response:
-    found = await read_health(service)
-    names = ("status", "store", "jobsWithoutWorker", "orphanedJobs")
-    process = {to_camel(name): found[to_camel(name)] for name in PROCESS_FIELDS}
-    return json_response(
-        {
-            "success": found["status"] == "healthy",
-            "timestamp": found["time"],
-            **{name: found[name] for name in names},
-            "scheduler": {
-                **_state(service, found["running"]),
-                "pollInterval": found["pollInterval"],
-                **process,
-            },
-        }
-    )
+@router.get("/api/v1/health", response_model=Health, summary="Show the health of the service")
+async def get_health(service: ServiceDep) -> Response:
+    return json_response(await read_health(service))
 
 
 async def read_health(service: Service) -> dict[str, Any]:
@@ -92,47 +69,43 @@ async def read_health(service: Service) -> dict[str, Any]:
     }
 
 
-@router.get(
-    "/api/observability/stats",
-    tags=[COMPATIBILITY],
-    response_model=Stats,
-    summary="Figures of the system",
-)
-async def stats(service: ServiceDep) -> Response:
-    data, _ = await read_stats(service)
-    return json_response({"success": True, "data": data})
+@router.get("/api/v1/statistics", response_model=Statistics, summary="Count jobs and runs")
+async def get_statistics(service: ServiceDep) -> Response:
+    return json_response(await read_statistics(service))
 
 
-async def read_stats(service: Service) -> tuple[dict[str, Any], dict[str, int]]:
-    """The figures of the compatibility operation, and the runs that ended within 24 hours."""
+async def read_statistics(service: Service) -> dict[str, Any]:
     client = service.client
-    now = await client.now()
-    counts = await client.counts(since=now - DAY)
-    good, bad = counts.total(State.SUCCEEDED), counts.total(State.FAILED)
-    ended = counts.ended
+    counts = await client.counts(since=await client.now() - DAY)
     jobs = await client.list_jobs(limit=1, last_runs=False, with_total=True)
     enabled = await client.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
-    here = (await client.health()).running_here
-    last_day = {
-        "succeeded": ended.get(State.SUCCEEDED, 0),
-        "failed": ended.get(State.FAILED, 0),
-    }
-    data: dict[str, Any] = {
-        "executions": {
-            "total": good + bad,
-            "successful": good,
-            "failed": bad,
-            "last24Hours": sum(last_day.values()),
-        },
-        "scheduler": _state(service, here),
+    return {
         "jobs": {"total": jobs.total, "enabled": enabled.total},
         "runs": {str(state): counts.total(state) for state in State},
+        "lastDay": {
+            "succeeded": counts.ended.get(State.SUCCEEDED, 0),
+            "failed": counts.ended.get(State.FAILED, 0),
+        },
         "due": sum(due.count for due in counts.due.values()),
     }
-    return data, last_day
 
 
-async def read_history(service: Service, window: str) -> dict[str, Any]:
+@router.get(
+    "/api/v1/statistics/history",
+    response_model=History,
+    summary="Show how runs ended over time",
+)
+async def get_history(
+    service: ServiceDep,
+    window: Annotated[
+        Literal["1h", "24h", "7d"],
+        Query(description="How far back: by the minute, the quarter of an hour, or two hours."),
+    ] = "24h",
+) -> Response:
+    return json_response(await _read_history(service, window))
+
+
+async def _read_history(service: Service, window: str) -> dict[str, Any]:
     """How runs ended in each part of the window, also in parts without a run. It is computed at
     most 60 times in a part: a week has 10,000 counted minutes, and charts ask every few seconds."""
     length, step = STEPS[window]
@@ -178,35 +151,29 @@ def _point(start: datetime, periods: list[Period]) -> dict[str, Any]:
     }
 
 
-async def read_open_breakers(service: Service) -> list[dict[str, Any]]:
-    found = await service.client.open_breakers()
-    return [{"jobId": job_id, **camel_case(one)} for job_id, one in found.items()]
+@router.get(
+    "/api/v1/breakers",
+    response_model=OpenBreakerList,
+    summary="List the circuit breakers that are open",
+)
+async def list_open_breakers(service: ServiceDep) -> Response:
+    breakers = await service.client.open_breakers()
+    items = [{"jobId": job_id, **camel_case(breaker)} for job_id, breaker in breakers.items()]
+    return json_response({"items": items, "nextCursor": None})
 
 
 @router.get(
-    "/api/observability/failures",
-    tags=[COMPATIBILITY],
-    response_model=Executions,
-    summary="Failed attempts, newest first",
+    "/api/v1/workers",
+    response_model=WorkerList,
+    summary="List the workers that are alive",
 )
-async def failures(service: ServiceDep, limit: PageLimit = 10) -> Response:
-    # A run can fail without a failed attempt: its workers died.
-    queries: list[dict[str, Any]] = [{"failing": True}, {"state": State.FAILED}]
-    found = await find_executions(service, *queries, limit=limit, status="failure")
-    return json_response({"success": True, "data": found})
-
-
-def _state(service: Service, running_here: int) -> dict[str, Any]:
-    return {
-        "isRunning": service.client.started and not service.draining.is_set(),
-        "runningJobs": running_here,
-        "maxConcurrentJobs": service.client.workers,
-    }
+async def list_workers(service: ServiceDep) -> Response:
+    items = [camel_case(worker.to_dict()) for worker in await service.client.list_workers()]
+    return json_response({"items": items, "nextCursor": None})
 
 
 @router.get(
     "/metrics",
-    tags=["health"],
     summary="Prometheus metrics",
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
@@ -218,13 +185,13 @@ async def metrics(service: ServiceDep) -> Response:
 # -- probes ---------------------------------------------------------------------------------
 
 
-@router.get("/livez", tags=["health"], response_model=Probe, summary="The process answers")
+@router.get("/livez", response_model=Probe, summary="The process answers")
 async def livez() -> Response:
     """Does not use the store: the process must not be killed because the store is away."""
     return json_response({"status": "ok"})
 
 
-@router.get("/readyz", tags=["health"], response_model=Probe, summary="The service can do its work")
+@router.get("/readyz", response_model=Probe, summary="The service can do its work")
 async def readyz(service: ServiceDep) -> Response:
     why = await why_not_ready(service)
     if why is not None:

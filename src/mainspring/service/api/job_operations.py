@@ -1,22 +1,17 @@
-"""Jobs: create, list, read, change, delete, trigger, pause, resume; one or many at once.
-
-The routes here are the compatibility operations (`/api/jobs`); those of `/api/v1` are
-in `v1.py`. Both call the functions below the routes.
-"""
+"""What clients can do with jobs. The routes of `/api/v1` and of `compat/` call these functions."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Header, Query, Request, Response
+from fastapi import Request
 from msgspec import Struct
 from pydantic import ValidationError
 
 from mainspring.core.model import Job, Run
-from mainspring.core.schedules.base import moment
 from mainspring.errors import (
     Conflict,
     HandlerNotFound,
@@ -26,16 +21,7 @@ from mainspring.errors import (
     MainspringError,
 )
 from mainspring.scheduler.definitions import is_stored_as
-from mainspring.service.dependencies import (
-    COMPATIBILITY,
-    JobPath,
-    PageLimit,
-    Service,
-    ServiceDep,
-    caller,
-    note_created,
-    path_of,
-)
+from mainspring.service.dependencies import Service, caller, note_created
 from mainspring.service.idempotency import REFUSALS, IdempotentRequest
 from mainspring.service.problems import (
     ApiError,
@@ -43,32 +29,13 @@ from mainspring.service.problems import (
     from_library_error,
     from_validation_error,
 )
-from mainspring.service.router import api_router
-from mainspring.service.routes.runs import find_executions
-from mainspring.service.schemas.backfill import BackfillAnswer, BackfillBody, backfill_document
-from mainspring.service.schemas.execution import Executions
-from mainspring.service.schemas.fields import TolerantBody, query_of
+from mainspring.service.schemas.fields import TolerantBody
 from mainspring.service.schemas.job import (
-    Bulk,
-    ChangedAnswer,
-    CompatJobPage,
-    Created,
-    JobAnswer,
     JobBody,
-    JobMatchBody,
     JobsBulkBody,
     JobUpdateBody,
-    PrunedOrphansAnswer,
-    Shown,
     TriggerBody,
-    created_document,
     etag,
-    job_document,
-)
-from mainspring.service.schemas.job_health import (
-    JobHealthAnswer,
-    JobMetricsAnswer,
-    metrics_document,
 )
 from mainspring.service.schemas.job_options import (
     document_faults,
@@ -78,42 +45,9 @@ from mainspring.service.schemas.job_options import (
     merge_faults,
     new_job_id,
 )
-from mainspring.service.schemas.json_format import camel_case, json_response, to_iso
-from mainspring.service.schemas.problem import Done
-from mainspring.service.schemas.run import RunAnswer, run_document
+from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.definition import check_payload
 from mainspring.webhooks.vault import new_signing_secret
-
-__all__ = [
-    "BackfillDryRun",
-    "BulkItem",
-    "CreatedJob",
-    "Enabled",
-    "Force",
-    "IdempotencyKey",
-    "IfMatch",
-    "PruneDryRun",
-    "Queue",
-    "RequestDryRun",
-    "Search",
-    "Tag",
-    "Window",
-    "backfill_job",
-    "bulk_jobs",
-    "create_job",
-    "preview_request",
-    "preview_trigger",
-    "read_health",
-    "read_metrics",
-    "remove_job",
-    "remove_orphans",
-    "router",
-    "set_job_enabled",
-    "trigger_job",
-    "update_job",
-]
-
-router = api_router(prefix="/api/jobs", tags=[COMPATIBILITY])
 
 BULK_CHUNK = 50
 """How many jobs of a bulk request are worked on at once; those of a chunk share their commits."""
@@ -122,226 +56,14 @@ MAX_EDIT_TRIES = 100
 """How often an edit is repeated because another edit came first. Each of those was done, so edits
 always make progress."""
 
-Window = Annotated[
-    str,
-    Query(
-        max_length=64,
-        description="How far back, from `1h` to `8d`. The window begins at a full hour.",
-        examples=["24h"],
-    ),
-]
-Tag = Annotated[str | None, query_of(JobMatchBody, "tag", max_length=200)]
-Queue = Annotated[str | None, query_of(JobMatchBody, "queue", max_length=200)]
-Enabled = Annotated[bool | None, query_of(JobMatchBody, "enabled")]
-Search = Annotated[str | None, query_of(JobMatchBody, "search", max_length=200)]
-RequestDryRun = Annotated[
-    bool, Query(alias="dryRun", description="Only show the request, filled in and signed.")
-]
-IfMatch = Annotated[
-    str | None, Header(alias="If-Match", description="The ETag that the job was read with.")
-]
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        description="A request sent again with the same key and body within 24 h creates nothing.",
-    ),
-]
-
-PruneDryRun = Annotated[bool, Query(alias="dryRun", description="Only list the jobs; delete none.")]
-BackfillDryRun = Annotated[
-    bool, Query(alias="dryRun", description="Only say what would be added; add nothing.")
-]
-Force = Annotated[
-    bool, Query(description="Also if no worker is alive to say which handlers exist.")
-]
-
-
-@router.post(
-    "",
-    status_code=201,
-    response_model=Created,
-    responses={200: {"model": Shown, "description": "The request that a dry run shows."}},
-    summary="Create a job",
-)
-async def create(
-    body: JobBody,
-    service: ServiceDep,
-    request: Request,
-    dry_run: RequestDryRun = False,
-    idempotency_key: IdempotencyKey = None,
-) -> Response:
-    if dry_run:
-        return json_response({"success": True, "data": await preview_request(service, body)})
-    made = await create_job(service, request, body, idempotency_key)
-    if made.replayed is not None:
-        return _replayed_response(request, made.replayed)
-    return _created_response(request, made.job, made.secret)
-
-
-@router.get("", response_model=CompatJobPage, summary="List jobs, by page")
-async def list_jobs(
-    service: ServiceDep,
-    page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
-    limit: PageLimit = 20,
-    tag: Tag = None,
-    enabled: Enabled = None,
-    search: Search = None,
-) -> Response:
-    found = await service.client.list_jobs(
-        tag=tag,
-        enabled=enabled,
-        search=search,
-        limit=limit,
-        offset=(page - 1) * limit,
-        with_total=True,
-    )
-    return json_response(
-        {
-            "success": True,
-            "data": [job_document(job, compatibility=True) for job in found.items],
-            "page": page,
-            "limit": limit,
-            "total": found.total,
-        }
-    )
-
-
-@router.post(
-    "/bulk", response_model=Bulk, summary="Create, pause, resume, trigger or delete many jobs"
-)
-async def bulk(body: JobsBulkBody, service: ServiceDep) -> Response:
-    items = await bulk_jobs(service, body)
-    done = sum(one.problem is None for one in items)
-    return json_response(
-        {
-            "success": done == len(items),
-            "data": [_bulk_result(one) for one in items],
-            "matched": len(items),
-            "done": done,
-        }
-    )
-
-
-@router.post(
-    "/prune-orphans",
-    response_model=PrunedOrphansAnswer,
-    summary="Delete the jobs of code that is gone",
-)
-async def prune_orphans(
-    service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
-) -> Response:
-    found = await remove_orphans(service, dry_run=dry_run, force=force)
-    return json_response({"success": True, "data": found})
-
-
-@router.get("/{id}", response_model=JobAnswer, summary="Read a job")
-async def get(id: JobPath, service: ServiceDep) -> Response:
-    return _job_response(await service.client.get_job(id))
-
-
-@router.put("/{id}", response_model=ChangedAnswer, summary="Change a job; what is left out stays")
-async def update(
-    id: JobPath,
-    body: JobUpdateBody,
-    service: ServiceDep,
-    if_match: IfMatch = None,
-) -> Response:
-    job, secret = await update_job(service, id, body, if_match)
-    return _job_response(job, signing_secret=secret)
-
-
-@router.delete("/{id}", response_model=Done, summary="Delete a job; runs that are running may end")
-async def delete(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    await remove_job(service, id, if_match)
-    return json_response({"success": True, "message": f"job {id} was deleted"})
-
-
-@router.post(
-    "/{id}/trigger",
-    status_code=202,
-    response_model=RunAnswer,
-    responses={200: {"model": Shown, "description": "The request that a dry run shows."}},
-    summary="Run a job now",
-)
-async def trigger(
-    id: JobPath,
-    service: ServiceDep,
-    request: Request,
-    body: TriggerBody | None = None,
-    dry_run: RequestDryRun = False,
-    idempotency_key: IdempotencyKey = None,
-    if_match: IfMatch = None,
-) -> Response:
-    if dry_run:
-        shown = await preview_trigger(service, id, body, if_match)
-        return json_response({"success": True, "data": shown})
-    run, replayed = await trigger_job(service, request, id, body, idempotency_key, if_match)
-    return _run_response(run, {"Idempotency-Replayed": "true"} if replayed else None)
-
-
-@router.post(
-    "/{id}/backfill",
-    status_code=202,
-    response_model=BackfillAnswer,
-    responses={200: {"model": BackfillAnswer, "description": "What a dry run would add."}},
-    summary="Run past slots that have not run",
-)
-async def backfill(
-    id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
-) -> Response:
-    found = await backfill_job(service, id, body, dry_run=dry_run)
-    return json_response({"success": True, "data": found}, 200 if dry_run else 202)
-
-
-@router.get("/{id}/health", response_model=JobHealthAnswer, summary="Show the health of a job")
-async def health(id: JobPath, service: ServiceDep) -> Response:
-    return json_response({"success": True, "data": await read_health(service, id)})
-
-
-@router.get("/{id}/metrics", response_model=JobMetricsAnswer, summary="Show the metrics of a job")
-async def metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> Response:
-    return json_response({"success": True, "data": await read_metrics(service, id, window)})
-
-
-@router.post(
-    "/{id}/pause", response_model=JobAnswer, summary="Fire no more slots until the job is resumed"
-)
-async def pause(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await set_job_enabled(service, id, if_match, enabled=False))
-
-
-@router.post("/{id}/resume", response_model=JobAnswer, summary="Go on with the next slot")
-async def resume(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await set_job_enabled(service, id, if_match, enabled=True))
-
-
-@router.post(
-    "/{id}/breaker/reset",
-    response_model=JobAnswer,
-    summary="Close the circuit breaker and let its waiting runs start",
-)
-async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
-    return _job_response(await close_breaker(service, id, if_match))
-
-
-@router.get("/{id}/executions", response_model=Executions, summary="Attempts, newest first")
-async def executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
-    await service.client.get_job(id)
-    found = await find_executions(service, {"job": id, "tried": True}, limit=limit)
-    return json_response({"success": True, "data": found})
-
-
-# -- operations, for `/api/v1` too --------------------------------------------------------------
-
 
 class CreatedJob(Struct, frozen=True):
     """A new job and its signing secret, or one that an earlier request with the same
-    Idempotency-Key made: `replayed` is what is kept of the first answer."""
+    Idempotency-Key made."""
 
     job: Job
     secret: str | None = None
-    replayed: dict[str, Any] | None = None
+    replayed: bool = False
 
 
 class BulkItem(Struct, frozen=True, kw_only=True):
@@ -373,13 +95,13 @@ async def _create_once(
     )
     if once.answer is not None:
         job = await _created_before(service, once.answer["jobId"])
-        return CreatedJob(job, replayed=once.answer)
+        return CreatedJob(job, replayed=True)
     try:
         job, secret = await _add_job(service, once.job_id, body)
     except (MainspringError, ApiError) as error:
-        found = await once.recover(error, lambda job: _is_created_by(service, job, body))
-        return CreatedJob(found, replayed=created_document(found, None))
-    await once.finish(created_document(job, None))
+        job = await once.recover(error, lambda job: _is_created_by(service, job, body))
+        return CreatedJob(job, replayed=True)
+    await once.finish({"jobId": job.id})
     return CreatedJob(job, secret)
 
 
@@ -466,38 +188,6 @@ async def trigger_job(
     return run, False
 
 
-async def read_health(service: Service, job_id: str) -> dict[str, Any]:
-    return camel_case(await service.client.job_health(job_id))
-
-
-async def read_metrics(service: Service, job_id: str, window: str) -> dict[str, Any]:
-    """Raises `ApiError` for a window that cannot be used."""
-    try:
-        return metrics_document(await service.client.job_metrics(job_id, window))
-    except InvalidInput as error:
-        raise ApiError.of_fields(FieldError("window", str(error))) from None
-
-
-async def backfill_job(
-    service: Service, id: str, body: BackfillBody, *, dry_run: bool
-) -> dict[str, Any]:
-    sent = body.sent  # the times as they were read; one without an offset is in UTC
-    found = await service.client.backfill(
-        id,
-        moment(sent["start"], "UTC", "start"),
-        moment(sent["end"], "UTC", "end"),
-        limit=body.limit,
-        priority=body.priority,
-        dry_run=dry_run,
-    )
-    return backfill_document(found)
-
-
-async def remove_orphans(service: Service, *, dry_run: bool, force: bool) -> dict[str, Any]:
-    found = await service.client.prune_orphans(dry_run=dry_run, force=force)
-    return {"jobs": [job.id for job in found], "removed": not dry_run}
-
-
 async def preview_trigger(
     service: Service, id: str, body: TriggerBody | None, if_match: str | None
 ) -> dict[str, Any]:
@@ -580,31 +270,6 @@ def _is_created_by(service: Service, job: Job, body: JobBody) -> bool:
         return is_stored_as(draft, job, client.webhooks)
     except (MainspringError, ApiError):
         return False
-
-
-def _created_response(request: Request, job: Job, secret: str | None) -> Response:
-    headers = {"Location": path_of(request, f"/api/jobs/{job.id}"), "ETag": etag(job)}
-    return json_response({"success": True, "data": created_document(job, secret)}, 201, headers)
-
-
-def _replayed_response(request: Request, data: dict[str, Any]) -> Response:
-    headers = {
-        "Location": path_of(request, f"/api/jobs/{data['jobId']}"),
-        "Idempotency-Replayed": "true",
-    }
-    return json_response({"success": True, "data": data}, 201, headers)
-
-
-def _run_response(run: Run, headers: dict[str, str] | None = None) -> Response:
-    document = {"success": True, "data": run_document(run, whole=True)}
-    return json_response(document, 202, headers)
-
-
-def _job_response(job: Job, *, signing_secret: str | None = None) -> Response:
-    document = job_document(job, compatibility=True)
-    if signing_secret is not None:
-        document["signingSecret"] = signing_secret
-    return json_response({"success": True, "data": document}, headers={"ETag": etag(job)})
 
 
 def _check_if_match(job: Job, if_match: str | None) -> Job | None:
@@ -691,23 +356,3 @@ def _api_error(error: Exception) -> ApiError:
         return from_library_error(error)
     assert isinstance(error, ApiError)
     return error
-
-
-def _bulk_result(item: BulkItem) -> dict[str, Any]:
-    """One result, as the compatibility operation answers it."""
-    result: dict[str, Any] = {"success": item.problem is None}
-    if item.index is not None:
-        result["index"] = item.index
-    if item.job is not None:
-        return {**result, **created_document(item.job, item.secret)}
-    if item.job_id is not None:
-        result["jobId"] = item.job_id
-    if item.run_id is not None:
-        result["runId"] = item.run_id
-    if (problem := item.problem) is not None:
-        result |= {"error": str(problem), "status": problem.status}
-        if problem.errors:
-            result["errors"] = [
-                {"field": one.field, "message": one.message} for one in problem.errors
-            ]
-    return result

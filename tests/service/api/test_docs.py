@@ -99,9 +99,10 @@ async def test_the_commands_have_the_path_that_it_is_mounted_at(page: Page) -> N
     async with mounted() as url:
         await shown(page, f"{url}/docs")
         commands = await page.value(COMMANDS)
-    assert f"curl {url}/api/jobs" in commands
+    assert f"curl {url}/api/v1/jobs" in commands
     assert (
-        f"curl -X PUT {url}/api/jobs/$id -H 'Content-Type: application/json' -d '{{…}}'" in commands
+        f"curl -X PATCH {url}/api/v1/jobs/$id -H 'Content-Type: application/json' -d '{{…}}'"
+        in commands
     )
 
 

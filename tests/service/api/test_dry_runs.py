@@ -26,9 +26,9 @@ async def test_an_edit_with_a_rotation_is_done_whole_or_not_at_all(
 ) -> None:
     api = await shared(make, monkeypatch)
     job_id = await created(api, headers={}, priority=3)
-    path, body = f"/api/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
-    document = await refused(api, "PUT", path, 422, json=body)
-    assert "MAINSPRING_SECRET_KEY" in document["error"]
+    path, body = f"/api/v1/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
+    document = await refused(api, "PATCH", path, 422, json=body)
+    assert "MAINSPRING_SECRET_KEY" in document["detail"]
     assert [one["field"] for one in document["errors"]] == ["rotateSecret"]
     assert (await job(api, job_id))["priority"] == 3
 
@@ -36,9 +36,9 @@ async def test_an_edit_with_a_rotation_is_done_whole_or_not_at_all(
 async def test_a_rotation_and_an_edit_are_one(api: Api) -> None:
     job_id = await created(api, priority=3)
     seen = await api.scheduler.get_job(job_id)
-    path, body = f"/api/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
-    answer = await api.ok("PUT", path, json=body)
-    assert answer["data"]["signingSecret"].startswith("whsec_")
+    path, body = f"/api/v1/jobs/{job_id}", {"priority": 9, "rotateSecret": True}
+    answer = await api.ok("PATCH", path, json=body)
+    assert answer["signingSecret"].startswith("whsec_")
     after = await api.scheduler.get_job(job_id)
     assert seen.webhook is not None
     assert after.webhook is not None
@@ -52,11 +52,11 @@ async def test_a_rotation_and_an_edit_are_one(api: Api) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("PUT", "/api/jobs/mine?dryRun=true", {"priority": 9}),
-        ("DELETE", "/api/jobs/mine?dryRun=true", None),
-        ("DELETE", "/api/jobs/mine?limit=1&dryRun=1", None),
-        ("POST", "/api/jobs/mine/pause?dryRun=true", None),
-        ("POST", "/api/jobs/bulk?dryRun=true", {"action": "delete", "ids": ["mine"]}),
+        ("PATCH", "/api/v1/jobs/mine?dryRun=true", {"priority": 9}),
+        ("DELETE", "/api/v1/jobs/mine?dryRun=true", None),
+        ("DELETE", "/api/v1/jobs/mine?limit=1&dryRun=1", None),
+        ("POST", "/api/v1/jobs/mine/pause?dryRun=true", None),
+        ("POST", "/api/v1/jobs/bulk?dryRun=true", {"action": "delete", "ids": ["mine"]}),
     ],
 )
 async def test_a_dry_run_where_there_is_none_does_nothing(
@@ -67,7 +67,7 @@ async def test_a_dry_run_where_there_is_none_does_nothing(
     document = await refused(api, method, path, 422, json=body)
     assert document["errors"][0]["field"] == "dryRun"
     assert await job(api, "mine") == before
-    await api.ok("PUT", "/api/jobs/mine?dryRun=false", json={"priority": 9})
+    await api.ok("PATCH", "/api/v1/jobs/mine?dryRun=false", json={"priority": 9})
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ async def test_a_dry_run_refuses_what_would_be_refused(
 ) -> None:
     await created(api, id="taken")
     whole = {**PLAIN, "name": "Free", **wrong}
-    shown = await refused(api, "POST", "/api/jobs?dryRun=true", status, json=whole)
-    assert shown == await refused(api, "POST", "/api/jobs", status, json=whole)
+    shown = await refused(api, "POST", "/api/v1/jobs?dryRun=true", status, json=whole)
+    assert shown == await refused(api, "POST", "/api/v1/jobs", status, json=whole)
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ async def test_a_dry_run_refuses_what_would_be_refused(
 async def test_a_dry_run_of_a_trigger_refuses_what_would_be_refused(api: Api, payload: str) -> None:
     await created(api, id="mine")
     sent = {"content": f'{{"payload": {payload}}}', "headers": {"content-type": "application/json"}}
-    shown = await refused(api, "POST", "/api/jobs/mine/trigger?dryRun=true", 422, **sent)
-    assert shown == await refused(api, "POST", "/api/jobs/mine/trigger", 422, **sent)
+    shown = await refused(api, "POST", "/api/v1/jobs/mine/trigger?dryRun=true", 422, **sent)
+    assert shown == await refused(api, "POST", "/api/v1/jobs/mine/trigger", 422, **sent)
 
 
 async def test_a_dry_run_of_a_trigger_shows_a_good_payload(api: Api) -> None:
     await created(api, id="mine")
     body = {"payload": {"job": "{{jobId}}"}}
-    shown = await api.ok("POST", "/api/jobs/mine/trigger?dryRun=true", json=body)
-    assert shown["data"]["body"] == '{"job":"mine"}'
+    shown = await api.ok("POST", "/api/v1/jobs/mine/trigger?dryRun=true", json=body)
+    assert shown["body"] == '{"job":"mine"}'
     assert (await api.scheduler.list_runs(job="mine")).items == []
 
 
@@ -116,22 +116,25 @@ async def test_a_dry_run_of_a_good_job_keeps_nothing(api: Api) -> None:
     heard: list[Any] = []
     api.scheduler.on("job.created", heard.append)
     body = {**PLAIN, "name": "Free"}
-    shown = await api.ok("POST", "/api/jobs?dryRun=true", json=body)
-    assert shown["data"]["headers"]["webhook-signature"].startswith("v1,")
-    assert (await api.get("/api/jobs/free")).status_code == 404
+    shown = await api.ok("POST", "/api/v1/jobs?dryRun=true", json=body)
+    assert shown["headers"]["webhook-signature"].startswith("v1,")
+    assert (await api.get("/api/v1/jobs/free")).status_code == 404
     assert heard == []
-    made = await api.ok("POST", "/api/jobs", json=body)
-    assert shown["data"]["nextRunAt"] == made["data"]["nextRunAt"]
+    made = await api.ok("POST", "/api/v1/jobs", json=body)
+    assert shown["nextRunAt"] == made["nextRunAt"]
 
 
 @pytest.mark.parametrize("name", ["dryrun", "dry_run", "dry-run", "DryRun", "DRY_RUN", "dry"])
 async def test_a_dry_run_in_another_spelling_does_nothing(api: Api, name: str) -> None:
     await created(api, id="mine")
-    for path, body in (("/api/jobs", {**WEBHOOK, "id": "new"}), ("/api/jobs/mine/trigger", None)):
+    for path, body in (
+        ("/api/v1/jobs", {**WEBHOOK, "id": "new"}),
+        ("/api/v1/jobs/mine/trigger", None),
+    ):
         document = await refused(api, "POST", f"{path}?{name}=true", 422, json=body)
-        assert document["error"] == f"dryRun is the spelling, not {name!r}: nothing was done"
-    await refused(api, "DELETE", f"/api/jobs/mine?{name}", 422)
-    assert (await api.ok("GET", "/api/jobs?search=new"))["total"] == 0
+        assert document["detail"] == f"dryRun is the spelling, not {name!r}: nothing was done"
+    await refused(api, "DELETE", f"/api/v1/jobs/mine?{name}", 422)
+    assert len((await api.ok("GET", "/api/v1/jobs?search=new"))["items"]) == 0
     assert (await api.scheduler.list_runs(job="mine")).items == []
 
 
@@ -139,7 +142,7 @@ async def test_a_dry_run_in_another_spelling_does_nothing(api: Api, name: str) -
 async def test_other_values_of_a_dry_run_than_true_and_false_do_nothing(
     api: Api, value: str
 ) -> None:
-    document = await refused(api, "POST", f"/api/jobs/report/trigger?dryRun={value}", 422)
+    document = await refused(api, "POST", f"/api/v1/jobs/report/trigger?dryRun={value}", 422)
     assert document["errors"][0] == {
         "field": "dryRun",
         "message": f"is true, false, 1 or 0, not {value!r}: nothing was done",

@@ -18,17 +18,17 @@ from tests.support.service_calls import created, job, refused
 
 async def test_an_etag_guards_an_edit(api: Api) -> None:
     job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
+    path = f"/api/v1/jobs/{job_id}"
     tag = (await api.get(path)).headers["etag"]
     stored = await api.scheduler.get_job(job_id)
     # A firing moves the job on; that is no edit.
     assert stored.next_run_at is not None
     await put_job(api.scheduler.store, replace(stored, last_run_at=stored.next_run_at))
     assert (await api.get(path)).headers["etag"] == tag
-    first = await api.put(path, json={"priority": 7}, headers={"If-Match": tag})
+    first = await api.patch(path, json={"priority": 7}, headers={"If-Match": tag})
     assert first.status_code == 200
     assert first.headers["etag"] != tag
-    await refused(api, "PUT", path, 412, json={"priority": 8}, headers={"If-Match": tag})
+    await refused(api, "PATCH", path, 412, json={"priority": 8}, headers={"If-Match": tag})
     await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
     assert (await job(api, job_id))["priority"] == 7
     await api.ok("DELETE", path, headers={"If-Match": first.headers["etag"]})
@@ -36,42 +36,42 @@ async def test_an_etag_guards_an_edit(api: Api) -> None:
 
 async def test_an_etag_guards_pausing_and_resuming(api: Api) -> None:
     job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
+    path = f"/api/v1/jobs/{job_id}"
     old = {"If-Match": (await api.get(path)).headers["etag"]}
-    edited = {"If-Match": (await api.put(path, json={"priority": 7})).headers["etag"]}
+    edited = {"If-Match": (await api.patch(path, json={"priority": 7})).headers["etag"]}
     await refused(api, "POST", f"{path}/pause", 412, headers=old)
     assert (await job(api, job_id))["enabled"] is True
     paused = await api.post(f"{path}/pause", headers=edited)
-    assert paused.json()["data"]["enabled"] is False
+    assert paused.json()["enabled"] is False
     await refused(api, "POST", f"{path}/resume", 412, headers=edited)
     seen = {"If-Match": paused.headers["etag"]}
-    assert (await api.post(f"{path}/resume", headers=seen)).json()["data"]["enabled"] is True
-    await refused(api, "POST", "/api/jobs/nobody/pause", 404, headers=seen)
+    assert (await api.post(f"{path}/resume", headers=seen)).json()["enabled"] is True
+    await refused(api, "POST", "/api/v1/jobs/nobody/pause", 404, headers=seen)
 
 
 async def test_an_etag_guards_a_trigger(api: Api) -> None:
     job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
+    path = f"/api/v1/jobs/{job_id}"
     old = {"If-Match": (await api.get(path)).headers["etag"]}
-    edited = {"If-Match": (await api.put(path, json={"priority": 7})).headers["etag"]}
+    edited = {"If-Match": (await api.patch(path, json={"priority": 7})).headers["etag"]}
     await refused(api, "POST", f"{path}/trigger", 412, headers=old)
-    assert (await api.ok("GET", "/api/runs"))["data"] == []
+    assert (await api.ok("GET", "/api/v1/runs"))["items"] == []
     assert (await api.post(f"{path}/trigger", headers=edited)).status_code == 202
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/api/jobs/bulk", {"action": "pause", "ids": ["report"]}),
-        ("/api/runs/bulk", {"action": "delete", "match": {}}),
-        ("/api/jobs", {"id": "new", "handler": "greet"}),
+        ("/api/v1/jobs/bulk", {"action": "pause", "ids": ["report"]}),
+        ("/api/v1/runs/bulk", {"action": "delete", "match": {}}),
+        ("/api/v1/jobs", {"id": "new", "handler": "greet"}),
     ],
 )
 async def test_a_condition_that_is_not_looked_at_is_refused(
     api: Api, path: str, body: dict[str, Any]
 ) -> None:
     told = await refused(api, "POST", path, 422, json=body, headers={"If-Match": '"x"'})
-    assert "nothing was done" in told["error"]
+    assert "nothing was done" in told["detail"]
     assert (await job(api, "report"))["enabled"] is True
 
 
@@ -83,7 +83,7 @@ async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
     url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
     api: Api = await make(sample_scheduler(url, workers=0))
     job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
+    path = f"/api/v1/jobs/{job_id}"
     tag = (await api.get(path)).headers["etag"]
     store = api.scheduler.store
     put_jobs = store.put_jobs
@@ -105,10 +105,10 @@ async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
 
 async def test_one_of_concurrent_edits_with_the_same_etag_wins(api: Api) -> None:
     job_id = await created(api)
-    path = f"/api/jobs/{job_id}"
+    path = f"/api/v1/jobs/{job_id}"
     tag = (await api.get(path)).headers["etag"]
     edits = [
-        api.put(path, json={"description": f"edit {n}"}, headers={"If-Match": tag})
+        api.patch(path, json={"description": f"edit {n}"}, headers={"If-Match": tag})
         for n in range(8)
     ]
     codes = sorted(answer.status_code for answer in await asyncio.gather(*edits))
@@ -132,17 +132,17 @@ async def test_concurrent_edits_of_different_fields_are_all_kept(
     api: Api, mine: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = await created(api, jitter=1000)
-    path = f"/api/jobs/{job_id}"
+    path = f"/api/v1/jobs/{job_id}"
     update = api.scheduler.update_job
 
     async def after_the_other(*given: Any, **changes: Any) -> Any:
         """The other edit is done between the look at the job and the edit that came of it."""
         monkeypatch.setattr(api.scheduler, "update_job", update)
-        await api.ok("PUT", path, json=other)
+        await api.ok("PATCH", path, json=other)
         return await update(*given, **changes)
 
     monkeypatch.setattr(api.scheduler, "update_job", after_the_other)
-    await api.ok("PUT", path, json=mine)
+    await api.ok("PATCH", path, json=mine)
     stored = await job(api, job_id)
     for field, value in (mine | other).items():
         shown = stored[field]["kind"] if field == "backoff" else stored[field]
@@ -155,7 +155,9 @@ async def test_every_one_of_many_concurrent_edits_is_done(api: Api) -> None:
         *({"metadata": {"team": "x"}}, {"name": "Mine"}, {"backoff": "linear"}),
         *({"retryDelay": 7000}, {"timezone": "Europe/Berlin"}, {"tags": ["a"]}, {"priority": 7}),
     ]
-    await asyncio.gather(*(api.ok("PUT", f"/api/jobs/{job_id}", json=one) for one in 5 * edits))
+    await asyncio.gather(
+        *(api.ok("PATCH", f"/api/v1/jobs/{job_id}", json=one) for one in 5 * edits)
+    )
     stored = await job(api, job_id)
     assert stored["backoff"]["kind"] == "linear"
     for one in edits:
@@ -176,10 +178,10 @@ RULE = "DTSTART:20270101T090000\nRRULE:FREQ=DAILY;COUNT=3"
     ],
 )
 async def test_every_line_of_a_rule_is_part_of_the_etag(api: Api, other: str) -> None:
-    path = f"/api/jobs/{await created(api, schedule=RULE)}"
+    path = f"/api/v1/jobs/{await created(api, schedule=RULE)}"
     tag = {"If-Match": (await api.get(path)).headers["etag"]}
-    before = (await api.ok("GET", path))["data"]
-    edited = await api.put(path, json={"schedule": other}, headers=tag)
-    assert edited.json()["data"]["schedule"] != before["schedule"]
-    await refused(api, "PUT", path, 412, json={"schedule": RULE}, headers=tag)
+    before = await api.ok("GET", path)
+    edited = await api.patch(path, json={"schedule": other}, headers=tag)
+    assert edited.json()["schedule"] != before["schedule"]
+    await refused(api, "PATCH", path, 412, json={"schedule": RULE}, headers=tag)
     await refused(api, "DELETE", path, 412, headers=tag)

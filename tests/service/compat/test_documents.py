@@ -9,7 +9,7 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
-from mainspring.service.schemas.execution import execution_documents
+from mainspring.service.compat.documents import execution_documents
 from mainspring.stores.protocol import RunQuery
 from tests.support.service import Api, Make, sample_scheduler, until
 from tests.support.service_calls import created, finished
@@ -149,3 +149,15 @@ async def test_a_duration_is_in_whole_milliseconds(working: Api) -> None:
         ended = attempt.started_at + timedelta(milliseconds=span)
         run = replace(began, attempts=(replace(attempt, finished_at=ended),))
         assert execution_documents(run)[0]["duration"] == shown
+
+
+async def test_jobs_are_listed_by_page_with_their_number(api: Api) -> None:
+    for number in range(25):
+        await created(api, id=f"job-{number:02}")
+    second = await api.ok("GET", "/api/jobs", params={"page": 2, "limit": 10})
+    assert (second["page"], second["limit"], second["total"]) == (2, 10, 28)
+    beyond = await api.ok("GET", "/api/jobs", params={"page": 9, "limit": 10})
+    assert beyond["data"] == []
+    for wrong in ({"page": 0}, {"limit": 0}, {"limit": "x"}):
+        refused = await api.get("/api/jobs", params=wrong)
+        assert (refused.status_code, refused.json()["success"]) == (422, False)

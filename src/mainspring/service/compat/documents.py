@@ -1,16 +1,92 @@
-"""An execution: an attempt as the compatibility operations show it."""
+"""The documents of the nine operations: those of `/api/v1` under other names, in an envelope."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
+from pydantic import Field
 
+from mainspring.core import model
 from mainspring.core.model import Attempt, Outcome, Run, State
-from mainspring.service.schemas.fields import Document, FieldSpec, Time, answers, document_of
+from mainspring.service.schemas.fields import (
+    Document,
+    FieldSpec,
+    Milliseconds,
+    Time,
+    answers,
+    document_of,
+)
+from mainspring.service.schemas.job import JOB, SIGNING_SECRET, WEBHOOK, job_document
 from mainspring.service.schemas.json_format import to_iso, to_milliseconds
 
-__all__ = ["EXECUTION", "Execution", "Executions", "execution_documents"]
+ID: FieldSpec[model.Job] = FieldSpec(
+    "id", "The job's name in URLs.", "nightly", answered=str, other_alias="_id"
+)
+
+
+class Done(Document):
+    success: bool
+    message: Annotated[str, Field(examples=["job nightly was deleted"])]
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+class CreatedData(Document):
+    """A new job."""
+
+    job_id: Annotated[str, Field(examples=["nightly"])]
+    schedule: Annotated[str | None, Field(examples=["0 30 2 * * *"])]
+    endpoint: Annotated[str | None, Field(examples=["https://api.example.com/webhook"])]
+    next_run_at: Time | None
+    signing_secret: Annotated[
+        str | None, Field(description="Only this response shows it.", examples=["whsec_…"])
+    ] = None
+
+
+class Created(Document):
+    success: bool
+    data: CreatedData
+
+
+@answers(ID, *JOB, *WEBHOOK, SIGNING_SECRET)
+class JobDocument(Document):
+    """A job."""
+
+
+class JobAnswer(Document):
+    success: bool
+    data: JobDocument
+
+
+class JobPage(Document):
+    success: bool
+    data: list[JobDocument]
+    page: int
+    limit: int
+    total: int
+
+
+def compat_job(job: model.Job) -> dict[str, Any]:
+    """The document of `/api/v1` with `_id` instead of `id`."""
+    document = job_document(job)
+    return {"_id": document.pop("id"), **document}
+
+
+def created_document(job: model.Job, signing_secret: str | None) -> dict[str, Any]:
+    document = job_document(job)
+    created = {
+        "jobId": job.id,
+        "schedule": document["schedule"],
+        "endpoint": document.get("endpoint"),
+        "nextRunAt": document["nextRunAt"],
+    }
+    return created if signing_secret is None else {**created, "signingSecret": signing_secret}
+
+
+# -- executions -----------------------------------------------------------------------------------
 
 _WHY = {
     Outcome.FAILED: "failed",
@@ -161,3 +237,60 @@ def execution_documents(run: Run) -> list[dict[str, Any]]:
     if run.state is State.RUNNING:
         attempts.append(None)
     return [document_of(EXECUTION, _Source(run, attempt)) for attempt in reversed(attempts)]
+
+
+# -- observability --------------------------------------------------------------------------------
+
+
+class SchedulerState(Document):
+    is_running: bool
+    running_jobs: int
+    max_concurrent_jobs: int
+
+
+class SchedulerHealth(SchedulerState):
+    poll_interval: Milliseconds
+
+
+class HealthAnswer(Document):
+    success: bool
+    status: Annotated[Literal["healthy", "degraded", "stopping"], Field(examples=["healthy"])]
+    timestamp: Time
+    scheduler: SchedulerHealth
+
+
+class ExecutionCounts(Document):
+    total: int
+    successful: int
+    failed: int
+    last24_hours: Annotated[int, Field(alias="last24Hours")]
+
+
+class StatsData(Document):
+    executions: ExecutionCounts
+    scheduler: SchedulerState
+
+
+class Stats(Document):
+    success: bool
+    data: StatsData
+
+
+def scheduler_state(health: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the scheduler, from the document of `/api/v1/health`."""
+    return {
+        "isRunning": health["status"] != "stopping",
+        "runningJobs": health["running"],
+        "maxConcurrentJobs": health["capacity"],
+    }
+
+
+def execution_counts(statistics: Mapping[str, Any]) -> dict[str, int]:
+    """The counts, from the document of `/api/v1/statistics`."""
+    runs = statistics["runs"]
+    return {
+        "total": runs["succeeded"] + runs["failed"],
+        "successful": runs["succeeded"],
+        "failed": runs["failed"],
+        "last24Hours": sum(statistics["lastDay"].values()),
+    }

@@ -1,4 +1,4 @@
-"""`/api/events`: the events of this process, as server-sent events.
+"""`/api/v1/events`: the events of this process, as server-sent events.
 
 Each client has a queue of bytes. An event is encoded once for all clients. A client whose queue is
 full is disconnected and may connect again, so a slow client costs bounded memory and delays nobody.
@@ -18,16 +18,14 @@ from starlette.types import Receive, Scope, Send
 from mainspring.core.events import EVENTS, Event
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import CACHE_SECONDS
-from mainspring.service.dependencies import COMPATIBILITY, Service, ServiceDep, by_session, caller
+from mainspring.service.dependencies import Service, ServiceDep, by_session, caller
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
 from mainspring.service.schemas.event import event_document
 from mainspring.service.schemas.json_format import encode_json
 from mainspring.service.sessions import session_cookie
 
-__all__ = ["EventNames", "OfJob", "open_stream", "router"]
-
-router = api_router(prefix="/api", tags=[COMPATIBILITY])
+router = api_router(prefix="/api/v1", tags=["events"])
 
 HEARTBEAT_SECONDS = 15.0
 KEY_CHECK_SECONDS = 1.0
@@ -52,20 +50,12 @@ OfJob = Annotated[str | None, Query(max_length=200, description="Only events of 
     response_class=Response,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
-async def events(
-    service: ServiceDep, request: Request, event: EventNames = None, job: OfJob = None
-) -> Response:
-    return open_stream(service, request, event, job, compatibility=True)
-
-
-def open_stream(
-    service: Service,
+async def follow_events(
+    service: ServiceDep,
     request: Request,
-    event: list[str] | None,
-    job: str | None,
-    *,
-    compatibility: bool = False,
-) -> EventStream:
+    event: EventNames = None,
+    job: OfJob = None,
+) -> Response:
     for pattern in event or ():
         _check_pattern(pattern)
     _check_stream_limits(service, caller(request))
@@ -79,7 +69,6 @@ def open_stream(
         job,
         key_id=caller(request) or None,
         session=session,
-        compatibility=compatibility,
     )
 
 
@@ -125,7 +114,6 @@ class EventStream(Response):
         *,
         key_id: str | None,
         session: str | None,
-        compatibility: bool,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -137,7 +125,6 @@ class EventStream(Response):
         self._job = job
         self._key_id = key_id
         self._session = session
-        self._compatibility = compatibility
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._added = asyncio.Event()
@@ -184,7 +171,7 @@ class EventStream(Response):
     def _add(self, event: Event) -> None:
         if self._job is not None and event.job_id != self._job:
             return
-        line = _encoded(self._service, event, compatibility=self._compatibility)
+        line = _encoded(self._service, event)
         if self._waiting and self._size + len(line) > MAX_QUEUE_BYTES:
             self._too_slow.set()
             return
@@ -250,11 +237,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _encoded(service: Service, event: Event, *, compatibility: bool) -> bytes:
-    """The event as it is sent, encoded once for all clients of the same form."""
-    last = service.last_event.get(compatibility)
+def _encoded(service: Service, event: Event) -> bytes:
+    """The event as it is sent, encoded once for all clients."""
+    last = service.last_event
     if last is None or last[0] is not event:
-        document = encode_json(event_document(event, compatibility=compatibility))
-        last = (event, b"event: %s\ndata: %s\n\n" % (event.name.encode(), document))
-        service.last_event[compatibility] = last
+        line = b"event: %s\ndata: %s\n\n" % (
+            event.name.encode(),
+            encode_json(event_document(event)),
+        )
+        last = service.last_event = (event, line)
     return last[1]

@@ -1,0 +1,181 @@
+"""`/api/v1/runs`: list, read, cancel, retry, delete; one or all that match. And chains of runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query, Response
+
+from mainspring.core import model
+from mainspring.core.model import Page, State
+from mainspring.engine.bulk_operations import Matched
+from mainspring.errors import JobNotFound
+from mainspring.service.dependencies import (
+    Cursor,
+    Limit,
+    Moment,
+    RunPath,
+    Service,
+    ServiceDep,
+    in_utc,
+    read_moment,
+)
+from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.router import api_router
+from mainspring.service.schemas.explanation import Explanation
+from mainspring.service.schemas.fields import query_of
+from mainspring.service.schemas.json_format import camel_case, json_response
+from mainspring.service.schemas.run import (
+    MatchBody,
+    Run,
+    RunList,
+    RunsBulkBody,
+    RunsBulkResult,
+    run_document,
+)
+from mainspring.service.schemas.workflow import ChainBody, ChainResult, Workflow, workflow_of
+
+router = api_router(prefix="/api/v1", tags=["runs"])
+
+OfJob = Annotated[str | None, query_of(MatchBody, "job", max_length=200)]
+States = Annotated[list[State] | None, Query(description="Runs in one of these states.")]
+Failing = Annotated[bool, query_of(MatchBody, "failing")]
+
+
+@router.get("/runs", response_model=RunList, summary="List runs, newest first")
+async def list_runs(
+    service: ServiceDep,
+    job: OfJob = None,
+    state: States = None,
+    failing: Failing = False,
+    since: Moment = None,
+    until: Moment = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    page = await find_runs(
+        service,
+        job=job,
+        state=state,
+        failing=failing,
+        since=since,
+        until=until,
+        limit=limit,
+        cursor=cursor,
+    )
+    items = [run_document(run) for run in page.items]
+    return json_response({"items": items, "nextCursor": page.cursor})
+
+
+@router.post(
+    "/runs/bulk",
+    response_model=RunsBulkResult,
+    summary="Cancel, retry or delete many runs",
+)
+async def bulk_runs(body: RunsBulkBody, service: ServiceDep) -> Response:
+    return json_response(camel_case(await _act_on_runs(service, body)))
+
+
+@router.get("/runs/{id}", response_model=Run, summary="Read a run with its attempts")
+async def get_run(id: RunPath, service: ServiceDep) -> Response:
+    return await _run(service, id)
+
+
+@router.get(
+    "/runs/{id}/workflow",
+    response_model=Workflow,
+    summary="Show the workflow that a run belongs to",
+)
+async def get_run_workflow(id: RunPath, service: ServiceDep) -> Response:
+    run = await service.client.get_run(id)
+    return json_response(workflow_of(await service.client.workflow(run.id)))
+
+
+@router.get(
+    "/runs/{id}/explain",
+    response_model=Explanation,
+    summary="Say why a run has not run",
+)
+async def explain_run(id: RunPath, service: ServiceDep) -> Response:
+    await service.client.get_run(id)
+    return json_response(camel_case(await service.client.explain(id)))
+
+
+@router.post("/runs/{id}/cancel", response_model=Run, summary="Cancel a run")
+async def cancel_run(id: RunPath, service: ServiceDep) -> Response:
+    if not await service.client.cancel(id):
+        run = await service.client.get_run(id)
+        raise ApiError(409, f"run {id!r} has ended: it is {run.state}", code="invalid_state")
+    return await _run(service, id)
+
+
+@router.post("/runs/{id}/retry", response_model=Run, summary="Try a failed run again")
+async def retry_run(id: RunPath, service: ServiceDep) -> Response:
+    await service.client.retry(id)
+    return await _run(service, id)
+
+
+@router.delete("/runs/{id}", status_code=204, summary="Delete a finished run")
+async def delete_run(id: RunPath, service: ServiceDep) -> Response:
+    run = await service.client.get_run(id)
+    if not (await service.client.remove_runs([id])).done:
+        held = "its dedupe key is still held, or an unfinished run comes after it"
+        why = held if run.finished else "cancel it first"
+        why = f"run {id!r} is {run.state} and cannot be deleted: {why}"
+        raise ApiError(409, why, code="invalid_state")
+    return Response(status_code=204)
+
+
+@router.post(
+    "/chains",
+    status_code=202,
+    response_model=ChainResult,
+    summary="Run jobs one after the other",
+)
+async def enqueue_chain(body: ChainBody, service: ServiceDep) -> Response:
+    links = [(link.job_id, link.payload) for link in body.links]
+    try:
+        runs = await service.client.chain(*links, after_failure=body.after_failure)
+    except JobNotFound as error:  # of the body: what the path names is there
+        raise ApiError.of_fields(FieldError("links", str(error))) from None
+    return json_response({"items": [run_document(run, whole=True) for run in runs]}, 202)
+
+
+async def find_runs(
+    service: Service, *, since: str | None, until: str | None, cursor: str | None, **chosen: Any
+) -> Page[model.Run]:
+    first, last = read_moment(since, "since"), read_moment(until, "until")
+    return await service.client.list_runs(
+        since=first, until=last, cursor=cursor, brief=True, **chosen
+    )
+
+
+async def _act_on_runs(service: Service, body: RunsBulkBody) -> Matched:
+    chosen: dict[str, Any] = {"ids": body.ids}
+    if body.match is not None:
+        match = body.match
+        states = (
+            match.state if match.state is None or isinstance(match.state, list) else [match.state]
+        )
+        chosen = {
+            "job": match.job,
+            "state": states,
+            "failing": match.sent.get("failing", False),
+            "since": in_utc(match.sent.get("since"), "since"),
+            "until": in_utc(match.sent.get("until"), "until"),
+            "limit": body.limit,
+        }
+    client = service.client
+    action = {
+        "cancel": client.cancel_runs,
+        "retry": client.retry_runs,
+        "delete": client.remove_runs,
+    }[body.action]
+    return await action(**chosen)
+
+
+async def _run(service: Service, run_id: str) -> Response:
+    """A run with its attempts, and why it has not started if it has not."""
+    run = await service.client.get_run(run_id)
+    why = (await service.client.explain(run_id)).problem
+    return json_response({**run_document(run, whole=True), "why": why})
