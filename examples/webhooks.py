@@ -1,7 +1,7 @@
 """A webhook job and the endpoint it calls, in one program.
 
 The endpoint fails the first request, so that you see a retry with the same id. It verifies the
-signature, and recognises a repeat by that id. `pip install 'mainspring[server]'`
+signature, and recognises a repeat by that id. `pip install '/path/to/mainspring[server]'`
 """
 
 import asyncio

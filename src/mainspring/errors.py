@@ -48,6 +48,7 @@ and `Snooze`. They are not under the root.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -101,6 +102,14 @@ __all__ = [
 
 class MainspringError(Exception):
     """The root of every error raised on purpose."""
+
+
+def install_advice(extra: str) -> str:
+    """How to install an extra. Mainspring is on no package index, so the advice cannot name one."""
+    return (
+        f"install Mainspring again with the extra {extra!r}, from the checkout or wheel that you"
+        f" installed it from: pip install '/path/to/mainspring[{extra}]'"
+    )
 
 
 class InvalidInput(MainspringError, ValueError):
@@ -213,13 +222,17 @@ class UnknownOption(InvalidInput):
 
 
 def suggest_name(name: str, allowed: Iterable[str]) -> str | None:
-    """The option that other schedulers call by this name, else the most similar one."""
-    name, allowed = name.lower(), list(allowed)
-    found = [ours for ours, others in _OTHER_NAMES.items() if name in others]
-    return next(
-        (ours for ours in found if ours in allowed),
-        next(iter(difflib.get_close_matches(name, allowed, n=1)), None),
-    )
+    """The option that other schedulers call by this name, else the most similar one. Case does not
+    matter: `maxRetries` is the same name as `max_retries`."""
+    written = {_snake_case(option): option for option in allowed}
+    name = _snake_case(name)
+    meant = [ours for ours, others in _OTHER_NAMES.items() if name in others]
+    near = [name, *meant, *difflib.get_close_matches(name, written, n=1)]
+    return next((written[option] for option in near if option in written), None)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
 
 
 def _advice(name: str, allowed: list[str]) -> str:
@@ -228,21 +241,44 @@ def _advice(name: str, allowed: list[str]) -> str:
 
 
 _OTHER_NAMES = {
-    "retries": ("retry", "max_retries", "retry_attempts", "attempts", "tries"),
+    "retries": ("retry", "max_retries", "retry_attempts", "attempts", "tries", "max_attempts"),
+    "retry_attempts": ("retries", "retry", "max_retries", "attempts", "tries", "max_attempts"),
+    "backoff": ("retry_backoff", "strategy"),
     "timezone": ("tz", "zone", "time_zone"),
-    "schedule": ("cron", "every", "interval", "trigger", "when", "run_at"),
-    "payload": ("args", "kwargs", "arguments", "data", "params"),
-    "concurrency": ("max_instances", "max_concurrency", "workers", "limit"),
+    "schedule": ("cron", "every", "interval", "trigger", "when", "run_at", "repeat"),
+    "payload": ("args", "kwargs", "arguments", "data", "params", "context"),
+    "concurrency": (
+        "max_instances",
+        "max_concurrency",
+        "max_concurrent",
+        "max_concurrent_jobs",
+        "workers",
+        "limit",
+    ),
+    "workers": ("max_concurrent_jobs", "max_concurrent", "concurrency", "max_workers"),
     "delay": ("countdown", "eta", "run_at", "schedule"),
     "dedupe_key": ("key", "unique", "idempotency_key", "unique_key", "job_key"),
     "after": ("depends_on", "follows", "upstream"),
     "timeout": ("time_limit", "deadline", "max_duration"),
     "enabled": ("active", "paused", "disabled"),
-    "id": ("name",),
+    "id": ("name", "job_id"),
+    "handler": ("action", "func", "function", "callback", "fn", "executor"),
     "endpoint": ("url", "uri", "webhook", "address", "target", "callback"),
-    "retryAttempts": ("retries", "retry", "max_retries", "maxretries", "attempts", "tries"),
+    "url": ("endpoint", "uri"),
+    "webhook": ("endpoint", "url", "uri", "method", "headers", "body"),
+    "breaker": ("enable_circuit_breaker", "circuit_breaker"),
+    "on_success": ("on_complete", "on_completed"),
+    "on_error": ("on_failure", "on_fail"),
+    "memory_limit": ("memory_threshold", "enable_memory_monitoring", "max_memory"),
+    "delivery": ("execution_type",),
+    "misfire": ("misfire_grace_time", "coalesce", "catch_up", "catchup"),
+    "lease": ("lock_timeout", "lock_timeout_ms", "lock_ttl", "visibility_timeout"),
+    "poll": ("poll_interval", "poll_interval_ms", "heartbeat_interval"),
+    "retention": ("history_retention", "result_ttl"),
+    "history": ("history_size", "max_history"),
+    "prune_every": ("cleanup_interval",),
 }
-"""What other schedulers call it."""
+"""What other schedulers call it, those of the pages that the product grew from included."""
 
 
 class SecretKeyMissing(InvalidInput):

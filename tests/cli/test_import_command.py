@@ -126,7 +126,7 @@ def test_manifests_need_yaml(run: Run, folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(builtins, "__import__", without_yaml)
     refused = run("import", "k8s", "jobs.yaml")
     assert refused.code == 2
-    assert "pip install 'mainspring[kubernetes]'" in refused.err
+    assert "pip install '/path/to/mainspring[kubernetes]'" in refused.err
 
 
 def test_an_output_file_that_cannot_be_written_is_named(

@@ -344,6 +344,8 @@ def test_a_setting_without_a_value_and_an_unknown_one_are_two_errors(
     unknown = run("jobs", "update", "ping", "--set", "retrys=3")
     assert (unknown.code, "unknown key 'retrys'" in unknown.err) == (2, True)
     assert "did you mean 'retries'?" in unknown.err
+    other = run("jobs", "update", "ping", "--set", "runOnStart=true")
+    assert "did you mean 'run_on_start'?" in other.err
 
 
 def test_an_update_names_the_headers_that_it_removes(run: Run, stored_runs: StoredRuns) -> None:

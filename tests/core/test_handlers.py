@@ -98,6 +98,32 @@ def text_called_ctx(ctx: str) -> str:
     return ctx
 
 
+class Mailer:
+    """Its attributes have the names of those that a decorated job has."""
+
+    def __init__(self) -> None:
+        self.id, self._handler, self._options = 7, "mail", {"host": "localhost"}
+
+    async def __call__(self, to: str) -> str:
+        return f"sent to {to}"
+
+
+async def test_an_object_with_an_async_call_is_an_async_handler() -> None:
+    scheduler = mainspring.Scheduler("memory://")
+    decorated = scheduler.job(id="mail")(Mailer())
+    partial = scheduler.job(id="partial")(functools.partial(Mailer()))
+    async with scheduler:
+        for job in (decorated, partial):
+            assert job.handler.is_async
+            run = await scheduler.wait((await job.enqueue(to="ada")).id)
+            assert run.result == "sent to ada"
+
+
+def test_a_class_is_refused_as_a_handler() -> None:
+    with pytest.raises(InvalidInput, match="'h' is the class Mailer: a call would only make an"):
+        Handler("h", Mailer)
+
+
 @pytest.mark.parametrize("function", [any_names, text_called_ctx])
 def test_other_parameters_called_ctx_or_context_are_arguments(function: Any) -> None:
     handler = Handler("h", function)

@@ -241,6 +241,19 @@ async def test_a_dedupe_key_that_another_job_holds_is_warned_of(
     assert warned in caplog.text
 
 
+async def test_a_duplicate_of_a_job_with_a_follower_is_not_warned_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make(workers=0)
+    root = scheduler.job(id="root")(lambda: None)
+    scheduler.job(id="follower", after="root")(lambda: None)
+    async with scheduler:
+        first = await root.options(dedupe_key="k").enqueue()
+        again = await root.options(dedupe_key="k").enqueue()
+    assert (again.id, again.duplicate) == (first.id, True)
+    assert "dedupe key" not in caplog.text
+
+
 def test_dedupe_for_holds_the_key_past_the_end() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())

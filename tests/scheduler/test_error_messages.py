@@ -34,6 +34,14 @@ from mainspring.errors import (
         ("kwargs", "payload"),
         ("max_instances", "concurrency"),
         ("depends_on", "after"),
+        ("runOnStart", "run_on_start"),
+        ("maxRetries", "retries"),
+        ("retryDelay", "retry_delay"),
+        ("maxConcurrent", "concurrency"),
+        ("enableCircuitBreaker", "breaker"),
+        ("executionType", "delivery"),
+        ("historyRetention", "retention"),
+        ("data", "payload"),
     ],
 )
 def test_an_unknown_option_of_a_job_is_told_with_its_neighbour(given: str, meant: str) -> None:

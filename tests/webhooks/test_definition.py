@@ -308,13 +308,14 @@ async def test_what_a_webhook_job_cannot_have() -> None:
         for policy, why in [
             ({"payload": {"a": 1}}, "give it there, not as payload"),
             ({"isolation": "process"}, "is for Python handlers"),
-            ({"delivery": "effect_once"}, "takes no part in transactions"),
+            ({"delivery": "effect_once"}, "is at_least_once or at_most_once for a webhook"),
             ({"timeout": None}, "timeout is at most"),
             ({"timeout": "2h"}, "timeout is at most"),
             ({"handler": "other"}, r"a handler or a url \(webhook\)"),
         ]:
-            with pytest.raises(InvalidInput, match=why):
+            with pytest.raises(InvalidInput, match=why) as refused:
                 await mainspring.add_job("call", webhook=URL, **policy)  # type: ignore[arg-type]
+            assert refused.value.others == ()
         with pytest.raises(InvalidInput, match=r"a handler, or a url \(webhook\)"):
             await mainspring.add_job("call")
         with pytest.raises(InvalidInput, match=r"a handler, or a url \(webhook\)"):
@@ -376,7 +377,9 @@ asyncio.run(main())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "1",
-        "InvalidInput webhooks need aiohttp and cryptography: pip install 'mainspring[server]'",
+        "InvalidInput webhooks need aiohttp and cryptography: install Mainspring again with the"
+        " extra 'server', from the checkout or wheel that you installed it from: pip install"
+        " '/path/to/mainspring[server]'",
     ]
 
 

@@ -13,7 +13,7 @@ from mainspring.core import schedules
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import PolicyOptions, option_names
 from mainspring.core.policy import Policy
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, install_advice
 
 __all__ = ["read_manifests"]
 
@@ -300,7 +300,7 @@ def _manifests(text: str, source: str) -> Iterator[_Manifest]:
         raise CommandError(
             "reading YAML needs PyYAML",
             code=BAD_INPUT,
-            advice="pip install 'mainspring[kubernetes]'",
+            advice=install_advice("kubernetes"),
         ) from None
     loader = yaml.SafeLoader(text)
     number = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import logging
 import sys
@@ -88,9 +89,13 @@ class Handler:
         self.name = name
         self.function = function
         self.hooks = hooks or Hooks()
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
-        )
+        if isinstance(function, type):
+            raise InvalidInput(
+                f"handler {name!r} is the class {function.__name__}: a call would only make an"
+                " object. Give a function, or such an object if it can be called",
+                field="handler",
+            )
+        self.is_async = _is_async(function)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidInput(
                 f"handler {name!r} is a generator: a call would only make one, and its body would"
@@ -248,6 +253,15 @@ class Registry:
 
     def names(self) -> frozenset[str]:
         return frozenset(self._handlers)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call gives a coroutine: of an async function, or of an object with an async
+    `__call__`, also within a `partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    called = getattr(function, "__call__", None)  # noqa: B004 - the method itself is looked at
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
 
 
 def name_of(function: Callable[..., Any]) -> str:

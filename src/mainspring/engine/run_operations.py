@@ -90,16 +90,17 @@ class RunOperations:
         if options.after:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._sweeper.release_followers(options.upstream())
-        for one in added:
+        stored: dict[str, Run] = {}
+        for run, one in zip(_flatten(instances), added, strict=True):
+            stored[run.id] = one.run
             if not one.duplicate:
                 self._engine.emit("run.enqueued", one.run)
-            elif one.run.job_id != job.id:
+            elif one.run.job_id != run.job_id:
                 log.warning(
                     "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
                     " share the keys, so put the job's name into the key",
-                    *(job.id, one.run.id, one.run.job_id, one.run.dedupe_key),
+                    *(run.job_id, one.run.id, one.run.job_id, one.run.dedupe_key),
                 )
-        stored = {made.id: one.run for made, one in zip(_flatten(instances), added, strict=True)}
         return [stored[root.id] for root in roots]
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:

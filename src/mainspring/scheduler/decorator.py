@@ -87,8 +87,8 @@ class DecoratedJob(Queue[P], Generic[P, Q, R]):
     """A decorated function. Calling it calls the plain function."""
 
     def __init__(self, handler: Handler, enqueue: Enqueue, wait_for: WaitFor) -> None:
+        functools.update_wrapper(self, handler.function)  # first: it copies attributes too
         super().__init__(handler, enqueue, wait_for, CheckedEnqueueOptions())
-        functools.update_wrapper(self, handler.function)
         self.id = handler.name
         self.handler = handler
 

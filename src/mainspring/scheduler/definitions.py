@@ -415,7 +415,7 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
         errors.add(InvalidInput(why, subject="enabled", field="enabled", given=job.enabled))
     with errors:
         codec.encode(job.payload)
-    if job.policy.delivery is Delivery.EFFECT_ONCE:
+    if job.policy.delivery is Delivery.EFFECT_ONCE and job.webhook is None:
         _check_effect_once(job, handler, errors)
     if has_schedule and job.policy.after:
         why = (
@@ -435,7 +435,7 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
     elif job.payload is not None and not isinstance(job.payload, Mapping):
         with errors:
             handler.check(job.payload)
-    if job.policy.isolation is Isolation.PROCESS:
+    if job.policy.isolation is Isolation.PROCESS and job.webhook is None:
         with errors:
             Target.check(handler.function)  # raises now, not when the first run is due
 
@@ -495,13 +495,6 @@ def _check_webhook(job: Job, errors: InputErrors) -> None:
     if job.payload is not None:
         why = "a webhook sends its body: give it there, not as payload"
         errors.add(InvalidInput(why, field="payload"))
-    if job.policy.delivery is Delivery.EFFECT_ONCE:
-        why = (
-            "an endpoint takes no part in transactions of the store: a webhook is delivered"
-            " at_least_once (its webhook-id tells the endpoint which requests are repeats) or"
-            " at_most_once"
-        )
-        errors.add(InvalidInput(why, field="delivery"))
     if job.policy.isolation is not Isolation.AUTO:
         why = (
             f"isolation {job.policy.isolation.value!r} is for Python handlers, and job {job.id!r}"

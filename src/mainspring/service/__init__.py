@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, install_advice
 
 __all__ = ["require_server"]
 
@@ -36,5 +36,5 @@ def require_server() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise InvalidInput(
-            f"the HTTP service needs {', '.join(missing)}: pip install 'mainspring[server]'"
+            f"the HTTP service needs {', '.join(missing)}: {install_advice('server')}"
         )

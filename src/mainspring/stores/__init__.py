@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from mainspring.core.clock import Clock
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, install_advice
 from mainspring.stores.protocol import Store
 from mainspring.stores.url_redaction import without_password
 
@@ -59,7 +59,7 @@ def open_store(url: object, clock: Clock | None = None) -> Store:
             from mainspring.stores.mongodb import MongoStore
         except ModuleNotFoundError as error:
             raise InvalidInput(
-                f"{scheme}:// needs the driver: pip install 'mainspring[mongodb]' ({error})"
+                f"{scheme}:// needs the driver ({error}): {install_advice('mongodb')}"
             ) from error
         return MongoStore(url)  # its servers have their own clocks
     if scheme in ("s3", "gs", "az", "file"):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from mainspring.core.durations import duration
 from mainspring.core.model import Job, SigningSecret, Webhook, replace
 from mainspring.core.policy import Span
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, install_advice
 from mainspring.stores.protocol import Store
 from mainspring.webhooks import definition
 from mainspring.webhooks.address_policy import AllowList
@@ -254,7 +254,7 @@ class Webhooks:
     def _require_extra(self) -> Webhooks:
         if not self.available:
             raise InvalidInput(
-                f"webhooks need {' and '.join(_NEEDED)}: pip install 'mainspring[server]'",
+                f"webhooks need {' and '.join(_NEEDED)}: {install_advice('server')}",
                 field="webhook",
             )
         return self

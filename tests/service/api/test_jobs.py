@@ -180,6 +180,8 @@ async def test_each_wrong_field_has_a_message_of_its_own(api: Api) -> None:
         ("cron", "schedule"),
         ("url", "endpoint"),
         ("retries", "retryAttempts"),
+        ("maxRetries", "retryAttempts"),
+        ("action", "handler"),
     ],
 )
 async def test_an_unknown_field_is_refused_with_the_one_that_was_meant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mainspring.core.clock import Clock
-from mainspring.errors import InvalidInput
+from mainspring.errors import InvalidInput, install_advice
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.url import Address
 
@@ -23,7 +23,6 @@ def make_bucket(url: str, clock: Clock | None = None) -> Bucket:
         if error.name != "obstore":
             raise
         raise InvalidInput(
-            f"{address.scheme}:// needs the object storage client:"
-            " pip install 'mainspring[objects]'"
+            f"{address.scheme}:// needs the object storage client: {install_advice('objects')}"
         ) from error
     return ObstoreBucket(address, clock)
