@@ -118,6 +118,21 @@ def test_start_says_which_jobs_no_worker_can_run(start: Start, folder: Path) -> 
     assert line.endswith(" no running worker can run it")
 
 
+def test_a_store_of_the_environment_that_is_not_the_codes_is_warned_of(
+    start: Start, folder: Path
+) -> None:
+    (folder / ".env").write_text("MAINSPRING_STORE=sqlite:///other.db\n")
+    worker = start("worker", "app:scheduler")
+    worker.wait_for_output(
+        "app:scheduler uses the store sqlite:///mainspring.db, as its code says, and"
+        " MAINSPRING_STORE names sqlite:///other.db, which is not used here"
+    )
+    (folder / ".env").write_text(f"MAINSPRING_STORE=sqlite:///{folder / 'mainspring.db'}\n")
+    same = start("worker", "app:scheduler")
+    same.wait_for_output(READY)
+    assert "MAINSPRING_STORE" not in same.output
+
+
 def test_failures_are_logged(start: Start, run: Run) -> None:
     worker = start("worker", "app:scheduler", "--verbose")
     worker.wait_for_output(READY)

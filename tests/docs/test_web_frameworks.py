@@ -44,15 +44,6 @@ def fork_twice(request):
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
 """
-PLAIN = """
-from jobs_client import client
-
-def request(number):
-    for _ in range(2):  # the second one finds the client open
-        client().enqueue("send_email", {"to": "a"}, dedupe_key=f"order-{number}")
-
-fork_twice(request)
-"""
 FLASK = """
 from flask_app import app
 
@@ -109,12 +100,12 @@ def runs_in(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("module", "runs"), [("fastapi_app", "1"), ("fastapi_with_workers", "2")])
-def test_a_lifespan_opens_the_client_or_the_scheduler(folder: Path, module: str, runs: str) -> None:
+def test_a_web_process_enqueues_or_runs_its_own_jobs(folder: Path, module: str, runs: str) -> None:
     run(folder, FASTAPI, module)
     assert runs_in(folder) == runs
 
 
-@pytest.mark.parametrize("script", [PLAIN, FLASK, DJANGO], ids=["plain", "flask", "django"])
+@pytest.mark.parametrize("script", [FLASK, DJANGO], ids=["flask", "django"])
 def test_each_forked_process_opens_its_own_client(folder: Path, script: str) -> None:
     run(folder, FORKED + script)
     assert runs_in(folder) == "2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ from mainspring.errors import (
     JobNotFound,
     JobOwnedByCode,
     NotStarted,
+    StoreError,
 )
 from mainspring.scheduler.definitions import edit_job
 from mainspring.stores.memory import MemoryStore
@@ -129,15 +131,87 @@ async def test_notes_of_mainspring_itself_are_not_written_by_programs(kind: str)
             await client.remove_note(kind, "mail")
 
 
-async def test_a_client_that_is_not_open_says_how_to_open_it() -> None:
+async def test_a_client_opens_at_its_first_use_and_stays_closed_after_a_stop() -> None:
     client = Client("memory://")
-    with pytest.raises(NotStarted, match="async with client"):
-        await client.enqueue("double")
-    async with client:
-        with pytest.raises(NotStarted, match=r"client\.blocking\.stats\(\) would block"):
+    both = await asyncio.gather(client.stats(), client.list_jobs())
+    assert both[1].items == []
+    assert client.started
+    async with client:  # it is open, so this block does not close it
+        with pytest.raises(InvalidState, match=r"client\.blocking\.stats\(\) would block"):
             client.blocking.stats()
-    with pytest.raises(NotStarted, match="async with client"):
+    assert await asyncio.to_thread(client.blocking.list_runs)
+    before = threading.active_count()
+    await client.stop()
+    assert threading.active_count() < before
+    with pytest.raises(NotStarted, match=r"was closed: .* client\.start"):
         await client.stats()
+    async with client:
+        await client.stats()
+
+
+def test_a_client_in_plain_code_opens_at_its_first_use(tmp_path: Path) -> None:
+    client = Client(f"sqlite:///{tmp_path / 'jobs.db'}")
+    assert client.blocking.list_jobs().items == []
+    client.blocking.stop()
+
+
+async def test_a_first_use_that_fails_tells_why_and_the_next_one_tries_again(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "folder").write_text("no folder")
+    client = Client(f"sqlite:///{tmp_path / 'folder' / 'jobs.db'}", wait_for_store=0)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            await client.stats()
+    (tmp_path / "folder").unlink()
+    (tmp_path / "folder").mkdir()
+    assert (await client.stats()).jobs == 0
+    await client.stop()
+
+
+FORKS = """
+import os, sys
+from mainspring import Client
+
+client = Client(sys.argv[1])
+for _ in range(2):
+    if os.fork() == 0:
+        client.blocking.enqueue("known")
+        sys.exit()
+for _ in range(2):
+    assert os.wait()[1] == 0
+client.blocking.enqueue("known")
+"""
+
+
+def test_each_fork_opens_the_client_at_its_first_use_and_the_exit_closes_it(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    scheduler = Scheduler(url)
+    scheduler.job(id="known")(lambda: None)
+    with scheduler.configure(workers=0).blocking as control:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", FORKS, url],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        runs = control.list_runs(job="known").items
+    assert len(runs) == 3
+
+
+def test_the_store_is_that_of_the_environment_where_none_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MAINSPRING_STORE", "memory://")
+    assert Scheduler().url == Client().url == "memory://"
+    assert Client("sqlite:///jobs.db").url == "sqlite:///jobs.db"
+    monkeypatch.delenv("MAINSPRING_STORE")
+    assert Scheduler().url == Client().url == "sqlite:///mainspring.db"
+    with pytest.raises(InvalidInput, match="not None"):
+        Client(None)  # type: ignore[arg-type]  # as from a variable that is not set
 
 
 async def test_an_unknown_job_is_told_with_the_stored_job_that_was_probably_meant(

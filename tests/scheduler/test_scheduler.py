@@ -8,17 +8,18 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainspring import Misfire, RunContext, Scheduler, State, at
-from mainspring.core.model import Outcome
-from mainspring.errors import Conflict, InvalidInput, InvalidState, NotStarted
+from mainspring import Misfire, Run, RunContext, Scheduler, State, at
+from mainspring.core.model import Outcome, Source
+from mainspring.errors import Conflict, InvalidInput, NotStarted
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, Claimed, Store
+from mainspring.stores.protocol import Added, Claim, Claimed, Store
 from mainspring.testing.store_calls import get_runs
 from tests.support import isolated_jobs
 from tests.support.engine import LONG, EventRecorder, ended, until
@@ -61,13 +62,52 @@ async def test_use_before_start_and_after_stop_says_what_to_do(make: Make) -> No
     await refused()
     await scheduler.stop()
     async with scheduler:
-        with pytest.raises(InvalidState, match="running already"):
-            await scheduler.start()
+        await scheduler.start()  # harmless
+        async with scheduler:
+            ...
         await ended(scheduler, await work.enqueue())
     await refused()
     await scheduler.stop()
     async with scheduler:  # and once more
         assert (await ended(scheduler, await work.enqueue())).state is State.SUCCEEDED
+
+
+async def test_starts_and_calls_while_it_starts_wait_for_the_start(make: Make) -> None:
+    scheduler = make()
+    work = scheduler.job(id="work")(lambda: None)
+    recorder = EventRecorder(scheduler)
+    first = asyncio.ensure_future(scheduler.start())
+    await asyncio.sleep(0)
+    runs = await asyncio.gather(work.enqueue(), scheduler.start(), work.enqueue())
+    assert recorder.names.count("scheduler.started") == 1
+    await ended(scheduler, runs[2])
+    await first
+    await scheduler.stop()
+
+
+async def test_a_handler_may_use_its_scheduler_before_the_start_has_returned() -> None:
+    enqueued = threading.Event()
+
+    class SlowStart(MemoryStore):
+        async def add(self, runs: Sequence[Run]) -> list[Added]:
+            if runs[0].source is Source.START:
+                assert await asyncio.to_thread(enqueued.wait, LONG)
+            return await super().add(runs)
+
+    scheduler = Scheduler(SlowStart())
+
+    @scheduler.job(run_on_start=True)
+    async def last() -> None: ...
+
+    @scheduler.job
+    async def first() -> None:
+        await last.enqueue()
+        enqueued.set()
+
+    async with scheduler.configure(workers=0):
+        run = await first.enqueue()
+    async with scheduler.configure(workers=2):
+        assert (await ended(scheduler, run)).state is State.SUCCEEDED
 
 
 async def test_two_stops_at_once(make: Make) -> None:

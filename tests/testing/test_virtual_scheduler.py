@@ -455,7 +455,7 @@ async def test_before_the_start_and_after_the_end_it_says_how_to_start() -> None
     with pytest.raises(NotStarted, match="async with TestScheduler"):
         await test.tick()
     async with test:
-        with pytest.raises(NotStarted, match=r"await test\.tick"):
+        with pytest.raises(InvalidState, match=r"await test\.tick"):
             test.blocking.tick()
     with pytest.raises(NotStarted):
         await test.tick()

@@ -32,7 +32,7 @@ from mainspring.cli.replacement import (
     end_quietly_on_signals,
     replace_process,
 )
-from mainspring.cli.store_access import LocatedStore, StoreChoice
+from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
@@ -255,7 +255,9 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
             advice="set it in the code: Scheduler(url, webhooks=WebhookSettings(allow=[…]))",
         )
     given = settings.model_fields_set
-    return load_scheduler(choice.app).configure(
+    scheduler = load_scheduler(choice.app)
+    warn_of_other_store(scheduler, choice.app)
+    return scheduler.configure(
         workers=settings.max_concurrent_jobs if "max_concurrent_jobs" in given else None,
         poll=settings.poll if "scheduler_poll_interval" in given else None,
         retention=settings.retention if "retention" in given else None,

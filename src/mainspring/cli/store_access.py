@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,7 +29,10 @@ __all__ = [
     "find_store",
     "open_client",
     "open_existing",
+    "warn_of_other_store",
 ]
+
+log = logging.getLogger("mainspring")
 
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
@@ -169,6 +173,23 @@ def check_shared(found: LocatedStore) -> None:
 def database_file(url: str) -> Path | None:
     scheme, _, rest = url.partition("://")
     return Path(rest[1:]).absolute() if scheme == "sqlite" and len(rest) > 1 else None
+
+
+def warn_of_other_store(scheduler: Scheduler, app: str) -> None:
+    """Warn if the environment names another store than the code: commands without --store would
+    look there, and find none of the jobs that this process runs."""
+    named = os.environ.get("MAINSPRING_STORE") or ""
+    store = LocatedStore(scheduler.store, scheduler.url)
+    other = LocatedStore(scheduler.store, named)
+    if named and other.from_anywhere != store.from_anywhere:
+        log.warning(
+            "%s uses the store %s, as its code says, and MAINSPRING_STORE names %s, which is not"
+            " used here. Make them the same, or write Scheduler() without a store, which uses"
+            " MAINSPRING_STORE",
+            app,
+            store.name,
+            other.name,
+        )
 
 
 def _load_scheduler(spec: str) -> Scheduler:

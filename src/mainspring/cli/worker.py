@@ -161,6 +161,7 @@ def _work(command: WorkerCommand) -> None:
 
 def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
     from mainspring.cli import log_format
+    from mainspring.cli.store_access import warn_of_other_store
 
     scheduler = _load_scheduler(command)
     log_format.set_up(
@@ -169,6 +170,8 @@ def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
         as_json=command.as_json,
         several_processes=command.supervisor is not None,
     )
+    if command.app is not None and command.process_number == 1:
+        warn_of_other_store(scheduler, command.app)
     scheduler.configure(
         workers=command.workers,
         queues=command.queues,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict
 
-from mainspring.core.model import State, Webhook
+from mainspring.core.model import R, Run, State, Webhook
 from mainspring.core.policy import (
     AfterFailure,
     Backoff,
@@ -33,8 +33,10 @@ __all__ = [
     "JobRef",
     "PolicyOptions",
     "RunFilter",
+    "RunRef",
     "job_id_of",
     "option_names",
+    "run_id_of",
 ]
 
 
@@ -55,6 +57,17 @@ def job_id_of(job: JobRef) -> str:
         raise InvalidInput(
             f"a job is named by its id or its decorated function, not {job!r}", field="job"
         )
+    return name
+
+
+RunRef = str | Run[R]
+"""A run by its id, or as a `Run`."""
+
+
+def run_id_of(run: RunRef[Any]) -> str:
+    name = getattr(run, "id", run)
+    if not isinstance(name, str):
+        raise InvalidInput(f"a run is named by its id or as a Run, not {run!r}", field="run_id")
     return name
 
 
@@ -121,7 +134,7 @@ class EnqueueOptions(TypedDict, total=False):
     queue: str | None
     dedupe_key: str | list[str] | None
     dedupe_for: Span | None
-    after: str | list[str] | tuple[str, ...] | None
+    after: RunRef | list[RunRef] | tuple[RunRef, ...] | list[str] | list[Run] | None
     after_failure: AfterFailure | Literal["skip", "run"] | None
 
 

@@ -7,12 +7,14 @@ the collector's passes over thousands of them took a tenth of a worker's time.
 
 from __future__ import annotations
 
+import html
 import random
 import re
+import reprlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -48,6 +50,12 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    R = TypeVarWithDefault("R", default=Any)
+else:
+    R = TypeVar("R")  # Python 3.13 has defaults; here only type checkers need it
 
 MAX_ATTEMPTS_KEPT = 20
 _JOB_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}")
@@ -139,8 +147,11 @@ class Attempt(Struct, frozen=True, gc=False):
     peak_memory: int | None = None
 
 
-class Run(Struct, frozen=True, kw_only=True, gc=False):
-    """One occurrence of a job: due once, tried up to `retries + 1` times, ended once."""
+class Run(Struct, Generic[R], frozen=True, kw_only=True, gc=False):
+    """One occurrence of a job: due once, tried up to `retries + 1` times, ended once.
+
+    `Run[R]` has the result of a handler that returns `R`; `Run` alone is `Run[Any]`.
+    """
 
     id: str
     job_id: str
@@ -167,7 +178,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     worker: str | None = None
     lease_until: datetime | None = None
     cancel_requested: bool = False
-    result: Any = None
+    result: R = None  # type: ignore[assignment]  # before the end, and of a run that fails
     error: str | None = None
     reason: str | None = None
     progress: Progress | None = None
@@ -182,6 +193,27 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     a run is set aside: it never starts, and what could not be read is empty here."""
     brief: bool = False
     """Whether it was read for a list: without `payload`, `result` and `attempts`."""
+
+    def __repr__(self) -> str:
+        outcome = self.error or self.reason
+        if self.state is State.SUCCEEDED and self.result is not None:
+            outcome = reprlib.repr(self.result)
+        told = f" ({outcome})" if outcome else ""
+        return f"<Run {self.id} of {self.job_id}: {self.state}{told}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return _html_table(
+            f"Run {self.id}",
+            job=self.job_id,
+            state=self.state,
+            scheduled=self.scheduled_at,
+            attempts=self.attempt or None,
+            seconds=self.duration,
+            result=None if self.result is None else reprlib.repr(self.result),
+            error=self.error,
+            reason=self.reason,
+        )
 
     @property
     def duration(self) -> float | None:
@@ -271,6 +303,28 @@ class Job(Struct, frozen=True, kw_only=True):
     stored the job that did not keep this."""
     unreadable: str | None = None
 
+    def __repr__(self) -> str:
+        told = [self._when()] + ([] if self.enabled else ["paused"])
+        return f"<Job {self.id}: {', '.join(told)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return _html_table(
+            f"Job {self.id}",
+            runs=self._when(),
+            enabled=self.enabled,
+            next_run=self.next_run_at,
+            last_run=self.last_run_at,
+            calls=self.handler if self.webhook is None else self.webhook.url,
+            description=self.description or None,
+            tags=", ".join(self.tags) or None,
+        )
+
+    def _when(self) -> str:
+        if self.schedule is not None:
+            return self.schedule.describe()
+        return f"after {', '.join(self.policy.after)}" if self.policy.after else "when enqueued"
+
     def next_version(self) -> int:
         """The version after the next write: one higher.
 
@@ -296,6 +350,16 @@ class Job(Struct, frozen=True, kw_only=True):
     def definition(self) -> Job:
         """The job without the fields that firing changes: equal until somebody edits it."""
         return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
+
+
+def _html_table(title: str, **facts: object) -> str:
+    """A small table of those facts that are known."""
+    rows = "".join(
+        f"<tr><th>{name.replace('_', ' ')}</th><td>{html.escape(str(value))}</td></tr>"
+        for name, value in facts.items()
+        if value is not None
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
 
 
 class Page(Struct, Generic[T], frozen=True):

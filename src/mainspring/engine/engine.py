@@ -150,9 +150,11 @@ class Engine:
         *,
         inline: bool,
         keep_from_stored: KeepFromStored | None = None,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the store, define the jobs of the code, and start all components.
-        `keep_from_stored` says what of a stored job stays, as for `JobOperations.put`.
+        `keep_from_stored` says what of a stored job stays, as for `JobOperations.put`. `opened` is
+        called before the first handler can run: from then on the operations can be used.
 
         `program_loop` is the loop that async handlers run on.
         """
@@ -185,6 +187,7 @@ class Engine:
                 telemetry=telemetry,
             )
         )
+        opened()
         try:
             await self._start_components(watch, drafts)
         except BaseException:

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from mainspring.errors import NotStarted
+from mainspring.errors import InvalidState
 
 __all__ = ["BlockingMethod", "WaitFor", "refuse_running_loop"]
 
@@ -69,6 +69,6 @@ def refuse_running_loop(called: str, instead: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise NotStarted(
+    raise InvalidState(
         f"{called}() would block the event loop that runs here: await {instead} instead"
     )

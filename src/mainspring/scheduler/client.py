@@ -7,9 +7,12 @@ Every method exists once, as `async def`; `client.blocking` has the same methods
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -70,7 +73,7 @@ from mainspring.scheduler.queries import (
 )
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import SEARCHED_RUNS, read_workflow
-from mainspring.stores import open_store
+from mainspring.stores import DEFAULT_STORE, STORE_OF_ENVIRONMENT, open_store
 from mainspring.stores.protocol import (
     Counts,
     JobOrder,
@@ -99,10 +102,15 @@ class Client:
         async with Client("sqlite:///jobs.db") as client:
             run = await client.enqueue("send_email", {"to": "ada@example.org"})
 
-    `store` is a URL (`sqlite:///jobs.db`, `mongodb://…`) or a store object. `timezone` is the zone
-    of times that name none. If the store cannot be reached, `start` waits for up to
+    `store` is a URL (`sqlite:///jobs.db`, `mongodb://…`) or a store object; without it, it is the
+    URL in the environment variable `MAINSPRING_STORE`, or `sqlite:///mainspring.db`. `timezone` is
+    the zone of times that name none. If the store cannot be reached, `start` waits for up to
     `wait_for_store`. `poll` is how often `wait` looks at the store where no hint comes. `defaults`
     are policy options, such as `{"retries": 3}`, of jobs made here that give none.
+
+    A client may also be used without `async with`: it opens at its first use, in each process of
+    a server that forks, and closes when the process ends. Listeners then run on an event loop of
+    its own.
 
     A store that does not exist yet is made, so that a producer may start before the first worker.
     The log warns of it, with the absolute path of a file: the URL may be mistyped, and a client
@@ -112,14 +120,16 @@ class Client:
     _name = "client"
     warns_of_new_store = True
     """Whether the log warns if the store is new. A subclass may set it."""
+    opens_itself = True
+    """Whether the first use opens it."""
     _how_to_start = (
-        "the client is not open (or was closed): use `async with client:`, or in plain code"
-        " `with client.blocking:`"
+        "the client was closed: open it again with `await client.start()`, or in plain code"
+        " `client.blocking.start()`"
     )
 
     def __init__(
         self,
-        store: str | Store = "sqlite:///mainspring.db",
+        store: str | Store = STORE_OF_ENVIRONMENT,
         *,
         timezone: str = "UTC",
         poll: Span = "1s",
@@ -131,6 +141,8 @@ class Client:
         inline: bool = False,
     ) -> None:
         self._clock = clock or SystemClock()
+        if store == STORE_OF_ENVIRONMENT:
+            store = os.environ.get("MAINSPRING_STORE") or DEFAULT_STORE
         self._url = store if isinstance(store, str) else None
         self._store: Store
         if store is None or isinstance(store, str | os.PathLike):
@@ -156,10 +168,16 @@ class Client:
         self._engine_loop: EngineLoop | None = None
         self._pid = 0  # the process in which it was started
         self._engine: Engine | None = None
+        # While it starts. Until `_opening` is done, calls wait for it.
+        self._opening: concurrent.futures.Future[None] | None = None
         self._starting: concurrent.futures.Future[None] | None = None
         self._stopping: concurrent.futures.Future[None] | None = None
         self._own_loop: LoopThread | None = None
         self._program_loop: asyncio.AbstractEventLoop
+        self._start_lock = threading.Lock()  # of starts in plain code and at the first use
+        self._opened_itself = False
+        self._was_stopped = False
+        self._entered: list[bool] = []  # for each `with` block, whether it started the client
 
     @cached_property
     def blocking(self) -> BlockingClient:
@@ -199,7 +217,7 @@ class Client:
     @property
     def started(self) -> bool:
         """Whether it was started, and not stopped since."""
-        return self._engine is not None
+        return self._engine is not None and self._opening is None
 
     @property
     def is_leader(self) -> bool:
@@ -232,8 +250,8 @@ class Client:
     # Start and stop
 
     async def start(self) -> Self:
-        """Open the store; a scheduler then stores its decorated jobs and begins to work.
-        `async with` calls this, and `stop` at its end."""
+        """Open the store; a scheduler then stores its decorated jobs and begins to work. Does
+        nothing if it is started. `async with` calls this, and `stop` at its end."""
         await self._start(asyncio.get_running_loop())
         return self
 
@@ -250,10 +268,14 @@ class Client:
     def __exit__(self, *error: object) -> None: ...
 
     async def __aenter__(self) -> Self:
-        return await self.start()
+        starts = self._engine_loop is None
+        await self.start()
+        self._entered.append(starts)
+        return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.stop()
+        if self._entered.pop():  # else another caller has started it, and stops it
+            await self.stop()
 
     # Jobs
 
@@ -907,19 +929,22 @@ class Client:
             )
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the engine's loop."""
-        return await self._open_engine_loop().call(coroutine)
+        """Run a coroutine on the engine's loop, once the store is open."""
+        if self._opening is not None:
+            try:
+                await self._wait_until_open(self._opening)
+            except BaseException:
+                coroutine.close()
+                raise
+        if self._engine_loop is None:
+            coroutine.close()
+            raise NotStarted(self._how_to_start)
+        return await self._engine_loop.call(coroutine)
 
     def _running(self) -> Engine:
+        """The engine, perhaps still opening its store: only `_call` uses it, which waits."""
         self._refuse_fork()
-        if self._engine is None:
-            raise NotStarted(self._how_to_start)
-        return self._engine
-
-    def _open_engine_loop(self) -> EngineLoop:
-        self._running()
-        assert self._engine_loop is not None
-        return self._engine_loop
+        return self._open_at_first_use() if self._engine is None else self._engine
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
         """Run a coroutine of this client in plain code (see `WaitFor`)."""
@@ -950,32 +975,79 @@ class Client:
         self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job] = ()
     ) -> None:
         """Start the engine on its own loop; it stores `jobs` first. Async handlers, listeners and
-        hooks run on `program_loop`."""
-        self._refuse_second_start()
+        hooks run on `program_loop`. Returns at once if it is started."""
+        self._refuse_fork()
+        await self._wait_for_others()
+        if self._engine_loop is not None:
+            if self._opening is not None:  # by its first use
+                await self._wait_until_open(self._opening)
+            return
         starting = self._starting = concurrent.futures.Future()
-        self._program_loop = program_loop
-        self._engine_loop = EngineLoop(inline=self._inline)
-        self._pid = os.getpid()
-        self._events.deliver_on(program_loop)
         try:
-            self._engine = await self._engine_loop.call(self._started_engine(program_loop, jobs))
-        except BaseException:
-            await self._engine_loop.close()
-            self._engine_loop = None
+            engine, engine_loop = self._make_engine(program_loop)
+            await engine_loop.call(self._start_engine(engine, jobs))
+        except BaseException as error:
+            await self._start_failed(error)
             raise
         finally:
             self._starting = None
             starting.set_result(None)
 
-    def _refuse_second_start(self) -> None:
-        self._refuse_fork()
-        if self._engine_loop is not None:
-            raise InvalidState(f"the {self._name} is running already")
+    def _open_at_first_use(self) -> Engine:
+        """Make the engine and begin to open the store. `_call` waits until it is open."""
+        with self._start_lock:
+            if self._engine is not None:  # another thread was first
+                return self._engine
+            if self._inline or self._was_stopped or not self.opens_itself:
+                raise NotStarted(self._how_to_start)
+            self._own_loop = LoopThread("mainspring-listeners")
+            engine, engine_loop = self._make_engine(self._own_loop.loop)
+            self._opened_itself = True
+            atexit.register(self._close_at_exit)
+            asyncio.run_coroutine_threadsafe(self._open_engine(engine), engine_loop.loop)
+            return engine
 
-    async def _started_engine(
-        self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job]
-    ) -> Engine:
-        engine = Engine(
+    async def _open_engine(self, engine: Engine) -> None:
+        try:
+            await self._start_engine(engine, ())
+        except BaseException as error:
+            self._fail_opening(error)
+
+    async def _wait_until_open(self, opening: concurrent.futures.Future[None]) -> None:
+        try:
+            await asyncio.shield(asyncio.wrap_future(opening))
+        except BaseException as error:
+            # An explicit start cleans up itself; after a first use the first caller does.
+            if opening.done() and self._opening is opening and self._starting is None:
+                await self._start_failed(error)
+            raise
+
+    async def _start_failed(self, error: BaseException) -> None:
+        engine_loop, own_loop = self._engine_loop, self._own_loop
+        self._fail_opening(error)
+        self._opening = self._engine = self._engine_loop = None
+        if engine_loop is not None:
+            await engine_loop.close()
+        if own_loop is not None and self._opened_itself:
+            self._own_loop, self._opened_itself = None, False
+            await own_loop.close_from_loop()
+
+    def _fail_opening(self, error: BaseException) -> None:
+        if self._opening is not None and not self._opening.done():
+            cancelled = NotStarted(f"the start of the {self._name} was cancelled")
+            self._opening.set_exception(error if isinstance(error, Exception) else cancelled)
+
+    def _close_at_exit(self) -> None:
+        self._stop_from_plain_code(self.stop)
+
+    def _make_engine(self, program_loop: asyncio.AbstractEventLoop) -> tuple[Engine, EngineLoop]:
+        self._was_stopped = False
+        self._opening = concurrent.futures.Future()
+        self._program_loop = program_loop
+        engine_loop = self._engine_loop = EngineLoop(inline=self._inline)
+        self._pid = os.getpid()
+        self._events.deliver_on(program_loop)
+        engine = self._engine = Engine(
             self._store,
             self._clock,
             self._registry,
@@ -986,42 +1058,73 @@ class Client:
             store_url=self._url,
             warn_of_new_store=self.warns_of_new_store,
         )
+        return engine, engine_loop
+
+    async def _start_engine(self, engine: Engine, jobs: Sequence[Job]) -> None:
+        opening = self._opening
+        assert opening is not None
+
+        def opened() -> None:
+            self._opening = None
+            opening.set_result(None)
+
         await engine.start(
-            program_loop, jobs, inline=self._inline, keep_from_stored=self._keep_secrets
+            self._program_loop,
+            jobs,
+            inline=self._inline,
+            keep_from_stored=self._keep_secrets,
+            opened=opened,
         )
-        return engine
+
+    async def _wait_for_others(self) -> None:
+        """Wait for the end of another caller's start or stop that is under way."""
+        while (under_way := self._starting or self._stopping) is not None:
+            await asyncio.shield(asyncio.wrap_future(under_way))
 
     async def _stop(self, *, graceful: bool, seconds: float) -> None:
         if self._is_forked:  # its threads are in the other process
             return
-        # A start of another caller may be under way, or its stop.
-        while (under_way := self._starting or self._stopping) is not None:
-            await asyncio.shield(asyncio.wrap_future(under_way))
+        await self._wait_for_others()
+        if self._opening is not None:
+            with contextlib.suppress(Exception):  # its caller gets the error
+                await self._wait_until_open(self._opening)
         if self._engine is None or self._engine_loop is None:
             return
         engine, engine_loop = self._engine, self._engine_loop
         stopping = self._stopping = concurrent.futures.Future()
         try:
             await engine_loop.call(engine.stop(graceful=graceful, timeout=seconds))
+            self._was_stopped = True
             self._engine = self._engine_loop = None
             await asyncio.sleep(0)
             await self._events.drained()
             await engine_loop.call(self.webhooks.close())
             await engine_loop.close()
+            if self._opened_itself:
+                self._opened_itself = False
+                atexit.unregister(self._close_at_exit)
+                own_loop = self._own_loop
+                if own_loop is not None and asyncio.get_running_loop() is not own_loop.loop:
+                    self._own_loop = None
+                    await own_loop.close_from_loop()
         finally:
             self._stopping = None
             stopping.set_result(None)
 
     def _start_from_plain_code(self) -> None:
         """Start with an event loop in a thread, for async handlers and listeners."""
-        self._refuse_second_start()
-        self._own_loop = LoopThread("mainspring-handlers")
-        try:
-            self._own_loop.wait_for(self._start(self._own_loop.loop))
-        except BaseException:
-            self._own_loop.close()
-            self._own_loop = None
-            raise
+        with self._start_lock:
+            self._refuse_fork()
+            if self._engine_loop is not None:
+                run_in_this_thread(self._start(self._program_loop))  # waits until it has started
+                return
+            self._own_loop = LoopThread("mainspring-handlers")
+            try:
+                self._own_loop.wait_for(self._start(self._own_loop.loop))
+            except BaseException:
+                self._own_loop.close()
+                self._own_loop = None
+                raise
 
     def _stop_from_plain_code(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._engine_loop is None or self._is_forked:
@@ -1076,11 +1179,14 @@ class BlockingClient:
         self.client._stop_from_plain_code(self.client.stop)
 
     def __enter__(self) -> Self:
+        starts = self.client._engine_loop is None
         self.start()
+        self.client._entered.append(starts)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
+        if self.client._entered.pop():
+            self.stop()
 
     def wait_for(
         self,

@@ -22,6 +22,7 @@ from mainspring.core.job_options import JobOptions, PolicyOptions
 from mainspring.core.model import Job, Owner, Run, Source, check_job_id
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
+from mainspring.engine.engine import Engine
 from mainspring.engine.executors.child_main import refuse_while_loading
 from mainspring.engine.run_operations import Target
 from mainspring.engine.settings import Choices, Settings
@@ -33,6 +34,7 @@ from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
 from mainspring.scheduler.job_file import JobSet, read_job_file, read_jobs
 from mainspring.scheduler.run_forever import run_until_signal
 from mainspring.scheduler.start_message import HOW_TO_STOP, show, summary
+from mainspring.stores import STORE_OF_ENVIRONMENT
 from mainspring.stores.protocol import Store
 from mainspring.webhooks.settings import WebhookSettings
 
@@ -46,17 +48,19 @@ P = ParamSpec("P")
 class Scheduler(Client):
     """Jobs that run on time, once, everywhere.
 
-    `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object. `workers` is how many
-    runs this process works on at once; with 0 it only enqueues. With `enabled=False` it fires no
-    slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more runs
-    once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers find
-    `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`, of jobs
-    that do not give them. `jobs` defines jobs as data: see `define_jobs`. If the store cannot be
-    reached, `start` waits for up to `wait_for_store`.
+    `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object; without it, it is the
+    URL in the environment variable `MAINSPRING_STORE`, or `sqlite:///mainspring.db`. `workers` is
+    how many runs this process works on at once; with 0 it only enqueues. With `enabled=False` it
+    fires no slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more
+    runs once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers
+    find `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`, of
+    jobs that do not give them. `jobs` defines jobs as data: see `define_jobs`. If the store cannot
+    be reached, `start` waits for up to `wait_for_store`.
     """
 
     _name = "scheduler"
     warns_of_new_store = False
+    opens_itself = False
     _how_to_start = (
         "the scheduler is not started (or was stopped): use `async with scheduler:`,"
         " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"
@@ -66,7 +70,7 @@ class Scheduler(Client):
 
     def __init__(
         self,
-        store: str | Store = "sqlite:///mainspring.db",
+        store: str | Store = STORE_OF_ENVIRONMENT,
         *,
         timezone: str = "UTC",
         queues: str | Iterable[str] | None = None,
@@ -260,7 +264,9 @@ class Scheduler(Client):
     def drain_soon(self, seconds: float) -> concurrent.futures.Future[None] | None:
         """Begin to drain, from a signal handler, also while a handler blocks the program's loop.
         None where nothing has started."""
-        if self._engine is None or self._engine_loop is None or self._is_forked:
+        if not self.started or self._engine is None or self._engine_loop is None:
+            return None
+        if self._is_forked:
             return None
         drain = self._engine.drain(timeout=seconds)
         try:
@@ -336,10 +342,14 @@ class Scheduler(Client):
         self._refuse_fork()
         if self._engine is not None and self._engine_loop is not None:
             self._refused_late_jobs.pop(draft.id, None)
-            coroutine = self._engine.define_after_start(draft)
             self._late_jobs[draft.id] = asyncio.run_coroutine_threadsafe(
-                coroutine, self._engine_loop.loop
+                self._define_after_start(self._engine, draft), self._engine_loop.loop
             )
+
+    async def _define_after_start(self, engine: Engine, draft: Job) -> Job:
+        if self._opening is not None:
+            await self._wait_until_open(self._opening)
+        return await engine.define_after_start(draft)
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop, after jobs decorated since the start are stored."""

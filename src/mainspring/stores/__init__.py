@@ -9,7 +9,12 @@ from mainspring.errors import InvalidInput, install_advice
 from mainspring.stores.protocol import Store
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["open_store"]
+__all__ = ["DEFAULT_STORE", "STORE_OF_ENVIRONMENT", "open_store"]
+
+DEFAULT_STORE = "sqlite:///mainspring.db"
+
+STORE_OF_ENVIRONMENT = "$MAINSPRING_STORE"
+"""Stands for the URL in that variable of the environment; `DEFAULT_STORE` where it is not set."""
 
 _KNOWN = (
     "sqlite:///path (sqlite:////absolute/path), mongodb://host/database, s3://bucket/prefix,"
