@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import time
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,23 @@ def register(scheduler: Scheduler, **policy: Any) -> None:
         scheduler.job(isolation="process", **policy)(function)
 
 
+TENANT = ContextVar("TENANT", default="nobody")
+
+
 def add(a: int, b: int) -> int:
     return a + b
+
+
+def change_tenant(to: str) -> str:
+    """Set the context variable; return what it was."""
+    seen = TENANT.get()
+    TENANT.set(to)
+    return seen
+
+
+async def change_tenant_later(to: str) -> str:
+    await asyncio.sleep(0)
+    return change_tenant(to)
 
 
 async def add_later(ctx: RunContext, a: int, b: int) -> list[Any]:

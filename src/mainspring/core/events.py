@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections import deque
@@ -70,13 +71,15 @@ class Events:
     """Listeners by event name; `run.*` and `*` listen to many.
 
     Listeners are called on the program's own loop, which `deliver_on` names; events from
-    other threads are handed over to it.
+    other threads are handed over to it. Each call has its own copy of the context in which
+    `deliver_on` was called, because the context of `emit` may be a handler's.
     """
 
     def __init__(self) -> None:
         self._listeners: dict[str, list[Listener]] = {}
         self._conditional: dict[str, tuple[Callable[[], bool], Listener]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._context = contextvars.copy_context()
         self._outbox: deque[Event] = deque()
         self._delivering = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,6 +108,7 @@ class Events:
 
     def deliver_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._loop = loop
+        self._context = contextvars.copy_context()
         self._delivering = False
 
     def wanted(self, name: str) -> bool:
@@ -150,14 +154,17 @@ class Events:
         if conditional is not None and conditional[0]():
             listeners.append(conditional[1])
         for listener in listeners:
-            try:
-                answer = listener(event)
-                if inspect.isawaitable(answer):
-                    task = asyncio.ensure_future(_guarded(answer, event))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-            except BaseException:  # SystemExit too: a listener must not end the program
-                log.exception("a listener to %s failed", event.name)
+            self._context.copy().run(self._call, listener, event)
+
+    def _call(self, listener: Listener, event: Event) -> None:
+        try:
+            answer = listener(event)
+            if inspect.isawaitable(answer):
+                task = asyncio.ensure_future(_guarded(answer, event))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        except BaseException:  # SystemExit too: a listener must not end the program
+            log.exception("a listener to %s failed", event.name)
 
     def _forget(self, names: list[str], listener: Listener) -> None:
         for name in names:

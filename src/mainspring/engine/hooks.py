@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from collections.abc import Callable
@@ -36,8 +37,10 @@ async def call_hook(hook: Hook, *arguments: Any) -> None:
         )
 
 
-def start_hook(loop: asyncio.AbstractEventLoop, hook: Hook, *arguments: Any) -> None:
-    """Start a hook on that loop, without waiting for it."""
-    task = loop.create_task(call_hook(hook, *arguments))
+def start_hook(
+    loop: asyncio.AbstractEventLoop, context: contextvars.Context, hook: Hook, *arguments: Any
+) -> None:
+    """Start a hook on that loop and in that context, without waiting for it."""
+    task = loop.create_task(call_hook(hook, *arguments), context=context)
     _STARTED.add(task)
     task.add_done_callback(_STARTED.discard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -136,10 +137,16 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
-def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function on a loop of another thread; do nothing if that loop is closed."""
+def call_soon(
+    loop: asyncio.AbstractEventLoop,
+    call: Callable[..., Any],
+    *arguments: Any,
+    context: contextvars.Context | None = None,
+) -> None:
+    """Call a function on a loop of another thread; do nothing if that loop is closed. Without a
+    `context` the function is called in a copy of the caller's."""
     try:
-        loop.call_soon_threadsafe(call, *arguments)
+        loop.call_soon_threadsafe(call, *arguments, context=context)
     except RuntimeError:
         log.debug("a loop was closed before %r could reach it", call)
 

@@ -186,4 +186,10 @@ def _timed_out(attempt: LocalAttempt) -> AttemptError:
     allowed = humanize(attempt.job.policy.timeout or timedelta())
     if attempt.job.webhook is not None:
         return AttemptError.of(RunTimeout(f"the endpoint did not answer within {allowed}"))
-    return AttemptError.of(RunTimeout(f"the handler ran longer than its timeout of {allowed}"))
+    message = f"the handler ran longer than its timeout of {allowed}"
+    if not attempt.context.cancelled:
+        message += "; the event loop was blocked, so the handler could not be stopped"
+    error = AttemptError.of(RunTimeout(message))
+    # Where the handler was when it was stopped, or what it raised too late.
+    trace = attempt.error.traceback if attempt.error is not None else None
+    return error if trace is None else dataclasses.replace(error, traceback=trace)

@@ -7,8 +7,10 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from mainspring.engine import worker
 from mainspring.engine.executors.process_pool import ProcessPool, Reply
 from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs
-from tests.support.engine import EventRecorder, ended, until
+from tests.support.engine import LONG, EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 from tests.support.webhook_endpoint import endpoint, scheduler
 
@@ -128,6 +130,131 @@ async def test_async_work_in_a_thread_runs_off_the_programs_loop(make: Make) -> 
 
     async with scheduler:
         assert (await ended(scheduler, await aside.enqueue())).result is False
+
+
+async def test_a_handler_that_blocks_the_loop_past_its_timeout_has_timed_out(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(timeout="50ms", retries=50, retry_delay="1ms")
+    async def blocking(ctx: RunContext) -> int:
+        if ctx.attempt == 1:
+            time.sleep(0.1)  # noqa: ASYNC251
+        return ctx.attempt
+
+    @scheduler.job(timeout="50ms")
+    async def failing() -> None:
+        time.sleep(0.1)  # noqa: ASYNC251
+        raise ValueError("too late")
+
+    async with scheduler:
+        retried = await ended(scheduler, await blocking.enqueue())
+        failed = await ended(scheduler, await failing.enqueue())
+    assert retried.state is State.SUCCEEDED
+    assert retried.attempts[0].outcome is Outcome.TIMED_OUT
+    assert retried.attempts[0].error is not None
+    assert "the event loop was blocked" in retried.attempts[0].error
+    assert (failed.state, failed.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+    assert "ValueError: too late" in (failed.attempts[0].traceback or "")
+
+
+async def test_a_timed_out_attempt_keeps_the_place_where_its_handler_was(make: Make) -> None:
+    scheduler = make()
+
+    async def wait_for_long() -> None:
+        await asyncio.sleep(600)
+
+    @scheduler.job(timeout="50ms")
+    async def slow() -> None:
+        await wait_for_long()
+
+    async with scheduler:
+        done = await ended(scheduler, await slow.enqueue())
+    assert "in wait_for_long" in (done.attempts[0].traceback or "")
+
+
+# Context variables
+
+
+@pytest.mark.parametrize("isolation", ["auto", "thread", "process"])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_handler_sees_no_context_variable_of_another_run(
+    make: Make, isolation: Any, is_async: bool
+) -> None:
+    scheduler = make(workers=2)
+    function = isolated_jobs.change_tenant_later if is_async else isolated_jobs.change_tenant
+    scheduler.job(id="change", isolation=isolation)(function)
+    scheduler.job(id="other")(isolated_jobs.change_tenant)
+    scheduler.job(id="other_async")(isolated_jobs.change_tenant_later)
+    expected = "nobody"
+    if isolation != "process":  # a new process has nothing of the program's context
+        expected = "the program"
+        isolated_jobs.TENANT.set(expected)
+    async with scheduler:
+        isolated_jobs.TENANT.set("set after the start")
+        runs = []
+        for n in range(10):
+            runs += await scheduler.enqueue_many("change", [{"to": f"tenant {n}"}])
+            for other in ("other", "other_async"):
+                isolated = await scheduler.enqueue(other, {"to": f"{other} {n}"})
+                runs += [isolated] if isolation != "process" else []
+        seen = {(await ended(scheduler, run)).result for run in runs}
+    assert seen == {expected}
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_hooks_and_listeners_see_no_context_variable_of_a_run(
+    make: Make, is_async: bool
+) -> None:
+    scheduler = make(workers=2)
+    tenant = isolated_jobs.TENANT
+    seen: list[tuple[str, str]] = []
+
+    def record(name: str) -> Any:
+        def now(*_: Any) -> None:
+            seen.append((name, tenant.get()))
+            tenant.set(name)
+
+        async def later(*_: Any) -> None:
+            now()
+
+        return later if is_async else now
+
+    def fail(to: str) -> None:
+        isolated_jobs.change_tenant(to)
+        raise ValueError(to)
+
+    hooks = {name: record(name) for name in ("on_start", "on_success", "on_error")}
+    scheduler.job(id="change", **hooks)(isolated_jobs.change_tenant)
+    scheduler.job(id="fail", **hooks)(fail)
+    scheduler.on("run.*", record("listener"))
+    async with scheduler:
+        for n in range(10):
+            for job in ("change", "fail"):
+                await scheduler.enqueue(job, {"to": f"tenant {n}"})
+        await until(lambda: [name for name, _ in seen].count("on_success") == 10)
+        await until(lambda: [name for name, _ in seen].count("on_error") == 10)
+    assert {value for _, value in seen} == {"nobody"}
+    assert {name for name, _ in seen} == {*hooks, "listener"}
+
+
+async def test_the_program_context_is_the_one_of_a_blocking_start(file: str) -> None:
+    def main() -> list[Any]:
+        isolated_jobs.TENANT.set("the program")
+        scheduler = Scheduler(file)
+        scheduler.job(isolated_jobs.change_tenant)
+        scheduler.job(isolated_jobs.change_tenant_later)
+        scheduler.blocking.start()
+        try:
+            isolated_jobs.TENANT.set("the caller")
+            runs = [
+                scheduler.blocking.enqueue(job, {"to": "another"})
+                for job in ("change_tenant", "change_tenant_later", "change_tenant")
+            ]
+            return [scheduler.blocking.wait(run.id, timeout=LONG).result for run in runs]
+        finally:
+            scheduler.blocking.stop()
+
+    assert await asyncio.to_thread(main) == ["the program"] * 3
 
 
 # In processes of their own

@@ -12,6 +12,7 @@ socket, and ends the whole process group once the parent is gone, whatever the h
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import importlib
 import inspect
 import logging
@@ -259,7 +260,10 @@ class _Server:
         try:
             handler = _load(**request["target"])
             with _memory_limit(request["memory_limit"]):
-                result = _call(handler, context if request["takes_context"] else None, request)
+                # In a copy of the process's context: the next run here must not see this one's.
+                result = contextvars.copy_context().run(
+                    _call, handler, context if request["takes_context"] else None, request
+                )
             result = storable_result(result, context)
             return {"type": "done", "result": encode(result, what="result")}
         except BaseException as error:

@@ -9,6 +9,7 @@ has ended.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import os
@@ -58,6 +59,7 @@ class Dispatcher:
         telemetry: Telemetry | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()  # of the program that started the scheduler
         self._user_loop = user_loop
         self._builtin_loop = builtin_loop
         self._granted_last = builtin_loop
@@ -184,7 +186,8 @@ class Dispatcher:
     def call_hook(self, hook: Hook | None, *arguments: Any) -> None:
         """Call a hook on the program's loop. Its errors do not change the run."""
         if hook is not None:
-            self._user_loop.call(start_hook, self._user_loop.loop, hook, *arguments)
+            context = self._context.copy()
+            self._user_loop.call(start_hook, self._user_loop.loop, context, hook, *arguments)
 
     def _executor_of(self, attempt: LocalAttempt) -> LoopExecutor:
         return self._builtin_loop if attempt.handler.built_in else self._user_loop
@@ -226,7 +229,7 @@ class Dispatcher:
             error = AttemptError.of(raised)
         end_if_forked(pid, error)
         attempt.cpu_seconds = thread_cpu() - cpu
-        call_soon(self._loop, self._end_thread, attempt, result, error)
+        call_soon(self._loop, self._end_thread, attempt, result, error, context=self._context)
 
     def _end_thread(self, attempt: LocalAttempt, result: Any, error: AttemptError | None) -> None:
         if not attempt.ended:  # otherwise it was given up before
@@ -237,7 +240,9 @@ class Dispatcher:
     # In a process
 
     def _begin_in_process(self, attempt: LocalAttempt) -> None:
-        attempt.task = self._loop.create_task(self._process_body(attempt))
+        attempt.task = self._loop.create_task(
+            self._process_body(attempt), context=self._context.copy()
+        )
         self._began(attempt)
 
     async def _process_body(self, attempt: LocalAttempt) -> None:

@@ -262,7 +262,8 @@ class LoopExecutor:
             attempt.error = AttemptError.of(raised, plain=attempt.handler.built_in)
         end_if_forked(self._pid, attempt.error)
         attempt.task = None
-        self._timeouts.forget(attempt)
+        if self._timeouts.forget(attempt) and attempt.stop_reason is None:
+            attempt.stop_reason = StopReason.TIMEOUT
         if attempt.timer is not None:
             attempt.timer.cancel()
 
@@ -325,9 +326,9 @@ class LoopExecutor:
 
     def _on_engine(self, call: Callable[..., None], *arguments: Any) -> None:
         if self.loop is not self._engine_loop:
-            call_soon(self._engine_loop, call, *arguments)
+            call_soon(self._engine_loop, call, *arguments, context=self._context)
         elif not self._engine_loop.is_closed():
-            self._engine_loop.call_soon(call, *arguments)
+            self._engine_loop.call_soon(call, *arguments, context=self._context)
 
     def _report(self, attempt: LocalAttempt | None) -> None:
         # Append first, then read the flag; `_collect` clears the flag first, then takes. So nothing

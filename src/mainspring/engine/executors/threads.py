@@ -17,9 +17,14 @@ IDLE_SECONDS = 30.0
 
 
 class ThreadExecutor:
-    """Runs each call in a thread. It starts one when none is idle; idle ones end after a while."""
+    """Runs each call in a thread. It starts one when none is idle; idle ones end after a while.
+
+    Each call has its own copy of the context in which the executor was made. The context of
+    `submit` may be the one of another handler, whose end made capacity free.
+    """
 
     def __init__(self) -> None:
+        self._context = contextvars.copy_context()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
@@ -28,7 +33,7 @@ class ThreadExecutor:
     def submit(self, call: Callable[[], None]) -> None:
         """Run the call soon. It must not raise. RuntimeError: the system starts no more threads,
         and the call is not made."""
-        context = contextvars.copy_context()
+        context = self._context.copy()
         with self._lock:
             if self._idle:
                 self._idle -= 1

@@ -41,15 +41,18 @@ class Timeouts:
             self._set(timeout, seconds, attempt)
         self._ends[timeout][attempt] = self._clock.monotonic() + seconds
 
-    def forget(self, attempt: LocalAttempt) -> None:
-        """Stop watching an attempt that has ended."""
+    def forget(self, attempt: LocalAttempt) -> bool:
+        """Stop watching an attempt that has ended. Return whether it ended after its timeout, and
+        before the loop could call `expire`: something had blocked the loop."""
         timeout = attempt.job.policy.timeout
-        if timeout is None:
-            return
-        ends = self._ends.get(timeout)
-        if ends is not None and ends.pop(attempt, None) is not None and not ends:
+        ends = None if timeout is None else self._ends.get(timeout)
+        end = None if ends is None else ends.pop(attempt, None)
+        if timeout is None or end is None:
+            return False
+        if not ends:
             del self._ends[timeout]
             self._timers.pop(timeout).cancel()
+        return self._clock.monotonic() > end
 
     def _set(self, timeout: timedelta, seconds: float, attempt: LocalAttempt) -> None:
         self._timers[timeout] = self._loop.call_later(seconds, self._expire_due, timeout, attempt)
