@@ -86,7 +86,7 @@ class Data:
             return protocol.Added(self.runs[run.id])
         there = self.dedupe_holder(run) if refused.isdisjoint(run.after) else run
         if there is None:
-            return protocol.Added(self.insert_run(run))
+            return protocol.Added(self.insert_run(evaluation.new_run_by_clock(run, self.now)))
         refused.add(run.id)
         return protocol.Added(replace(there, duplicate=True), duplicate=True)
 
@@ -116,7 +116,7 @@ class Data:
         revives = run.state in FINISHED and change.after(run).state in LIVE
         if revives and self.dedupe_holder(run) not in (None, run):
             return False
-        self.update_run(run.id, change.set)
+        self.update_run(run.id, evaluation.fields_of_change(change, self.now))
         self.run_records[run.id]["change_id"] = change.change_id
         self.counters.count(change.ending, self.now)
         return True

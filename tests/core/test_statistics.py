@@ -59,7 +59,7 @@ def test_a_change_that_ends_no_run_carries_nothing() -> None:
     for change in (
         transitions.retrying(RUN, NOW, Failure("boom"), later),
         transitions.released(RUN, NOW, began=True),
-        transitions.snoozed(RUN, later),
+        transitions.snoozed(RUN, NOW, later),
         transitions.request_cancel(RUN, "asked"),
         transitions.rescued(RUN, NOW, Delivery.AT_LEAST_ONCE),
         transitions.deleted(replace(RUN, state=State.FAILED, finished_at=NOW)),

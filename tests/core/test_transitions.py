@@ -70,7 +70,7 @@ class TestTheHolder:
             "failed": transitions.failed(run, NOW, BOOM),
             "released": transitions.released(run, NOW, began=True),
             "given back": transitions.released(run, NOW, began=False),
-            "snoozed": transitions.snoozed(run, LATER),
+            "snoozed": transitions.snoozed(run, NOW, LATER),
             "request_cancel": transitions.request_cancel(run, "why"),
         }
 
@@ -147,7 +147,7 @@ class TestTheHolder:
 
     def test_snoozed_burns_nothing_and_comes_later(self) -> None:
         run = running()
-        back = transitions.snoozed(run, LATER).after(run)
+        back = transitions.snoozed(run, NOW, LATER).after(run)
         assert (back.state, back.run_at, back.attempt) == (State.PENDING, LATER, 1)
         assert (back.failures, back.attempts) == (1, (FIRST,))
 

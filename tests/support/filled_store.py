@@ -81,8 +81,8 @@ async def fill(store: Store, plain: int = 0) -> None:
                 run, now, transitions.Failure("no"), now + SOON
             ),
             "cancels": lambda run: transitions.cancelled(run, now, "asked"),
-            "waits": lambda run: transitions.snoozed(run, now + SOON),
-            "is due": lambda run: transitions.snoozed(run, now + SOON),
+            "waits": lambda run: transitions.snoozed(run, now, now + SOON),
+            "is due": lambda run: transitions.snoozed(run, now, now + SOON),
         }
         await store.commit([ends[run.id](run) for run in taken if run.id in ends])
     assert held["dies"].state is State.RUNNING

@@ -77,7 +77,7 @@ HOLDERS: dict[str, Callable[[Run, datetime], Change]] = {
     "failed": lambda run, now: transitions.failed(run, now, BOOM, ("line",)),
     "released": lambda run, now: transitions.released(run, now, began=True),
     "given back": lambda run, now: transitions.released(run, now, began=False),
-    "snoozed": lambda run, now: transitions.snoozed(run, now + timedelta(seconds=5)),
+    "snoozed": lambda run, now: transitions.snoozed(run, now, now + timedelta(seconds=5)),
     "cancelled": lambda run, now: transitions.cancelled(run, now, "stopped"),
     "skipped": lambda run, now: transitions.skipped(run, now, "expired"),
     "began": lambda run, now: transitions.began(run),

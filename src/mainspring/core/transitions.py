@@ -96,7 +96,9 @@ class Change(Struct, frozen=True, gc=False):
 
     `change_id` is drawn when the change is made. The store keeps it with the run, so that it
     recognises a change that is sent again after its answer was lost. `ending` is what the store
-    counts when it applies the change: None where the run does not end by it.
+    counts when it applies the change: None where the run does not end by it. `decided_at` is the
+    time from which a new `run_at` was computed: a store whose clock was set back since then moves
+    that `run_at` back by as much.
     """
 
     id: str
@@ -105,6 +107,7 @@ class Change(Struct, frozen=True, gc=False):
     deletes: bool = False
     change_id: int = field(default_factory=_new_change_id)
     ending: Ending | None = None
+    decided_at: datetime | None = None
 
     def after(self, run: Run) -> Run:
         return replace(run, **self.set)
@@ -152,6 +155,7 @@ def retrying(
             "error": failure.error,
             "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
         },
+        decided_at=now,
     )
 
 
@@ -300,7 +304,7 @@ def rescued(
     if unbegun:
         end |= _unstarted(run)
     put = _known(run, {**end, "lapses": lapses, "attempts": attempts})
-    return _ending_change(run, expect, put)
+    return replace(_ending_change(run, expect, put), decided_at=now)
 
 
 def aborted(
@@ -313,30 +317,37 @@ def aborted(
 ) -> Change:
     """Give back a run whose transaction was rolled back by no fault of its handler."""
     attempts = _with_attempt(run, now, Outcome.RELEASED, failure, log, detail)
-    return Change(run.id, _mine(run), {**_pending(run, run_at), "attempts": attempts})
+    put = {**_pending(run, run_at), "attempts": attempts}
+    return Change(run.id, _mine(run), put, decided_at=now)
 
 
 def released(
     run: Run, now: datetime, *, began: bool, log: tuple[str, ...] = (), detail: Any = None
 ) -> Change:
     """Give back a run that this worker holds but will not finish (it is draining)."""
-    if not began:
-        return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), **_unstarted(run)})
-    attempts = _with_attempt(run, now, Outcome.RELEASED, log=log, detail=detail)
-    return Change(run.id, _mine(run), {**_pending(run, _was_due(run, now)), "attempts": attempts})
+    put = _pending(run, _was_due(run, now))
+    if began:
+        put["attempts"] = _with_attempt(run, now, Outcome.RELEASED, log=log, detail=detail)
+    else:
+        put |= _unstarted(run)
+    return Change(run.id, _mine(run), put, decided_at=now)
 
 
-def snoozed(run: Run, until: datetime, reason: str | None = None, *, began: bool = False) -> Change:
+def snoozed(
+    run: Run, now: datetime, until: datetime, reason: str | None = None, *, began: bool = False
+) -> Change:
     """Give a run back until a later time; the attempt does not count (its breaker is open, or its
     handler asked for it: `began`). The reason is kept while the run is pending."""
     put = {**_pending(run, until), **_unstarted(replace(run, start_by=None) if began else run)}
-    return Change(run.id, _mine(run), put if reason is None else {**put, "reason": reason})
+    if reason is not None:
+        put["reason"] = reason
+    return Change(run.id, _mine(run), put, decided_at=now)
 
 
 def unsnoozed(run: Run, now: datetime) -> Change:
     """Let a run start now that was put off to a later time."""
     expect = {"state": State.PENDING, "token": run.token}
-    return Change(run.id, expect, {"run_at": now, "reason": None})
+    return Change(run.id, expect, {"run_at": now, "reason": None}, decided_at=now)
 
 
 def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Change:
@@ -365,6 +376,7 @@ def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Chan
             "progress": None,
             "cancel_requested": False,
         },
+        decided_at=now,
     )
 
 
@@ -491,7 +503,7 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
     if run.start_by is not None and run.source is not Source.SCHEDULE:
         # The deadline of a follower counts from now on; that of a queued slot, from the slot.
         put["start_by"] = later(run_at, run.start_by - run.run_at)
-    return Change(run.id, expect, put)
+    return Change(run.id, expect, put, decided_at=now if run_at == now else None)
 
 
 def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | None) -> Change:

@@ -78,7 +78,8 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
         if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
             return _failed(run, attempt, now, rng, _snoozed_at_most_once())
         wait = max(_asked_delay(error) or LEAST_SNOOZE, LEAST_SNOOZE)
-        return Decision(transitions.snoozed(run, later(now, wait), error.message, began=True))
+        until = later(now, wait)
+        return Decision(transitions.snoozed(run, now, until, error.message, began=True))
     if error is not None:
         return _failed(run, attempt, now, rng, error)
     return Decision(transitions.succeeded(run, now, attempt.result, log, detail))

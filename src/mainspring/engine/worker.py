@@ -293,10 +293,10 @@ class Worker:
                 continue
             if job.unreadable is not None or run.id in blocked:
                 # Its policy, or a result that its handler is given, cannot be read.
-                later = self._engine.time.now() + UNREADABLE_SNOOZE
+                now = self._engine.time.now()
                 reason = "its job, or a run that it comes after, cannot be read"
                 self.completer.complete_without_attempt(
-                    run, transitions.snoozed(run, later, reason)
+                    run, transitions.snoozed(run, now, now + UNREADABLE_SNOOZE, reason)
                 )
                 continue
             if run.id in upstream_gone:
@@ -437,8 +437,8 @@ class Worker:
         return await self.completer.breakers.admit(guarded, notes) if guarded else {}
 
     def _put_off_by_breaker(self, run: Run, until: datetime) -> transitions.Change:
-        later = max(until, self._now() + LEAST_SNOOZE)
-        return transitions.snoozed(run, later, PUT_OFF_REASON)
+        now = self._now()
+        return transitions.snoozed(run, now, max(until, now + LEAST_SNOOZE), PUT_OFF_REASON)
 
     async def _upstream_results(
         self, runs: list[Run]
@@ -635,7 +635,8 @@ class Worker:
     def _give_back_until(
         self, attempt: LocalAttempt, until: datetime, reason: str | None = None
     ) -> None:
-        self.completer.complete(attempt, Decision(transitions.snoozed(attempt.run, until, reason)))
+        change = transitions.snoozed(attempt.run, self._now(), until, reason)
+        self.completer.complete(attempt, Decision(change))
 
     def _take_back(self, attempt: LocalAttempt) -> bool:
         """Take an attempt that has not begun out of all queues; return False if it has begun."""

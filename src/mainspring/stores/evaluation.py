@@ -14,17 +14,20 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mainspring.core.clock import from_us, to_us
-from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State
+from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
+from mainspring.core.transitions import Change
 from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
 from mainspring.stores.rates import NOTE_KIND, RateAllowance, rate_limit
 
 __all__ = [
+    "CLOCK_SET_BACK",
     "UsedCapacity",
     "awaited_runs",
     "choose_claimed",
     "count_runs",
     "dedupe_holder",
+    "fields_of_change",
     "fields_of_claim",
     "fields_of_clock_step",
     "has_capacity",
@@ -35,6 +38,7 @@ __all__ = [
     "is_settled",
     "matches",
     "may_be_deleted",
+    "new_run_by_clock",
     "next_due",
     "ordered_jobs",
     "page_of_jobs",
@@ -193,6 +197,29 @@ def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
         for run in runs
         if run.job_id == job_id and run.source is Source.SCHEDULE and run.state in LIVE
     ]
+
+
+CLOCK_SET_BACK = timedelta(seconds=1)
+"""A time that a client read from the store's clock is ahead of that clock by so much only if
+somebody has set the clock back since."""
+
+
+def fields_of_change(change: Change, now: datetime) -> Mapping[str, Any]:
+    """What a change sets. If the store's clock was set back since the change was decided, its
+    `run_at` is moved, so that retries and snoozes keep their length."""
+    decided_at, run_at = change.decided_at, change.set.get("run_at")
+    if decided_at is None or run_at is None or decided_at <= now + CLOCK_SET_BACK:
+        return change.set
+    return {**change.set, "run_at": run_at - (decided_at - now)}
+
+
+def new_run_by_clock(run: Run, now: datetime) -> Run:
+    """The run to add, with the `run_at` that it has by the store's clock: one that was due when it
+    was made is due. A delay ends at the wall time that it was given."""
+    if run.created_at <= now + CLOCK_SET_BACK or run.finished:
+        return run
+    was_due = timedelta() <= run.created_at - run.run_at < CLOCK_SET_BACK
+    return replace(run, run_at=now) if was_due else run
 
 
 def fields_of_clock_step(run: Run, step: timedelta, now: datetime) -> dict[str, Any]:

@@ -405,7 +405,9 @@ class Store(Protocol):
 
         Where it is a wall clock that somebody may set, the store allows for the step: leases,
         notes with a `ttl` and retries last as long as they were meant to, and what is due stays
-        due.
+        due. The same holds for what a client computed before the clock was set back and sends
+        afterwards: the `run_at` of a change is moved by its `decided_at`, and a new run that was
+        due at its `created_at` is due.
         """
         ...
 

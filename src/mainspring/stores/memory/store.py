@@ -320,7 +320,7 @@ class MemoryStore:
         holder = self._holder(run.dedupe_key, now)
         if holder is not None:
             return Added(replace(holder, duplicate=True), duplicate=True)
-        self._runs[run.id] = run
+        self._runs[run.id] = run = evaluation.new_run_by_clock(run, now)
         self._number[run.id] = next(self._numbers)
         self._counters.count(ending_of(run), now)
         return Added(run)
@@ -347,7 +347,7 @@ class MemoryStore:
             return False
         if change.deletes:
             return self._commit_deletion(run, now)
-        after = change.after(run)
+        after = replace(run, **evaluation.fields_of_change(change, now))
         if run.state in FINISHED and after.state in LIVE:
             holder = self._holder(run.dedupe_key, now)
             if holder is not None and holder.id != run.id:

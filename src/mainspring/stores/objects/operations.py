@@ -166,6 +166,8 @@ def _add(work: Workspace, new: NewRun, refused: set[str]) -> Added:
     if holder is not None:
         refused.add(run.id)
         return Added(replace(holder, duplicate=True), duplicate=True)
+    if (moved := evaluation.new_run_by_clock(run, work.now)) is not run:
+        new = NewRun.of(moved)
     added = work.put_new_run(run.id, {**new.record, "number": work.next_number()})
     work.count_endings([ending_of(added)])
     return Added(added)
@@ -256,6 +258,9 @@ def _commit(work: Workspace, new: NewChange, awaited: set[str]) -> bool | None:
         holder = work.dedupe_holder(run.dedupe_key)
         if holder is not None and holder.id != run.id:
             return None
+    fields = evaluation.fields_of_change(change, work.now)
+    if fields is not change.set:
+        new = NewChange.of(replace(change, set=fields))
     merged = {**record, **new.fields, "change_id": change.change_id}
     work.put_run(run.id, {name: value for name, value in merged.items() if value is not None})
     return True

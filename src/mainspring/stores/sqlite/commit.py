@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from mainspring.core.model import FINISHED, LIVE, State
 from mainspring.core.statistics import Ending
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import split_in_order
+from mainspring.stores.evaluation import CLOCK_SET_BACK
 from mainspring.stores.sqlite.codec import LANE_SQL, change_column
 from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
@@ -39,6 +41,8 @@ class _Shape:
     update: BulkSql
     moves_lane: bool
     deletes: bool
+    run_at: int | None
+    """Where in the values a new `run_at` is."""
 
 
 class EncodedChange(NamedTuple):
@@ -53,6 +57,7 @@ class EncodedChange(NamedTuple):
     """Whether it may take a dedupe key again, change the run's lane, or let the run wait. Such a
     change is written by itself."""
     ending: Ending | None = None
+    decided_at: datetime | None = None
 
     @classmethod
     def of(cls, change: Change) -> EncodedChange:
@@ -64,10 +69,24 @@ class EncodedChange(NamedTuple):
         revives = put.get("state") in _LIVE and expect.get("state") not in _LIVE
         waits = put.get("state") is State.WAITING
         alone = revives or waits or shape.moves_lane
-        return cls(change.id, change.change_id, shape, values, alone, change.ending)
+        decided_at = None if shape.run_at is None else change.decided_at
+        return cls(change.id, change.change_id, shape, values, alone, change.ending, decided_at)
+
+    def moved_back(self, now: datetime) -> EncodedChange:
+        """See `evaluation.fields_of_change`."""
+        assert self.decided_at is not None
+        assert self.shape.run_at is not None
+        values = self.values.copy()
+        values[self.shape.run_at] -= (self.decided_at - now) // timedelta.resolution
+        return self._replace(values=values)
 
 
 def commit_changes(tx: WriteTransaction, items: Sequence[EncodedChange]) -> list[bool]:
+    latest = tx.time + CLOCK_SET_BACK
+    items = [
+        item if item.decided_at is None or item.decided_at <= latest else item.moved_back(tx.time)
+        for item in items
+    ]
     done = [False] * len(items)
     is_new = [False] * len(items)
     alone = _is_alone if not tx.one_by_one else lambda _: True
@@ -197,4 +216,5 @@ def change_shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -
         update=delete if deletes else update,
         moves_lane=not _MOVES_LANE.isdisjoint(put),
         deletes=deletes,
+        run_at=first_set - 1 + put.index("run_at") if "run_at" in put else None,
     )

@@ -20,6 +20,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.statistics import ending_of
+from mainspring.stores.evaluation import new_run_by_clock
 from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
 from mainspring.stores.sqlite.claim import free_capacity, next_due, next_runs
 from mainspring.stores.sqlite.codec import (
@@ -76,6 +77,7 @@ class NewRun(NamedTuple):
 
 
 def add_runs(tx: WriteTransaction, items: Sequence[NewRun]) -> list[Added]:
+    items = [_by_clock(tx, item) for item in items]
     duplicates = _duplicates(tx, items) if any(i.run.dedupe_key is not None for i in items) else {}
     fresh = [item for at, item in enumerate(items) if at not in duplicates]
     stored = _insert(tx, fresh)
@@ -83,6 +85,11 @@ def add_runs(tx: WriteTransaction, items: Sequence[NewRun]) -> list[Added]:
         duplicates[at] if at in duplicates else Added(stored.get(item.run.id, item.run))
         for at, item in enumerate(items)
     ]
+
+
+def _by_clock(tx: WriteTransaction, item: NewRun) -> NewRun:
+    run = new_run_by_clock(item.run, tx.time)
+    return item if run is item.run else NewRun(run, item.payload)
 
 
 def _insert(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[str, Run]:

@@ -286,7 +286,7 @@ class LimitTests(Suite):
             lambda r, now: transitions.retrying(r, now, failure, self.at(10**6)),
             lambda r, now: transitions.cancelled(r, now, "stop"),
             lambda r, now: transitions.skipped(r, now, "expired"),
-            lambda r, now: transitions.snoozed(r, self.at(10**6)),
+            lambda r, now: transitions.snoozed(r, now, self.at(10**6)),
         ]
         for n, end in enumerate(ends):
             await store.add([self.run(f"r{n}")])

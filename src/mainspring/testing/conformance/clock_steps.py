@@ -111,13 +111,43 @@ class ClockStepTests(Suite):
         self, store: Store, step: timedelta
     ) -> None:
         run = await self.running(store)
-        assert await store.commit([transitions.snoozed(run, self.at(10), "not now")]) == [True]
+        snooze = transitions.snoozed(run, await store.now(), self.at(10), "not now")
+        assert await store.commit([snooze]) == [True]
         other = await self.set_clock(store, step)
         assert await self.claim_ids(other) == []
         await self.pass_ticks(9)
         assert await self.claim_ids(store) == []
         await self.pass_ticks(2)
         assert await self.claim_ids(other) == ["run"]
+
+    async def test_what_was_decided_before_the_clock_was_set_back_keeps_its_length(
+        self, store: Store
+    ) -> None:
+        """A client decides by the time that it read last; the store's clock is set before the call
+        arrives."""
+        runs = [await self.running(store, name) for name in ("retry", "snooze", "dead", "released")]
+        now = await store.now()
+        retry, snooze, dead, released = runs
+        failure = transitions.Failure("no")
+        assert await store.commit([transitions.failed(dead, now, failure)]) == [True]
+        dead = await self.one(store, "dead")
+        changes = [
+            transitions.retrying(retry, now, failure, now + self.ticks(10)),
+            transitions.snoozed(snooze, now, now + self.ticks(10)),
+            transitions.revived(dead, now),
+            transitions.released(released, now, began=False),
+        ]
+        times = {"created_at": now, "run_at": now, "scheduled_at": now}
+        made = [self.run("new", **times), self.run("delayed", **{**times, "run_at": now + HOUR})]
+        other = await self.set_clock(store, -HOUR)
+        [added, _] = await store.add(made)
+        assert added.run == await self.one(store, "new")
+        assert await other.commit(changes) == [True] * 4
+        assert sorted(await self.claim_ids(store)) == ["dead", "new", "released"]
+        await self.pass_ticks(9)
+        assert await self.claim_ids(other) == []
+        await self.pass_ticks(2)
+        assert sorted(await self.claim_ids(store)) == ["retry", "snooze"]
 
     @STEPS
     async def test_a_due_run_stays_due_when_the_clock_is_set(

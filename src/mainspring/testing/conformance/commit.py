@@ -53,7 +53,7 @@ class CommitTests(Suite):
             lambda r: transitions.skipped(r, self.at(1), "expired"),
             lambda r: transitions.released(r, self.at(1), began=True),
             lambda r: transitions.released(r, self.at(1), began=False),
-            lambda r: transitions.snoozed(r, later),
+            lambda r: transitions.snoozed(r, self.at(1), later),
             lambda r: transitions.rescued(r, self.at(1), Delivery.AT_LEAST_ONCE),
             lambda r: transitions.rescued(r, self.at(1), Delivery.AT_MOST_ONCE),
         ]
@@ -177,7 +177,7 @@ class CommitTests(Suite):
             lambda r: transitions.request_cancel(r, "asked"),
             lambda r: transitions.cancelled(r, self.start, None),
             lambda r: transitions.released(r, self.start, began=False),
-            lambda r: transitions.snoozed(r, self.at(999)),
+            lambda r: transitions.snoozed(r, self.start, self.at(999)),
             lambda r: transitions.rescued(r, self.start, Delivery.AT_LEAST_ONCE),
         ]
         for n, make in enumerate(makers):
