@@ -51,7 +51,7 @@ def _overwrites_what_was_not_read() -> AbstractContextManager[Any]:
 
 
 def _later_slots_wait_for_ever() -> AbstractContextManager[Any]:
-    return patch.object(protocol, "_is_set_aside", lambda run: False)
+    return patch.object(protocol, "may_never_start", lambda run: False)
 
 
 def _never_comes_back() -> AbstractContextManager[Any]:

@@ -322,6 +322,37 @@ async def test_overlap_queue_runs_slots_one_after_another(shared: SharedStore) -
 
 
 @virtual
+async def test_a_queued_slot_waits_for_its_turn_when_the_ones_before_it_are_cancelled(
+    shared: SharedStore,
+) -> None:
+    cancelled = {1, 2, 4}
+    scheduler = shared.scheduler()
+    running, most = 0, 0
+
+    @scheduler.job("10s", overlap="queue")
+    async def slow(ctx: RunContext) -> dict[str, Any]:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(100)
+        running -= 1
+        return dict(ctx.results)
+
+    async with scheduler:
+        await asyncio.sleep(65)  # the first runs, five are queued
+        await scheduler.pause_job("slow")
+        queued = await runs(scheduler, "slow")
+        for number in cancelled:
+            await scheduler.cancel(queued[number].id)
+        await asyncio.sleep(600)
+        ended = await runs(scheduler, "slow")
+    ran = [run for number, run in enumerate(ended) if number not in cancelled]
+    assert [run.state for run in ran] == [State.SUCCEEDED] * 3
+    assert all(run.result == {} for run in ran)  # a job that follows nothing
+    assert most == 1
+    assert [run.started_at for run in ran] == sorted(run.started_at or START for run in ran)
+
+
+@virtual
 async def test_overlap_replace_cancels_the_run_before(shared: SharedStore) -> None:
     found, _ = await overlapping(shared, "replace")
     assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]

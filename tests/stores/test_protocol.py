@@ -34,9 +34,15 @@ def run(run_id: str, **fields: Any) -> Run:
 SLOT = run("slot")
 DEPENDENT = run("dependent", job_id="k", state=State.WAITING, after=("slot",))
 EARLIER = [
-    run("waiting", state=State.WAITING),
-    run("pending", token=1),
-    run("running", state=State.RUNNING, token=2, lease_until=NOW + timedelta(seconds=9)),
+    run("waiting", state=State.WAITING, scheduled_at=NOW - timedelta(seconds=3)),
+    run("pending", token=1, scheduled_at=NOW - timedelta(seconds=2)),
+    run(
+        "running",
+        state=State.RUNNING,
+        token=2,
+        lease_until=NOW + timedelta(seconds=9),
+        scheduled_at=NOW - timedelta(seconds=1),
+    ),
 ]
 
 
@@ -74,18 +80,17 @@ def test_skip_takes_the_dependents_along() -> None:
         firing(Overlap.SKIP, SLOT, DEPENDENT), EARLIER, NOW
     )
     ended: dict[str, Any] = {"state": State.SKIPPED, "finished_at": NOW}
-    unfinished = {"unfinished": [run.id for run in EARLIER]}
+    unfinished = {"unfinished": ["running"]}
     assert slot == replace(SLOT, **ended, reason="overlap", result=unfinished)
     assert dependent == replace(DEPENDENT, **ended, reason="upstream skipped")
     assert changes == []
 
 
-def test_queue_waits_for_every_end_of_the_earlier_ones() -> None:
+def test_queue_waits_for_any_end_of_the_newest() -> None:
     (slot, dependent), changes = resolve_overlap(
         firing(Overlap.QUEUE, SLOT, DEPENDENT), EARLIER, NOW
     )
-    after = ("waiting", "pending", "running")
-    assert slot == replace(SLOT, state=State.WAITING, after=after, after_any=True)
+    assert slot == replace(SLOT, state=State.WAITING, after=("running",), after_any=True)
     assert (dependent, changes) == (DEPENDENT, [])
 
 

@@ -69,6 +69,7 @@ __all__ = [
     "unblocked",
     "unsnoozed",
     "waiting_again",
+    "waiting_for_earlier_slot",
     "waiting_for_node_runs",
     "with_usage",
 ]
@@ -504,6 +505,12 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
         # The deadline of a follower counts from now on; that of a queued slot, from the slot.
         put["start_by"] = later(run_at, run.start_by - run.run_at)
     return Change(run.id, expect, put, decided_at=now if run_at == now else None)
+
+
+def waiting_for_earlier_slot(run: Run, earlier: tuple[str, ...]) -> Change:
+    """Let a queued slot wait for these, because the slot that it waited for ended before its
+    turn."""
+    return Change(run.id, {"state": State.WAITING, "token": run.token}, {"after": earlier})
 
 
 def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | None) -> Change:

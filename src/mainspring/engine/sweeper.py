@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State, replace
-from mainspring.core.node_runs import is_node_handler, node_of, root_id
+from mainspring.core.model import Run, Source, State, replace
+from mainspring.core.node_runs import is_node_handler, node_ids, node_of, own_upstream, root_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EVENT_OF, EngineContext
@@ -181,16 +181,42 @@ class Sweeper:
         if not waiting:
             return
         names = {name for run in waiting for name in run.after}
-        upstream = await self._engine.store.find(RunQuery(ids=frozenset(names), brief=True))
-        known = {run.id: run.state for run in upstream.items}
+        upstream = await self._read_upstream(names)
+        passed_over = {run.id: await self._earlier_slots(run, upstream) for run in waiting}
+        known = {run.id: run.state for run in upstream.values()}
         now = self._engine.time.now()
-        pairs = [(run, transitions.unblocked(run, now, known)) for run in waiting]
+        pairs = [
+            (run, transitions.waiting_for_earlier_slot(run, earlier))
+            if (earlier := passed_over[run.id])
+            else (run, transitions.unblocked(run, now, known))
+            for run in waiting
+        ]
         runs = [run for run, change in pairs if change is not None]
         changes = [change for _, change in pairs if change is not None]
         await self._emit_ended(await self._change_runs(runs, changes))
-        lost = [run for run in upstream.items if run.state is State.PENDING and node_of(run)]
+        for name in {name for earlier in passed_over.values() for name in earlier}:
+            self.run_ended(name)  # it may have ended before the slot waited for it
+        lost = [run for run in upstream.values() if run.state is State.PENDING and node_of(run)]
         if lost:
             await self._end_for_gone_nodes(lost)
+
+    async def _read_upstream(self, names: Iterable[str]) -> dict[str, Run]:
+        page = await self._engine.store.find(RunQuery(ids=frozenset(names), brief=True))
+        return {run.id: run for run in page.items}
+
+    async def _earlier_slots(self, run: Run, upstream: dict[str, Run]) -> tuple[str, ...]:
+        """The unfinished slots that a queued slot has to wait for because the one that it waited
+        for was cancelled (or skipped) before its turn. What is read here is put into `upstream`."""
+        names = run.after if run.source is Source.SCHEDULE and not node_ids(run) else ()
+        while True:
+            slots = [upstream[name] for name in names if name in upstream]
+            if any(not slot.finished for slot in slots):
+                return () if names == run.after else names
+            passed = [slot for slot in slots if slot.state in (State.CANCELLED, State.SKIPPED)]
+            names = tuple(dict.fromkeys(name for slot in passed for name in own_upstream(slot)))
+            if not names:
+                return ()
+            upstream |= await self._read_upstream(set(names) - upstream.keys())
 
     async def _end_lost_node_runs(self) -> None:
         """End pending node runs that no waiting run names: one that was tried again by itself, or

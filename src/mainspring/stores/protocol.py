@@ -74,6 +74,7 @@ __all__ = [
     "Store",
     "StoreInfo",
     "Transaction",
+    "may_never_start",
     "resolve_overlap",
     "runs_ended_by",
 ]
@@ -579,29 +580,28 @@ class Store(Protocol):
         ...
 
 
-MOST_NAMED = 5
-"""How many unfinished runs the result of a skipped run lists."""
-
-
 def resolve_overlap(
     firing: Firing, unfinished: Sequence[Run], now: datetime
 ) -> tuple[tuple[Run, ...], list[Change]]:
-    """What a firing adds and changes, given the job's earlier slot runs that are unfinished.
+    """What a firing adds and changes, given the job's earlier slot runs that are unfinished: all of
+    them if it replaces them, else the newest is enough.
 
     Pure, and the same for every store. A run of this very slot, left by a crash between the
-    run and the job's advance, is no earlier one.
+    run and the job's advance, is no earlier one. A queued slot names only the newest, which waits
+    for the one before it: a queue of a thousand slots would be a million names otherwise.
     """
     run, *rest = firing.runs
     unfinished = [
-        earlier for earlier in unfinished if earlier.id != run.id and not _is_set_aside(earlier)
+        earlier for earlier in unfinished if earlier.id != run.id and not may_never_start(earlier)
     ]
     if run.state in (State.SKIPPED, State.WAITING) or not unfinished:
         return firing.runs, []
+    newest = max(unfinished, key=lambda earlier: earlier.scheduled_at)
     match firing.overlap:
         case Overlap.ALLOW:
             return firing.runs, []
         case Overlap.SKIP:
-            named = {"unfinished": [r.id for r in unfinished[:MOST_NAMED]]}
+            named = {"unfinished": [newest.id]}
             return tuple(
                 r
                 if r.finished
@@ -615,8 +615,8 @@ def resolve_overlap(
                 for r in firing.runs
             ), []
         case Overlap.QUEUE:
-            after = tuple(r.id for r in unfinished)
-            return (replace(run, state=State.WAITING, after=after, after_any=True), *rest), []
+            queued = replace(run, state=State.WAITING, after=(newest.id,), after_any=True)
+            return (queued, *rest), []
         case Overlap.REPLACE:
             reason = f"replaced by {run.id}"
             return firing.runs, [
@@ -624,8 +624,8 @@ def resolve_overlap(
             ]
 
 
-def _is_set_aside(run: Run) -> bool:
-    """Whether it may never start, because it cannot be read: later slots do not wait for it."""
+def may_never_start(run: Run) -> bool:
+    """Whether an unfinished run cannot be read: later slots do not wait for it."""
     return run.unreadable is not None and run.state is not State.RUNNING
 
 

@@ -612,6 +612,9 @@ class Monitor:
         if old.state is run.state is State.WAITING and self._waits_for_retried(old, run):
             self.counted["fenced follower"] += 1
             return
+        if old.state is run.state is State.WAITING and _by_slot(run) and run.after != old.after:
+            self.counted["queued behind an earlier slot"] += 1
+            return
         if run.finished and self._check_nodes(old, run):
             return
         if run.state in (State.CANCELLED, State.SKIPPED):
@@ -621,6 +624,10 @@ class Monitor:
         if old.state is not State.WAITING or run.state is not State.PENDING:
             self.fail("fence", f"{run.id} went from {old.state} to {run.state}")
         self._check_order(run)
+        if _by_slot(run) and run.id not in self._revived and run.job_id not in self._edited:
+            # It names the newest slot before it only, and that one the slot before.
+            for earlier in self._earlier_slots(run):
+                self.fail("order", f"{run.id} was freed while {earlier.id} is {earlier.state}")
 
     def _check_order(self, run: Run) -> None:
         """A run may start from now on: those that it comes after have ended as it demands."""

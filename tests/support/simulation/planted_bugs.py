@@ -453,6 +453,13 @@ def _overlap_unseen() -> Patches:
     return [patch.object(memory, "resolve_overlap", resolve_overlap)]
 
 
+def _queue_jumped() -> Patches:
+    async def none(self: Sweeper, run: Run, upstream: Any) -> tuple[str, ...]:
+        return ()
+
+    return [patch.object(Sweeper, "_earlier_slots", none)]
+
+
 def _keeps_dedupe_key() -> Patches:
     async def asleep(self: Leases) -> None:
         await asyncio.Event().wait()
@@ -809,6 +816,8 @@ def _bugs() -> Iterator[Planted]:
               patches=_caught_up_after_a_pause, first_seed=27)  # fmt: skip
     yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
               patches=_overlap_unseen, first_seed=2)  # fmt: skip
+    yield bug("queue jumped", "a queued slot starts when the one before it is cancelled, though an"
+              " earlier one runs", "order", patches=_queue_jumped, focus="queue")  # fmt: skip
     yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
               " removed", "removed", "at most once", patches=_forgotten_is_removed,
               first_seed=11)  # fmt: skip

@@ -41,7 +41,8 @@ class Workload:
     focus: str | None = None
     """A job of which the client enqueues as many runs as of all others together; or `slots`:
     every missed slot runs, and the client pauses and resumes jobs while nodes catch up; or
-    `followers`: the client enqueues runs after others, and cancels and retries more of them."""
+    `queue`: slots queue, and the client cancels more runs; or `followers`: the client enqueues runs
+    after others, and cancels and retries more of them."""
     pace: float = 1.0
     """How long handlers and delays take, where time is real: less than they otherwise do."""
     schedules: Sequence[str] = SCHEDULES
@@ -86,6 +87,9 @@ class Workload:
             missed = {"misfire": Misfire("all", grace="1s", limit=5), "overlap": "allow"}
             for number in range(3):
                 self.jobs[f"slot{number}"] = {"schedule": "1s", **missed}
+        if self.focus == "queue":
+            for number in range(3):
+                self.jobs[f"slot{number}"] = {"schedule": "1s", "overlap": "queue"}
         if rng.random() < 0.5:
             self.jobs["after_slot"] = {"after": "slot0"}
             self.jobs["after_both"] = {"after": ["slot0", "after_slot"]}
@@ -230,7 +234,7 @@ class Client:
             (3, self._enqueue_many),
             (3, self._enqueue_keyed),
             (20 if self._workload.focus == "followers" else 2, self._enqueue_after),
-            (20 if self._workload.focus == "followers" else 4, self._cancel),
+            (20 if self._workload.focus in ("followers", "queue") else 4, self._cancel),
             (40 if self._workload.focus == "followers" else 3, self._retry),
             (1, self._trigger),
             (20 if self._workload.focus == "slots" else 1, self._pause),

@@ -254,18 +254,40 @@ async def _plans(
 
 
 async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list[Run]]:
-    """The unfinished runs of earlier slots, oldest first, by job. They are read with their payloads
-    only if they may be replaced; a thousand payloads would take long to read."""
+    """The unfinished runs of earlier slots, by job: all that may be replaced, with their payloads;
+    else the newest."""
     replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
     others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
+    stored: list[Document] = []
+    if replacing:
+        stored += await db.runs.find(live_slots(replacing), session=db.session).to_list()
+    if others:
+        stored += await _newest_slots(db, others)
     unfinished: dict[str, list[Run]] = {}
-    for job_ids, shown in ((replacing, None), (others, _SMALL_FIELDS)):
-        if job_ids:
-            walk = db.runs.find(live_slots(job_ids), shown, session=db.session)
-            async for run in walk.sort("created_at", 1):
-                if not _may_never_start(run):
-                    unfinished.setdefault(run["job_id"], []).append(read_run(run))
+    for run in stored:
+        if not _may_never_start(run):
+            unfinished.setdefault(run["job_id"], []).append(read_run(run))
     return unfinished
+
+
+async def _newest_slots(db: Database, job_ids: Sequence[str]) -> list[Document]:
+    """The unfinished slot runs of these jobs, or the newest of each job that may start.
+
+    Mostly a job has none or one: one query reads them all. Where slots are queued, there may be
+    thousands, and each job needs a query."""
+    few = 10 + 4 * len(job_ids)
+    walk = db.runs.find(live_slots(job_ids), _SMALL_FIELDS, session=db.session)
+    runs = await walk.limit(few + 1).to_list()
+    if len(runs) <= few:
+        return runs
+    newest = []
+    for job_id in job_ids:
+        walk = db.runs.find(live_slots([job_id]), _SMALL_FIELDS, session=db.session)
+        async for run in walk.sort("scheduled_at", -1).batch_size(2):
+            if not _may_never_start(run):
+                newest.append(run)
+                break
+    return newest
 
 
 def _may_never_start(run: Document) -> bool:

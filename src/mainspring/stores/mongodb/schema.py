@@ -68,7 +68,7 @@ INDEXES = (
     Index(
         "runs",
         "slots",
-        [("job_id", 1), ("source", 1), ("state", 1)],
+        [("job_id", 1), ("scheduled_at", 1)],
         {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
     ),
     # The unfinished runs that come after a run. Its keys do not change with the state.

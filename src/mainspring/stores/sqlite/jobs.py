@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 from mainspring.core.model import Run
 from mainspring.core.policy import Overlap
 from mainspring.stores.batching import split_by_key, split_in_order
-from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
+from mainspring.stores.protocol import (
+    Fired,
+    Firing,
+    JobWrite,
+    may_never_start,
+    resolve_overlap,
+    runs_ended_by,
+)
 from mainspring.stores.sqlite.codec import (
     JOB_COLUMNS,
     LANE_SQL,
@@ -171,25 +178,39 @@ _VERSIONS = (
 
 
 def _unfinished(tx: WriteTransaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
-    """The live runs of these jobs' slots, oldest first. Only runs that may be replaced are read
-    with their payloads, because events show those."""
+    """The live runs of these jobs' slots: all that may be replaced, with their payloads, because
+    events show those; else the newest."""
     replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
-    others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
+    others = [
+        (f.job_id, f.runs[0].id) for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)
+    ]
     rows: list[tuple[int, Run]] = []
-    for job_ids, brief in ((replacing, False), (others, True)):
-        if job_ids:
-            rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(job_ids), brief=brief)
-    found: dict[str, list[Run]] = {}
+    if replacing:
+        rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(replacing))
+    if others:
+        newest = select_runs(tx.connection, _NEWEST_LIVE_SLOT, json.dumps(others), brief=True)
+        unreadable = [run.job_id for _, run in newest if may_never_start(run)]
+        rows += newest
+        if unreadable:  # the one before it may be able to start
+            rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(unreadable), brief=True)
+    unfinished: dict[str, list[Run]] = {}
     for _, run in sorted(rows, key=lambda row: row[0]):
-        found.setdefault(run.job_id, []).append(run)
-    return found
+        unfinished.setdefault(run.job_id, []).append(run)
+    return unfinished
 
 
+_IS_LIVE_SLOT = (
+    "source = 'schedule' AND (state = 'waiting' OR state = 'pending' OR state = 'running')"
+    f" AND lane <> '{SET_ASIDE}'"
+)
 _LIVE_SLOTS = (
     "INDEXED BY mainspring_runs_slots"
-    " WHERE job_id IN (SELECT value FROM json_each(?)) AND source = 'schedule'"
-    " AND (state = 'waiting' OR state = 'pending' OR state = 'running')"
-    f" AND lane <> '{SET_ASIDE}'"
+    f" WHERE job_id IN (SELECT value FROM json_each(?)) AND {_IS_LIVE_SLOT}"
+)
+_NEWEST_LIVE_SLOT = (
+    "WHERE seq IN (SELECT (SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_slots"
+    f" WHERE job_id = fired.value ->> 0 AND {_IS_LIVE_SLOT} AND id <> fired.value ->> 1"
+    " ORDER BY scheduled_at DESC LIMIT 1) FROM json_each(?) AS fired)"
 )
 _ADVANCE = (
     "UPDATE mainspring_jobs SET version = version + 1, next_run_at = v.column2,"

@@ -87,7 +87,7 @@ CREATE INDEX mainspring_runs_rare ON mainspring_runs (state) WHERE
     state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped';
 CREATE INDEX mainspring_runs_rare_job ON mainspring_runs (job_id, state) WHERE
     state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped';
-CREATE INDEX mainspring_runs_slots ON mainspring_runs (job_id) WHERE
+CREATE INDEX mainspring_runs_slots ON mainspring_runs (job_id, scheduled_at) WHERE
     source = 'schedule' AND (state = 'waiting' OR state = 'pending' OR state = 'running');
 CREATE INDEX mainspring_runs_finished ON mainspring_runs (finished_at)
     WHERE finished_at IS NOT NULL;

@@ -221,18 +221,27 @@ class Suite:
         *rest: Run,
         valid_until: datetime | None = None,
     ) -> Fired:
-        run = self.slot(at, job.id)
-        firing = Firing(
+        firing = self.firing(job, at, overlap, *rest, valid_until=valid_until)
+        [fired] = await store.fire([firing])
+        return fired
+
+    def firing(
+        self,
+        job: Job,
+        at: datetime,
+        overlap: str,
+        *rest: Run,
+        valid_until: datetime | None = None,
+    ) -> Firing:
+        return Firing(
             job_id=job.id,
             version=job.version,
-            runs=(run, *rest),
+            runs=(self.slot(at, job.id), *rest),
             overlap=Overlap(overlap),
             next_run_at=at + self.ticks(60),
             last_run_at=at,
             valid_until=valid_until,
         )
-        [fired] = await store.fire([firing])
-        return fired
 
     async def read_job(self, store: Store, job_id: str = "job") -> Job:
         [job] = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items

@@ -363,6 +363,37 @@ class FireTests(Suite):
         assert slot.after == (slot_run_id("job", self.at(-60)),)
         assert await self.one(store, slot.id) == slot
 
+    @pytest.mark.parametrize("jobs", [1, 3])
+    @pytest.mark.parametrize("overlap", ["skip", "queue"])
+    async def test_of_several_unfinished_slots_the_newest_is_named(
+        self, store: Store, overlap: str, jobs: int
+    ) -> None:
+        """A slot that named all of them would make the store grow with the square of a queue."""
+        firings = []
+        for number in range(jobs):
+            job = await self.put(store, f"job{number}")
+            await store.add(
+                [self.slot(self.at(-at), job.id) for at in (30, 50, 10, *range(60, 85))]
+            )
+            firings.append(self.firing(job, self.start, overlap))
+        for fired in await store.fire(firings):
+            [slot] = fired.runs
+            newest = slot_run_id(slot.job_id, self.at(-10))
+            if overlap == "queue":
+                assert (slot.state, slot.after) == (State.WAITING, (newest,))
+            else:
+                assert (slot.state, slot.result) == (State.SKIPPED, {"unfinished": [newest]})
+
+    async def test_queued_slots_of_one_call_wait_for_each_other(self, store: Store) -> None:
+        job = await self.put(store)
+        firings = [
+            self.firing(replace(job, version=job.version + at), self.at(at), "queue")
+            for at in range(4)
+        ]
+        fired = [one.runs[0] for one in await store.fire(firings)]
+        assert [run.state for run in fired] == [State.PENDING, *[State.WAITING] * 3]
+        assert [run.after for run in fired] == [(), *((run.id,) for run in fired[:-1])]
+
     async def test_overlap_replace_cancels_a_pending_run(self, store: Store) -> None:
         job = await self.earlier(store, State.PENDING)
         fired = await self.fire(store, job, self.start, "replace")
