@@ -12,7 +12,7 @@ A store has these 18 members, and no other member is called. Rules for every sto
 6. Reads (`info`, `now`, `find`, `counts`, `jobs`, `notes`) never write.
 7. A record that cannot be read (damaged, or written by a newer version) never affects others. It is
    returned with `unreadable` set and with every field that can be read; `claim` never returns it.
-   No part of it is overwritten or deleted.
+   A change writes the fields that it sets and no others, so what cannot be read stays.
 
 A method either does what it says, and what it wrote is durable when it returns, or it raises:
 

@@ -76,6 +76,20 @@ async def test_storage_that_disobeys_is_refused_and_gets_no_marker(
     assert stub.objects == {}
 
 
+async def test_storage_behind_a_proxy_that_repeats_writes_is_accepted(stub: S3Stub) -> None:
+    """Each write is done, and its repeat refused, because the condition no longer holds."""
+    repeated = Fault(412, "PreconditionFailed", done=True)
+    stub.fail("PUT", *[repeated] * 100)
+    await opened(stub)
+    assert list(stub.objects) == [f"jobs/{MARKER}"]
+
+
+async def test_storage_that_refuses_a_write_without_reason_is_refused(stub: S3Stub) -> None:
+    stub.fail("PUT", Fault(412, "PreconditionFailed"))
+    with pytest.raises(StoreError, match="refused a write whose condition was true"):
+        await opened(stub)
+
+
 async def test_storage_that_has_no_conditions_is_refused(stub: S3Stub) -> None:
     stub.fail("PUT", Fault(501, "NotImplemented"))
     with pytest.raises(StoreError, match="has no conditional writes"):

@@ -43,6 +43,7 @@ __all__ = [
     "BRIEF",
     "LANE_PARTS",
     "LIVE_STATES",
+    "NUMBERS",
     "RUN_FIELDS",
     "SET_ASIDE",
     "STATES",
@@ -95,8 +96,13 @@ TIMES = {
     "fast_read": "from_us({0}) if {0}.__class__ is int else read_moment({0})",
     "names": {"from_us": from_us, "read_moment": read_moment},
 }
-_RUN = RUN.adapted(time=TIMES)
-_JOB = JOB.adapted(time=TIMES)
+# The driver gives large numbers as a class of its own, which other stores cannot encode.
+NUMBERS = {
+    "read": lambda kept: int(as_number(kept)),
+    "fast_read": "{0} if {0}.__class__ is int else int({0})",
+}
+_RUN = RUN.adapted(time=TIMES, number=NUMBERS)
+_JOB = JOB.adapted(time=TIMES, number=NUMBERS)
 
 
 def _lane(run: Run, limited: bool) -> Document:

@@ -14,7 +14,7 @@ from pymongo.errors import DuplicateKeyError
 from mainspring.core.model import Note, Page
 from mainspring.stores.codec import NOTE, compile_reader, compile_writer, lookups, to_us
 from mainspring.stores.cursors import note_cursor, read_note_cursor
-from mainspring.stores.mongodb.codec import TIMES
+from mainspring.stores.mongodb.codec import NUMBERS, TIMES
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.protocol import NoteQuery, NoteWrite
@@ -76,7 +76,8 @@ async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | N
 
 
 _write_note = compile_writer(NOTE, leave_out=("version",))
-_read_note = compile_reader(NOTE.adapted(time=TIMES), "record", *lookups(NOTE.fields.values()))
+_NOTE = NOTE.adapted(time=TIMES, number=NUMBERS)
+_read_note = compile_reader(_NOTE, "record", *lookups(_NOTE.fields.values()))
 
 
 def _document(note: Note) -> Document:
