@@ -407,7 +407,8 @@ class RunLost(MainspringError):
 
 
 class MemoryExceeded(MainspringError):
-    """A handler that ran in its own process exceeded its memory limit."""
+    """A handler in a process of its own exceeded its memory limit, or a handler ran when its worker
+    process reached the limit of that process, and did not end in time."""
 
 
 class ProcessDied(MainspringError):

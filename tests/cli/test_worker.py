@@ -360,6 +360,27 @@ def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
     assert shown["state"] == "succeeded"
 
 
+def test_a_run_that_grows_past_the_limit_of_each_process_ends_failed(
+    run: Run, start: Start, folder: Path
+) -> None:
+    (folder / "growing.py").write_text(
+        "import asyncio\n"
+        "from mainspring import Scheduler\n"
+        'scheduler = Scheduler("sqlite:///jobs.db", poll="50ms")\n'
+        '@scheduler.job(retries=1, retry_delay="10ms")\n'
+        "async def grow() -> None:\n"
+        "    kept = []\n"
+        "    while True:\n"
+        "        kept.append(bytearray(b'x' * 10_000_000))\n"
+        "        await asyncio.sleep(0.02)\n"
+    )
+    worker = start("worker", "growing:scheduler", "--memory-limit", "200MB", "--drain-timeout=1s")
+    worker.wait_for_output(READY)
+    answer = run("enqueue", "grow", "--app", "growing:scheduler", "--wait", "--json")
+    assert answer.json["state"] == "failed"
+    assert (answer.json["reason"], len(answer.json["attempts"])) == ("memory", 2)
+
+
 @pytest.mark.parametrize(("file", "words"), [("1d", ("--prune-every", "1s")), ("1s", ())])
 def test_finished_runs_are_deleted_as_often_as_the_option_or_the_file_says(
     run: Run, start: Start, folder: Path, file: str, words: tuple[str, ...]

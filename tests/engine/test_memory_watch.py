@@ -2,76 +2,186 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import logging
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
-from mainspring import State
+from mainspring import Scheduler, State
 from mainspring.engine import memory_watch
 from mainspring.engine.executors.procfs import resident_memory
-from mainspring.engine.memory_watch import MemoryWatch
+from mainspring.engine.memory_watch import MemoryWatch, refuse_low_limit
 from mainspring.errors import InvalidInput
-from tests.support.engine import EventRecorder
+from tests.support import isolated_jobs
+from tests.support.engine import LONG, EventRecorder, ended, until
 from tests.support.scheduler_fixtures import Make
 
 
-async def watch(
-    monkeypatch: pytest.MonkeyPatch, measured: list[int | None], limit: int = 100
-) -> list[int]:
+class Process:
+    """A process whose memory a test sets. `garbage` is what a collection frees."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used, self.garbage, self.collections = 10, 0, 0
+        monkeypatch.setattr(memory_watch, "INTERVAL", 0.001)
+        monkeypatch.setattr(memory_watch, "resident_memory", lambda: self.used)
+        monkeypatch.setattr(gc, "collect", self._collect)
+
+    def _collect(self) -> None:
+        self.collections += 1
+        self.used -= self.garbage
+        self.garbage = 0
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    return Process(monkeypatch)
+
+
+async def watch(measured: list[int], limit: int = 100) -> list[int | str]:
     """What the watch reports for these measurements."""
-    monkeypatch.setattr(memory_watch, "INTERVAL", 0)
-    reached: list[int] = []
-
-    async def report(used: int) -> None:
-        reached.append(used)
-
+    reports: list[int | str] = []
     left = iter(measured)
-    await MemoryWatch(limit, report, lambda: next(left)).watch_periodically()
-    return reached
+    reporter = MemoryWatch(limit, reports.append, lambda: reports.append("exceeded"), left.__next__)
+    with contextlib.suppress(RuntimeError):  # there is no further measurement
+        await reporter.watch_periodically()
+    return reports
 
 
 async def test_it_warns_once_near_the_limit_and_again_after_a_fall(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    process: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
+    near, again, full = (80, 80), (85, 85), (100, 100)  # measured again after a collection
     with caplog.at_level(logging.WARNING, "mainspring"):
-        assert await watch(monkeypatch, [10, 80, 90, 79, 60, 85, 100, 120]) == [100]
+        reports = await watch([10, *near, 90, 79, 60, *again, *full, 110, 124, 126, 10])
+    assert reports == [100, "exceeded"]
     assert [record.args[1] for record in caplog.records] == [80.0, 85.0]  # type: ignore[index]
+    assert process.collections == 3
 
 
-async def test_a_system_that_does_not_say_is_reported_once(
+async def test_garbage_does_not_count(process: Process) -> None:
+    process.used, process.garbage = 150, 100
+    reports: list[int] = []
+    task = asyncio.create_task(MemoryWatch(100, reports.append, lambda: None).watch_periodically())
+    await until(lambda: process.collections == 1)
+    assert (process.used, reports) == (50, [])
+    task.cancel()
+
+
+def test_a_system_that_does_not_say_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await watch(monkeypatch, [None]) == []
+    monkeypatch.setattr(memory_watch, "resident_memory", lambda: None)
+    refuse_low_limit(100)
     assert "has no effect" in caplog.text
 
 
-async def test_at_its_limit_a_worker_claims_no_more_runs(
-    make: Make, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_what_runs_at_the_limit_is_stopped_and_counts_a_failure(
+    make: Make, process: Process, retries: int
 ) -> None:
-    gc.collect()  # what an earlier test kept would otherwise be freed while this one fills memory
-    scheduler = make(memory_limit=(resident_memory() or 0) + 100_000_000)
+    scheduler = make(memory_limit=100, workers=2).configure(drain_timeout="50ms")
     events = EventRecorder(scheduler)
-    kept: list[bytes] = []
+    began, go = threading.Event(), threading.Event()
 
-    @scheduler.job
+    @scheduler.job(retries=retries)
     async def leak() -> None:
-        kept.append(b"x" * 200_000_000)
+        await until(began.is_set)
+        process.used = 100
+        await asyncio.Event().wait()
+
+    @scheduler.job(retries=retries)
+    def leak_in_thread() -> None:
+        began.set()
+        go.wait(LONG)
 
     @scheduler.job
     async def work() -> None: ...
 
     async with scheduler:
-        await scheduler.enqueue("leak")
-        await events.until("worker.memory_limit", 1)
-        run = await scheduler.enqueue("work")
-        with pytest.raises(TimeoutError):
-            await scheduler.wait(run.id, "0.3s")
+        runs = [await leak_in_thread.enqueue(), await leak.enqueue()]
+        name = "run.retrying" if retries else "run.failed"
+        await events.until(name, 2)
+        for run in runs:
+            stopped = await scheduler.get_run(run.id)
+            assert stopped.state is (State.PENDING if retries else State.FAILED)
+            assert stopped.failures == 1
+            assert (stopped.error or "").startswith("MemoryExceeded: ")
+            assert stopped.reason == (None if retries else "memory")
+        go.set()
+        waiting = await work.enqueue()
         health = await scheduler.health()
         assert (health.status, health.memory_limit_reached) == ("degraded", True)
-        assert (await scheduler.get_run(run.id)).state is State.PENDING
-    assert "claims no more runs" in caplog.text
+        explained = await scheduler.explain(waiting.id)
+        assert "has reached its memory limit of" in str(explained)
+        [worker] = await scheduler.list_workers()
+        assert (worker.memory_limit, worker.memory_limit_reached) == (100, True)
+
+
+async def test_what_ends_in_time_is_not_stopped_at_the_limit(make: Make, process: Process) -> None:
+    scheduler = make(memory_limit=100)
+    events = EventRecorder(scheduler)
+    go = asyncio.Event()
+
+    @scheduler.job
+    async def leak() -> str:
+        process.used = 100
+        await go.wait()
+        return "done"
+
+    async with scheduler:
+        run = await leak.enqueue()
+        await events.until("worker.memory_limit")
+        go.set()
+        assert (await ended(scheduler, run)).result == "done"
+
+
+async def test_what_grows_on_beyond_the_limit_is_stopped_at_once(
+    make: Make, process: Process
+) -> None:
+    scheduler = make(memory_limit=100).configure(drain_timeout="1h")
+    events = EventRecorder(scheduler)
+
+    @scheduler.job
+    async def leak() -> None:
+        process.used = 100
+        await events.until("worker.memory_limit")
+        process.used = 125
+        await asyncio.Event().wait()
+
+    async with scheduler:
+        assert (await ended(scheduler, await leak.enqueue())).reason == "memory"
+
+
+async def test_a_handler_in_a_process_of_its_own_is_given_back_at_the_limit(
+    make: Make, process: Process, tmp_path: Path
+) -> None:
+    scheduler = make(memory_limit=100).configure(drain_timeout="50ms")
+    isolated_jobs.register(scheduler)
+    witness = tmp_path / "witness"
+    async with scheduler:
+        run = await scheduler.enqueue("hang", {"witness": str(witness)})
+        await until(witness.exists)
+        process.used = 100
+        async with asyncio.timeout(LONG):
+            while (await scheduler.get_run(run.id)).state is not State.PENDING:
+                await asyncio.sleep(0.01)
+        assert (await scheduler.get_run(run.id)).failures == 0
+
+
+def test_a_program_that_runs_for_good_ends_at_its_memory_limit(file: str, process: Process) -> None:
+    scheduler = Scheduler(file, memory_limit=100)
+
+    @scheduler.job(run_on_start=True)
+    def leak() -> None:
+        process.used = 100
+
+    with pytest.raises(SystemExit, match="memory limit"):
+        scheduler.run(drain_timeout="5s")
 
 
 async def test_below_its_limit_a_worker_works(make: Make) -> None:

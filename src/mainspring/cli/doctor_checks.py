@@ -308,6 +308,11 @@ def _check_workers(workers: list[LiveWorker]) -> Check:
         return Check(
             "warn", "workers", "none is running", "start one: mainspring worker app:scheduler"
         )
+    full = [worker for worker in workers if worker.memory_limit_reached]
+    if full:
+        names = ", ".join(worker.id for worker in full[:3])
+        detail = f"at the memory limit, and taking no more runs: {names}{_more(full)}"
+        return Check("warn", "workers", detail, "restart them, or give them a higher limit")
     names = ", ".join(worker.id for worker in workers[:3])
     return Check("ok", "workers", f"{len(workers)} running: {names}{_more(workers)}")
 

@@ -34,7 +34,8 @@ LONGEST_PAUSE = 60.0
 
 
 class Replacements:
-    """Made when a process starts to work. `pause()` is for the moment when it reaches its limit."""
+    """Made when a process starts to work. `pause()` is for the moment when it has reached its limit
+    and has drained: no run may grow on during the pause."""
 
     def __init__(
         self, clock: Clock | None = None, environment: MutableMapping[str, str] = os.environ

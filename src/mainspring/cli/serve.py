@@ -184,7 +184,8 @@ def serve(
         scheduler = make_scheduler(settings, choice, allow_private or [])
     if file is not None:
         scheduler.define_jobs(file)
-    scheduler.configure(prune_every=settings.prune_every)  # wins over the file's
+    # The first wins over the file's.
+    scheduler.configure(prune_every=settings.prune_every, drain_timeout=settings.drain)
     log_format.set_up(verbose=verbose, quiet=quiet, as_json=json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,12 +27,13 @@ from mainspring.cli.options import (
 from mainspring.cli.worker_command import WorkerCommand
 
 if TYPE_CHECKING:
-    from mainspring.cli.replacement import Replacements
     from mainspring.scheduler import Scheduler
 
 __all__ = ["register"]
 
 log = logging.getLogger("mainspring.worker")
+
+Cause = Literal["memory", "threads"]
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks for stuck threads, memory and the supervisor."""
@@ -150,12 +152,20 @@ def worker(
 
 
 def _work(command: WorkerCommand) -> None:
-    from mainspring.cli.replacement import end_quietly_on_signals, replace_process
+    from mainspring.cli.replacement import (
+        Replacements,
+        end_quietly_on_signals,
+        replace_process,
+    )
 
     folder = os.getcwd()
     with end_quietly_on_signals():
         scheduler = _prepare_scheduler(command)
-        if run_coroutine(_run(scheduler, command)):
+        replacements = Replacements()
+        cause = run_coroutine(_run(scheduler, command))
+        if cause == "memory":
+            time.sleep(replacements.pause())  # after the drain: no run goes on meanwhile
+        if cause is not None:
             replace_process(command.line(), folder)
 
 
@@ -178,6 +188,7 @@ def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
         leader_election=command.leader_election,
         prune_every=command.prune_every,
         memory_limit=command.memory_limit,
+        drain_timeout=command.drain_timeout,
         # Each run only on a terminal: a worker may do thousands a second.
         log_each_run=command.verbose or sys.stderr.isatty(),
     )
@@ -222,23 +233,21 @@ def _check_source(app: str | None, file: str | None, store: str | None) -> None:
         )
 
 
-async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
-    """Work until a signal. True if the process should be replaced."""
+async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
+    """Work until a signal. Returns why the process should be replaced, if it should."""
     import asyncio
 
     from mainspring.cli.gc_tuning import tune_garbage_collector
-    from mainspring.cli.replacement import Replacements
     from mainspring.scheduler.run_forever import run_until_signal
 
-    must_replace = False
-    replacements = Replacements()
+    cause: Cause | None = None
 
     async def watch() -> None:
-        nonlocal must_replace
+        nonlocal cause
         tune_garbage_collector()
         if command.process_number == 1 and not command.quiet:
             await _start_printed(scheduler, command)
-        while not (must_replace := await _must_be_replaced(scheduler, replacements)):
+        while (cause := await _cause_to_replace(scheduler)) is None:
             if command.supervisor not in (None, os.getppid()):
                 log.warning("the supervising process is gone")
                 return
@@ -251,7 +260,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> bool:
         watch=watch,
         drain_timeout=command.drain_timeout,
     )
-    return must_replace and not stopped
+    return None if stopped else cause
 
 
 async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
@@ -264,29 +273,25 @@ async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
         log.warning("could not read the jobs: %s", error)
 
 
-async def _must_be_replaced(scheduler: Scheduler, replacements: Replacements) -> bool:
-    """Whether the process has to be replaced: it has reached its memory limit, or threads that
-    outlived their attempt take half of the capacity or more. Returns after the pause that
-    replacements in a row need."""
-    import asyncio
-
+async def _cause_to_replace(scheduler: Scheduler) -> Cause | None:
+    """Why the process has to be replaced: it has reached its memory limit, or threads that outlived
+    their attempt take half of the capacity or more."""
     try:
         health = await scheduler.health()
     except Exception:
         log.exception("could not check the worker's health")
-        return False
+        return None
     if health.memory_limit_reached:
-        await asyncio.sleep(replacements.pause())
-        return True
+        return "memory"
     if not health.stuck_threads or 2 * health.stuck_threads < health.workers:
-        return False
+        return None
     log.warning(
         "threads that outlived their timeout take %d of the worker's capacity of %d: this process"
         " is replaced",
         health.stuck_threads,
         health.workers,
     )
-    return True
+    return "threads"
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:

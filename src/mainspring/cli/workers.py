@@ -45,7 +45,13 @@ def _busy(worker: LiveWorker) -> str:
 
 
 def _memory(worker: LiveWorker) -> str:
-    return "-" if worker.memory is None else f"{worker.memory / 1e6:.0f} MB"
+    if worker.memory is None:
+        return "-"
+    used = f"{worker.memory / 1e6:.0f} MB"
+    if worker.memory_limit is None:
+        return used
+    limit = f"{used} of {worker.memory_limit / 1e6:.0f}"
+    return f"{limit} (limit reached)" if worker.memory_limit_reached else limit
 
 
 COLUMNS: list[Column[Any]] = [

@@ -30,6 +30,8 @@ class StopReason(Enum):
     CANCEL = "cancel"
     LOST = "lost"
     DRAIN = "drain"
+    MEMORY = "memory"
+    """It ran when its process reached the memory limit, and did not end in time."""
     LATE = "late"
     """It never began: its lease may have lapsed while it waited for capacity."""
     NO_THREAD = "no thread"

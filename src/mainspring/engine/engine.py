@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from mainspring.core.clock import CarriedClock, Clock, thread_cpu
+from mainspring.core.durations import humanize
 from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
 from mainspring.core.model import Job, Run
@@ -93,7 +94,10 @@ class Engine:
             unblock=lambda run_id: self.sweeper.run_ended(run_id),
         )
         self.live_workers = LiveWorkers(
-            self._context, store_url, running=lambda: self.worker.running
+            self._context,
+            store_url,
+            running=lambda: self.worker.running,
+            memory_limit_reached=lambda: self.worker.memory_limit_reached,
         )
         self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
         self.sweeper = Sweeper(self._context, self.leader, self._on_run_finished)
@@ -216,7 +220,11 @@ class Engine:
                 self._start_component(part)
             if (limit := context.settings.memory_limit) is not None:
                 self._start_component(
-                    MemoryWatch(limit, self._memory_limit_reached).watch_periodically
+                    MemoryWatch(
+                        limit,
+                        self._memory_limit_reached,
+                        exceeded=lambda: self.worker.limit_drain(0.0),
+                    ).watch_periodically
                 )
             log.info("worker %s started", context.settings.worker_id)
             context.emit("worker.started", worker=context.settings.worker_id)
@@ -276,20 +284,25 @@ class Engine:
         await self.worker.drain()
         await self._flush()
 
-    async def _memory_limit_reached(self, used: int) -> None:
-        """Claim no more runs and fire no more slots; the runs that were claimed still run."""
-        limit = self._context.settings.memory_limit
-        assert limit is not None
+    def _memory_limit_reached(self, used: int) -> None:
+        """Drain: fire no more slots, give back what has not begun, and let the rest end in time."""
+        settings = self._context.settings
+        assert settings.memory_limit is not None
         log.error(
             "this process holds %s of memory, and its limit is %s: it claims no more runs, and"
-            " those that it has claimed still run. Then replace the process; `mainspring worker`"
-            " and `mainspring serve` do so themselves",
+            " those that run have %s to end. Then it must be replaced; `mainspring worker` and"
+            " `mainspring serve` do so themselves, and `scheduler.run()` ends",
             megabytes(used),
-            megabytes(limit),
+            megabytes(settings.memory_limit),
+            humanize(settings.drain_timeout),
         )
-        self.worker.claims_no_more = True
-        self._context.emit("worker.memory_limit", used=used, limit=limit)
-        await self._retire()
+        self.worker.memory_limit_reached = True
+        self._context.emit("worker.memory_limit", used=used, limit=settings.memory_limit)
+        for part in (
+            self.live_workers.announce,
+            lambda: self.drain(timeout=settings.drain_timeout.total_seconds()),
+        ):
+            self._start_component(part)
 
     async def _retire(self) -> None:
         """Fire no more slots and let another node lead: this process takes no more runs.

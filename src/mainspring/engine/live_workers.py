@@ -36,6 +36,7 @@ from mainspring.engine.jobs_without_worker import (
     note_job_without_worker,
     read_jobs_without_worker,
 )
+from mainspring.engine.memory_watch import megabytes
 from mainspring.engine.notes import read_note
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
@@ -47,6 +48,7 @@ from mainspring.stores.url_redaction import without_password
 __all__ = [
     "LiveWorker",
     "LiveWorkers",
+    "describe_full_worker",
     "describe_missing_worker",
     "find_leader",
     "find_orphans",
@@ -75,6 +77,8 @@ ANNOUNCED = (
     "capacity",
     "running",
     "memory",
+    "memory_limit",
+    "memory_limit_reached",
     "started_at",
     "seen_at",
     "takes_node_runs",
@@ -93,6 +97,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     it used. A worker of an earlier version announces less. `is_leader`: it fires slots first.
     `takes_node_runs`: it claims its runs of `each_node` jobs; earlier versions do not.
     `fires`: it fires slots; one that was made with `enabled=False` does not.
+    `memory_limit_reached`: it takes no more runs, and has to be replaced.
     """
 
     id: str
@@ -106,12 +111,16 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     capacity: int | None = None
     running: int | None = None
     memory: int | None = None
+    memory_limit: int | None = None
+    memory_limit_reached: bool = False
     started_at: datetime | None = None
     seen_at: datetime | None = None
     takes_node_runs: bool = False
 
     def takes(self, handler: str, queue: str) -> bool:
-        return handler in self.handlers and (self.queues is None or queue in self.queues)
+        if self.memory_limit_reached or handler not in self.handlers:
+            return False
+        return self.queues is None or queue in self.queues
 
     def to_dict(self) -> dict[str, Any]:
         """What the lists of the CLI and of the HTTP API show. None: the worker did not announce
@@ -179,12 +188,29 @@ def find_orphans(jobs: Iterable[Job], workers: Iterable[LiveWorker]) -> list[Job
 def lacks_only_queue(job: Job, workers: Iterable[LiveWorker]) -> bool:
     """Whether a worker has the handler of a job that none of the workers can run: then only a
     worker that takes its queue is missing."""
-    return any(job.handler in worker.handlers for worker in workers)
+    return any(
+        job.handler in worker.handlers and not worker.memory_limit_reached for worker in workers
+    )
+
+
+def describe_full_worker(handler: str, workers: Iterable[LiveWorker]) -> str | None:
+    """Of the workers that have the handler, say which one has reached its memory limit."""
+    for worker in workers:
+        if handler in worker.handlers and worker.memory_limit_reached:
+            limit = "" if worker.memory_limit is None else f" of {megabytes(worker.memory_limit)}"
+            return (
+                f"worker {worker.id} has reached its memory limit{limit} and takes no more runs:"
+                " restart it"
+            )
+    return None
 
 
 def describe_missing_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
+    workers = list(workers)
     if lacks_only_queue(job, workers):
         return f"no running worker takes queue {job.policy.queue!r} of job {job.id}"
+    if (full := describe_full_worker(job.handler, workers)) is not None:
+        return full
     return f"no running worker has the handler {job.handler!r} of job {job.id}"
 
 
@@ -233,13 +259,18 @@ def _version() -> str:
 
 class LiveWorkers:
     """What this process knows of all workers of its store, itself included. `running()` is how many
-    attempts run here."""
+    attempts run here, `memory_limit_reached()` whether this process takes no more."""
 
     def __init__(
-        self, engine: EngineContext, store_url: str | None, running: Callable[[], int]
+        self,
+        engine: EngineContext,
+        store_url: str | None,
+        running: Callable[[], int],
+        memory_limit_reached: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._running = running
+        self._memory_limit_reached = memory_limit_reached
         self._started_at: datetime | None = None
         self._store_url = store_url
         self._workers: list[LiveWorker] = []
@@ -267,7 +298,7 @@ class LiveWorkers:
     async def announce_periodically(self) -> None:
         """Write this worker's note and read those of the others, every 20 seconds."""
         while True:
-            await self._announce()
+            await self.announce()
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def read_workers(self) -> list[LiveWorker]:
@@ -339,13 +370,16 @@ class LiveWorkers:
             capacity=settings.workers,
             running=self._running(),
             memory=resident_memory(),
+            memory_limit=settings.memory_limit,
+            memory_limit_reached=self._memory_limit_reached(),
             started_at=self._started_at,
             seen_at=self._engine.time.now(),
             takes_node_runs=True,
             fires=settings.enabled,
         )
 
-    async def _announce(self) -> None:
+    async def announce(self) -> None:
+        """Write this worker's note, and read those of the others."""
         await self._engine.retrying_store.repeat("announce", self._write_and_read)
 
     async def _write_and_read(self) -> None:

@@ -1,4 +1,4 @@
-"""Watches the memory of this process: warns near the limit, and stops claiming at it.
+"""Watches the memory of this process: warns near the limit, and tells the engine to drain at it.
 
 Handlers on loops and in threads share the memory of the process, so a leak in one handler makes the
 system kill the process with all handlers. Handlers that run in their own process have their own
@@ -8,8 +8,9 @@ limits (`memory_limit` of a job).
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from mainspring.engine.executors.procfs import resident_memory
 from mainspring.errors import InvalidInput
@@ -18,17 +19,24 @@ __all__ = ["MemoryWatch", "megabytes", "refuse_low_limit"]
 
 log = logging.getLogger("mainspring")
 
-INTERVAL = 1.0
+INTERVAL = 0.25
 WARN_AT = 0.8
 WARN_AGAIN_BELOW = 0.7
 """Parts of the limit. The warning is logged again after the memory was below the second."""
+
+STOP_AT = 1.25
+"""Part of the limit at which runs are stopped at once: what still grows has no time to end."""
 
 
 def refuse_low_limit(limit: int) -> None:
     """Raise InvalidInput if the process holds that much already: it would never work, and a
     command that replaces it would do so for ever."""
     used = resident_memory()
-    if used is not None and used >= limit:
+    if used is None:
+        log.warning(
+            "memory_limit has no effect: this system does not say how much memory the process holds"
+        )
+    elif used >= limit:
         raise InvalidInput(
             f"memory_limit is {limit:,} bytes, and this process holds {used:,} bytes already when"
             " it starts: give it more",
@@ -38,33 +46,41 @@ def refuse_low_limit(limit: int) -> None:
 
 
 class MemoryWatch:
-    """`reached(used)` is called once, when the process holds `limit` bytes or more."""
+    """`reached(used)` is called once, when the process holds `limit` bytes or more, although the
+    garbage was collected. `exceeded()` is called once, when it then holds a quarter more."""
 
     def __init__(
         self,
         limit: int,
-        reached: Callable[[int], Awaitable[None]],
-        measure: Callable[[], int | None] = resident_memory,
+        reached: Callable[[int], None],
+        exceeded: Callable[[], None],
+        measure: Callable[[], int | None] | None = None,
     ) -> None:
         self._limit = limit
         self._reached = reached
-        self._measure = measure
+        self._exceeded = exceeded
+        self._measure = measure or resident_memory
         self._warned = False
 
     async def watch_periodically(self) -> None:
-        while True:
-            used = self._measure()
-            if used is None:
-                log.warning(
-                    "memory_limit has no effect: this system does not say how much memory the"
-                    " process holds"
-                )
-                return
-            if used >= self._limit:
-                await self._reached(used)
-                return
+        while (used := self._measure_without_garbage()) < self._limit:
             self._warn(used)
             await asyncio.sleep(INTERVAL)
+        self._reached(used)
+        while (self._measure() or 0) < self._limit * STOP_AT:
+            await asyncio.sleep(INTERVAL)
+        self._exceeded()
+
+    def _measure_without_garbage(self) -> int:
+        """The bytes that the process holds. Near the limit, and at it, the garbage is collected
+        first: a process whose collector runs rarely may hold much of it."""
+        used = self._measure()
+        if used is None:
+            return 0
+        if used >= self._limit or (used >= self._limit * WARN_AT and not self._warned):
+            gc.collect()
+            used = self._measure() or 0
+        return used
 
     def _warn(self, used: int) -> None:
         part = used / self._limit
@@ -72,7 +88,7 @@ class MemoryWatch:
             self._warned = True
             log.warning(
                 "this process holds %s of memory, %d %% of its limit of %s; at the limit it claims"
-                " no more runs",
+                " no more runs, and drains",
                 megabytes(used),
                 100 * part,
                 megabytes(self._limit),

@@ -23,6 +23,7 @@ from mainspring.engine.results import storable_result
 from mainspring.errors import (
     InvalidInput,
     InvalidState,
+    MemoryExceeded,
     RetryNotBefore,
     RunLost,
     RunTimeout,
@@ -69,6 +70,8 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
             return Decision(transitions.cancelled(run, now, run.reason, log, detail))
         case StopReason.DRAIN if attempt.error is not None or attempt.lingering:
             return _release_or_lose(run, attempt, now)
+        case StopReason.MEMORY if attempt.error is not None or attempt.lingering:
+            return _failed(run, attempt, now, rng, _stopped_at_memory_limit(attempt))
         case StopReason.TIMEOUT:
             return _failed(run, attempt, now, rng, _timed_out(attempt))
     error = attempt.error or _missing_transaction_error(attempt)
@@ -136,7 +139,8 @@ def _failed(
     outcome = Outcome.TIMED_OUT if isinstance(error.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(error.message, error.traceback, outcome)
     if not _may_retry(run, policy, error):
-        return Decision(transitions.failed(run, now, failure, log, detail=detail), error)
+        reason = "memory" if isinstance(error.exception, MemoryExceeded) else None
+        return Decision(transitions.failed(run, now, failure, log, reason, detail), error)
     wait = _asked_delay(error)
     if wait is None or isinstance(error.exception, RetryNotBefore):
         wait = max(policy.backoff.wait(run.failures + 1, rng), wait or timedelta())
@@ -183,6 +187,11 @@ def _snoozed_at_most_once() -> AttemptError:
     )
 
 
+def _stopped_at_memory_limit(attempt: LocalAttempt) -> AttemptError:
+    message = "the handler ran when its process reached the memory limit, and did not end in time"
+    return _with_place(AttemptError.of(MemoryExceeded(message)), attempt)
+
+
 def _timed_out(attempt: LocalAttempt) -> AttemptError:
     allowed = humanize(attempt.job.policy.timeout or timedelta())
     if attempt.job.webhook is not None:
@@ -190,7 +199,10 @@ def _timed_out(attempt: LocalAttempt) -> AttemptError:
     message = f"the handler ran longer than its timeout of {allowed}"
     if not attempt.context.cancelled:
         message += "; the event loop was blocked, so the handler could not be stopped"
-    error = AttemptError.of(RunTimeout(message))
-    # Where the handler was when it was stopped, or what it raised too late.
+    return _with_place(AttemptError.of(RunTimeout(message)), attempt)
+
+
+def _with_place(error: AttemptError, attempt: LocalAttempt) -> AttemptError:
+    """The error, with where the handler was when it was stopped, or what it raised too late."""
     trace = attempt.error.traceback if attempt.error is not None else None
     return error if trace is None else dataclasses.replace(error, traceback=trace)

@@ -28,6 +28,7 @@ class Choices(TypedDict, total=False):
     wait_for_store: Span | None
     enabled: bool | None
     memory_limit: int | str | None
+    drain_timeout: Span | None
     log_each_run: bool | None
 
 
@@ -49,7 +50,9 @@ class Settings:
     enabled: bool = True
     """Whether this process fires slots. One that does not still runs what is enqueued."""
     memory_limit: int | None = None
-    """Bytes of memory at which the process claims no more runs."""
+    """Bytes of memory at which the process claims no more runs, and drains."""
+    drain_timeout: timedelta = timedelta(seconds=30)
+    """How long runs may take to end after the memory limit was reached."""
     log_each_run: bool = True
     """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
 
@@ -160,6 +163,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "wait_for_store": partial(duration, what="wait_for_store"),
     "enabled": _enabled,
     "memory_limit": memory_size,
+    "drain_timeout": partial(duration, what="drain_timeout"),
     "log_each_run": bool,
 }
 """By setting: reads what a program or an operator gives, and raises InvalidInput."""

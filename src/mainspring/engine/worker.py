@@ -18,6 +18,7 @@ from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Job, Run
 from mainspring.core.node_runs import node_handler, node_ids, node_of, node_run_id
+from mainspring.core.policy import Isolation
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import PUT_OFF_REASON, BreakerNotes
@@ -104,7 +105,7 @@ class Worker:
         self._claimed_last = asyncio.Event()
         self._draining = False
         self._drain_ends = float("inf")  # by the monotonic clock
-        self.claims_no_more = False  # the process holds too much memory; what it claimed still runs
+        self.memory_limit_reached = False  # the process holds too much memory: it drains
         self._last_claim_was_full = True  # then the store may have more due runs
         self._claimed_at = 0.0
         self._turns: dict[int, str] = {}  # by priority, the job of the run that was claimed last
@@ -183,7 +184,7 @@ class Worker:
                 await self._claimed_last.wait()
         await self._wait_for_active(lambda: self._drain_ends)
         for attempt in list(self._active):
-            self._dispatcher.stop(attempt, StopReason.DRAIN)
+            self._dispatcher.stop(attempt, self._drain_reason(attempt))
         grace_ends = self._engine.clock.monotonic() + DRAIN_GRACE
         await self._wait_for_active(lambda: grace_ends)
         for attempt in list(self._active):
@@ -196,6 +197,14 @@ class Worker:
             self._dispatcher.give_up(attempt)
         for attempt in self._stuck:
             self._dispatcher.abandon(attempt)
+
+    def _drain_reason(self, attempt: LocalAttempt) -> StopReason:
+        """Of the handlers that run when the process is at its memory limit, nobody knows which one
+        took the memory: it may be any of those that share it."""
+        shares_memory = attempt.isolation is not Isolation.PROCESS and not attempt.handler.built_in
+        if self.memory_limit_reached and shares_memory:
+            return StopReason.MEMORY
+        return StopReason.DRAIN
 
     async def close(self) -> None:
         self.completer.close()
@@ -211,7 +220,7 @@ class Worker:
     def _claim_limit(self) -> int:
         """How many runs to claim. Runs are claimed ahead again when half of them have begun: fewer
         and larger claims cost fewer commits."""
-        if self._suspects.blocks_others or self.claims_no_more:
+        if self._suspects.blocks_others or self.memory_limit_reached:
             return 0
         free, ready = max(self._free(), 0), self.claimed_ahead
         asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS

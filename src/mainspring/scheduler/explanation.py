@@ -20,7 +20,12 @@ from mainspring.core.node_runs import node_of
 from mainspring.core.plurals import list_some
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import LiveWorker, no_worker_fires, without_worker
+from mainspring.engine.live_workers import (
+    LiveWorker,
+    describe_full_worker,
+    no_worker_fires,
+    without_worker,
+)
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.paging import all_items
@@ -422,6 +427,7 @@ async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
 FAILURES = {
     "poison": "each worker that held it died or lost its lease, until no further try was allowed",
     "lost": "its worker died or stopped, and the job may be started only once",
+    "memory": "it ran when its process reached its memory limit, and no further try was allowed",
 }
 
 
@@ -469,6 +475,8 @@ def _explain_later(run: Run, now: datetime) -> Explanation:
 def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reason, str]:
     if not workers:
         return Reason.NO_WORKER, "no worker is running"
+    if (full := describe_full_worker(handler, workers)) is not None:
+        return Reason.NO_CAPACITY, full
     if any(handler in worker.handlers for worker in workers):
         text = f"no running worker that has its handler takes the queue {queue!r}"
         return Reason.NO_QUEUE, text

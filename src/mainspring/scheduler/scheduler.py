@@ -283,7 +283,9 @@ class Scheduler(Client):
 
     def run(self, *, drain_timeout: Span = "30s") -> None:
         """Start, and work until SIGTERM or SIGINT. Then running work has `drain_timeout` to end,
-        and what is left is given back. A second signal ends the process at once."""
+        and what is left is given back. A second signal ends the process at once. At its memory
+        limit it drains too, and the process ends with exit code 1: what started it starts it again.
+        """
         span = duration(drain_timeout, what="drain_timeout")
         if _in_a_loop():
             raise InvalidState(
@@ -291,15 +293,19 @@ class Scheduler(Client):
                 " or an async function): write `await scheduler.start()` and later `await"
                 " scheduler.stop()`, or `async with scheduler: …`"
             )
-        asyncio.run(
+        self._settings = self._settings.changed(drain_timeout=span)
+        signalled = asyncio.run(
             run_until_signal(
                 self.start,
                 self.stop,
                 self.drain_soon,
+                watch=self._wait_for_memory_limit,
                 started=lambda: self._show_start(f" {HOW_TO_STOP}"),
                 drain_timeout=span,
             )
         )
+        if not signalled:
+            raise SystemExit("the process has reached its memory limit: start it again")
 
     def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
         """The HTTP API and the dashboard as an ASGI application, to mount in one of yours. It needs
@@ -315,6 +321,10 @@ class Scheduler(Client):
         )
 
     # Steps
+
+    async def _wait_for_memory_limit(self) -> None:
+        while self._engine is None or not self._engine.worker.memory_limit_reached:
+            await asyncio.sleep(1)
 
     async def _start(
         self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job] = ()

@@ -222,7 +222,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
     except StoreError as error:
         store = str(error)
     not_fired = engine.live_workers.not_fired
-    full = engine.worker.claims_no_more
+    full = engine.worker.memory_limit_reached
     stuck = engine.worker.stuck >= max(settings.workers, 1)
     fine = store == "ok" and not (stuck or not_fired or full)
     return SchedulerHealth(

@@ -150,7 +150,7 @@ class Dispatcher:
             )
             if why is StopReason.LOST:  # the run is not this worker's any more
                 attempt.stop_reason = why
-            if in_thread and why in (StopReason.TIMEOUT, StopReason.LOST, StopReason.DRAIN):
+            if in_thread and why is not StopReason.CANCEL:
                 self.give_up(attempt)
             return
         attempt.stop_reason = why

@@ -23,6 +23,10 @@ class Worker(Document):
     capacity: Annotated[int | None, Field(description="How many attempts it may run at once.")]
     running: Annotated[int | None, Field(description="How many it ran when it was last seen.")]
     memory: Annotated[int | None, Field(description="Bytes that it used when it was last seen.")]
+    memory_limit: Annotated[int | None, Field(description="Bytes at which it drains.")]
+    memory_limit_reached: Annotated[
+        bool, Field(description="Whether it takes no more runs because of its memory limit.")
+    ]
     started_at: Time | None
     seen_at: Annotated[Time | None, Field(description="Its last sign of life.")]
 
