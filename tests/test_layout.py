@@ -38,7 +38,7 @@ ACROSS_MODULES = {
     "service/schemas/test_wrong_fields.py": "service/schemas/*.py service/problems.py",
     "service/test_instances_on_mongodb.py": "service/*.py stores/mongodb/*.py",
     "service/test_malformed_requests.py": "service/middleware.py service/problems.py",
-    "service/test_store_outage.py": "service/api_keys.py service/metrics.py service/middleware.py",
+    "service/test_store_outage.py": "service/api_keys.py service/metrics.py service/admission.py",
     "service/test_unreadable_notes.py": "service/api_keys.py service/audit.py service/sessions.py",
     "service/test_telemetry.py": "engine/telemetry.py webhooks/telemetry.py",
     "stores/mongodb/test_fault_scenarios.py": "stores/mongodb/*.py",

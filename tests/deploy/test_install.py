@@ -143,7 +143,7 @@ def test_what_is_installed_serves_from_an_empty_folder_and_drains(
             body = {"name": "hook", "endpoint": url, "schedule": "0 0 1 1 *"}
             made = client.post("/api/v1/jobs", json=body)
             assert made.status_code == 201, made.text
-            started = client.post(f"/api/v1/jobs/{made.json()['data']['jobId']}/trigger")
+            started = client.post(f"/api/v1/jobs/{made.json()['id']}/trigger")
             run_id = started.json()["id"]
             assert endpoint.called.wait(LONG)
             served.send_signal(signal.SIGTERM)

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
+from mainspring.service.admission import WRONG_KEYS_A_MINUTE
 from mainspring.service.api_keys import CACHE_SECONDS
-from mainspring.service.middleware import WRONG_KEYS_A_MINUTE
 from mainspring.service.sessions import SESSION_TTL
 from mainspring.testing import FakeClock
 from tests.support.service import Api, Make, sample_scheduler
@@ -49,7 +49,13 @@ async def test_a_key_is_exchanged_for_a_cookie_that_scripts_cannot_read(make: Ma
             "Host": "jobs.example.org",
         },
     )
-    assert "Secure" in behind_tls.headers["set-cookie"]
+    cookie = behind_tls.headers["set-cookie"]
+    assert "Secure" in cookie
+    assert cookie.startswith("__Host-mainspring_session=")
+    sent = {"Cookie": cookie.partition(";")[0], "Host": "jobs.example.org"}
+    assert (await api.get(SESSION, headers=sent)).json()["name"] == "ada"
+    tossed = {**sent, "Cookie": f"mainspring_session=other; {sent['Cookie']}"}
+    assert (await api.get(SESSION, headers=tossed)).json()["name"] == "ada"
 
 
 async def test_a_session_reads_and_changes_as_its_key_may(make: Make) -> None:

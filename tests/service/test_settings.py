@@ -44,7 +44,7 @@ scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
         *(
             ("ALLOWED_HOSTS", text, "ALLOWED_HOSTS is a list of names such as jobs.example.org")
             for text in (
-                *("jobs.example.org:8443", "https://jobs.example.org", "*", ".example.org"),
+                *("jobs.example.org:x", "https://jobs.example.org", "*", ".example.org"),
                 *(
                     "a.example, *.example.org",
                     "jobs.example.org/x",
@@ -75,9 +75,12 @@ def test_leader_election_is_switched_by_the_environment(
 
 
 def test_names_that_may_be_asked_for() -> None:
-    given = "Jobs.example.org, other,, my_box.local ,2001:db8::1, 192.0.2.7"
-    names = {"jobs.example.org", "other", "my_box.local", "2001:db8::1", "192.0.2.7"}
-    assert ServiceSettings.read(allowed_hosts=given).hosts == names
+    given = "Jobs.example.org, other:8443,, my_box.local ,2001:db8::1, [2001:db8::2]:81, 192.0.2.7"
+    hosts = ServiceSettings.read(allowed_hosts=given).hosts
+    assert [name for name, port in hosts.items() if port is None] == [
+        *("jobs.example.org", "my_box.local", "2001:db8::1", "192.0.2.7")
+    ]
+    assert (hosts["other"], hosts["2001:db8::2"]) == (8443, 81)
 
 
 @pytest.fixture

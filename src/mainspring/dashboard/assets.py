@@ -13,11 +13,12 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
+from mainspring.service.access import CheckedRoute, access
 from mainspring.service.problems import ApiError
 
 __all__ = ["accepts_gzip", "asset_address", "router"]
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=CheckedRoute)
 
 FOLDER = Path(__file__).parent / "assets"
 MEDIA_TYPES = {
@@ -57,11 +58,13 @@ def asset_address(name: str) -> str:
 
 
 @router.get("/favicon.ico")
+@access("open")
 async def favicon(request: Request) -> Response:
     return _response(request, "favicon.svg", "public, max-age=86400")
 
 
 @router.get("/assets/{version}/{name:path}")
+@access("open")
 async def asset(version: str, name: str, request: Request) -> Response:
     current = version == _assets()[0]
     kept = "public, max-age=31536000, immutable" if current else "no-cache"

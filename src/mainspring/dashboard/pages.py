@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Struct
 
@@ -19,6 +18,7 @@ from mainspring import __version__
 from mainspring.dashboard import formats
 from mainspring.dashboard.assets import accepts_gzip, asset_address
 from mainspring.errors import MainspringError
+from mainspring.service.access import CheckedRoute
 from mainspring.service.api_keys import SCOPES
 from mainspring.service.dependencies import Service, key_of
 from mainspring.service.problems import ApiError, from_library_error, from_validation_error
@@ -147,7 +147,7 @@ def templates() -> Environment:
     return made
 
 
-class PageRoute(APIRoute):
+class PageRoute(CheckedRoute):
     """A route of a page: what goes wrong is shown as a page."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

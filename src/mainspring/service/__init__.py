@@ -3,7 +3,9 @@
     server.py             runs the service: socket, uvicorn, signals
     connection_limits.py  limits connections that wait for a request
     app.py                makes the application; dependencies.py is what its routes share
-    middleware.py         the checks that every request passes
+    middleware.py         what holds for every request: host, origin, headers, the audit log
+    access.py             who may use a route, declared where the route is declared
+    admission.py          checks a request against that: key, scope, rate, body
     api/                  `/api/v1`, by subject, the probes, `/metrics` and `/docs`
     compat/               nine operations of another scheduler's API, mapped onto `/api/v1`
     schemas/              the documents: each field declared once, for requests, answers and OpenAPI

@@ -11,6 +11,7 @@ from mainspring import __version__
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.scheduler.client import Client
 from mainspring.service import openapi
+from mainspring.service.admission import Admission
 from mainspring.service.api import (
     docs,
     events,
@@ -68,13 +69,12 @@ def create_app(
         lifespan=_lifespan,
     )
     app.state.service = service
+    app.state.admission = admission = Admission(service)
+    app.router.default = admission.refuse_unknown
     install_error_handlers(app)
     parts = (jobs, runs, schedules, firing, events, health, keys, sessions, docs, compat_routes)
     add_routes(app, *(part.router for part in parts))
-    app.add_middleware(
-        RequestChecks,
-        service=service,
-    )
+    app.add_middleware(RequestChecks, service=service)
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app
 

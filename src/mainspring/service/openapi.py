@@ -14,8 +14,8 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic.alias_generators import to_camel
 
+from mainspring.service.access import Access, CheckedRoute
 from mainspring.service.dependencies import COMPATIBILITY, SAFE_METHODS
-from mainspring.service.middleware import OPEN_PATHS, READ_ONLY_POSTS
 from mainspring.service.problems import V1
 from mainspring.service.schemas.problem import STATUSES, Problem, ProblemDocument
 
@@ -61,14 +61,23 @@ def description(app: FastAPI) -> Schema:
             },
         }
         made["security"] = [{"bearer": []}, {"apiKey": []}, {}]
+        declared = {
+            (method, route.path_format): route.access
+            for route in app.routes
+            if isinstance(route, CheckedRoute)
+            for method in route.methods or ()
+        }
         for path, operations in made["paths"].items():
-            for method, operation in operations.items():
-                _complete(path, method.upper(), operation, schemas)
+            for verb, operation in operations.items():
+                method = verb.upper()
+                _complete(path, method, operation, schemas, declared[method, path])
         app.openapi_schema = made
     return app.openapi_schema
 
 
-def _complete(path: str, method: str, operation: Schema, schemas: dict[str, Schema]) -> None:
+def _complete(
+    path: str, method: str, operation: Schema, schemas: dict[str, Schema], access: Access
+) -> None:
     responses: dict[str, Schema] = operation["responses"]
     responses.pop("default", None)
     for status, response in responses.items():
@@ -77,7 +86,7 @@ def _complete(path: str, method: str, operation: Schema, schemas: dict[str, Sche
                 content["example"] = example(content["schema"], schemas)
         if headers := _headers(path, method, int(status)):
             response["headers"] = _header_schemas(headers)
-    if path in OPEN_PATHS:
+    if access.needed == "open":
         operation["security"] = []
         if path == "/readyz":
             responses["503"] = {
@@ -90,7 +99,8 @@ def _complete(path: str, method: str, operation: Schema, schemas: dict[str, Sche
         # A body that may be left out cannot be null: generated clients would send null.
         content["schema"] = _without_null(content["schema"])
         content["example"] = example(content["schema"], schemas)
-    for refusal in _statuses(path, method, operation):
+    is_change = access.is_change and method not in SAFE_METHODS and "/keys" not in path
+    for refusal in _statuses(path, operation, is_change=is_change):
         responses[str(refusal)] = _error(path, refusal)
 
 
@@ -99,7 +109,7 @@ def _without_null(schema: Schema) -> Schema:
     return kinds[0] if len(kinds) == 1 else schema
 
 
-def _statuses(path: str, method: str, operation: Schema) -> list[int]:
+def _statuses(path: str, operation: Schema, *, is_change: bool) -> list[int]:
     found = {401, 403, 429, 503}
     if "parameters" in operation or "requestBody" in operation:
         found |= {400, 422}
@@ -107,7 +117,7 @@ def _statuses(path: str, method: str, operation: Schema) -> list[int]:
         found |= {413, 415}
     if "{id}" in path:
         found.add(404)
-    if method not in SAFE_METHODS and not READ_ONLY_POSTS.fullmatch(path) and "/keys" not in path:
+    if is_change:
         found.add(409)
     if any(one["name"] == "If-Match" for one in operation.get("parameters", ())):
         found.add(412)

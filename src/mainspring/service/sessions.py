@@ -21,6 +21,9 @@ from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key, NoteStore
 __all__ = ["SESSION_TTL", "Sessions", "cookie_name", "session_cookie"]
 
 COOKIE = "mainspring_session"
+HOST_PREFIX = "__Host-"
+"""A browser takes a cookie of such a name only over HTTPS, from this host itself: no page
+of another port or subdomain can put its own in place."""
 KIND = "session"
 SESSION_TTL = timedelta(hours=12)
 MOST_CACHED = 1000
@@ -88,12 +91,10 @@ def cookie_name(headers: Headers) -> str:
 def session_cookie(headers: Headers) -> str | None:
     """The text of the session's cookie, or None. Read by hand: the standard library's parser drops
     every cookie behind one that it cannot read."""
-    wanted = cookie_name(headers)
-    for part in headers.get("cookie", "").split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == wanted and value:
-            return value
-    return None
+    parts = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+    cookies = {name: value for name, _, value in parts if value}
+    name = cookie_name(headers)
+    return cookies.get(HOST_PREFIX + name) or cookies.get(name)
 
 
 def _hash(text: str) -> str:

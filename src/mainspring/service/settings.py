@@ -44,13 +44,21 @@ def _size(given: Any) -> int | None:
 
 def _hosts(given: str) -> str:
     """Refuse names that no Host can match: they would make every request fail."""
-    for name in filter(None, map(str.strip, given.split(","))):
+    for host in filter(None, map(str.strip, given.split(","))):
+        name, _ = _name_and_port(host)
         if not _NAME.fullmatch(name) and not _is_address(name):
             raise ValueError(
                 "a list of names such as jobs.example.org, with commas between them:"
-                " each in full, without scheme, port or *"
+                " each in full, without scheme or *, with a port only if it is not 80 or 443"
             )
     return given
+
+
+def _name_and_port(host: str) -> tuple[str, int | None]:
+    name, _, port = host.lower().rpartition(":")
+    if name and not _is_address(host) and port.isascii() and port.isdigit():
+        return name.strip("[]"), int(port)
+    return host.lower(), None
 
 
 def _is_address(text: str) -> bool:
@@ -88,7 +96,8 @@ class ServiceSettings(BaseSettings):
     max_connections: int = Field(1000, ge=10, le=1_000_000)
     allowed_hosts: Annotated[str, AfterValidator(_hosts)] = ""
     """Other names than loopback's that requests may have as Host, with commas: those of a proxy.
-    With them an API key is needed."""
+    With them an API key is needed. A name may have a port (jobs.example.org:8443): then pages of
+    that port count as this service's own. Without one, those of ports 80 and 443 do."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
     """How long finished runs are kept, with a unit as in 30d. A bare number is refused: it would be
@@ -113,9 +122,10 @@ class ServiceSettings(BaseSettings):
             raise InvalidInput("; ".join(_message(one) for one in error.errors())) from None
 
     @property
-    def hosts(self) -> frozenset[str]:
-        names = (name.strip().lower() for name in self.allowed_hosts.split(","))
-        return frozenset(name for name in names if name)
+    def hosts(self) -> dict[str, int | None]:
+        """The allowed names, each with its port if one was given."""
+        hosts = filter(None, map(str.strip, self.allowed_hosts.split(",")))
+        return dict(map(_name_and_port, hosts))
 
     @property
     def poll(self) -> timedelta:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from mainspring.core.model import Run, State
 from mainspring.dashboard.formats import first_line
 from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.service.access import access
 from mainspring.service.api.runs import find_runs
 
 __all__ = ["router"]
@@ -53,6 +54,7 @@ class Group(Struct, frozen=True):
 
 
 @router.get("/dead-letters")
+@access("read")
 async def dead_letters(
     request: Request,
     job: Annotated[str, Query(max_length=200)] = "",

@@ -19,6 +19,7 @@ from mainspring.errors import InvalidInput
 from mainspring.scheduler.client import Client
 from mainspring.scheduler.explanation import Explanation
 from mainspring.scheduler.statistics import JobHealth
+from mainspring.service.access import access
 from mainspring.service.dependencies import JobPath
 from mainspring.service.schemas.job import job_document
 
@@ -35,6 +36,7 @@ STARTED_STATES = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.RUNNING)
 
 
 @router.get("/jobs/{id}")
+@access("read")
 async def job(
     request: Request,
     id: JobPath,

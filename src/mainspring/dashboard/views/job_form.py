@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request, Response
 
 from mainspring.core.model import Job, Owner
 from mainspring.dashboard.formats import pretty_json
-from mainspring.dashboard.pages import PageRoute, render, service_of, viewer_of
+from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.engine.live_workers import LiveWorker
+from mainspring.service.access import access
 from mainspring.service.dependencies import JobPath
-from mainspring.service.problems import ApiError
 from mainspring.service.schemas.job import etag, job_document
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.service import HANDLER
@@ -33,9 +33,9 @@ _PART_DURATIONS = ("cap", "grace", "reset")
 
 
 @router.get("/new-job")
+@access("write")
 async def new_job(request: Request) -> Response:
     service = service_of(request)
-    _refuse_reader(request, "creates a job")
     workers = await service.client.list_workers()
     return render(
         request,
@@ -55,9 +55,9 @@ async def new_job(request: Request) -> Response:
 
 
 @router.get("/jobs/{id}/edit")
+@access("write")
 async def edit_job(request: Request, id: JobPath) -> Response:
     service = service_of(request)
-    _refuse_reader(request, "edits a job")
     job, workers, now = await asyncio.gather(
         service.client.get_job(id), service.client.list_workers(), service.client.now()
     )
@@ -83,12 +83,6 @@ def _methods(job: Job | None) -> list[tuple[str, str]]:
     """The methods to choose from, with the one that the job has."""
     own = [] if job is None or job.webhook is None else [job.webhook.method]
     return [(one, one) for one in dict.fromkeys([*METHODS, *own])]
-
-
-def _refuse_reader(request: Request, what: str) -> None:
-    viewer = viewer_of(request)
-    if not viewer.may_write:
-        raise ApiError(403, f"only a key with the scope write {what}; yours may {viewer.scope}")
 
 
 def _handlers(workers: Iterable[LiveWorker]) -> list[str]:

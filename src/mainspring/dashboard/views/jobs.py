@@ -11,6 +11,7 @@ from mainspring.core.model import Job, Page, State
 from mainspring.dashboard.charts import draw_runs
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.dashboard.sample_job import sample_job
+from mainspring.service.access import access
 from mainspring.stores.protocol import JobOrder
 
 __all__ = ["router"]
@@ -33,6 +34,7 @@ Text = Annotated[str, Query(max_length=200)]
 
 
 @router.get("/jobs")
+@access("read")
 async def jobs(
     request: Request,
     q: Text = "",

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.service.access import access
 from mainspring.service.audit import RETENTION
 
 __all__ = ["router"]
@@ -45,6 +46,7 @@ CHANGES = {
 
 
 @router.get("/keys")
+@access("admin")
 async def keys(request: Request) -> Response:
     service = service_of(request)
     now = await service.keys.now()
@@ -62,6 +64,7 @@ async def keys(request: Request) -> Response:
 
 
 @router.get("/audit")
+@access("admin")
 async def audit(
     request: Request, cursor: Annotated[str | None, Query(max_length=500)] = None
 ) -> Response:

@@ -13,6 +13,7 @@ from mainspring.core.schedules.zones import zone_named
 from mainspring.dashboard.forecast_cache import ForecastCache
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.errors import InvalidInput
+from mainspring.service.access import access
 from mainspring.service.problems import ApiError, FieldError
 
 __all__ = ["router"]
@@ -39,6 +40,7 @@ ZONES = (
 
 
 @router.get("/load")
+@access("read")
 async def load(
     request: Request,
     days: Annotated[Literal["7", "30"], Query()] = "7",

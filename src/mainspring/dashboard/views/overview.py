@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from mainspring.core.model import State
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.dashboard.sample_job import sample_job
+from mainspring.service.access import access
 
 __all__ = ["router"]
 
@@ -22,6 +23,7 @@ FAILURES_SHOWN = 8
 
 
 @router.get("/")
+@access("read")
 async def overview(
     request: Request, window: Annotated[Literal["1h", "24h", "7d"], Query()] = "24h"
 ) -> Response:

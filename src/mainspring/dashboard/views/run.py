@@ -16,6 +16,7 @@ from mainspring.dashboard import curl, formats
 from mainspring.dashboard.pages import PageRoute, render, service_of, viewer_of
 from mainspring.errors import JobNotFound
 from mainspring.scheduler.client import Client
+from mainspring.service.access import access
 from mainspring.service.dependencies import RunPath
 from mainspring.service.schemas.json_format import to_json_value
 
@@ -43,6 +44,7 @@ TONES = {
 
 
 @router.get("/runs/{id}")
+@access("read")
 async def run_page(
     request: Request,
     id: RunPath,

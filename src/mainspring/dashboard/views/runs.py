@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from mainspring.core.model import State
 from mainspring.dashboard import formats
 from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.service.access import access
 from mainspring.service.api.runs import find_runs
 from mainspring.service.dependencies import Moment, read_moment
 
@@ -22,6 +23,7 @@ WINDOWS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(d
 
 
 @router.get("/runs")
+@access("read")
 async def runs(
     request: Request,
     job: Annotated[str, Query(max_length=200)] = "",

@@ -22,6 +22,7 @@ from mainspring.dashboard import formats
 from mainspring.dashboard.charts import TONES
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.scheduler.client import Client
+from mainspring.service.access import access
 
 __all__ = ["router"]
 
@@ -84,6 +85,7 @@ class Axis(Struct, frozen=True):
 
 
 @router.get("/timeline")
+@access("read")
 async def timeline(
     request: Request, window: Annotated[Literal["1h", "6h", "24h"], Query()] = "24h"
 ) -> Response:

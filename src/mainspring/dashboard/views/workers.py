@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from mainspring.core.model import Run, State
 from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.service.access import access
 
 __all__ = ["router"]
 
@@ -17,6 +18,7 @@ RUNS_SHOWN = 200
 
 
 @router.get("/workers")
+@access("read")
 async def workers(request: Request) -> Response:
     client = service_of(request).client
     found, running, health = await asyncio.gather(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fastapi import Request, Response
 
+from mainspring.service.access import access
 from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import encode_json
 
@@ -24,21 +25,25 @@ _PAGES = Path(__file__).parents[1] / "pages"
 
 
 @router.get("/docs")
+@access("open")
 async def page() -> Response:
     return _file("docs.html", "text/html; charset=utf-8")
 
 
 @router.get("/docs.js")
+@access("open")
 async def script() -> Response:
     return _file("docs.js", "text/javascript; charset=utf-8")
 
 
 @router.get("/docs.css")
+@access("open")
 async def style() -> Response:
     return _file("docs.css", "text/css; charset=utf-8")
 
 
 @router.get("/openapi.json")
+@access("open")
 async def openapi(request: Request) -> Response:
     """In a thread: to make the document takes half a second of CPU, at the first request, and the
     scheduler's event loop must not wait for that."""

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from mainspring.core.events import EVENTS, Event
 from mainspring.errors import MainspringError
+from mainspring.service.access import access
 from mainspring.service.api_keys import CACHE_SECONDS
 from mainspring.service.dependencies import Service, ServiceDep, by_session, caller
 from mainspring.service.problems import ApiError, FieldError
@@ -50,6 +51,7 @@ OfJob = Annotated[str | None, Query(max_length=200, description="Only events of 
     response_class=Response,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
+@access("read")
 async def follow_events(
     service: ServiceDep,
     request: Request,

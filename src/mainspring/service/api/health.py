@@ -13,6 +13,7 @@ from fastapi import Query, Response
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE, Distribution, Period, period_start
 from mainspring.errors import MainspringError
+from mainspring.service.access import access
 from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.metrics import CONTENT_TYPE
 from mainspring.service.router import api_router
@@ -49,6 +50,7 @@ STEPS = {
 
 
 @router.get("/api/v1/health", response_model=Health, summary="Show the health of the service")
+@access("read")
 async def get_health(service: ServiceDep) -> Response:
     return json_response(await read_health(service))
 
@@ -70,6 +72,7 @@ async def read_health(service: Service) -> dict[str, Any]:
 
 
 @router.get("/api/v1/statistics", response_model=Statistics, summary="Count jobs and runs")
+@access("read")
 async def get_statistics(service: ServiceDep) -> Response:
     return json_response(await read_statistics(service))
 
@@ -95,6 +98,7 @@ async def read_statistics(service: Service) -> dict[str, Any]:
     response_model=History,
     summary="Show how runs ended over time",
 )
+@access("read")
 async def get_history(
     service: ServiceDep,
     window: Annotated[
@@ -156,6 +160,7 @@ def _point(start: datetime, periods: list[Period]) -> dict[str, Any]:
     response_model=OpenBreakerList,
     summary="List the circuit breakers that are open",
 )
+@access("read")
 async def list_open_breakers(service: ServiceDep) -> Response:
     breakers = await service.client.open_breakers()
     items = [{"jobId": job_id, **camel_case(breaker)} for job_id, breaker in breakers.items()]
@@ -167,6 +172,7 @@ async def list_open_breakers(service: ServiceDep) -> Response:
     response_model=WorkerList,
     summary="List the workers that are alive",
 )
+@access("read")
 async def list_workers(service: ServiceDep) -> Response:
     items = [camel_case(worker.to_dict()) for worker in await service.client.list_workers()]
     return json_response({"items": items, "nextCursor": None})
@@ -178,6 +184,7 @@ async def list_workers(service: ServiceDep) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
+@access("read", works_without_store=True)
 async def metrics(service: ServiceDep) -> Response:
     return Response(await service.metrics.text(), media_type=CONTENT_TYPE)
 
@@ -186,12 +193,14 @@ async def metrics(service: ServiceDep) -> Response:
 
 
 @router.get("/livez", response_model=Probe, summary="The process answers")
+@access("open")
 async def livez() -> Response:
     """Does not use the store: the process must not be killed because the store is away."""
     return json_response({"status": "ok"})
 
 
 @router.get("/readyz", response_model=Probe, summary="The service can do its work")
+@access("open")
 async def readyz(service: ServiceDep) -> Response:
     why = await why_not_ready(service)
     if why is not None:

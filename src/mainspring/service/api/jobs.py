@@ -9,6 +9,7 @@ from fastapi import Header, Query, Request, Response
 from mainspring.core import model
 from mainspring.core.schedules.base import moment
 from mainspring.errors import InvalidInput
+from mainspring.service.access import access
 from mainspring.service.api import job_operations as operations
 from mainspring.service.dependencies import JobPath, Limit, ServiceDep, path_of, read_moment
 from mainspring.service.problems import ApiError, FieldError, problem_document
@@ -87,6 +88,7 @@ _DRY_RUN: dict[int | str, dict[str, Any]] = {
     responses=_DRY_RUN,
     summary="Create a job",
 )
+@access("write")
 async def create_job(
     body: JobBody,
     service: ServiceDep,
@@ -112,6 +114,7 @@ _ORDERS: dict[str, JobOrder] = {
 
 
 @router.get("", response_model=JobList, summary="List jobs")
+@access("read")
 async def list_jobs(
     service: ServiceDep,
     tag: Tag = None,
@@ -161,6 +164,7 @@ async def list_jobs(
     response_model=JobsBulkResult,
     summary="Create, pause, resume, trigger or delete many jobs",
 )
+@access("write")
 async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
     items = await operations.bulk_jobs(service, body)
     done = sum(one.problem is None for one in items)
@@ -179,6 +183,7 @@ async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
     response_model=PrunedOrphans,
     summary="Delete the jobs of code that is gone",
 )
+@access("write")
 async def prune_orphans(
     service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
 ) -> Response:
@@ -187,6 +192,7 @@ async def prune_orphans(
 
 
 @router.get("/{id}", response_model=Job, summary="Read a job")
+@access("read")
 async def get_job(id: JobPath, service: ServiceDep) -> Response:
     return _job(await service.client.get_job(id))
 
@@ -196,6 +202,7 @@ async def get_job(id: JobPath, service: ServiceDep) -> Response:
     response_model=Job,
     summary="Change a job; what is left out stays",
 )
+@access("write")
 async def update_job(
     id: JobPath,
     body: JobUpdateBody,
@@ -206,6 +213,7 @@ async def update_job(
 
 
 @router.delete("/{id}", status_code=204, summary="Delete a job; running work may end")
+@access("write")
 async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     await operations.remove_job(service, id, if_match)
     return Response(status_code=204)
@@ -218,6 +226,7 @@ async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
     responses=_DRY_RUN,
     summary="Run a job now",
 )
+@access("write")
 async def trigger_job(
     id: JobPath,
     service: ServiceDep,
@@ -245,6 +254,7 @@ async def trigger_job(
     responses={200: {"model": Backfill, "description": "What a dry run would add."}},
     summary="Run past slots that have not run",
 )
+@access("write")
 async def backfill_job(
     id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
 ) -> Response:
@@ -265,6 +275,7 @@ async def backfill_job(
     response_model=Job,
     summary="Fire no more slots until the job is resumed",
 )
+@access("write")
 async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     return _job(await operations.set_job_enabled(service, id, if_match, enabled=False))
 
@@ -274,6 +285,7 @@ async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) 
     response_model=Job,
     summary="Go on with the next slot",
 )
+@access("write")
 async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     return _job(await operations.set_job_enabled(service, id, if_match, enabled=True))
 
@@ -283,6 +295,7 @@ async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
     response_model=Job,
     summary="Close the circuit breaker and let its waiting runs start",
 )
+@access("write")
 async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     return _job(await operations.close_breaker(service, id, if_match))
 
@@ -292,6 +305,7 @@ async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = No
     response_model=JobHealth,
     summary="Show the health of a job",
 )
+@access("read")
 async def get_job_health(id: JobPath, service: ServiceDep) -> Response:
     return json_response(camel_case(await service.client.job_health(id)))
 
@@ -301,6 +315,7 @@ async def get_job_health(id: JobPath, service: ServiceDep) -> Response:
     response_model=JobMetrics,
     summary="Show the metrics of a job",
 )
+@access("read")
 async def get_job_metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> Response:
     try:
         return json_response(metrics_document(await service.client.job_metrics(id, window)))
@@ -313,6 +328,7 @@ async def get_job_metrics(id: JobPath, service: ServiceDep, window: Window = "24
     response_model=Workflow,
     summary="Show the workflow that a job belongs to",
 )
+@access("read")
 async def get_job_workflow(id: JobPath, service: ServiceDep) -> Response:
     job = await service.client.get_job(id)
     return json_response(workflow_of(await service.client.workflow(job)))
@@ -323,6 +339,7 @@ async def get_job_workflow(id: JobPath, service: ServiceDep) -> Response:
     response_model=Explanation,
     summary="Say why a job does not run, or did not",
 )
+@access("read")
 async def explain_job(id: JobPath, service: ServiceDep, at: SlotTime = None) -> Response:
     await service.client.get_job(id)
     return json_response(camel_case(await service.client.explain(id, read_moment(at, "at"))))

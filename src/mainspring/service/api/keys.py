@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from mainspring.errors import NotFound
+from mainspring.service.access import access
 from mainspring.service.dependencies import Cursor, Limit, ServiceDep, note_created
 from mainspring.service.router import api_router
 from mainspring.service.schemas.audit import AuditList, audit_document
@@ -15,6 +16,7 @@ router = api_router(prefix="/api/v1", tags=["keys"])
 
 
 @router.post("/keys", status_code=201, response_model=ApiKey, summary="Create an API key")
+@access("admin")
 async def create_key(body: KeyBody, service: ServiceDep, request: Request) -> Response:
     key, text = await service.keys.create(body.name, body.scope, body.sent.get("expires_in"))
     note_created(request, key.id)
@@ -22,6 +24,7 @@ async def create_key(body: KeyBody, service: ServiceDep, request: Request) -> Re
 
 
 @router.get("/keys", response_model=ApiKeyList, summary="List API keys")
+@access("admin")
 async def list_keys(service: ServiceDep) -> Response:
     now = await service.client.now()
     items = [camel_case(key.to_dict(now)) for key in await service.keys.list()]
@@ -29,6 +32,7 @@ async def list_keys(service: ServiceDep) -> Response:
 
 
 @router.delete("/keys/{id}", status_code=204, summary="Revoke an API key")
+@access("admin")
 async def revoke_key(id: str, service: ServiceDep) -> Response:
     if not id.isalnum() or not id.isascii():
         raise NotFound(f"there is no key {id[:50]!r}")
@@ -37,6 +41,7 @@ async def revoke_key(id: str, service: ServiceDep) -> Response:
 
 
 @router.get("/audit", response_model=AuditList, summary="List changes, newest first")
+@access("admin")
 async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = None) -> Response:
     page = await service.audit.list(limit, cursor)
     items = [audit_document(one) for one in page.items]

@@ -10,6 +10,7 @@ from mainspring.core import model
 from mainspring.core.model import Page, State
 from mainspring.engine.bulk_operations import Matched
 from mainspring.errors import JobNotFound
+from mainspring.service.access import access
 from mainspring.service.dependencies import (
     Cursor,
     Limit,
@@ -43,6 +44,7 @@ Failing = Annotated[bool, query_of(MatchBody, "failing")]
 
 
 @router.get("/runs", response_model=RunList, summary="List runs, newest first")
+@access("read")
 async def list_runs(
     service: ServiceDep,
     job: OfJob = None,
@@ -72,11 +74,13 @@ async def list_runs(
     response_model=RunsBulkResult,
     summary="Cancel, retry or delete many runs",
 )
+@access("write")
 async def bulk_runs(body: RunsBulkBody, service: ServiceDep) -> Response:
     return json_response(camel_case(await _act_on_runs(service, body)))
 
 
 @router.get("/runs/{id}", response_model=Run, summary="Read a run with its attempts")
+@access("read")
 async def get_run(id: RunPath, service: ServiceDep) -> Response:
     return await _run(service, id)
 
@@ -86,6 +90,7 @@ async def get_run(id: RunPath, service: ServiceDep) -> Response:
     response_model=Workflow,
     summary="Show the workflow that a run belongs to",
 )
+@access("read")
 async def get_run_workflow(id: RunPath, service: ServiceDep) -> Response:
     run = await service.client.get_run(id)
     return json_response(workflow_of(await service.client.workflow(run.id)))
@@ -96,12 +101,14 @@ async def get_run_workflow(id: RunPath, service: ServiceDep) -> Response:
     response_model=Explanation,
     summary="Say why a run has not run",
 )
+@access("read")
 async def explain_run(id: RunPath, service: ServiceDep) -> Response:
     await service.client.get_run(id)
     return json_response(camel_case(await service.client.explain(id)))
 
 
 @router.post("/runs/{id}/cancel", response_model=Run, summary="Cancel a run")
+@access("write")
 async def cancel_run(id: RunPath, service: ServiceDep) -> Response:
     if not await service.client.cancel(id):
         run = await service.client.get_run(id)
@@ -110,12 +117,14 @@ async def cancel_run(id: RunPath, service: ServiceDep) -> Response:
 
 
 @router.post("/runs/{id}/retry", response_model=Run, summary="Try a failed run again")
+@access("write")
 async def retry_run(id: RunPath, service: ServiceDep) -> Response:
     await service.client.retry(id)
     return await _run(service, id)
 
 
 @router.delete("/runs/{id}", status_code=204, summary="Delete a finished run")
+@access("write")
 async def delete_run(id: RunPath, service: ServiceDep) -> Response:
     run = await service.client.get_run(id)
     if not (await service.client.remove_runs([id])).done:
@@ -132,6 +141,7 @@ async def delete_run(id: RunPath, service: ServiceDep) -> Response:
     response_model=ChainResult,
     summary="Run jobs one after the other",
 )
+@access("write")
 async def enqueue_chain(body: ChainBody, service: ServiceDep) -> Response:
     links = [(link.job_id, link.payload) for link in body.links]
     try:

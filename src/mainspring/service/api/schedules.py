@@ -18,6 +18,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
 from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput
+from mainspring.service.access import access
 from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
 from mainspring.service.router import api_router
@@ -50,6 +51,7 @@ MAX_WAIT_SECONDS = 2.0
     response_model=Preview,
     summary="Show the next slots of a schedule",
 )
+@access("read")
 async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Response:
     return json_response(await _compute_preview(service, body))
 
@@ -59,6 +61,7 @@ async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Response:
     response_model=Forecast,
     summary="Forecast the load that the schedules of all jobs make",
 )
+@access("read")
 async def forecast_schedules(
     service: ServiceDep,
     days: ForecastDays = 30,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from fastapi import Request, Response
 
+from mainspring.service.access import access
 from mainspring.service.api_keys import Key
 from mainspring.service.dependencies import ServiceDep, by_session, key_of
 from mainspring.service.problems import ApiError
 from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
-from mainspring.service.sessions import SESSION_TTL, cookie_name, session_cookie
+from mainspring.service.sessions import HOST_PREFIX, SESSION_TTL, cookie_name, session_cookie
 
 __all__ = ["router"]
 
@@ -18,6 +19,7 @@ router = api_router(prefix="/api/v1/session", tags=["keys"])
 
 
 @router.post("", status_code=201, response_model=Session, summary="Sign in with an API key")
+@access("read", is_change=True)
 async def begin_session(service: ServiceDep, request: Request) -> Response:
     """The answer sets a cookie that stands for the key of the request, for 12 hours. Its name is
     `mainspring_session`, with the port of the service's address if that has one."""
@@ -34,11 +36,13 @@ async def begin_session(service: ServiceDep, request: Request) -> Response:
 
 
 @router.get("", response_model=Session, summary="Show who is signed in")
+@access("read")
 async def get_session(request: Request) -> Response:
     return json_response(_document(key_of(request), None))
 
 
 @router.delete("", status_code=204, summary="Sign out")
+@access("read", is_change=True)
 async def end_session(service: ServiceDep, request: Request) -> Response:
     if (text := session_cookie(request.headers)) is not None:
         await service.sessions.end(text)
@@ -60,12 +64,15 @@ def _set_cookie(request: Request, answer: Response, text: str) -> None:
     """Set the cookie, or delete it if the text is empty. The browser's Origin says whether it used
     HTTPS: behind a proxy this process sees plain HTTP."""
     origin = request.headers.get("origin", "")
+    secure = request.url.scheme == "https" or origin.startswith("https:")
+    path = request.scope.get("root_path", "") or "/"
+    prefix = HOST_PREFIX if secure and path == "/" else ""
     answer.set_cookie(
-        cookie_name(request.headers),
+        prefix + cookie_name(request.headers),
         text,
         max_age=int(SESSION_TTL.total_seconds()) if text else 0,
-        path=request.scope.get("root_path", "") or "/",
-        secure=request.url.scheme == "https" or origin.startswith("https:"),
+        path=path,
+        secure=secure,
         httponly=True,
         samesite="strict",
     )

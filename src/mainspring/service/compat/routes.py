@@ -12,6 +12,7 @@ from fastapi import Query, Request, Response
 from pydantic import AfterValidator
 
 from mainspring.core.model import Job, State
+from mainspring.service.access import access
 from mainspring.service.api import job_operations
 from mainspring.service.api.health import read_health, read_statistics
 from mainspring.service.api.jobs import IdempotencyKey, IfMatch
@@ -48,6 +49,7 @@ PageLimit = Annotated[
 
 
 @router.post("/jobs", status_code=201, response_model=Created, summary="Create a job")
+@access("write")
 async def create_job(
     body: JobBody, service: ServiceDep, request: Request, idempotency_key: IdempotencyKey = None
 ) -> Response:
@@ -60,6 +62,7 @@ async def create_job(
 
 
 @router.get("/jobs", response_model=JobPage, summary="List jobs, by page")
+@access("read")
 async def list_jobs(
     service: ServiceDep,
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
@@ -71,11 +74,13 @@ async def list_jobs(
 
 
 @router.get("/jobs/{id}", response_model=JobAnswer, summary="Read a job")
+@access("read")
 async def get_job(id: JobPath, service: ServiceDep) -> Response:
     return _job_answer(await service.client.get_job(id))
 
 
 @router.put("/jobs/{id}", response_model=JobAnswer, summary="Change a job; what is left out stays")
+@access("write")
 async def update_job(
     id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
 ) -> Response:
@@ -83,6 +88,7 @@ async def update_job(
 
 
 @router.delete("/jobs/{id}", response_model=Done, summary="Delete a job; running work may end")
+@access("write")
 async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
     await job_operations.remove_job(service, id, if_match)
     return json_response({"success": True, "message": f"job {id} was deleted"})
@@ -91,6 +97,7 @@ async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
 @router.get(
     "/jobs/{id}/executions", response_model=Executions, summary="List attempts, newest first"
 )
+@access("read")
 async def list_executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5) -> Response:
     await service.client.get_job(id)
     return _answer(await _find_executions(service, {"job": id, "tried": True}, limit=limit))
@@ -99,6 +106,7 @@ async def list_executions(id: JobPath, service: ServiceDep, limit: PageLimit = 5
 @router.get(
     "/observability/health", response_model=HealthAnswer, summary="Show the health of the service"
 )
+@access("read")
 async def get_health(service: ServiceDep) -> Response:
     health = await read_health(service)
     scheduler = {**scheduler_state(health), "pollInterval": health["pollInterval"]}
@@ -113,6 +121,7 @@ async def get_health(service: ServiceDep) -> Response:
 
 
 @router.get("/observability/stats", response_model=Stats, summary="Show figures of the system")
+@access("read")
 async def get_stats(service: ServiceDep) -> Response:
     health, statistics = await read_health(service), await read_statistics(service)
     counts = execution_counts(statistics)
@@ -120,6 +129,7 @@ async def get_stats(service: ServiceDep) -> Response:
 
 
 @router.get("/observability/failures", response_model=Executions, summary="List failed attempts")
+@access("read")
 async def list_failures(service: ServiceDep, limit: PageLimit = 10) -> Response:
     # A run can fail without a failed attempt: its workers died.
     queries: list[dict[str, Any]] = [{"failing": True}, {"state": State.FAILED}]

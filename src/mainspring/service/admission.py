@@ -1,0 +1,411 @@
+"""What a request must pass before its route runs: the key and its scope, the rate, and the body.
+
+The body is read here, within limits of size, time and memory, so no route has to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from mainspring.core.clock import Clock
+from mainspring.service.access import DRY_RUN, Access, CheckedRoute
+from mainspring.service.api_keys import Key
+from mainspring.service.dependencies import SAFE_METHODS, Service
+from mainspring.service.middleware import host_name
+from mainspring.service.problems import ApiError, FieldError, local_path
+from mainspring.service.sessions import session_cookie
+from mainspring.service.settings import is_loopback
+from mainspring.stores.url_redaction import without_password
+
+log = logging.getLogger("mainspring.service")
+
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+"""Headers that a proxy adds: its client may be on any machine."""
+
+DRY_RUN_VALUES = {"true": True, "1": True, "false": False, "0": False}
+
+BODY_SECONDS = 20.0
+DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 1024
+"""How much of a body that is too large is read and thrown away."""
+BODIES_BYTES = 32 * 1024 * 1024
+"""Bytes that the bodies of all requests may have together, or four of the largest."""
+WRONG_KEYS_A_MINUTE = 30
+UNKNOWN_PATH = Access("read", is_change=False)
+"""What a request for a path that does not exist needs: strangers learn nothing of the paths."""
+
+
+class RateLimiter:
+    """A token bucket for each name: `rate` tokens a second, and up to `burst` saved."""
+
+    MAX_NAMES = 10_000
+
+    def __init__(self, rate: float, burst: float, clock: Clock) -> None:
+        self._rate, self._burst, self._clock = rate, burst, clock
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def _tokens(self, name: str, now: float) -> float:
+        left, at = self._left.get(name, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate)
+
+    def take(self, name: str) -> float:
+        """Take a token. Returns 0, or if none is left how many seconds to wait for the next."""
+        now = self._clock.monotonic()
+        left = self._tokens(name, now)
+        wait = max(0.0, (1 - left) / self._rate)
+        self._left.pop(name, None)
+        self._left[name] = (left if wait else left - 1, now)
+        if len(self._left) > self.MAX_NAMES:  # the name that was used longest ago
+            del self._left[next(iter(self._left))]
+        return wait
+
+
+class Admission:
+    """Admits requests to the routes of one application."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        settings, clock, url = service.settings, service.clock, service.client.url
+        self._limit = settings.body_limit
+        self._bodies_left = max(BODIES_BYTES, 4 * settings.body_limit)
+        self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
+        self._wrong_keys = RateLimiter(WRONG_KEYS_A_MINUTE / 60, WRONG_KEYS_A_MINUTE, clock)
+        self._wrong_key_logs = RateLimiter(1 / 60, 1, clock)
+        self._store_name = "the store" if url is None else without_password(url)
+
+    @asynccontextmanager
+    async def admit(
+        self, route: CheckedRoute, scope: Scope, receive: Receive
+    ) -> AsyncIterator[Receive]:
+        """Check a request, and read its body. Gives a `receive` that has the body; its memory is
+        counted until the route is done. Raises `ApiError` for a request that is refused."""
+        headers = Headers(scope=scope)
+        await self.check_caller(route.access, scope, headers)
+        if scope["method"] not in (route.methods or ()):  # the route answers 405
+            yield receive
+            return
+        _check_content_type(scope["method"], headers)
+        scope.setdefault("state", {})["dry_run"] = _read_dry_run(route, scope)
+        held = _HeldBytes(self)
+        try:
+            body, last = await self._read_body(headers, receive, held)
+            if scope["method"] not in SAFE_METHODS:
+                _check_body_is_taken(route, scope, body)
+                check_duplicate_names(body)
+            message = last or {"type": "http.request", "body": body, "more_body": False}
+            del body
+            yield _replay(message, receive)
+        finally:
+            held.release()
+
+    async def refuse_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for a path that does not exist."""
+        if scope["type"] == "http":
+            await self.check_caller(UNKNOWN_PATH, scope, Headers(scope=scope))
+        raise HTTPException(404)
+
+    async def check_caller(self, access: Access, scope: Scope, headers: Headers) -> None:
+        if access.needed == "open":
+            return
+        self._check_started()
+        if self._service.without_keys:
+            return
+        key = await self._key_of(access, scope, headers)
+        if key is None:
+            return
+        if wait := self._rates.take(key.id):
+            raise _too_many("this key makes too many requests", wait)
+        if not key.allows(access.needed):
+            raise ApiError(
+                403,
+                f"the key {key.name!r} has the scope {key.scope}, and this request needs"
+                f" {access.needed}: use a key that has it (`mainspring keys create NAME --scope"
+                f" {access.needed}`)",
+                code="scope_too_small",
+            )
+        scope.setdefault("state", {})["key"] = key
+
+    def _check_started(self) -> None:
+        """Refuse requests until the scheduler is started. Nobody runs the lifespan of a mounted
+        application: the program that mounts it has to start the scheduler."""
+        if not self._service.started:
+            raise ApiError(
+                503,
+                "the scheduler of this API is not started: the program that mounts it has to start"
+                " it, with `async with scheduler:` in its own lifespan",
+                headers={"Retry-After": "5"},
+            )
+
+    async def _key_of(self, access: Access, scope: Scope, headers: Headers) -> Key | None:
+        """The key that the request is made with: by a header, else by the cookie of a session. None
+        where no key is needed."""
+        texts, cookie = _key_texts(headers), session_cookie(headers)
+        if texts and (cookie is None or texts != [""]):  # a proxy may use another scheme for itself
+            return await self._find_key(access, scope, texts, headers)
+        local = self._service.loopback and _is_local(headers)
+        if local and not await self._service.keys.any_exists(
+            cached_if_away=access.works_without_store
+        ):
+            return None
+        key = None if cookie is None else await self._service.sessions.key(cookie)
+        if key is None:
+            if cookie is not None:
+                self._count_wrong_key(scope)
+            raise ApiError(
+                401,
+                "this request needs an API key: send the header 'Authorization: Bearer ms_…'"
+                " (`mainspring keys create` makes a key)",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if scope["method"] not in SAFE_METHODS:
+            _check_same_origin(headers)
+        scope.setdefault("state", {})["by_session"] = True
+        return key
+
+    async def _find_key(
+        self, access: Access, scope: Scope, texts: list[str], headers: Headers
+    ) -> Key:
+        """The first of the texts that is a valid key.
+
+        They are checked also after many wrong keys from the same address: behind a proxy all
+        clients share one address, and one that guesses must not lock out the others. Guessing finds
+        nothing, because a secret has 256 random bits; after many wrong keys the answer is 429."""
+        for text in texts:
+            key = await self._service.keys.check(text, cached_if_away=access.works_without_store)
+            if key is not None:
+                return key
+        self._count_wrong_key(scope)
+        given = headers.get("authorization", "").lower()
+        if texts == [""] and given and not given.startswith("bearer"):
+            raise ApiError(
+                401,
+                "the header Authorization does not begin with 'Bearer': send the key as"
+                " 'Authorization: Bearer ms_…'",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        self._log_wrong_key()
+        raise ApiError(
+            401,
+            "this API key is unknown, revoked or expired: `mainspring keys list` shows the keys,"
+            " `mainspring keys create NAME` makes one",
+            code="key_unknown",
+            headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+        )
+
+    def _count_wrong_key(self, scope: Scope) -> None:
+        """Count a key or a session that is not valid. Refuse the request if there were many."""
+        client = (scope.get("client") or ("unknown",))[0]
+        if wait := self._wrong_keys.take(client):
+            raise _too_many("too many wrong keys came from this address", wait)
+
+    def _log_wrong_key(self) -> None:
+        """Say which store has no such key, at most once a minute. The client must not learn it."""
+        if not self._wrong_key_logs.take(""):
+            log.warning(
+                "refused a request: %s has no such API key, or the key is revoked or expired. A key"
+                " belongs to the store in which it was created; `mainspring keys list` lists the"
+                " keys of a store",
+                self._store_name,
+            )
+
+    async def _read_body(
+        self, headers: Headers, receive: Receive, held: _HeldBytes
+    ) -> tuple[bytes, Message | None]:
+        """The whole body. If the client disconnects meanwhile, also the message that says so."""
+        declared = headers.get("content-length", "0")
+        if declared.isdigit() and int(declared) > self._limit:
+            if "expect" not in headers:  # with Expect the client has not sent the body yet
+                await _discard(receive)
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return b"", message
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    held.add(len(parts[-1]))
+                    if size > self._limit:
+                        await _discard(receive)
+                        raise self._too_large()
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s") from None
+        return b"".join(parts), None
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"a body may have at most {self._limit:,} bytes", headers={"Connection": "close"}
+        )
+
+    def take_bytes(self, count: int) -> None:
+        if count > self._bodies_left:
+            raise ApiError(
+                503,
+                "the service holds as many bytes of requests as it may: try again in 1 s",
+                code="stopping",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+        self._bodies_left -= count
+
+    def give_bytes_back(self, count: int) -> None:
+        self._bodies_left += count
+
+
+class _HeldBytes:
+    """The bytes of one body that count towards the budget of all."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission, self._count = admission, 0
+
+    def add(self, count: int) -> None:
+        self._admission.take_bytes(count)
+        self._count += count
+
+    def release(self) -> None:
+        self._admission.give_bytes_back(self._count)
+        self._count = 0
+
+
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a body that is too large, within limits. A client that sends everything
+    before it reads (as urllib does) would otherwise see a reset connection and no reason."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while size < DISCARD_BYTES:
+                async with asyncio.timeout(DISCARD_IDLE_SECONDS):
+                    message = await receive()
+                size += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+
+
+def _check_body_is_taken(route: CheckedRoute, scope: Scope, body: bytes) -> None:
+    """Refuse a body that the route would ignore: the client expects that it means something. `{}`
+    means nothing, and some clients send it with every POST."""
+    if not route.takes_body and body.strip() not in (b"", b"{}"):
+        path = local_path(scope)
+        raise ApiError(422, f"{scope['method']} {path} takes no body: nothing was done")
+
+
+def _check_same_origin(headers: Headers) -> None:
+    """A browser sends the cookie of a session by itself. So a change needs a sign that one of our
+    own pages asks for it: every browser sends Origin, which was compared before, or
+    Sec-Fetch-Site. The cookie's SameSite=Strict forbids the same, in browsers that know it."""
+    if "origin" not in headers and headers.get("sec-fetch-site") != "same-origin":
+        raise ApiError(
+            403,
+            "cross-site request refused: a change that a session's cookie allows must come from a"
+            " page of this service; programs send the header 'Authorization: Bearer ms_…'",
+        )
+
+
+def check_duplicate_names(body: bytes) -> None:
+    """Refuse a JSON object with the same name twice: one of the two values would be dropped."""
+
+    def pairs(members: list[tuple[str, Any]]) -> None:
+        seen: set[str] = set()
+        for name, _ in members:
+            if name in seen:
+                why = "is given twice in one object: give it once"
+                raise ApiError.of_fields(FieldError.predicate(name[:100], why))
+            seen.add(name)
+
+    if body.count(b":") > 1:
+        with contextlib.suppress(ValueError, RecursionError):  # the route says what is wrong
+            json.loads(body, object_pairs_hook=pairs)
+
+
+def _check_content_type(method: str, headers: Headers) -> None:
+    """Refuse bodies that are not JSON, which a form of another site could send, and compressed
+    ones, which would be read as they are."""
+    if method in SAFE_METHODS:
+        return
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return  # no body; aiohttp and curl send a type all the same
+    given = headers.get("content-type", "")
+    kind = given.partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"a body must be application/json, not {given[:100]!r}")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        why = f"Content-Encoding {coding[:100]!r} is not supported: send the body uncompressed"
+        raise ApiError(415, why, headers={"Accept-Encoding": "identity"})
+
+
+def _read_dry_run(route: CheckedRoute, scope: Scope) -> bool:
+    """Whether the request is a dry run. Refuses one of a request that has none, other spellings of
+    the parameter and other values than true, false, 1 and 0: the client expects that nothing is
+    done, and the audit log and the route must read the value alike."""
+    method = scope["method"]
+    if method in SAFE_METHODS or not scope.get("query_string"):
+        return False
+    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    for name in given:
+        if name != DRY_RUN and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
+            why = f"is the spelling, not {name[:100]!r}: nothing was done"
+            raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
+    value = given.get(DRY_RUN, "false")
+    if value.lower() not in DRY_RUN_VALUES:
+        why = f"is true, false, 1 or 0, not {value[:100]!r}: nothing was done"
+        raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
+    dry_run = DRY_RUN_VALUES[value.lower()]
+    if dry_run and not route.takes_dry_run:
+        why = (
+            "is for creating, triggering and backfilling a job and for pruning orphans, not for"
+            f" {method} {local_path(scope)}: nothing was done"
+        )
+        raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
+    return dry_run
+
+
+def _key_texts(headers: Headers) -> list[str]:
+    """The texts that may be API keys. `Authorization` may be for a proxy, with the API key in
+    `X-Api-Key`. Another scheme than Bearer counts as a wrong key if there is no other."""
+    texts = []
+    if (own := headers.get("x-api-key")) is not None:
+        texts.append(own)
+    if (given := headers.get("authorization")) is not None:
+        scheme, _, text = given.partition(" ")
+        if scheme.lower() == "bearer":
+            texts.insert(0, text.strip())
+        elif not texts:
+            texts.append("")
+    return texts
+
+
+def _is_local(headers: Headers) -> bool:
+    """Whether the request was made on this machine, and not passed on by a proxy."""
+    local_name = is_loopback(host_name(headers.get("host", "")))
+    return local_name and not any(name in headers for name in PROXY_HEADERS)
+
+
+def _too_many(why: str, wait: float) -> ApiError:
+    seconds = max(1, round(wait + 0.5))
+    return ApiError(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
+
+
+def _replay(message: Message, receive: Receive) -> Receive:
+    """A `receive` that gives this message first."""
+    waiting = [message]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay
