@@ -10,6 +10,7 @@ from mainspring.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mainspring.core.context import RunContext
+    from mainspring.core.enqueue_options import Enqueue
     from mainspring.core.events import Event
     from mainspring.core.model import Attempt, Job, Page, Run, State
     from mainspring.core.policy import Backoff, Breaker, Misfire, Policy
@@ -22,6 +23,7 @@ __all__ = [
     "Backoff",
     "Breaker",
     "Client",
+    "Enqueue",
     "Event",
     "GiveUp",
     "Job",
@@ -42,6 +44,7 @@ __all__ = [
 
 _MODULES = {
     "core.context": ("RunContext",),
+    "core.enqueue_options": ("Enqueue",),
     "errors": ("GiveUp", "MainspringError", "Retry"),
     "core.events": ("Event",),
     "core.model": ("Attempt", "Job", "Page", "Run", "State"),

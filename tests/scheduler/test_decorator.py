@@ -34,6 +34,10 @@ async def right(ctx: RunContext) -> None:
     copies: int = await send(ctx, to="a")
     data: bytes = plain("x")
     run = await plain.enqueue(path="x")
+    sent: int = (await scheduler.wait(await send.enqueue(to="a"))).result
+    sent = scheduler.blocking.wait(send.blocking.enqueue(to="a")).result
+    read: bytes = (await scheduler.get_run(await plain.enqueue(path="x"))).result
+    anything: str = (await scheduler.wait("id")).result
 
 
 async def wrong(ctx: RunContext) -> None:
@@ -46,13 +50,14 @@ async def wrong(ctx: RunContext) -> None:
     number: str = await send(ctx, to="a")  # result
     plain(5)  # type
     await plain.enqueue(path=b"x")  # type
+    text: str = (await scheduler.wait(await send.enqueue(to="a"))).result  # result
 """
 
 
 OPTIONS = """
 import asyncio
 from datetime import datetime
-from mainspring import Client, Job, Page, Run, RunContext, Scheduler
+from mainspring import Client, Enqueue, Job, Page, Run, RunContext, Scheduler
 
 scheduler = Scheduler("memory://")
 client: Client = scheduler
@@ -81,6 +86,10 @@ async def right(ctx: RunContext) -> None:
     job = await scheduler.update_job("a", schedule="5m", priority=3, enabled=False)
     run = await scheduler.enqueue("a", {"path": "x"}, delay="5m", dedupe_key="k")
     run = await scheduler.trigger("a", at=datetime(2030, 1, 1))
+    runs: list[Run] = await scheduler.enqueue_many([Enqueue(bare, {"path": "x"}, delay="5m")])
+    run = await scheduler.enqueue("a", after=[run, runs[0].id])
+    done: bool = await scheduler.cancel(run)
+    data = (await scheduler.wait(await bare.enqueue("x"))).result
     await scheduler.cancel_runs(job="a", state="pending")
     async with Client("memory://") as opened:
         run = await opened.enqueue("a", {"path": "x"}, delay="5m")
@@ -117,6 +126,8 @@ async def wrong() -> None:
     text: str = scheduler.blocking.enqueue("a")  # result
     bare.blocking.options(delya="5m")  # unknown
     await client.enqueue("a", delya="5m")  # unknown
+    Enqueue("a", delya="5m")  # unknown
+    text = (await scheduler.wait(await bare.enqueue("x"))).result  # result
     client.blocking.get_run(5)  # type
     client.job("5m")  # unknown
     client.blocking.drain()  # unknown

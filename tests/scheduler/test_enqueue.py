@@ -10,8 +10,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
-from mainspring.errors import InvalidArguments, InvalidInput, InvalidPayload, RunNotFound
+from mainspring import Enqueue, RunContext, Scheduler, State
+from mainspring.errors import (
+    InvalidArguments,
+    InvalidInput,
+    InvalidPayload,
+    MainspringError,
+    RunNotFound,
+)
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
 from mainspring.testing import VirtualClock, run_virtual
@@ -239,6 +245,70 @@ async def test_a_dedupe_key_that_another_job_holds_is_warned_of(
         assert (other.id, other.duplicate) == (first.id, True)
     warned = f"no run of bill_user was added: {first.id}, a run of index_user, holds the dedupe key"
     assert warned in caplog.text
+
+
+async def test_one_call_enqueues_runs_of_several_jobs_with_options_of_their_own(
+    make: Make,
+) -> None:
+    scheduler = make(workers=0)
+
+    @scheduler.job
+    def mail(to: str) -> None: ...
+
+    @scheduler.job
+    def report() -> None: ...
+
+    async with scheduler:
+        first = await scheduler.enqueue("report")
+        runs = await scheduler.enqueue_many(
+            [
+                Enqueue("report", after=first),
+                Enqueue(mail, {"to": "ada"}, priority=9, dedupe_key="k"),
+                Enqueue("mail", {"to": "bob"}, delay="1h"),
+                Enqueue("mail", {"to": "eve"}, dedupe_key="k"),
+            ]
+        )
+        assert [run.job_id for run in runs] == ["report", "mail", "mail", "mail"]
+        assert [run.priority for run in runs] == [5, 9, 5, 9]
+        assert [run.duplicate for run in runs] == [False, False, False, True]
+        assert (runs[0].after, runs[3].id) == ((first.id,), runs[1].id)
+        assert runs[2].run_at - runs[0].created_at >= timedelta(minutes=59)
+        assert runs[0].created_at < runs[1].created_at < runs[2].created_at
+        assert await scheduler.enqueue_many([]) == []
+
+
+async def test_a_bulk_call_over_several_jobs_adds_all_or_none(make: Make) -> None:
+    scheduler = make(workers=0)
+    scheduler.job(id="known")(lambda: None)
+    async with scheduler:
+        for wrong in (Enqueue("unknown"), Enqueue("known", {"to": 5}), Enqueue("known", after="x")):
+            with pytest.raises(MainspringError):
+                await scheduler.enqueue_many([Enqueue("known"), wrong])
+        for items, options in ((["known"], {}), ("known", {}), ([Enqueue("known")], {"delay": 1})):
+            with pytest.raises(InvalidInput, match=r"or a list of Enqueue\(job, payload, …\)"):
+                await scheduler.enqueue_many(items, **options)  # type: ignore[arg-type]
+        assert (await scheduler.list_runs()).items == []
+
+
+async def test_a_run_is_named_by_its_id_or_as_it_was_read(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job
+    def work() -> int:
+        return 7
+
+    async with scheduler:
+        run = await work.enqueue()
+        done = await scheduler.wait(run, "30s")
+        assert (await scheduler.get_run(run)).result == done.result == 7
+        assert repr(done) == f"<Run {run.id} of work: succeeded (7)>"
+        assert "<td>succeeded</td>" in done._repr_html_()
+        assert repr(await scheduler.get_job(work)) == "<Job work: when enqueued>"
+        later = await work.options(delay="1h").enqueue()
+        assert await scheduler.cancel(later)
+        assert (await scheduler.retry(later)).state is State.PENDING
+        with pytest.raises(InvalidInput, match="a run is named by its id or as a Run, not 5"):
+            await scheduler.wait(5)  # type: ignore[call-overload]
 
 
 async def test_a_duplicate_of_a_job_with_a_follower_is_not_warned_of(

@@ -58,6 +58,53 @@ def test_an_unknown_option_of_a_job_is_told_with_its_neighbour(given: str, meant
         scheduler.draft("another", handler="known", **options)
 
 
+def tick() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "schedule"),
+    [
+        ((tick, "interval"), {"seconds": 5}, "every(seconds=5)"),
+        ((tick,), {"trigger": "interval", "minutes": 5}, "every(minutes=5)"),
+        ((tick, "cron"), {"hour": 3, "minute": 30}, 'cron("30 3 * * *")'),
+        ((tick,), {}, '"5m"'),
+    ],
+)
+def test_the_call_that_other_schedulers_take_is_told_with_ours(
+    given: tuple[Any, ...], options: dict[str, Any], schedule: str
+) -> None:
+    scheduler = Scheduler("memory://")
+    with pytest.raises(InvalidInput) as caught:
+        scheduler.add_job(*given, **options).close()
+    assert f"add_job('tick', handler=tick, schedule={schedule})`" in str(caught.value)
+
+
+def test_methods_and_settings_of_other_schedulers_are_told_with_ours() -> None:
+    scheduler: Any = Scheduler("memory://")
+    job = scheduler.job(tick)
+    with pytest.raises(AttributeError, match=r"write `await tick\.enqueue\(…\)`, or in plain code"):
+        job.delay()
+    with pytest.raises(AttributeError, match=r"write @scheduler\.job"):
+        scheduler.scheduled_job("interval", seconds=5)
+    assert not hasattr(job, "nothing")
+    assert not hasattr(scheduler, "nothing")
+    settings: dict[str, Any] = {"maxConcurrentJobs": 5}
+    with pytest.raises(UnknownOption, match="did you mean 'workers'"):
+        Scheduler("memory://", **settings)
+
+
+async def test_a_function_given_to_add_job_is_registered_under_the_id_of_the_job() -> None:
+    async with Scheduler("memory://") as scheduler:
+        await scheduler.add_job("greet", handler=lambda to: f"hello {to}")
+        run = await scheduler.enqueue("greet", {"to": "ada"})
+        assert (await scheduler.wait(run)).result == "hello ada"
+        with pytest.raises(InvalidArguments):
+            await scheduler.enqueue("greet", {"too": "ada"})
+        with pytest.raises(UnknownOption):
+            await scheduler.add_job("other", handler=tick, **{"retires": 3})  # type: ignore[arg-type]
+        assert "other" not in scheduler.handlers
+
+
 async def test_unknown_options_of_an_edit_and_of_an_enqueue_are_told() -> None:
     scheduler = Scheduler("memory://")
     scheduler.job(id="known")(lambda: None)
@@ -117,7 +164,7 @@ def test_too_few_cron_fields_get_the_message_of_a_cron_expression(text: str) -> 
         parse(text)
 
 
-@pytest.mark.parametrize("text", ["5 parsecs", "every 5 minutes", "10 m 5", "90"])
+@pytest.mark.parametrize("text", ["5 parsecs", "every monday", "10 m 5", "90"])
 def test_words_get_the_message_of_all_forms(text: str) -> None:
     with pytest.raises(InvalidSchedule, match=r"interval|write a cron"):
         parse(text)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Event, GiveUp, RunContext, Scheduler, State, cron
-from mainspring.errors import HandlerNotFound, InvalidInput, JobNotFound, JobOwnedByCode
+from mainspring.errors import InvalidInput, JobNotFound, JobOwnedByCode
 from tests.support.engine import LONG, until
 
 Instance = Callable[..., Scheduler]
@@ -398,12 +398,10 @@ async def test_a_job_of_the_code_can_be_switched_off_but_is_changed_in_the_code(
         assert not (await again.get_job("nightly")).enabled  # it stays off over a restart
 
 
-async def test_a_function_that_is_not_registered_is_refused_with_advice(
-    instance: Instance,
-) -> None:
+async def test_a_function_is_registered_with_its_job(instance: Instance) -> None:
     async with instance() as scheduler:
-        with pytest.raises(HandlerNotFound, match=r"Register the function first.*add_handler"):
-            await scheduler.add_job("report", handler=fail)  # type: ignore[arg-type]
+        await scheduler.add_job("report", handler=fail)
+        assert "report" in scheduler.handlers
 
 
 async def test_history_by_limit_and_status(instance: Instance) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, tzinfo
-from typing import Any
+from typing import Any, Unpack
 
 from mainspring.core.durations import duration
-from mainspring.core.job_options import EnqueueOptions, option_names
-from mainspring.core.model import check_key
+from mainspring.core.job_options import (
+    EnqueueOptions,
+    JobRef,
+    RunRef,
+    job_id_of,
+    option_names,
+    run_id_of,
+)
+from mainspring.core.model import Run, check_key
 from mainspring.core.policy import AfterFailure, Policy, Span
 from mainspring.core.schedules import dst
 from mainspring.errors import InvalidInput, UnknownOption
 
-__all__ = ["CheckedEnqueueOptions"]
+__all__ = ["CheckedEnqueueOptions", "Enqueue"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +35,7 @@ class CheckedEnqueueOptions:
     queue: str | None = None
     dedupe_key: str | list[str] | None = None
     dedupe_for: Span | None = None
-    after: str | list[str] | tuple[str, ...] | None = None
+    after: RunRef | Sequence[RunRef] | None = None
     after_failure: AfterFailure | str | None = None
 
     def __post_init__(self) -> None:
@@ -47,9 +54,9 @@ class CheckedEnqueueOptions:
                     given=key,
                 )
             check_key(key, "a dedupe_key", "dedupe_key")
-        if not isinstance(self.after, str | list | tuple | None):
+        if not isinstance(self.after, str | Run | list | tuple | None):
             raise InvalidInput(
-                f"after takes a run id or a list of them, not {self.after!r}",
+                f"after takes a run, its id, or a list of them, not {self.after!r}",
                 field="after",
                 given=self.after,
             )
@@ -118,7 +125,23 @@ class CheckedEnqueueOptions:
         return list(self.dedupe_key)
 
     def upstream(self) -> tuple[str, ...]:
-        return (self.after,) if isinstance(self.after, str) else tuple(self.after or ())
+        after = [self.after] if isinstance(self.after, str | Run) else self.after or ()
+        return tuple(map(run_id_of, after))
+
+
+class Enqueue:
+    """One run to queue, with options of its own, for `enqueue_many`:
+
+    `Enqueue("send_email", {"to": "ada@example.org"}, delay="5m")`
+    """
+
+    def __init__(self, job: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]) -> None:
+        self.job_id = job_id_of(job)
+        self.payload = payload
+        self.options = CheckedEnqueueOptions.of(options)
+
+    def __repr__(self) -> str:
+        return f"<Enqueue {self.job_id}>"
 
 
 def _later(now: datetime, span: Span, what: str) -> datetime:

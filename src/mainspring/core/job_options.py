@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypedDict
 
@@ -134,7 +134,7 @@ class EnqueueOptions(TypedDict, total=False):
     queue: str | None
     dedupe_key: str | list[str] | None
     dedupe_for: Span | None
-    after: RunRef | list[RunRef] | tuple[RunRef, ...] | list[str] | list[Run] | None
+    after: RunRef | Sequence[RunRef] | None
     after_failure: AfterFailure | Literal["skip", "run"] | None
 
 

@@ -315,7 +315,7 @@ class Job(Struct, frozen=True, kw_only=True):
             enabled=self.enabled,
             next_run=self.next_run_at,
             last_run=self.last_run_at,
-            calls=self.handler if self.webhook is None else self.webhook.url,
+            handler=self.handler,
             description=self.description or None,
             tags=", ".join(self.tags) or None,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
@@ -35,7 +36,7 @@ from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["RunOperations", "Target", "check_payloads"]
+__all__ = ["EnqueueBatch", "RunOperations", "Target", "check_payloads"]
 
 log = logging.getLogger("mainspring")
 
@@ -48,6 +49,17 @@ Target = tuple[Handler | None, Any]
 START_HELD = timedelta(seconds=60)
 """How long the dedupe key of a run at the start is held: nodes that start within this time make one
 run together."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueueBatch:
+    """Runs of one job to add: one for each payload; None is the job's own payload. `checked_by` is
+    the handler that the caller has checked the payloads with, on its thread."""
+
+    job_id: str
+    payloads: Sequence[Any]
+    options: CheckedEnqueueOptions
+    checked_by: Handler | None = None
 
 
 class RunOperations:
@@ -66,30 +78,28 @@ class RunOperations:
         self._run_waiters = run_waiters
 
     async def enqueue(
-        self,
-        job_id: str,
-        payloads: Sequence[Any],
-        options: CheckedEnqueueOptions,
-        zone: tzinfo,
-        source: Source,
-        checked_by: Handler | None = None,
+        self, batches: Sequence[EnqueueBatch], zone: tzinfo, source: Source
     ) -> list[Run]:
-        """Add a run for each payload, all in one commit. A payload of None is the job's own.
-        `checked_by`: the handler that the caller has checked the payloads with, on its thread. The
-        store encodes each payload, and refuses what is not JSON."""
-        job = await self._jobs.get_cached_job(job_id)
-        handler = self._engine.registry.find(job.handler)
-        if handler is not None and handler is not checked_by:  # the job has changed since
-            payloads = check_payloads(handler, payloads, job.payload)
-        await self._check_upstream(options.upstream())
+        """Add a run for each payload of each batch, all in one commit, and return them in order.
+        The store encodes each payload, and refuses what is not JSON."""
+        upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
+        await self._check_upstream(upstream)
         now = await self._engine.store.now()
-        roots = self._make_runs(job, payloads, options, zone, source, now)
-        followers = await followers_to_run(self._engine, {job.id})
+        roots: list[Run] = []
+        for batch in batches:
+            job = await self._jobs.get_cached_job(batch.job_id)
+            handler = self._engine.registry.find(job.handler)
+            payloads = batch.payloads
+            if handler is not None and handler is not batch.checked_by:  # the job has changed since
+                payloads = check_payloads(handler, payloads, job.payload)
+            made_at = now + timedelta(microseconds=len(roots))
+            roots += self._make_runs(job, payloads, batch.options, zone, source, made_at)
+        followers = await followers_to_run(self._engine, {root.job_id for root in roots})
         instances = [with_followers(root, followers, root.created_at) for root in roots]
         added = await self._engine.store.add(_flatten(instances))
-        if options.after:  # it may have ended before its follower was added
+        if upstream:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
-                await self._sweeper.release_followers(options.upstream())
+                await self._sweeper.release_followers(upstream)
         stored: dict[str, Run] = {}
         for run, one in zip(_flatten(instances), added, strict=True):
             stored[run.id] = one.run
@@ -325,7 +335,7 @@ class RunOperations:
             if job is not None and job.unreadable is None and job.enabled:
                 once = CheckedEnqueueOptions(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
                 handler = self._engine.registry.find(job.handler)  # it was checked when defined
-                await self.enqueue(job_id, [None], once, UTC, Source.START, handler)
+                await self.enqueue([EnqueueBatch(job_id, [None], once, handler)], UTC, Source.START)
 
     def _make_runs(
         self,

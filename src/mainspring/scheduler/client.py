@@ -10,6 +10,8 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import dataclasses
+import inspect
 import os
 import random
 import threading
@@ -18,15 +20,15 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Never, NoReturn, Self, TypeVar, Unpack, overload
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.core.durations import duration
-from mainspring.core.enqueue_options import CheckedEnqueueOptions
+from mainspring.core.enqueue_options import CheckedEnqueueOptions, Enqueue
 from mainspring.core.events import Events, Listener
 from mainspring.core.forecast import Forecast, add_overruns, forecast_load
-from mainspring.core.handlers import Handler, Registry
+from mainspring.core.handlers import Registry
 from mainspring.core.job_options import (
     EnqueueOptions,
     JobChanges,
@@ -35,12 +37,15 @@ from mainspring.core.job_options import (
     JobRef,
     PolicyOptions,
     RunFilter,
+    RunRef,
     job_id_of,
+    run_id_of,
 )
-from mainspring.core.model import Job, Note, Owner, Page, Run, Source, State, check_key, replace
+from mainspring.core.model import Job, Note, Owner, Page, R, Run, Source, State, check_key, replace
 from mainspring.core.policy import Policy, Span
 from mainspring.core.policy_defaults import check_defaults
 from mainspring.core.schedules import Schedule
+from mainspring.core.schedules.constructors import Units, cron_of
 from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.core.workflow_graph import Workflow
 from mainspring.engine.backfill import Backfill, BackfillPlan
@@ -51,11 +56,17 @@ from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
 from mainspring.engine.notes import read_note
 from mainspring.engine.run_log import log_runs
-from mainspring.engine.run_operations import Target, check_payloads
+from mainspring.engine.run_operations import EnqueueBatch, Target, check_payloads
 from mainspring.engine.settings import Settings
 from mainspring.engine.unreadable_records import find_unreadable
 from mainspring.engine.worker_ids import make_worker_id
-from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted
+from mainspring.errors import (
+    InvalidInput,
+    InvalidState,
+    MainspringError,
+    NotStarted,
+    UnknownOption,
+)
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.definitions import adopt_job, edit_job, new_job, replace_job
@@ -139,7 +150,9 @@ class Client:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         inline: bool = False,
+        **unknown: Never,
     ) -> None:
+        self._refuse_unknown(unknown)
         self._clock = clock or SystemClock()
         if store == STORE_OF_ENVIRONMENT:
             store = os.environ.get("MAINSPRING_STORE") or DEFAULT_STORE
@@ -178,6 +191,11 @@ class Client:
         self._opened_itself = False
         self._was_stopped = False
         self._entered: list[bool] = []  # for each `with` block, whether it started the client
+
+    def _refuse_unknown(self, options: Mapping[str, object]) -> None:
+        if options:
+            names = inspect.signature(type(self)).parameters.keys() - {"unknown"}
+            raise UnknownOption(options, names)
 
     @cached_property
     def blocking(self) -> BlockingClient:
@@ -279,20 +297,21 @@ class Client:
 
     # Jobs
 
-    async def add_job(
+    def add_job(
         self,
         id: str,
-        *,
-        handler: str | JobLike | None = None,
+        *others: Never,
+        handler: str | JobLike | Callable[..., Any] | None = None,
         webhook: Given | None = None,
         schedule: ScheduleLike = None,
         replace: bool = False,
         dry_run: bool = False,
         defaults: PolicyOptions | None = None,
         **options: Unpack[JobOptions],
-    ) -> Job:
+    ) -> Coroutine[Any, Any, Job]:
         """Store a job for a handler, or for a webhook: a URL, or an object with url, method,
-        headers, body and so on (docs/reference/webhooks.md).
+        headers, body and so on (docs/reference/webhooks.md). A handler is the name of one, a
+        decorated function, or any function, which a scheduler registers under the job's id.
 
         If there is a job of that id, it raises `JobExists`; with `replace=True` it replaces the
         definition and keeps `enabled`, so a program may call it at every start. A process that
@@ -301,18 +320,25 @@ class Client:
         `defaults` are policy options for this job that it does not give itself, instead of those
         of the scheduler.
         """
-        draft = self.draft(
-            id,
-            handler=handler,
-            webhook=webhook,
-            schedule=schedule,
-            defaults=defaults,
-            **options,
-        )
+        if others or callable(id):  # at once: who writes this does not await it
+            raise _other_form_of_add_job(id, others, options)
+        given = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
+        return self._add_job(id, given, defaults, replace=replace, dry_run=dry_run)
+
+    async def _add_job(
+        self,
+        id: str,
+        given: Mapping[str, Any],
+        defaults: PolicyOptions | None,
+        *,
+        replace: bool,
+        dry_run: bool,
+    ) -> Job:
+        draft = self.draft(id, defaults=defaults, **given)
         job_operations = self._running().job_operations
         if not replace:
             return await self._call(job_operations.create(draft, dry_run=dry_run))
-        own_secret = isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
+        own_secret = _has_own_secret(given)
 
         def keep_from_stored(draft: Job, stored: Job) -> Job:
             return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
@@ -598,14 +624,22 @@ class Client:
     ) -> Run:
         """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after,
         after_failure."""
-        [run] = await self._enqueue(job_id, [payload], CheckedEnqueueOptions.of(options))
+        [run] = await self._enqueue([_batch(job_id, [payload], options)])
         return run
 
     async def enqueue_many(
-        self, job_id: JobRef, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]
+        self,
+        job_id: JobRef | Iterable[Enqueue],
+        payloads: Iterable[Any] | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> list[Run]:
-        """Queue a run for each payload, all in one commit. Returns the runs in the same order."""
-        return await self._enqueue(job_id, list(payloads), CheckedEnqueueOptions.of(options))
+        """Queue a run for each payload, all in one commit. Returns the runs in the same order.
+
+        For runs of several jobs, or with options of their own, give a list instead:
+        `enqueue_many([Enqueue("mail", {"to": "ada"}, delay="5m"), Enqueue("report")])`."""
+        if payloads is None:
+            return await self._enqueue(_batches(job_id, options))
+        return await self._enqueue([_batch(job_id, list(payloads), options)])
 
     async def chain(
         self,
@@ -658,9 +692,7 @@ class Client:
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
         """Run a job now, also a paused one. Options are those of `enqueue`."""
-        [run] = await self._enqueue(
-            job_id, [payload], CheckedEnqueueOptions.of(options), Source.TRIGGER
-        )
+        [run] = await self._enqueue([_batch(job_id, [payload], options)], Source.TRIGGER)
         return run
 
     async def backfill(
@@ -701,9 +733,13 @@ class Client:
             self._running().run_operations.backfill(job_id_of(job_id), plan, report)
         )
 
-    async def get_run(self, run_id: str) -> Run:
-        """The run of this id; `RunNotFound` if there is none."""
-        return await self._call(self._running().run_operations.get_run(run_id))
+    @overload
+    async def get_run(self, run_id: Run[R]) -> Run[R]: ...
+    @overload
+    async def get_run(self, run_id: str) -> Run: ...
+    async def get_run(self, run_id: RunRef) -> Run:
+        """The run of this id, or a `Run` as it is now; `RunNotFound` if there is none."""
+        return await self._call(self._running().run_operations.get_run(run_id_of(run_id)))
 
     async def list_runs(
         self,
@@ -735,19 +771,24 @@ class Client:
         )
         return await self._call(self._running().store.find(query))
 
-    async def wait(self, run_id: str, timeout: Span | None = None) -> Run:
-        """Wait until the run has ended, and return it. Raises TimeoutError after `timeout`."""
+    @overload
+    async def wait(self, run_id: Run[R], timeout: Span | None = None) -> Run[R]: ...
+    @overload
+    async def wait(self, run_id: str, timeout: Span | None = None) -> Run: ...
+    async def wait(self, run_id: RunRef, timeout: Span | None = None) -> Run:
+        """Wait until the run (a `Run` or its id) has ended, and return it. Raises TimeoutError
+        after `timeout`."""
         seconds = None if timeout is None else duration(timeout, what="timeout").total_seconds()
-        return await self._call(self._running().run_waiters.wait(run_id, seconds))
+        return await self._call(self._running().run_waiters.wait(run_id_of(run_id), seconds))
 
-    async def cancel(self, run_id: str, *, reason: str = "cancelled by request") -> bool:
+    async def cancel(self, run_id: RunRef, *, reason: str = "cancelled by request") -> bool:
         """Cancel a run; it stays cancelled. False if it had ended already."""
-        return await self._call(self._running().run_operations.cancel(run_id, reason))
+        return await self._call(self._running().run_operations.cancel(run_id_of(run_id), reason))
 
-    async def retry(self, run_id: str) -> Run:
+    async def retry(self, run_id: RunRef) -> Run:
         """Make a failed or cancelled run pending again. It is the same run, and its failures no
         longer count."""
-        return await self._call(self._running().run_operations.retry(run_id))
+        return await self._call(self._running().run_operations.retry(run_id_of(run_id)))
 
     # Many runs: those named, or all that match (at most 10,000 in a call)
 
@@ -892,26 +933,21 @@ class Client:
     # Steps
 
     async def _enqueue(
-        self,
-        job: JobRef,
-        payloads: Sequence[Any],
-        options: CheckedEnqueueOptions,
-        source: Source = Source.ENQUEUE,
-        checked_by: Handler | None = None,
+        self, batches: Sequence[EnqueueBatch], source: Source = Source.ENQUEUE
     ) -> list[Run]:
-        """Queue a run for each payload. `checked_by`: the handler that has checked them."""
+        """Queue a run for each payload of each batch."""
         self._refuse_in_transaction()
         self._running()
-        job_id = job_id_of(job)
-        if checked_by is None:
-            checked_by, job_payload = (await self._find_targets([job_id]))[job_id]
-            if checked_by is not None:
-                payloads = check_payloads(checked_by, payloads, job_payload)
-        return await self._call(
-            self._running().run_operations.enqueue(
-                job_id, payloads, options, self._zone, source, checked_by
-            )
-        )
+        unchecked = {batch.job_id for batch in batches if batch.checked_by is None}
+        targets = await self._find_targets(list(unchecked)) if unchecked else {}
+        checked = []
+        for batch in batches:
+            handler, job_payload = targets.get(batch.job_id, (None, None))
+            if batch.checked_by is None and handler is not None:
+                payloads = check_payloads(handler, batch.payloads, job_payload)
+                batch = dataclasses.replace(batch, payloads=payloads, checked_by=handler)
+            checked.append(batch)
+        return await self._call(self._running().run_operations.enqueue(checked, self._zone, source))
 
     async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
         """The handlers and payloads of jobs, to check what is enqueued in the caller's thread."""
@@ -1154,6 +1190,40 @@ def _refuse_reserved(kind: str) -> None:
         )
 
 
+def _other_form_of_add_job(
+    job: object, others: Sequence[object], options: Mapping[str, Any]
+) -> InvalidInput:
+    """The error of `add_job(tick, "interval", seconds=5)`, which other schedulers take."""
+    name = getattr(job, "__name__", "tick")
+    schedule = '"5m"'
+    if "cron" in others:
+        schedule = cron_of(options)
+    elif units := {unit: options[unit] for unit in Units.__optional_keys__ if unit in options}:
+        schedule = f"every({', '.join(f'{unit}={value!r}' for unit, value in units.items())})"
+    return InvalidInput(
+        "add_job takes the id of the job, and the rest by name: write `await"
+        f" scheduler.add_job({name!r}, handler={name}, schedule={schedule})`, or"
+        f" `@scheduler.job({schedule})` above the function",
+        field="id",
+    )
+
+
+def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBatch:
+    return EnqueueBatch(job_id_of(job), payloads, CheckedEnqueueOptions.of(options))
+
+
+def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
+    """A batch of each `Enqueue` that `enqueue_many` is given."""
+    listed = list(items) if isinstance(items, Iterable) and not isinstance(items, str) else [items]
+    if options or not all(isinstance(item, Enqueue) for item in listed):
+        raise InvalidInput(
+            "enqueue_many takes a job and a list of payloads, or a list of Enqueue(job, payload,"
+            " …), each with options of its own",
+            field="payloads",
+        )
+    return [EnqueueBatch(item.job_id, [item.payload], item.options) for item in listed]
+
+
 def _has_own_secret(given: Mapping[str, Any]) -> bool:
     webhook = given.get("webhook")
     return isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
@@ -1198,6 +1268,24 @@ class BlockingClient:
         the error names `called`, and what to await `instead`."""
         return self.client._wait_for(coroutine, called, instead)
 
+    @overload
+    def get_run(self, run_id: Run[R]) -> Run[R]: ...
+    @overload
+    def get_run(self, run_id: str) -> Run: ...
+    def get_run(self, run_id: RunRef) -> Run:
+        name = self.name
+        found = self.client.get_run(run_id)
+        return self.wait_for(found, f"{name}.blocking.get_run", f"{name}.get_run(…)")
+
+    @overload
+    def wait(self, run_id: Run[R], timeout: Span | None = None) -> Run[R]: ...
+    @overload
+    def wait(self, run_id: str, timeout: Span | None = None) -> Run: ...
+    def wait(self, run_id: RunRef, timeout: Span | None = None) -> Run:
+        name = self.name
+        waiting = self.client.wait(run_id, timeout)
+        return self.wait_for(waiting, f"{name}.blocking.wait", f"{name}.wait(…)")
+
     # Jobs
     add_job = BlockingMethod(Client.add_job)
     apply_jobs = BlockingMethod(Client.apply_jobs)
@@ -1226,9 +1314,7 @@ class BlockingClient:
     workflow = BlockingMethod(Client.workflow)
     trigger = BlockingMethod(Client.trigger)
     backfill = BlockingMethod(Client.backfill)
-    get_run = BlockingMethod(Client.get_run)
     list_runs = BlockingMethod(Client.list_runs)
-    wait = BlockingMethod(Client.wait)
     cancel = BlockingMethod(Client.cancel)
     retry = BlockingMethod(Client.retry)
     cancel_runs = BlockingMethod(Client.cancel_runs)

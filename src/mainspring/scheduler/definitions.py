@@ -295,6 +295,8 @@ def _warn_of_bare_numbers(given: Mapping[str, Any]) -> None:
 
 
 def _find_handler(registry: Registry, asked: Any, *, handlers_elsewhere: bool) -> Handler | str:
+    if isinstance(asked, Handler):
+        return asked
     name = getattr(asked, "id", asked)
     found = registry.find(name) if isinstance(name, str) else None
     if found is not None:

@@ -11,20 +11,29 @@ from datetime import timedelta
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Never,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
-from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler, Hooks, name_of
 from mainspring.core.job_options import JobOptions, PolicyOptions
-from mainspring.core.model import Job, Owner, Run, Source, check_job_id
+from mainspring.core.model import Job, Owner, Run, check_job_id
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.child_main import refuse_while_loading
-from mainspring.engine.run_operations import Target
+from mainspring.engine.run_operations import EnqueueBatch, Target
 from mainspring.engine.settings import Choices, Settings
 from mainspring.errors import InvalidInput, InvalidState
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
@@ -41,7 +50,6 @@ from mainspring.webhooks.settings import WebhookSettings
 __all__ = ["BlockingScheduler", "Scheduler"]
 
 T = TypeVar("T")
-R = TypeVar("R")
 P = ParamSpec("P")
 
 
@@ -91,7 +99,9 @@ class Scheduler(Client):
         clock: Clock | None = None,
         rng: random.Random | None = None,
         inline: bool = False,
+        **unknown: Never,
     ) -> None:
+        self._refuse_unknown(unknown)
         super().__init__(
             store,
             timezone=timezone,
@@ -132,11 +142,21 @@ class Scheduler(Client):
 
     @overload
     def job(
-        self, function: Callable[Concatenate[RunContext, P], R], /
-    ) -> DecoratedJob[P, Concatenate[RunContext, P], R]: ...
+        self, function: Callable[Concatenate[RunContext, P], Coroutine[Any, Any, T]], /
+    ) -> DecoratedJob[P, Concatenate[RunContext, P], Coroutine[Any, Any, T], T]: ...
 
     @overload
-    def job(self, function: Callable[P, R], /) -> DecoratedJob[P, P, R]: ...
+    def job(
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> DecoratedJob[P, P, Coroutine[Any, Any, T], T]: ...
+
+    @overload
+    def job(
+        self, function: Callable[Concatenate[RunContext, P], T], /
+    ) -> DecoratedJob[P, Concatenate[RunContext, P], T, T]: ...
+
+    @overload
+    def job(self, function: Callable[P, T], /) -> DecoratedJob[P, P, T, T]: ...
 
     @overload
     def job(
@@ -171,7 +191,7 @@ class Scheduler(Client):
         hooks = Hooks(on_start, on_success, on_error)
         when = None if _is_function(schedule) else schedule
 
-        def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any]:
+        def decorate(function: Callable[..., Any]) -> DecoratedJob[Any, Any, Any, Any]:
             if isinstance(function, DecoratedJob):  # a second job for the same function
                 function = function.handler.function
             handler = Handler(id if id is not None else name_of(function), function, hooks)
@@ -191,6 +211,14 @@ class Scheduler(Client):
             return DecoratedJob(handler, self._enqueue_decorated, self._wait_for)
 
         return decorate(schedule) if _is_function(schedule) else decorate
+
+    def draft(self, id: str, *, handler: Any = None, **given: Any) -> Job:
+        if not callable(handler) or isinstance(handler, DecoratedJob):
+            return super().draft(id, handler=handler, **given)
+        own = Handler(id, handler)
+        job = super().draft(id, handler=own, **given)
+        self._registry.add(own)
+        return job
 
     def add_handler(self, name: str, function: Callable[..., Any]) -> None:
         """Register a function under a name, without a job. Jobs that are made as data (`add_job`,
@@ -252,6 +280,14 @@ class Scheduler(Client):
             raise InvalidState("the scheduler is running: configure it before start")
         self._settings = self._settings.changed(**choices)
         return self
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            advice = f": write {_OTHER_NAMES[name]}" if name in _OTHER_NAMES else ""
+            raise AttributeError(
+                f"a Scheduler has no attribute {name!r}{advice}", name=name, obj=self
+            )
 
     # Start and stop
 
@@ -391,20 +427,28 @@ class Scheduler(Client):
                 found[job_id] = self._registry.find(draft.handler), draft.payload
         return found | await super()._find_targets(others) if others else found
 
-    async def _enqueue_decorated(
-        self,
-        job_id: str,
-        payloads: Sequence[Any],
-        options: CheckedEnqueueOptions,
-        source: Source,
-        checked_by: Handler,
-    ) -> list[Run]:
+    async def _enqueue_decorated(self, batch: EnqueueBatch) -> list[Run]:
         """Queue runs of a decorated job; raise the error of one that could not be stored."""
         self._running()
         await self._settle_late_jobs()
-        if (error := self._refused_late_jobs.get(job_id)) is not None:
+        if (error := self._refused_late_jobs.get(batch.job_id)) is not None:
             raise error
-        return await self._enqueue(job_id, payloads, options, source, checked_by)
+        return await self._enqueue([batch])
+
+
+_OTHER_NAMES = {
+    "scheduled_job": '@scheduler.job("5m")',
+    "task": "@scheduler.job",
+    "periodic_task": '@scheduler.job("5m")',
+    "schedule": '@scheduler.job("5m") above a function, or scheduler.add_job(…)',
+    "every": '@scheduler.job("5m") above a function',
+    "cron": '@scheduler.job("0 9 * * *") above a function',
+    "send_task": 'scheduler.enqueue("job", {…})',
+    "run_job": 'scheduler.trigger("job")',
+    "shutdown": "await scheduler.stop()",
+    "get_jobs": "await scheduler.list_jobs()",
+}
+"""What other schedulers call a method, and what to write here."""
 
 
 class BlockingScheduler(BlockingClient):

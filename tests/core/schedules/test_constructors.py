@@ -6,6 +6,7 @@ import copy
 import pickle
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -36,6 +37,8 @@ NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
         ("0 9 * * 1-5", cron("0 9 * * 1-5", "Asia/Kolkata")),
         (" @daily ", cron("@daily", "Asia/Kolkata")),
         ("@every 5m", every("5m")),
+        ("every 5 minutes", every(minutes=5)),
+        ("every hour", every(hours=1)),
         ("5m", every(300)),
         ("1h30m", every(timedelta(minutes=90))),
         ("PT5M", every(300)),
@@ -432,3 +435,26 @@ def test_each_constructor_makes_its_type() -> None:
 def test_empty_text_is_told_all_forms_of_a_schedule(text: str) -> None:
     with pytest.raises(InvalidSchedule, match=r"is no schedule: write a cron expression"):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "call"),
+    [
+        ({"hour": 3}, 'cron("0 3 * * *")'),
+        ({"minute": "*/5"}, 'cron("*/5 * * * *")'),
+        ({"day_of_week": "mon-fri", "hour": 9}, 'cron("0 9 * * mon-fri")'),
+        ({"day": 1}, 'cron("0 0 1 * *")'),
+        ({"second": "*/10"}, 'cron("*/10 * * * * *")'),
+        ({"year": 2030}, 'cron("0 0 0 1 1 * 2030")'),
+    ],
+)
+def test_fields_by_name_are_told_as_an_expression(fields: dict[str, Any], call: str) -> None:
+    with pytest.raises(InvalidSchedule) as refused:
+        cron(**fields)
+    assert str(refused.value).endswith(f"write {call}")
+
+
+@pytest.mark.parametrize("units", [{}, {"minute": 5}, {"interval": "5m", "minutes": 3}])
+def test_an_interval_is_one_text_or_units_of_time(units: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchedule, match=r'write every\("5m"\), or .* every\(minutes=5\)'):
+        every(**units)

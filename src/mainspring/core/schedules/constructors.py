@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Never, TypedDict, Unpack
 
 from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.input_errors import InputErrors
@@ -22,13 +22,13 @@ from mainspring.core.schedules.rrule_syntax import read_recurrence_text
 from mainspring.core.schedules.zones import check_zone, zone_name, zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
-__all__ = ["at", "cron", "every", "from_dict", "parse", "rrule"]
+__all__ = ["at", "cron", "cron_of", "every", "from_dict", "parse", "rrule"]
 
 SHORTEST_INTERVAL = timedelta(milliseconds=100)
 """Each slot is a record in the store, so an interval of 1 ms would flood it. Shorter intervals
 that an earlier version stored are still read and fired."""
 
-_EVERY = re.compile(r"@every\s+(\S.*)", re.IGNORECASE)
+_EVERY = re.compile(r"@?every\s+(\S.*)", re.IGNORECASE)
 _ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}([T ].*)?")
 _RULE = re.compile(
@@ -47,13 +47,24 @@ Moment = datetime | str | None
 Span = str | int | float | timedelta
 
 
+class Units(TypedDict, total=False):
+    """An interval in units of time, as `every(hours=1, minutes=30)` takes it."""
+
+    weeks: float
+    days: float
+    hours: float
+    minutes: float
+    seconds: float
+
+
 def cron(
-    expr: str,
+    expr: str = "",
     tz: str | None = None,
     *,
     start: Moment = None,
     end: Moment = None,
     jitter: Span | None = None,
+    **fields: Never,
 ) -> Schedule:
     """The times that a cron expression matches in a zone: `cron("0 9 * * 1-5", "Asia/Kolkata")`.
 
@@ -61,11 +72,16 @@ def cron(
     `CRON_TZ=Zone` names the zone inside the text. Without a zone it takes the job's, then the
     scheduler's, and by itself UTC.
     """
+    if fields:
+        raise InvalidSchedule(
+            f"cron takes one expression, with a field for each part: write {cron_of(fields)}"
+        )
     text = _short(_text(expr, "a cron expression")).strip()
     if zoned := _ZONED.fullmatch(text):
         tz, text = _same_zone(zoned[1], tz), zoned[2]
     if match := _EVERY.fullmatch(text):
-        interval = every(match[1], start=start, end=end, jitter=jitter)
+        span = match[1] if re.search(r"\d", match[1]) else f"1 {match[1]}"  # every hour
+        interval = every(span, start=start, end=end, jitter=jitter)
         return interval if tz is None else interval.in_zone(zone_name(tz))
     zone = _zone_or_utc(tz)
     return Cron(
@@ -79,13 +95,26 @@ def cron(
 
 
 def every(
-    interval: Span, *, start: Moment = None, end: Moment = None, jitter: Span | None = None
+    interval: Span | None = None,
+    *,
+    start: Moment = None,
+    end: Moment = None,
+    jitter: Span | None = None,
+    **units: Unpack[Units],
 ) -> Interval:
-    """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`.
+    """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`, or
+    `every(minutes=5)`.
 
     A `start` without an offset is wall time in the job's zone, then the scheduler's; by itself
     in UTC.
     """
+    if (interval is None) is not bool(units) or units.keys() - Units.__optional_keys__:
+        raise InvalidSchedule(
+            'every takes one interval: write every("5m"), or units of time as in every(minutes=5)'
+            f" ({', '.join(sorted(Units.__optional_keys__))})",
+            part="interval",
+        )
+    interval = timedelta(**units) if interval is None else interval
     warn_of_bare_number(interval, "interval", timedelta(days=1))
     span = _interval(interval)
     if span < SHORTEST_INTERVAL:
@@ -101,6 +130,31 @@ def every(
         jitter=_span(jitter),
         floating=_floating(None, start=start, end=end),
     )
+
+
+_CRON_FIELDS = ("second", "minute", "hour", "day", "month", "day_of_week", "year")
+_COARSEST_FIRST = ("year", "month", "day", "day_of_week", "hour", "minute", "second")
+
+
+def cron_of(fields: Mapping[str, object]) -> str:
+    """The call of `cron` for fields that are given by name, as other schedulers take them: finer
+    fields than those given have their first value."""
+    named = [name for name in _COARSEST_FIRST if name in fields]
+    if not named:
+        return 'cron("0 9 * * 1-5")'
+    finer = _COARSEST_FIRST[_COARSEST_FIRST.index(named[0]) :]
+    first = {"month": "1", "day": "1", "day_of_week": "*"}
+    if "day_of_week" in named:
+        first["day"] = "*"
+    parts = [
+        str(fields.get(name, first.get(name, "0") if name in finer else "*"))
+        for name in _CRON_FIELDS
+    ]
+    if "year" not in named:
+        del parts[-1]
+        if parts[0] == "0":
+            del parts[0]
+    return f'cron("{" ".join(parts)}")'
 
 
 def at(when: datetime | str, *, tz: str | None = None, jitter: Span | None = None) -> Once:
@@ -225,8 +279,8 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
 
 
 _FORMS = (
-    'write a cron expression ("0 9 * * 1-5"), a macro ("@daily"), an interval ("5m", "PT1H"),'
-    ' a date-time ("2027-03-28T09:00:00+02:00") or a rule ("RRULE:FREQ=DAILY")'
+    'write a cron expression ("0 9 * * 1-5"), a macro ("@daily"), an interval ("5m", "every 5'
+    ' minutes"), a date-time ("2027-03-28T09:00:00+02:00") or a rule ("RRULE:FREQ=DAILY")'
 )
 
 
@@ -241,6 +295,11 @@ def _parse_text(text: str) -> Schedule:
     stripped = _short(text).strip()
     if stripped.startswith("@") or _ZONED.fullmatch(stripped):
         return cron(stripped)
+    if _EVERY.fullmatch(stripped):
+        try:
+            return cron(stripped)
+        except InvalidSchedule:  # every monday
+            raise InvalidSchedule(f"{_shown(text)} is no schedule: {_FORMS}") from None
     if _DATE.fullmatch(stripped):
         return at(stripped)
     if len(stripped.split()) >= 5 or stripped[:1] in ("*", "?"):
