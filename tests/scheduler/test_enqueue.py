@@ -307,7 +307,7 @@ async def test_a_run_is_named_by_its_id_or_as_it_was_read(make: Make) -> None:
         later = await work.options(delay="1h").enqueue()
         assert await scheduler.cancel(later)
         assert (await scheduler.retry(later)).state is State.PENDING
-        with pytest.raises(InvalidInput, match="a run is named by its id or as a Run, not 5"):
+        with pytest.raises(RunNotFound, match="there is no run 5"):
             await scheduler.wait(5)  # type: ignore[call-overload]
 
 

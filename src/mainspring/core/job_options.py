@@ -65,10 +65,8 @@ RunRef = str | Run[R]
 
 
 def run_id_of(run: RunRef[Any]) -> str:
-    name = getattr(run, "id", run)
-    if not isinstance(name, str):
-        raise InvalidInput(f"a run is named by its id or as a Run, not {run!r}", field="run_id")
-    return name
+    """The id of a run. Of anything else there is no run, which is an error of its own."""
+    return run.id if isinstance(run, Run) else run
 
 
 Errors = type[BaseException] | str | Iterable[type[BaseException] | str]

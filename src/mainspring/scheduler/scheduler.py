@@ -213,6 +213,8 @@ class Scheduler(Client):
         return decorate(schedule) if _is_function(schedule) else decorate
 
     def draft(self, id: str, *, handler: Any = None, **given: Any) -> Job:
+        """The job that `add_job` would store for the same arguments. Does not read the store. A
+        function that is given as the handler is registered."""
         if not callable(handler) or isinstance(handler, DecoratedJob):
             return super().draft(id, handler=handler, **given)
         own = Handler(id, handler)
