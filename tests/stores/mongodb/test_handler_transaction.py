@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pymongo import MongoClient
+from bson import SON
+from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import AutoReconnect, PyMongoError
 
 from mainspring import RunContext, Scheduler, State
@@ -20,7 +21,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Outcome, Run
 from mainspring.core.policy import Delivery
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import handler_transaction
+from mainspring.stores.mongodb import MongoStore, handler_transaction
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from mainspring.testing.store_calls import get_runs
 from tests.support.doc_examples import DOCS, blocks
@@ -61,6 +62,48 @@ async def write(session: Any, name: str) -> None:
 
 async def done(scheduler: Scheduler, run: Run) -> Run:
     return await scheduler.wait(run.id, 60)
+
+
+async def test_a_session_belongs_to_the_client_that_was_given_to_the_store(url: str) -> None:
+    """And that client stays open when the store closes."""
+    database = url.partition("?")[0].rpartition("/")[2]
+    async with AsyncMongoClient[Document](url) as client:
+        effects = client[database].effects
+        await effects.insert_one({"name": "before"})
+        scheduler = Scheduler(MongoStore(client=client, database=database))
+
+        @scheduler.job(delivery="effect_once")
+        async def send(ctx: RunContext) -> None:
+            async with ctx.transaction() as session:
+                await effects.insert_one({"name": "mine"}, session=session)
+
+        @scheduler.job(delivery="effect_once")
+        def send_plainly(ctx: RunContext) -> None:
+            with ctx.transaction() as session:
+                own = session.client[database].effects
+                own.insert_one({"name": "plain"}, session=session)
+
+        async with scheduler:
+            for job in (send, send_plainly):
+                assert (await done(scheduler, await job.enqueue())).state is State.SUCCEEDED
+        names = [one["name"] async for one in effects.find({})]
+        assert sorted(names) == ["before", "mine", "plain"]
+
+
+async def test_a_plain_client_can_be_given_to_the_store(url: str) -> None:
+    database = url.partition("?")[0].rpartition("/")[2]
+    with MongoClient[Any](url, document_class=SON) as client:
+        scheduler = Scheduler(MongoStore(client=client, database=database, prefix="app_"))
+
+        @scheduler.job(delivery="effect_once")
+        def send(ctx: RunContext) -> None:
+            with ctx.transaction() as session:
+                client[database].effects.insert_one({"name": "plain"}, session=session)
+
+        async with scheduler:
+            assert (await done(scheduler, await send.enqueue())).state is State.SUCCEEDED
+        assert client[database].app_runs.count_documents({}) == 1
+        assert effects(url) == ["plain"]
 
 
 async def test_async_and_plain_handlers(url: str) -> None:

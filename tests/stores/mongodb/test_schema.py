@@ -22,6 +22,17 @@ async def test_an_older_server_is_named(
         await MongoStore(with_database(replica_set_url, database_name)).open()
 
 
+async def test_a_sharded_cluster_needs_a_newer_server_than_a_replica_set(
+    replica_set_url: str, sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "OLDEST_SHARDED", (99, 0))
+    store = MongoStore(with_database(replica_set_url, database_name))
+    await store.open()
+    await store.close()
+    with pytest.raises(StoreError, match=r"the MongoDB server is 8\.\d+\.\d+; .* or later"):
+        await MongoStore(with_database(sharded_url, database_name)).open()
+
+
 @pytest.mark.parametrize(
     ("keys", "options"),
     [

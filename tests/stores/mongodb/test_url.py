@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pymongo import MongoClient
 
 from mainspring.errors import InvalidInput
 from mainspring.stores import open_store
@@ -13,6 +16,7 @@ from mainspring.testing.store_calls import claim_runs
 from tests.support.mongodb.query_plans import SentCommands
 from tests.support.mongodb.store import CLAIM, opened, some_runs
 from tests.support.servers.mongodb import with_database
+from tests.support.servers.server import Document
 
 
 def test_a_url_names_database_and_prefix() -> None:
@@ -20,6 +24,30 @@ def test_a_url_names_database_and_prefix() -> None:
     assert (plain.database, plain.prefix) == ("mainspring", "mainspring_")
     full = MongoUrl.of("mongodb://u:p@h1,h2/app%2Dx?tls=true&mainspringPrefix=jobs_&w=1")
     assert full == ("mongodb://u:p@h1,h2/app%2Dx?tls=true&w=1", "app-x", "jobs_")
+
+
+def test_a_store_of_a_client_shows_its_servers_and_no_user() -> None:
+    urls = ["mongodb://user:secret@one:27018/other?w=1", "two"]
+    client = MongoClient[Document](urls, connect=False)
+    store = MongoStore(client=client, database="jobs")
+    assert store.info().location == "mongodb://one:27018,two/jobs"
+    assert "secret" not in repr(store)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "a URL or a client"),
+        ({"url": "mongodb://h", "client": ...}, "a URL or a client"),
+        ({"client": ..., "database": "a/b"}, "name of a database"),
+        ({"client": ..., "prefix": "$"}, "mainspringPrefix"),
+    ],
+)
+def test_a_store_takes_a_url_or_a_client(given: dict[str, Any], message: str) -> None:
+    if "client" in given:
+        given = {**given, "client": MongoClient[Document](connect=False)}
+    with pytest.raises(InvalidInput, match=message):
+        MongoStore(**given)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pymongo.monitoring import (
     CommandSucceededEvent,
 )
 
-from mainspring.stores.mongodb import handler_transaction, store
+from mainspring.stores.mongodb import store
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.url import driver_defaults
 
@@ -75,7 +75,6 @@ class SentCommands(CommandListener):
             return {**driver_defaults(url), "event_listeners": [sent]}
 
         monkeypatch.setattr(store, "driver_defaults", defaults)
-        monkeypatch.setattr(handler_transaction, "driver_defaults", defaults)
         return sent
 
     def started(self, event: CommandStartedEvent) -> None:

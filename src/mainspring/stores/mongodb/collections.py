@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from bson import ObjectId
-from pymongo import ASCENDING, AsyncMongoClient
+from pymongo import ASCENDING, AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -18,10 +18,20 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.server_clock import ServerTime, read_moment
 from mainspring.stores.mongodb.sessions import SessionPool
 
-__all__ = ["BY_ID", "MAJORITY", "SNAPSHOT", "Collection", "Database", "Document", "chunks"]
+__all__ = [
+    "BY_ID",
+    "MAJORITY",
+    "SNAPSHOT",
+    "AnyClient",
+    "Collection",
+    "Database",
+    "Document",
+    "chunks",
+]
 
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
+AnyClient = AsyncMongoClient[Any] | MongoClient[Any]
 T = TypeVar("T")
 
 BY_ID = [("_id", ASCENDING)]

@@ -25,6 +25,7 @@ __all__ = [
     "DUPLICATE",
     "INTERRUPTED",
     "OLDEST",
+    "OLDEST_SHARDED",
     "WRITE_CONFLICT",
     "ambiguous",
     "duplicates_only",
@@ -37,7 +38,10 @@ DUPLICATE = 11000
 WRITE_CONFLICT = 112
 INTERRUPTED = 11601
 """The code of an operation that somebody has ended, here with its session."""
-OLDEST = (8, 0)
+OLDEST = (7, 0)
+"""No command of the store needs more than MongoDB 6.0 (`$in` in the filter of a partial index)."""
+OLDEST_SHARDED = (8, 0)
+"""Which clock `$$NOW` is behind a router is not documented. It was measured on 8.2 alone."""
 _REFUSED = 18
 _FORBIDDEN = 13
 _INDEX_CONFLICTS = frozenset({85, 86})
@@ -74,11 +78,11 @@ def duplicates_only(error: BulkWriteError) -> bool:
     return bool(failed) and not concerned and all(one["code"] == DUPLICATE for one in failed)
 
 
-def too_old(version: str) -> StoreError:
-    oldest = ".".join(map(str, OLDEST))
+def too_old(version: str, oldest: tuple[int, int] = OLDEST) -> StoreError:
+    where = " for a sharded cluster" if oldest == OLDEST_SHARDED else ""
     return StoreError(
-        f"the MongoDB server is {version}; Mainspring needs {oldest} or later (and is tested"
-        " with 8.2). Upgrade the server, or use another store"
+        f"the MongoDB server is {version}; Mainspring needs {'.'.join(map(str, oldest))} or later"
+        f"{where} (and is tested with 8.2). Upgrade the server, or use another store"
     )
 
 

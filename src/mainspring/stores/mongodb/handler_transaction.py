@@ -13,8 +13,8 @@ that session first (`end_orphans`).
 
 An async client of the driver belongs to one event loop, and handlers run on another loop than the
 store. So each loop of handlers gets its own client at its first transaction. Sync handlers, which
-run in threads, share one sync client. Both kinds of clients have the same methods, with and without
-`await`.
+run in threads, share one sync client. A client that the program gave to the store is used where it
+fits. Both kinds of clients have the same methods, with and without `await`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,16 @@ from pymongo.read_concern import ReadConcern
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores.mongodb.codec import expecting
-from mainspring.stores.mongodb.collections import BY_ID, Database, Document
+from mainspring.stores.mongodb.collections import (
+    BY_ID,
+    AnyClient,
+    Collection,
+    Database,
+    Document,
+)
 from mainspring.stores.mongodb.commit import EncodedChange
 from mainspring.stores.mongodb.counters import count_updates
 from mainspring.stores.mongodb.errors import translating
-from mainspring.stores.mongodb.url import MongoUrl, driver_defaults
 from mainspring.stores.protocol import Held
 
 __all__ = ["Clients", "MongoTransaction", "end_orphans"]
@@ -63,8 +68,9 @@ class _LoopClient:
 class Clients:
     """The clients of handlers' transactions. `of_loop` and `sync` are called from any thread."""
 
-    def __init__(self, url: MongoUrl, db: Database) -> None:
-        self._url = url
+    def __init__(self, options: dict[str, Any], given: AnyClient | None, db: Database) -> None:
+        self._options = options
+        self._given = given
         self._db = db
         self._loop = asyncio.get_running_loop()
         self._guard = threading.Lock()
@@ -72,32 +78,36 @@ class Clients:
         self._sync: MongoClient[Document] | None = None
 
     def runs(self, client: Any) -> Any:
-        return client[self._url.database][self._db.runs.name]
+        return self._collection(client, self._db.runs)
 
     def counters(self, client: Any) -> Any:
-        return client[self._url.database][self._db.counters.name]
+        return self._collection(client, self._db.counters)
+
+    def _collection(self, client: Any, ours: Collection) -> Any:
+        codec_options = self._db.client.codec_options
+        return client[ours.database.name].get_collection(ours.name, codec_options=codec_options)
 
     def of_loop(self) -> AsyncMongoClient[Document]:
         """The client of the running loop."""
         loop = asyncio.get_running_loop()
+        if isinstance(self._given, AsyncMongoClient) and self._given._loop in (None, loop):
+            return self._given
         if loop is self._loop:
             return self._db.client
         known = self._of_loops.get(loop)
         if known is None:
-            url = self._url.url
-            known = _LoopClient(
-                AsyncMongoClient(url, **driver_defaults(url)), asyncio.Event(), Future()
-            )
+            known = _LoopClient(AsyncMongoClient(**self._options), asyncio.Event(), Future())
             self._of_loops[loop] = known
             closing = loop.create_task(self._close_in_time(loop, known))
             closing.add_done_callback(lambda _: known.closed.set_result(None))
         return known.client
 
     def sync(self) -> MongoClient[Document]:
+        if isinstance(self._given, MongoClient):
+            return self._given
         with self._guard:
             if self._sync is None:
-                url = self._url.url
-                self._sync = MongoClient(url, **driver_defaults(url))
+                self._sync = MongoClient(**self._options)
             return self._sync
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 
 from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.errors import OLDEST, ambiguous, too_old
+from mainspring.stores.mongodb.errors import OLDEST, OLDEST_SHARDED, ambiguous, too_old
 from mainspring.stores.mongodb.migration import complete_half_made
 
 __all__ = [
@@ -107,8 +107,7 @@ async def is_there(database: Database) -> bool:
 
 async def prepare(database: Database) -> None:
     """Create what is missing. Several clients may do this at once, and again."""
-    await _check_version(database)
-    await refuse_standalone(database)
+    await _check_version(database, sharded=await refuse_standalone(database))
     await make_wakeups(database)
     await _make_collections(database)
     there = await _existing(database)
@@ -133,22 +132,26 @@ async def prepare(database: Database) -> None:
         )
 
 
-async def refuse_standalone(database: Database) -> None:
-    """Raise if the server is neither a member of a replica set nor a cluster's router."""
+async def refuse_standalone(database: Database) -> bool:
+    """Raise if the server is neither a member of a replica set nor a cluster's router; return
+    whether it is a router."""
     hello: dict[str, Any] = await database.client.admin.command("hello")
-    if "setName" not in hello and hello.get("msg") != "isdbgrid":
+    sharded = hello.get("msg") == "isdbgrid"
+    if "setName" not in hello and not sharded:
         raise StoreError(
             "this MongoDB server is neither a member of a replica set nor a cluster's router, and"
             " only those have the transactions that Mainspring needs. A replica set of one member"
             " is enough: start the server with `--replSet rs0` (or `replication.replSetName: rs0`"
             " in its configuration), then run `rs.initiate()` once in mongosh. The data stays"
         )
+    return sharded
 
 
-async def _check_version(database: Database) -> None:
+async def _check_version(database: Database, *, sharded: bool) -> None:
+    oldest = OLDEST_SHARDED if sharded else OLDEST
     build: dict[str, Any] = await database.client.admin.command("buildInfo")
-    if tuple(build["versionArray"][:2]) < OLDEST:
-        raise too_old(build["version"])
+    if tuple(build["versionArray"][:2]) < oldest:
+        raise too_old(build["version"], oldest)
 
 
 async def make_wakeups(database: Database) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any, cast
 
 from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.errors import PyMongoError
@@ -33,7 +34,7 @@ from mainspring.stores.mongodb.claim import (
     release_set_aside,
 )
 from mainspring.stores.mongodb.claim_partition import ClaimPartition
-from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.collections import AnyClient, Database, Document
 from mainspring.stores.mongodb.commit import commit_changes
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
@@ -43,7 +44,13 @@ from mainspring.stores.mongodb.prune import prune_runs
 from mainspring.stores.mongodb.renew import renew_leases
 from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
 from mainspring.stores.mongodb.sessions import SessionPool
-from mainspring.stores.mongodb.url import MongoUrl, driver_defaults
+from mainspring.stores.mongodb.url import (
+    DEFAULT_DATABASE,
+    DEFAULT_PREFIX,
+    MongoUrl,
+    client_options,
+    driver_defaults,
+)
 from mainspring.stores.paging import pages
 from mainspring.stores.protocol import (
     Added,
@@ -81,10 +88,32 @@ class _Session:
 
 
 class MongoStore:
-    """`clock` replaces the servers' clocks, in tests of one client at a time."""
+    """The store in a database: that of a `url`, or the `database` of a client that you have made.
 
-    def __init__(self, url: str, clock: Clock | None = None) -> None:
-        self.mongo_url = MongoUrl.of(url)
+    An async client belongs to one event loop, and a scheduler has a loop of its own. So the store
+    makes its own connections, as your client would make them; your client stays yours, and the
+    store never closes it. `ctx.transaction()` gives a session of your client.
+
+    `clock` replaces the servers' clocks, in tests of one client at a time.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        clock: Clock | None = None,
+        *,
+        client: AnyClient | None = None,
+        database: str = DEFAULT_DATABASE,
+        prefix: str = DEFAULT_PREFIX,
+    ) -> None:
+        if (url is None) == (client is None):
+            raise InvalidInput("give MongoStore a URL or a client: one of the two", field="client")
+        self._client = client
+        self.mongo_url = (
+            MongoUrl.of(url)
+            if url is not None
+            else MongoUrl.of_client(cast("AnyClient", client), database, prefix)
+        )
         self._time = ServerTime() if clock is None else GivenTime(clock)
         self._session: _Session | None = None
 
@@ -114,7 +143,7 @@ class MongoStore:
         if self._session is not None:  # another task has opened it meanwhile
             await db.client.close()
             return
-        clients = Clients(self.mongo_url, db)
+        clients = Clients(self._client_options(), self._client, db)
         partition = ClaimPartition(random.Random(), db.time.elapsed)
         notifier = Notifier(db, partition)
         self._session = _Session(db, notifier, clients, asyncio.get_running_loop(), partition)
@@ -273,12 +302,18 @@ class MongoStore:
 
         return MongoTransaction(session.clients, held, blocking=blocking, committed=notify_waiters)
 
-    def _connect(self) -> Database:
+    def _client_options(self) -> dict[str, Any]:
+        """The arguments for clients of the driver."""
+        if self._client is not None:
+            return client_options(self._client)
         url = self.mongo_url.url
+        return {"host": url, **driver_defaults(url)}
+
+    def _connect(self) -> Database:
         try:
-            client: AsyncMongoClient[Document] = AsyncMongoClient(url, **driver_defaults(url))
+            client: AsyncMongoClient[Document] = AsyncMongoClient(**self._client_options())
         except (PyMongoError, ValueError, OSError) as error:  # also: no such certificate
-            raise InvalidInput(f"{without_password(url)} cannot be used: {error}") from error
+            raise InvalidInput(f"{self.info().location} cannot be used: {error}") from error
         # Claims, limits and overlap are decided by what was written last, whatever the URL says.
         handle = client.get_database(
             self.mongo_url.database,

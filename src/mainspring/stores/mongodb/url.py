@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from mainspring.errors import InvalidInput
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["MongoUrl"]
+__all__ = ["DEFAULT_DATABASE", "DEFAULT_PREFIX", "MongoUrl", "client_options", "driver_defaults"]
 
 DEFAULT_DATABASE = "mainspring"
 DEFAULT_PREFIX = "mainspring_"
@@ -42,11 +42,7 @@ class MongoUrl(NamedTuple):
                 prefix = unquote(value)
             else:
                 options.append(option)
-        if not _PREFIX.fullmatch(prefix):
-            raise InvalidInput(
-                f"{OPTION} is a letter or _ and then at most 63 letters, digits, _ . or -,"
-                f" not {prefix!r}"
-            )
+        _check_prefix(prefix)
         hosts, separator, path = head.partition("://")[2].partition("/")
         database = unquote(path) or DEFAULT_DATABASE
         if not hosts or not _DATABASE.fullmatch(database):
@@ -58,10 +54,73 @@ class MongoUrl(NamedTuple):
         head = head if separator else f"{head}/"
         return cls("?".join(filter(None, (head, "&".join(options)))), database, prefix)
 
+    @classmethod
+    def of_client(cls, client: Any, database: str, prefix: str) -> MongoUrl:
+        """The servers that a client of the driver was made for, without its user and options."""
+        _check_prefix(prefix)
+        if not _DATABASE.fullmatch(database):
+            raise InvalidInput(f"{database!r} cannot be the name of a database", field="database")
+        given = _constructor_arguments(client)
+        hosts, port = given["host"] or "localhost", given["port"]
+        servers = [
+            host.partition("://")[2] or (host if port is None else f"{host}:{port}")
+            for host in ([hosts] if isinstance(hosts, str) else hosts)
+        ]
+        named = ",".join(re.split("[/?]", server.rpartition("@")[2])[0] for server in servers)
+        return cls(f"mongodb://{named}/{database}", database, prefix)
+
+
+def _check_prefix(prefix: str) -> None:
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidInput(
+            f"{OPTION} is a letter or _ and then at most 63 letters, digits, _ . or -,"
+            f" not {prefix!r}"
+        )
+
+
+def client_options(client: Any) -> dict[str, Any]:
+    """The arguments for another client like this one: its servers, user, TLS and listeners. What it
+    makes of documents is its own, and so is encryption in the client."""
+    given = _constructor_arguments(client)
+    hosts = given["host"] or ()
+    urls = [hosts] if isinstance(hosts, str) else hosts
+    ours = {
+        name: value
+        for name, value in driver_defaults("&".join(map(str, urls))).items()
+        if name.lower() not in {key.lower() for key in given} | _OF_DOCUMENTS
+    }
+    kept = {
+        name: value
+        for name, value in given.items()
+        if name.lower() not in _OF_DOCUMENTS and value is not None
+    }
+    return {**kept, **ours, "tz_aware": True}
+
+
+_OF_DOCUMENTS = frozenset(
+    {
+        "document_class",
+        "tz_aware",
+        "tzinfo",
+        "type_registry",
+        "datetime_conversion",
+        "unicode_decode_error_handler",
+        "uuidrepresentation",
+        "auto_encryption_opts",
+    }
+)
+
+
+def _constructor_arguments(client: Any) -> dict[str, Any]:
+    """What the client was made with. The driver keeps it to make copies of a client itself."""
+    arguments: dict[str, Any] = client._init_kwargs
+    return arguments
+
 
 def driver_defaults(url: str) -> dict[str, Any]:
     """Options for the driver that the URL does not set."""
-    given = {option.partition("=")[0].lower() for option in url.partition("?")[2].split("&")}
+    options = url.partition("?")[2].replace("?", "&")
+    given = {option.partition("=")[0].lower() for option in options.split("&")}
     ours = {
         "w": "majority",
         "timeoutMS": 5_000,
