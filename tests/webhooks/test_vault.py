@@ -20,7 +20,7 @@ from mainspring import Event, Scheduler, State
 from mainspring.core.model import Job, Sealed, Webhook, replace
 from mainspring.errors import InvalidInput, SecretKeyMissing
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import JobQuery
+from mainspring.stores.protocol import JobQuery, NoteQuery, StoreInfo
 from mainspring.testing.store_calls import put_job
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
 from mainspring.webhooks.service import masked_headers
@@ -36,10 +36,12 @@ NOW = datetime(2030, 1, 1, tzinfo=UTC)
 class SharedStore(MemoryStore):
     """As a shared store is to the vault: neither a file nor this process's own memory."""
 
+    def info(self) -> StoreInfo:
+        return msgspec.structs.replace(super().info(), shared=True)
+
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> SharedStore:
-    monkeypatch.setattr("mainspring.webhooks.service._keys_of", lambda store: [])
     monkeypatch.delenv(VARIABLE, raising=False)
     return SharedStore()
 
@@ -159,23 +161,44 @@ async def test_on_the_embedded_store_the_page_works_out_of_the_box(tmp_path: Pat
     assert not _holding(tmp_path, b"s3cr3t")
 
 
-async def test_on_a_shared_store_without_a_key_secrets_are_refused(
-    shared: SharedStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with endpoint() as end, scheduler(store=shared) as mainspring:
+async def test_a_shared_store_keeps_a_key_of_its_own_if_none_is_given(shared: SharedStore) -> None:
+    async with (
+        endpoint() as end,
+        scheduler(store=shared, workers=0) as one,
+        scheduler(store=shared) as other,
+    ):
         webhook = {"url": end.url, "headers": {"Authorization": TOKEN}}
-        with pytest.raises(SecretKeyMissing, match=f"set {VARIABLE} to the same base64"):
-            await mainspring.add_job("call", webhook=webhook)
-        given = {"url": end.url, "signing_secret": new_signing_secret()}
-        with pytest.raises(SecretKeyMissing):
-            await mainspring.add_job("call", webhook=given)
-        await mainspring.add_job("call", webhook=end.url)
-        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
-    assert "webhook-signature" not in end.requests[0].headers
-    assert "webhooks are not signed" in caplog.text
+        await one.add_job("call", webhook=webhook)
+        await other.add_job("other", webhook=webhook)
+        for job in ("call", "other"):
+            await other.wait((await one.trigger(job)).id, timeout=10)
+        page = await shared.notes(NoteQuery(kind="secret-key"))
+    assert [request.headers["authorization"] for request in end.requests] == [TOKEN, TOKEN]
+    assert all("webhook-signature" in request.headers for request in end.requests)
+    assert len(page.items) == 1
+    assert b"s3cr3t" not in msgspec.json.encode(page.items[0].value)
 
 
-async def test_on_a_shared_store_every_process_needs_the_key(shared: SharedStore) -> None:
+async def test_a_given_key_encrypts_and_the_key_in_the_store_still_decrypts(
+    shared: SharedStore,
+) -> None:
+    keys = WebhookSettings(allow=["127.0.0.1"], secret_keys=[new_key()])
+    async with endpoint() as end:
+        webhook = {"url": end.url, "headers": {"Authorization": TOKEN}}
+        async with scheduler(store=shared, workers=0) as first:
+            await first.add_job("old", webhook=webhook)
+        async with scheduler(store=shared, webhooks=keys) as later:
+            await later.add_job("new", webhook=webhook)
+            for job in ("old", "new"):
+                await later.wait((await later.trigger(job)).id, timeout=10)
+            assert await later.reseal_secrets() == 1
+            sealed = [job.webhook for job in (await later.list_jobs()).items]
+    used = {one.key for hook in sealed if hook for one in hook.secret_headers.values()}
+    assert used == {later.webhooks.vault.key_ids[0]}
+    assert [request.headers["authorization"] for request in end.requests] == [TOKEN, TOKEN]
+
+
+async def test_a_process_without_the_given_key_says_which_it_lacks(shared: SharedStore) -> None:
     keys = WebhookSettings(allow=["127.0.0.1"], secret_keys=[new_key()])
     async with endpoint() as end:
         async with scheduler(store=shared, webhooks=keys, workers=0) as mainspring:
@@ -199,14 +222,10 @@ def _holding(folder: Path, text: bytes) -> list[str]:
 async def test_on_a_real_cluster(
     replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused without a key; with one, sealed, and sent and signed by another scheduler."""
+    """Sealed with the given key, and sent and signed by another scheduler."""
     cluster = with_database(replica_set_url, database_name)
-    monkeypatch.delenv(VARIABLE, raising=False)
     async with endpoint() as end:
         webhook = {"url": end.url, "headers": {"Authorization": TOKEN}, "body": {"n": 1}}
-        async with scheduler(store=cluster, workers=0) as mainspring:
-            with pytest.raises(SecretKeyMissing, match=f"set {VARIABLE}"):
-                await mainspring.add_job("call", webhook=webhook)
         monkeypatch.setenv(VARIABLE, new_key())
         secret = new_signing_secret()
         async with scheduler(store=cluster, workers=0) as mainspring:

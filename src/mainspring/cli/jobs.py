@@ -298,7 +298,7 @@ def _make_secret(client: Client, options: dict[str, Any]) -> str | None:
         webhook = {"url": webhook}
     if not isinstance(webhook, dict) or webhook.get("signing_secret") is not None:
         return None
-    if not client.webhooks.available or not client.webhooks.vault.is_usable:
+    if not client.webhooks.can_sign:
         return None
     secret = new_signing_secret()
     options["webhook"] = {**webhook, "signing_secret": secret}

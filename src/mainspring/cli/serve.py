@@ -48,7 +48,8 @@ def register(app: typer.Typer) -> None:
         epilog=example(
             "mainspring serve",
             "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
-            "mainspring serve --app app:scheduler --allow-private 10.0.0.0/8",
+            "mainspring serve --allow-private 10.0.0.0/8",
+            "mainspring serve --app app:scheduler",
             "mainspring serve --file mainspring.toml",
             "mainspring serve --demo",
         ),

@@ -334,6 +334,8 @@ class Client:
         replace: bool,
         dry_run: bool,
     ) -> Job:
+        if given["webhook"] is not None:
+            await self.load_secret_key()
         draft = self.draft(id, defaults=defaults, **given)
         job_operations = self._running().job_operations
         if not replace:
@@ -363,6 +365,9 @@ class Client:
         """Change fields of a job made by `add_job`; what is not named stays. A `signing_secret`
         replaces that of a webhook, as `rotate_secret` does. `expected_version` is the job as you
         read it: if it was edited since, `JobChanged` is raised (a slot that fired is no edit)."""
+
+        if "webhook" in changes or "signing_secret" in changes:
+            await self.load_secret_key()
 
         def edit(job: Job, now: datetime) -> Job:
             return self.edited(job, now, changes)
@@ -402,6 +407,8 @@ class Client:
         `with_handlers=False` does not import the handlers: for a machine without their code.
         """
         jobs = read_job_file(file)
+        if any("webhook" in given for given in jobs.jobs.values()):
+            await self.load_secret_key()
         drafts = self._draft_jobs(jobs, Owner.FILE, with_handlers=with_handlers)
 
         def keep_from_stored(draft: Job, stored: Job) -> Job:
@@ -460,12 +467,19 @@ class Client:
             draft, webhook=self.webhooks.replace_stored(draft, stored, own_secret=own_secret)
         )
 
+    async def load_secret_key(self) -> None:
+        """Get ready to encrypt and decrypt secrets of webhooks: on a shared store without
+        MAINSPRING_SECRET_KEY the key is in the store. Methods that store a webhook do it."""
+        self._running()
+        await self._call(self.webhooks.load_store_key())
+
     async def rotate_secret(
         self, id: str, *, old_valid_for: Span = "24h", secret: str | None = None
     ) -> str:
         """Give a webhook job another signing secret, and return it; it is not shown again. For
         `old_valid_for` requests are also signed with the old one, so that receivers have time to
         change."""
+        await self.load_secret_key()
         shown: list[str] = []
 
         def rotate(job: Job, now: datetime) -> Job:
@@ -481,6 +495,7 @@ class Client:
     async def reseal_secrets(self) -> int:
         """Encrypt again, with the newest key, every secret that an older key encrypted. Returns
         the number of jobs changed."""
+        await self.load_secret_key()
         job_operations, webhooks = self._running().job_operations, self.webhooks
         return await self._call(job_operations.edit_all(webhooks.has_old_secrets, webhooks.reseal))
 

@@ -90,7 +90,7 @@ class WebhookHandler(Handler):
         webhook = job.webhook
         if webhook is None:
             raise GiveUp(f"job {job.id!r} is no longer a webhook job")
-        opened = self._webhooks.decrypt(job)
+        opened = await self._webhooks.decrypt_with_store_key(job)
         request = opened.prepare(_attempt_facts(ctx, now))
         response = PartialResponse()
         with trace_call(request, ctx) as (span, trace_headers):

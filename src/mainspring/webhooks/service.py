@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 from msgspec import Struct
 
 from mainspring.core.durations import duration
-from mainspring.core.model import Job, SigningSecret, Webhook, replace
+from mainspring.core.model import Job, Note, SigningSecret, Webhook, replace
 from mainspring.core.policy import Span
-from mainspring.errors import InvalidInput, install_advice
-from mainspring.stores.protocol import Store
+from mainspring.errors import InvalidInput, SecretKeyMissing, install_advice
+from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 from mainspring.webhooks import definition
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.headers import MASK
@@ -48,6 +48,9 @@ log = logging.getLogger("mainspring")
 
 HANDLER = "webhook"
 """The name of the built-in handler."""
+
+KEY_NOTE = "secret-key"
+"""The kind and the name of the note that holds a shared store's own key."""
 
 MAX_DECRYPTED = 10_000
 """How many jobs' decrypted secrets are kept in memory."""
@@ -103,6 +106,7 @@ class Webhooks:
         self.allow = AllowList.of(self.settings.allow)
         self._client: WebhookClient | None = None
         self._decrypted: dict[str, DecryptedWebhook] = {}
+        self._has_read_store_key = False
 
     @cached_property
     def available(self) -> bool:
@@ -113,17 +117,44 @@ class Webhooks:
     def vault(self) -> Vault:
         self._require_extra()
         file, former_file = _files(self._store)
-        vault = Vault.of(
+        return Vault.of(
             [*self.settings.secret_keys, *_keys_of(self._store)],
             file=file,
             former_file=former_file,
         )
-        if not vault.is_usable:
-            log.warning(
-                "there is no key for secrets on this shared store: webhooks are not signed, and"
-                " secret headers are refused, until MAINSPRING_SECRET_KEY is set"
+
+    async def load_store_key(self, *, again: bool = False) -> None:
+        """Read the key that a shared store keeps for its secrets, and make it if no other key is
+        given. Of several processes that make it at once all use the first. It is read once, and
+        `again` if a secret needs a key that is not known. Must run on the engine's loop."""
+        if not self._keeps_key_in_store or not self.available:
+            return
+        if self._has_read_store_key and not again:
+            return
+        query = NoteQuery(kind=KEY_NOTE, names=frozenset({KEY_NOTE}), limit=1)
+        page = await self._store.notes(query)
+        if not page.items and not self.vault.is_usable:
+            note = Note(kind=KEY_NOTE, name=KEY_NOTE, value={"key": new_key()})
+            await self._store.put_notes([NoteWrite.put(note)])
+            page = await self._store.notes(query)
+            log.info(
+                "made a key for the secrets of webhooks, which is kept in the store itself: set %s"
+                " to encrypt them with a key that is not in the store",
+                VARIABLE,
             )
-        return vault
+        if page.items:
+            self.vault.add_key(page.items[0].value["key"])
+        self._has_read_store_key = True
+
+    @property
+    def can_sign(self) -> bool:
+        """Whether there is a key to encrypt signing secrets with, or one can be made."""
+        return self.available and (self.vault.is_usable or self._keeps_key_in_store)
+
+    @property
+    def _keeps_key_in_store(self) -> bool:
+        info = self._store.info()
+        return info.shared and info.file is None
 
     def check_keys(self) -> None:
         """Raise at start if a key is invalid, rather than in every call. Loads nothing if no key is
@@ -215,6 +246,14 @@ class Webhooks:
             return False
         sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
         return any(map(self.vault.is_outdated, sealed))
+
+    async def decrypt_with_store_key(self, job: Job) -> DecryptedWebhook:
+        """As `decrypt`, also with the key that the store keeps. Must run on the engine's loop."""
+        try:
+            return self.decrypt(job)
+        except SecretKeyMissing:
+            await self.load_store_key(again=True)
+            return self.decrypt(job)
 
     def decrypt(self, job: Job) -> DecryptedWebhook:
         """The job's webhook with decrypted secrets, computed once for a definition: decrypting

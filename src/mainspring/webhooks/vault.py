@@ -7,8 +7,9 @@ or host.
 
 Keys come from the settings, from the environment (MAINSPRING_SECRET_KEY: one key, or several
 separated by commas, the newest first), and on the embedded store from a file beside the database,
-which is created at first use and readable only by its owner. On a shared store there is no such
-file, and secrets are refused until a key is given.
+which is created at first use and readable only by its owner. On a shared store without a given key
+the store itself keeps one (`Webhooks.load_store_key`). That hides secrets from people who see
+single jobs, not from those who can read the whole store.
 """
 
 from __future__ import annotations
@@ -109,6 +110,11 @@ class Vault:
     def key_ids(self) -> tuple[str, ...]:
         """The ids of all keys; the first one encrypts."""
         return tuple(self._ciphers)
+
+    def add_key(self, text: str) -> None:
+        """Use a key that the store keeps: to decrypt, and to encrypt if no other is given."""
+        self._given = tuple(dict.fromkeys((*self._given, _key(text))))
+        self._load()
 
     def seal(self, text: str, *bound: str) -> Sealed:
         """Encrypt a secret for one use. `bound` names that use (job, header, origin); `open` needs

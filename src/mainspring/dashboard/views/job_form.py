@@ -49,7 +49,7 @@ async def new_job(request: Request) -> Response:
         tag=None,
         slots=[],
         scheduler_zone=service.client.timezone,
-        signs=service.client.webhooks.vault.is_usable,
+        signs=service.client.webhooks.can_sign,
         methods=_methods(None),
     )
 
@@ -74,7 +74,7 @@ async def edit_job(request: Request, id: JobPath) -> Response:
         tag=etag(job),
         slots=[to_iso(slot) for slot in slots],
         scheduler_zone=service.client.timezone,
-        signs=service.client.webhooks.vault.is_usable,
+        signs=service.client.webhooks.can_sign,
         methods=_methods(job),
     )
 

@@ -122,6 +122,7 @@ async def update_job(
 ) -> tuple[Job, str | None]:
     """Change a job. Returns it, and its new signing secret if one was asked for."""
     secret = new_signing_secret() if body.sent.get("rotate_secret") else None
+    await service.client.load_secret_key()
     for _ in range(MAX_EDIT_TRIES):
         job = await service.client.get_job(id)
         _check_if_match(job, if_match)
@@ -232,8 +233,10 @@ async def _add_job(
         why = "only a job that calls an endpoint has a request to show"
         faults = merge_faults(faults, [FieldError("endpoint", why)])
     options = job_options(body, service.settings, service.client.defaults)
+    if "webhook" in options:
+        await service.client.load_secret_key()
     secret = None
-    if "webhook" in options and service.client.webhooks.vault.is_usable:
+    if "webhook" in options and service.client.webhooks.can_sign:
         secret = options["webhook"]["signing_secret"] = new_signing_secret()
     with _named_fields(body, faults):
         if faults:
@@ -294,6 +297,7 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
         )
     if body is not None:  # as a real trigger checks it
         check_payload(body)
+    await service.client.load_secret_key()
     made = service.client.webhooks.preview(job, await service.client.now(), body=body)
     return {
         "jobId": job.id,
