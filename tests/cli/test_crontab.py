@@ -28,12 +28,13 @@ def test_schedules_are_carried_over(line: str, options: dict[str, Any]) -> None:
 
 
 def test_comments_zones_and_variables() -> None:
-    made = imported("# a\n# b\n0 1 * * * one\n\n# lost\n\nTZ=Asia/Tokyo\nA='x y'\n0 2 * * * two\n")
+    zones = "CRON_TZ=Asia/Tokyo\nTZ=Europe/Berlin\n"
+    made = imported(f"# a\n# b\n0 1 * * * one\n\n# lost\n\n{zones}A='x y'\n0 2 * * * two\n")
     assert made.jobs["one"]["description"] == "a b"
     assert "timezone" not in made.jobs["one"]
     assert (made.jobs["two"]["description"], made.jobs["two"]["timezone"]) == ("two", "Asia/Tokyo")
     assert made.defaults == {"overlap": "allow", "misfire": "skip"}
-    assert "{'A': 'x y'}" in made.functions[1]
+    assert "{'TZ': 'Europe/Berlin', 'A': 'x y'}" in made.functions[1]
     assert "{}" in made.functions[0]
     assert made.remarks == []
 
@@ -101,3 +102,13 @@ def test_names_are_free_and_are_names_of_functions() -> None:
 )
 def test_a_job_is_named_after_the_program_and_not_after_cd(command: str, name: str) -> None:
     assert [*read_crontab(f"0 4 * * * {command}", "crontab").jobs] == [name]
+
+
+def test_a_failing_command_keeps_its_output() -> None:
+    made = imported("0 0 * * * echo row 7; echo bad row >&2; exit 3")
+    [name] = made.jobs
+    handlers: dict[str, Any] = {}
+    exec(made.handlers(), handlers)
+    with pytest.raises(RuntimeError) as failed:
+        handlers[name]()
+    assert str(failed.value) == "exit code 3: bad row\noutput: row 7"

@@ -191,3 +191,14 @@ def test_aliases_that_repeat_a_part_or_hold_themselves_are_read() -> None:
     nested = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))
     text = f"kind: Other\na0: &a0 [1]\n{nested}self: &self [*self]\n"
     assert [one.what for one in read_manifests(text, "x.yaml").remarks] == ["Other"]
+
+
+@pytest.mark.parametrize("name", ["TZ", "CRON_TZ"])
+def test_a_zone_inside_the_schedule_is_carried_over(name: str) -> None:
+    spec = f"schedule: '{name}=Asia/Tokyo 0 3 * * *'"
+    made = read_manifests(f"kind: CronJob\nmetadata: {{name: a}}\nspec: {{{spec}}}\n", "x.yaml")
+    assert (made.jobs["a"]["schedule"], made.jobs["a"]["timezone"]) == ("0 3 * * *", "Asia/Tokyo")
+    both = f"kind: CronJob\nmetadata: {{name: a}}\nspec: {{{spec}, timeZone: UTC}}\n"
+    refused = read_manifests(both, "x.yaml")  # as Kubernetes does
+    assert refused.jobs == {}
+    assert "it names a zone, and timeZone 'UTC' too" in str(refused.remarks[0])

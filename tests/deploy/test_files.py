@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 from mainspring import Scheduler
 from mainspring.cli.program import app as program
+from mainspring.core.durations import duration
+from mainspring.core.policy import memory_size
 from mainspring.dashboard.app import create_app
 from mainspring.engine.worker import DRAIN_GRACE
 from mainspring.service.server import FINISH_SECONDS
@@ -32,6 +34,8 @@ KUBERNETES = {
 }
 DEPLOYMENT = KUBERNETES["deployment.yaml"]
 POD = DEPLOYMENT["spec"]["template"]["spec"]
+WORKER = KUBERNETES["worker.yaml"]
+WORKER_POD = WORKER["spec"]["template"]["spec"]
 FIRST_KEY_POD = KUBERNETES["first-key.yaml"]["spec"]["template"]["spec"]
 [CONTAINER] = POD["containers"]
 SERVICES = COMPOSE["services"]
@@ -59,6 +63,7 @@ def everywhere() -> list[tuple[str, dict[str, str]]]:
     return [
         ("Dockerfile", container_settings()),
         ("deployment.yaml", {one["name"]: one["value"] for one in CONTAINER["env"]}),
+        ("worker.yaml", {e["name"]: e["value"] for e in WORKER_POD["containers"][0]["env"]}),
         ("secret.example.yaml", secret),
         ("mainspring.env.example", settings_of((DEPLOY / "mainspring.env.example").read_text())),
         *((f"compose.yaml {name}", one["environment"]) for name, one in OURS.items()),
@@ -78,6 +83,7 @@ def test_every_setting_is_one_that_the_service_reads(where: str, given: dict[str
     [
         CONTAINER["args"],
         FIRST_KEY_POD["containers"][0]["args"],
+        WORKER_POD["containers"][0]["args"],
         json.loads(docker_steps("CMD")[-1]),
         *(
             re.findall(r"^ExecStart=/opt/mainspring/bin/mainspring (.*)$", unit, re.MULTILINE)[
@@ -148,7 +154,7 @@ def test_nothing_runs_as_root_or_writes_outside_its_data() -> None:
     [folder] = docker_steps("VOLUME")
     assert (user, folder) == ("10001:10001", "/data")
     assert docker_steps("WORKDIR")[-1] == folder  # the embedded store and its key lie there
-    for pod in (POD, FIRST_KEY_POD):
+    for pod in (POD, WORKER_POD, FIRST_KEY_POD):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == int(user.split(":")[0])
         [container] = pod["containers"]
@@ -192,9 +198,25 @@ def test_manifests_belong_together() -> None:
     assert budget["spec"]["selector"]["matchLabels"] == labels
     assert budget["spec"]["maxUnavailable"] < DEPLOYMENT["spec"]["replicas"]
     secret = KUBERNETES["secret.example.yaml"]["metadata"]["name"]
-    for pod in (POD, FIRST_KEY_POD):
+    for pod in (POD, WORKER_POD, FIRST_KEY_POD):
         assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": secret}}]
         assert pod["enableServiceLinks"] is False  # they would set variables of their own
+
+
+def test_the_worker_has_time_to_drain_and_stops_growing_runs_before_the_container_is_killed() -> (
+    None
+):
+    [worker] = WORKER_POD["containers"]
+    words = worker["args"]
+    drain = duration(words[words.index("--drain-timeout") + 1], what="drain")
+    grace = timedelta(seconds=WORKER_POD["terminationGracePeriodSeconds"])
+    assert grace > drain + CLOSING
+    limit = memory_size(words[words.index("--memory-limit") + 1])
+    assert limit is not None
+    assert 1.25 * limit <= (memory_size(worker["resources"]["limits"]["memory"] + "B") or 0)
+    labels = WORKER["spec"]["template"]["metadata"]["labels"]
+    assert WORKER["spec"]["selector"]["matchLabels"] == labels
+    assert labels != DEPLOYMENT["spec"]["template"]["metadata"]["labels"]  # the service is not its
 
 
 def test_images_are_one_version_and_come_from_no_named_registry() -> None:

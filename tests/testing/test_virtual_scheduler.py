@@ -547,3 +547,18 @@ async def test_slots_fire_though_the_program_fires_none_itself() -> None:
         await test.tick("1h")
         assert len(test.runs("tick")) == 12
     assert not scheduler.enabled
+
+
+async def test_the_history_of_a_year_is_kept_unless_a_job_says_otherwise() -> None:
+    scheduler = Scheduler("memory://", retention="1d", history=3)
+
+    @scheduler.job("@monthly")
+    async def monthly() -> None: ...
+
+    @scheduler.job("@monthly", history=2)
+    async def pruned() -> None: ...
+
+    async with TestScheduler(scheduler) as test:
+        await test.tick("366d")
+        test.assert_succeeded(monthly, times=12)
+        test.assert_succeeded(pruned, times=2)

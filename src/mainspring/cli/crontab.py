@@ -16,7 +16,7 @@ __all__ = ["local_timezone", "read_crontab"]
 
 _VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\"[^\"]*\"|'[^']*')\s*=\s*(.*?)\s*$")
 _CHANGES_FOLDER = re.compile(r"""\s*cd\s+('[^']*'|"[^"]*"|[^\s;&'"]+)\s*(&&|;)\s*(?=\S)""")
-_ZONES = ("CRON_TZ", "TZ")
+_ZONE = "CRON_TZ"  # TZ is a variable of the command, as any other
 _FIELDS = ("minute", "hour", "day of month", "month", "day of week")
 _MAIL = ("MAILTO", "MAILFROM")
 _AT_START = "@reboot"
@@ -45,7 +45,7 @@ def read_crontab(
             comments.append(stripped.lstrip("#").strip())
         elif found := _VARIABLE.match(line):
             name, value = found[1].strip("\"'"), found[2].strip("\"'")
-            if name in _ZONES:
+            if name == _ZONE:
                 zone = value
             elif name == "RANDOM_DELAY":
                 why = f'no job is delayed: jitter = "{value}m" of a job does the same'

@@ -96,7 +96,10 @@ def run(
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"exit code {{done.returncode}}: {{done.stderr.strip()[-2000:]}}")
+        said = [f"exit code {{done.returncode}}: {{done.stderr.strip()[-3000:]}}"]
+        if output := done.stdout.strip()[-3000:]:
+            said.append(f"output: {{output}}")
+        raise RuntimeError("\\n".join(said))
     return done.stdout[-20_000:]
 '''
 

@@ -35,6 +35,7 @@ _FIELDS = {
 }
 """The fields that become these options of a job."""
 
+_INLINE_ZONE = re.compile(r"\s*(?:CRON_)?TZ=(?P<zone>\S+)\s+(?P<schedule>\S.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^()]+)\))")
 
 Path = tuple[Any, ...]
@@ -148,8 +149,13 @@ def _add(made: Imported, manifest: _Manifest) -> None:
 
 def _options(manifest: _Manifest, remark: AddRemark) -> dict[str, Any]:
     spec, job = manifest.table("spec"), manifest.table(*_JOB)
-    options: dict[str, Any] = {"schedule": manifest.text("spec", "schedule") or ""}
-    if (zone := manifest.text("spec", "timeZone")) is not None:
+    zone, schedule = manifest.text("spec", "timeZone"), manifest.text("spec", "schedule") or ""
+    if (inline := _INLINE_ZONE.match(schedule)) is not None:
+        if zone is not None:
+            raise _Malformed(("spec", "schedule"), f"it names a zone, and timeZone {zone!r} too")
+        zone, schedule = inline["zone"], inline["schedule"]
+    options: dict[str, Any] = {"schedule": schedule}
+    if zone is not None:
         options["timezone"] = zone
     else:
         why = "without timeZone Kubernetes uses the controller's zone; UTC is assumed here"

@@ -48,6 +48,10 @@ T = TypeVar("T")
 
 START = "2030-01-01T00:00:00Z"
 
+KEPT = timedelta(days=36_500)
+"""A test may let years pass and then look at all runs. Jobs with a `retention` or `history` of
+their own are pruned as they say."""
+
 LONGEST_WAIT = 366 * 24 * 3600.0
 """Seconds of virtual time that a wait without a limit lets pass."""
 
@@ -391,6 +395,8 @@ class Bench:
             queues=None,
             lease=timedelta(hours=1),
             poll=timedelta(minutes=1),
+            retention=KEPT,
+            history=None,
             leader_election=False,
             enabled=True,
             memory_limit=None,

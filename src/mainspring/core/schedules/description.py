@@ -26,6 +26,7 @@ from mainspring.core.schedules.rrule_syntax import Freq, Rule
 __all__ = ["cron_in_words", "rule_in_words"]
 
 _MOST_TIMES = 6
+_BY_UNIT = {"second": SECOND, "minute": MINUTE, "hour": HOUR, "day": MONTH_DAY}
 _MONTHS = [
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -89,7 +90,8 @@ def _items(field: Field, text: str) -> _Items | None:
         matched.update(values)
         body, _, step = item.partition("/")
         uneven = step and (field.high - field.low + 1) % int(step)
-        if len(values) == 1 or (len(values) == 2 and uneven):  # `*/59` is hardly "every 59 minutes"
+        # `*/25` is not "every 25 minutes": it begins again with each hour.
+        if len(values) == 1 or (len(values) <= _MOST_TIMES and uneven):
             ranges += [(value, value) for value in values]
         elif int(step or 1) > 1:
             steps.append((int(step), body))
@@ -146,22 +148,31 @@ def _pattern(items: _Items | None, unit: str, at: str) -> str:
     """Hours, minutes or seconds: `every 5 minutes, and at minutes 7 and 12`."""
     if items is None:
         return f"every {unit}"
-    steps = [f"every {step} {unit}s{_bounds(body, unit, 0)}" for step, body in items.steps]
+    steps = [f"every {step} {unit}s{_bounds(body, unit, step)}" for step, body in items.steps]
     return _phrases(steps, f"{at} {_numbers(items.ranges, unit)}" if items.ranges else "")
 
 
 def _within(items: _Items, unit: str) -> str:
     """The hours or minutes in which a shorter pattern repeats: `in every third hour`."""
-    steps = [f"in every {_nth(step)} {unit}{_bounds(body, unit, 0)}" for step, body in items.steps]
+    steps = [
+        f"in every {_nth(step)} {unit}{_bounds(body, unit, step)}" for step, body in items.steps
+    ]
     return _phrases(steps, f"in {_numbers(items.ranges, unit)}" if items.ranges else "")
 
 
-def _bounds(body: str, unit: str, low: int) -> str:
-    """What an item with a step says before it: ` from minute 5 through 30`."""
+def _bounds(body: str, unit: str, step: int) -> str:
+    """Where an item with a step begins and ends: ` from minute 5 through 30`. Nothing where it goes
+    on over the end of the field in the same step: `*/15` is every 15 minutes, `*/7` is not every 7
+    minutes."""
+    field = _BY_UNIT[unit]
     start, _, end = body.partition("-")
-    if start in ("*", "?") or (int(start) == low and not end):
+    first = field.low if start in ("*", "?") else int(start)
+    goes_on = (field.high - field.low + 1) % step == 0 and first - field.low < step
+    if not end and not goes_on and field is not MONTH_DAY:  # of days, "of the month" says it
+        end = str(field.high)
+    if first == field.low and not end:
         return ""
-    return f" from {unit} {int(start)}" + (f" through {int(end)}" if end else "")
+    return f" from {unit} {first}" + (f" through {int(end)}" if end else "")
 
 
 def _phrases(steps: list[str], numbers: str) -> str:
@@ -227,7 +238,9 @@ def _month_days(text: str) -> str:
         items = _items(MONTH_DAY, ",".join(item.replace("L", "31") for item in plain))
         if items is None:
             return ""
-        words += [f"every {_nth(step)} day{_bounds(body, 'day', 1)}" for step, body in items.steps]
+        words += [
+            f"every {_nth(step)} day{_bounds(body, 'day', step)}" for step, body in items.steps
+        ]
         if items.ranges:
             words.append(_numbers(items.ranges, "day"))
     return _list([*words, *dict.fromkeys(special)]).replace("through 31", "through the last day")
