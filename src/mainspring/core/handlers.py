@@ -254,6 +254,19 @@ class Registry:
     def names(self) -> frozenset[str]:
         return frozenset(self._handlers)
 
+    def defined_again(self, later: Registry) -> list[str]:
+        """The handlers that an interactive session has defined here and in the later registry: a
+        cell of a notebook was run twice."""
+        if getattr(sys.modules.get("__main__"), "__file__", None) is not None:
+            return []
+        return sorted(
+            name
+            for name, handler in self._handlers.items()
+            if (again := later.find(name)) is not None
+            and getattr(handler.function, "__module__", None) == "__main__"
+            and _place(handler.function) == _place(again.function)
+        )
+
 
 def _is_async(function: Callable[..., Any]) -> bool:
     """Whether a call gives a coroutine: of an async function, or of an object with an async

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import random
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -48,6 +50,8 @@ from mainspring.stores.protocol import Store
 from mainspring.webhooks.settings import WebhookSettings
 
 __all__ = ["BlockingScheduler", "Scheduler"]
+
+log = logging.getLogger("mainspring")
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -368,12 +372,45 @@ class Scheduler(Client):
         self, program_loop: asyncio.AbstractEventLoop, jobs: Sequence[Job] = ()
     ) -> None:
         refuse_while_loading()
+        await self._replace_former()
         if self.workers:
             self.webhooks.check_keys()
         with ExitStack() as error_places:
             for job_set in self._job_sets:
                 error_places.enter_context(job_set.add_error_places())
             await super()._start(program_loop, [*jobs, *self._jobs_in_code.values()])
+        _STARTED.add(self)
+
+    async def _replace_former(self) -> None:
+        """Stop the scheduler that the same cell of a notebook has started before: half of the runs
+        would go on to the old functions."""
+        for former in list(_STARTED):
+            if former is self or not former.started or not self._shares_store_with(former):
+                continue
+            if names := former._registry.defined_again(self._registry):
+                log.warning(
+                    "this session defines %s again, in a new scheduler on %s: it replaces the"
+                    " former scheduler, which is stopped",
+                    ", ".join(names),
+                    self.store.info().location,
+                )
+                await former._stop_from_elsewhere()
+
+    def _shares_store_with(self, other: Scheduler) -> bool:
+        here, there = self.store.info(), other.store.info()
+        same_data = here.shared and (here.kind, here.location) == (there.kind, there.location)
+        return self.store is other.store or same_data
+
+    async def _stop_from_elsewhere(self) -> None:
+        """Stop it from another loop than its program's."""
+        loop, stop = self._program_loop, self.stop(timeout="5s")
+        if loop is asyncio.get_running_loop() or not loop.is_running():
+            await stop
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stop, loop))
+        if self._own_loop is not None:
+            await self._own_loop.close_from_loop()
+            self._own_loop = None
 
     def _show_start(self, more: str = "") -> None:
         """Show one line that says what runs where. A program that only enqueues shows none."""
@@ -437,6 +474,8 @@ class Scheduler(Client):
             raise error
         return await self._enqueue([batch])
 
+
+_STARTED: weakref.WeakSet[Scheduler] = weakref.WeakSet()
 
 _OTHER_NAMES = {
     "scheduled_job": '@scheduler.job("5m")',
