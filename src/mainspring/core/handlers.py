@@ -232,6 +232,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self.default: Handler | None = None
+        """Runs what no worker has a handler of its own for."""
 
     def add(self, handler: Handler) -> None:
         known = self._handlers.get(handler.name)
@@ -250,6 +252,12 @@ class Registry:
         if handler is None:
             raise HandlerNotFound(name, sorted(self._handlers))
         return handler
+
+    def get_for_run(self, name: str) -> Handler:
+        """The handler that runs a claimed run: its own, or the default one."""
+        if self.default is not None and name not in self._handlers:
+            return self.default
+        return self.get(name)
 
     def names(self) -> frozenset[str]:
         return frozenset(self._handlers)

@@ -82,6 +82,7 @@ ANNOUNCED = (
     "started_at",
     "seen_at",
     "takes_node_runs",
+    "has_default_handler",
     "fires",
 )
 """What a worker's note says beside its handlers and queues."""
@@ -98,6 +99,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     `takes_node_runs`: it claims its runs of `each_node` jobs; earlier versions do not.
     `fires`: it fires slots; one that was made with `enabled=False` does not.
     `memory_limit_reached`: it takes no more runs, and has to be replaced.
+    `has_default_handler`: it also runs what no worker has a handler of its own for.
     """
 
     id: str
@@ -116,9 +118,11 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     started_at: datetime | None = None
     seen_at: datetime | None = None
     takes_node_runs: bool = False
+    has_default_handler: bool = False
 
     def takes(self, handler: str, queue: str) -> bool:
-        if self.memory_limit_reached or handler not in self.handlers:
+        has_handler = handler in self.handlers or self.has_default_handler
+        if self.memory_limit_reached or not has_handler:
             return False
         return self.queues is None or queue in self.queues
 
@@ -132,7 +136,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
             "queues": None if self.queues is None else sorted(self.queues),
             "handlers": sorted(self.handlers),
         }
-        del document["takes_node_runs"]
+        del document["takes_node_runs"], document["has_default_handler"]
         return document
 
 
@@ -354,9 +358,12 @@ class LiveWorkers:
         return not without_worker([job], self._workers)
 
     def this_worker(self) -> LiveWorker:
-        settings = self._engine.settings
+        settings, registry = self._engine.settings, self._engine.registry
         return LiveWorker(
-            id=settings.worker_id, handlers=self._engine.registry.names(), queues=settings.queues
+            id=settings.worker_id,
+            handlers=registry.names(),
+            queues=settings.queues,
+            has_default_handler=registry.default is not None,
         )
 
     def _announcement(self) -> LiveWorker:

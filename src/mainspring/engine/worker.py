@@ -24,6 +24,7 @@ from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import PUT_OFF_REASON, BreakerNotes
 from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
+from mainspring.engine.default_handler import DefaultHandler
 from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import RunTransaction
@@ -34,6 +35,7 @@ from mainspring.engine.outcome import LEAST_SNOOZE, Decision, decide
 from mainspring.engine.slots import job_was_removed, make_node_run
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Telemetry
+from mainspring.errors import HandlerNotFound
 from mainspring.stores.protocol import Claim, RunQuery
 
 __all__ = ["Worker"]
@@ -98,6 +100,7 @@ class Worker:
             resume_others=self._begin_others,
             give_back=self._give_back_until,
         )
+        self._default_handler = DefaultHandler(engine)
         self._capacity_taken = 0
         self._loop_blocked = False  # the program's
         self._stuck: set[LocalAttempt] = set()
@@ -228,6 +231,7 @@ class Worker:
         return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
 
     async def _claim(self, limit: int, busy: frozenset[str]) -> int:
+        await self._default_handler.search()
         sent = self._claimed_at = self._engine.clock.monotonic()
         claim = self._make_claim(limit, busy)
         claimed = await self._engine.retrying_store.claim(claim)
@@ -255,10 +259,10 @@ class Worker:
     def _handlers(self) -> frozenset[str]:
         """The handlers that can begin here: no async ones while the program's loop is blocked."""
         registry = self._engine.registry
-        names = registry.names()
+        names = registry.names() | self._default_handler.names
         if not self._loop_blocked:
             return names | {node_handler(self._settings.worker_id)}
-        found = {name: registry.get(name) for name in names}
+        found = {name: registry.get_for_run(name) for name in names}
         return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
 
     async def _sleep_until_due(self) -> None:
@@ -273,7 +277,7 @@ class Worker:
         newest = {
             run.job_id
             for run in runs
-            if node_of(run) is not None or registry.get(run.handler).reads_job
+            if node_of(run) is not None or registry.get_for_run(run.handler).reads_job
         }
         ids = {run.job_id for run in runs}
         guarded = [job.id for job in self._engine.jobs.last_known(ids) if job.policy.breaker]
@@ -326,8 +330,11 @@ class Worker:
             if job.policy.each_node and node_of(run) is None:
                 roots.append((run, job))
                 continue
-            handler = registry.find(job.handler if node_of(run) is not None else run.handler)
-            if handler is None:  # the job has another handler since this node run was made
+            try:
+                handler = registry.get_for_run(
+                    job.handler if node_of(run) is not None else run.handler
+                )
+            except HandlerNotFound:  # the job has another handler since this node run was made
                 self.completer.complete_without_attempt(
                     run, transitions.skipped(run, self._now(), NODE_LACKS_HANDLER)
                 )

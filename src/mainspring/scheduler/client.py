@@ -355,9 +355,14 @@ class Client:
             self.webhooks,
             self._timezone,
             defaults=self._defaults if defaults is None else check_defaults(defaults),
-            handlers_elsewhere=not self.workers,
+            handlers_elsewhere=self._may_name_any_handler,
             **given,
         )
+
+    @property
+    def _may_name_any_handler(self) -> bool:
+        """Whether a job may name a handler that this process does not have."""
+        return not self.workers or self._registry.default is not None
 
     async def update_job(
         self, id: JobRef, *, expected_version: Job | None = None, **changes: Unpack[JobChanges]
@@ -387,7 +392,7 @@ class Client:
             self.webhooks,
             self._timezone,
             now,
-            handlers_elsewhere=not self.workers,
+            handlers_elsewhere=self._may_name_any_handler,
         )
 
     async def apply_jobs(
@@ -452,7 +457,7 @@ class Client:
                 defaults=defaults,
                 owner=owner,
                 file=jobs.name,
-                handlers_elsewhere=not self.workers,
+                handlers_elsewhere=self._may_name_any_handler,
                 **given,
             )
 

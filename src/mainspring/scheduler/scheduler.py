@@ -66,8 +66,9 @@ class Scheduler(Client):
     fires no slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more
     runs once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers
     find `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`, of
-    jobs that do not give them. `jobs` defines jobs as data: see `define_jobs`. If the store cannot
-    be reached, `start` waits for up to `wait_for_store`.
+    jobs that do not give them. `jobs` defines jobs as data: see `define_jobs`. `default_handler`
+    runs what no worker has a handler of its own for. If the store cannot be reached, `start` waits
+    for up to `wait_for_store`.
     """
 
     _name = "scheduler"
@@ -99,6 +100,7 @@ class Scheduler(Client):
         defaults: PolicyOptions | None = None,
         jobs: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         resources: Mapping[str, Any] | None = None,
+        default_handler: Callable[..., Any] | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -130,6 +132,8 @@ class Scheduler(Client):
             memory_limit=memory_limit,
         )
         self._resources = dict(resources or {})
+        if default_handler is not None:
+            self._registry.default = Handler("default", default_handler)
         self._jobs_in_code: dict[str, Job] = {}
         self._job_sets: list[JobSet] = []
         self._late_jobs: dict[str, concurrent.futures.Future[Job]] = {}
@@ -219,6 +223,8 @@ class Scheduler(Client):
     def draft(self, id: str, *, handler: Any = None, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store. A
         function that is given as the handler is registered."""
+        if handler is None and given.get("webhook") is None and self._registry.default is not None:
+            handler = id
         if not callable(handler) or isinstance(handler, DecoratedJob):
             return super().draft(id, handler=handler, **given)
         own = Handler(id, handler)

@@ -416,6 +416,7 @@ class Bench:
             registry.add(scheduler._registry.get(name))
         if scheduler.webhooks.available:
             registry.replace(WebhookHandler(scheduler.webhooks, scheduler, self.clock))
+        registry.default = scheduler._registry.default
         scheduler._registry = registry
         # A program that starts the scheduler itself, in a lifespan for example, finds it started.
         scheduler._start = _nothing  # type: ignore[method-assign]
