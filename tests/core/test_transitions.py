@@ -382,14 +382,6 @@ class TestReviving:
         assert change is not None
         assert change.set["reason"] == "upstream deleted"
 
-    def test_a_run_that_was_spread_over_nodes_is_spread_again_after_its_upstream(self) -> None:
-        dead = pending(state=State.FAILED, after=("a", "r@one"), after_any=True)
-        ended = {"a": State.FAILED, "r@one": State.RUNNING}
-        assert transitions.awaited_again(dead, ended) == ()
-        awaited = transitions.awaited_again(dead, {"a": State.PENDING})
-        again = transitions.revived(dead, NOW, waits_for=awaited).after(dead)
-        assert (again.state, again.after, again.after_any) == (State.WAITING, ("a",), True)
-
 
 class TestUnblocking:
     def waiting(self, *after: str, **fields: Any) -> Run:
@@ -456,10 +448,3 @@ class TestUnblocking:
         change = transitions.unblocked(self.waiting("a", "b"), NOW, {"b": State.FAILED})
         assert change is not None
         assert change.set["reason"] == "upstream failed"
-
-    def test_a_node_run_that_is_gone_counts_as_failed(self) -> None:
-        run = self.waiting("r@one", "r@two", after_any=True)
-        change = transitions.unblocked(run, NOW, {"r@two": State.SUCCEEDED})
-        assert change is not None
-        assert change.set["state"] is State.FAILED
-        assert "on 1 of 2 nodes: one" in change.set["error"]

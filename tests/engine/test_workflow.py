@@ -282,7 +282,7 @@ def test_an_instance_costs_what_its_own_followers_cost() -> None:
     others = [following(f"other{n}", f"root{n}") for n in range(1000)]
     followers = CountingFollowers([*chain, *others])
     root = Run(id="r", job_id="step000", handler="h", created_at=now, scheduled_at=now, run_at=now)
-    runs = with_followers(root, followers, now)
+    runs = with_followers([root], followers, now)
     assert [run.job_id for run in runs] == [f"step{n:03}" for n in range(steps + 1)]
     assert [run.after for run in runs[1:3]] == [("r",), ("step001@r",)]
     assert followers.looked_at <= 3 * steps

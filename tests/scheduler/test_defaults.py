@@ -100,8 +100,6 @@ def test_wrong_defaults_are_refused_when_the_scheduler_is_made() -> None:
         ({"isolation": "process"}, {"delivery": "effect_once"}, "isolation"),
         ({"isolation": "process", "memory_limit": 9}, {"delivery": "effect_once"}, "memory_limit"),
         ({"delivery": "effect_once"}, {"isolation": "process"}, "delivery"),
-        ({"each_node": True}, {"overlap": "replace"}, "each_node"),
-        ({"overlap": "replace"}, {"each_node": True}, "overlap"),
         ({"memory_limit": "1GB"}, {"retries": 1}, "memory_limit"),
         ({"concurrency_key": "db"}, {"retries": 1}, "concurrency_key"),
         ({"rate_key": "api"}, {"retries": 1}, "rate_key"),

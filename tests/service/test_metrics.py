@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from mainspring.core.model import Attempt, Outcome, replace
-from mainspring.engine.slots import make_node_run
+from mainspring.core.node_runs import on_each_node
 from mainspring.service import metrics as module
 from mainspring.service.metrics import Metrics
 from mainspring.stores.memory import MemoryStore
@@ -98,8 +98,8 @@ async def test_what_is_due_is_told_by_handler(api: Api) -> None:
 async def test_due_node_runs_of_all_workers_share_one_label(api: Api) -> None:
     """The id of a worker changes with every start: a label for each would grow without end."""
     scheduler = api.scheduler
-    run, job = await scheduler.enqueue("greet", {}), await scheduler.get_job("greet")
-    await scheduler.store.add([make_node_run(run, job, f"w{n}", run.run_at) for n in range(3)])
+    run = await scheduler.enqueue("greet", {})
+    await scheduler.store.add(on_each_node(run, [f"w{n}" for n in range(3)], run.run_at))
     await asyncio.sleep(0.001)
     samples = await scraped(api)
     due = {name: value for name, value in samples.items() if "mainspring_runs_due" in name}

@@ -256,7 +256,7 @@ def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | N
 def _first_due(run: Run, moment: Callable[[datetime], str]) -> Iterator[tuple[str, str]]:
     """When the run was due at first, or its slot, where it is due later: after a retry, or by
     jitter. A run after others has the time of the first of them there, which says nothing."""
-    if run.scheduled_at != run.run_at and run.source not in ("after", "node"):
+    if run.scheduled_at != run.run_at and run.source != "after":
         is_slot = run.source in ("schedule", "backfill")
         yield "slot" if is_slot else "first due", moment(run.scheduled_at)
 

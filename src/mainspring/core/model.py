@@ -86,7 +86,6 @@ class Source(StrEnum):
     START = "start"
     AFTER = "after"
     BACKFILL = "backfill"
-    NODE = "node"
 
 
 class Outcome(StrEnum):

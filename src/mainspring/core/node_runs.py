@@ -1,25 +1,19 @@
-"""Runs of an `each_node` job: one for each live worker, made from the run that is to run on every
-node.
+"""Runs of an `each_node` job: whatever makes a run of it makes one for each worker that is alive.
 
-A claim names the worker's own node handler beside its handlers, so only that worker takes a node
-run. The run they were made from waits for all of them, and ends when they have ended.
+The handler of such a run is `@` and the worker's id, and its id ends with the same. Each worker
+claims its own node handler beside the handlers of its program, so no other takes the run. Apart
+from that it is a run like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
-from mainspring.core.model import Run
+from mainspring.core.model import Run, State, replace
 
-__all__ = [
-    "is_node_handler",
-    "node_handler",
-    "node_ids",
-    "node_of",
-    "node_run_id",
-    "own_upstream",
-    "root_id",
-]
+NO_NODE = "no live worker can run it"
+"""The reason of the skipped run that is made where an `each_node` job has no node to run on."""
 
 
 def node_handler(worker: str) -> str:
@@ -36,26 +30,23 @@ def node_of(run: Run) -> str | None:
     return run.handler[1:] if is_node_handler(run.handler) else None
 
 
-def node_run_id(run_id: str, worker: str) -> str:
-    """The id of a run's node run: made from both, so a worker has at most one of them."""
-    return f"{run_id}@{worker}"
+def without_node(run: Run) -> str:
+    """The id that the runs of all nodes begin with; that of any other run."""
+    return run.id.removesuffix(run.handler) if is_node_handler(run.handler) else run.id
 
 
-def root_id(run: Run) -> str:
-    """The id of the run that a node run was made of."""
-    return run.id.removesuffix(run.handler)
-
-
-def node_ids(run: Run) -> tuple[str, ...]:
-    """The node runs that were made of a run."""
-    return tuple(_made_of(run, run.after))
-
-
-def own_upstream(run: Run) -> tuple[str, ...]:
-    """The runs that it comes after, without its node runs."""
-    made = set(node_ids(run))
-    return tuple(name for name in run.after if name not in made)
-
-
-def _made_of(run: Run, names: Iterable[str]) -> Iterable[str]:
-    return (name for name in names if name.startswith(f"{run.id}@"))
+def on_each_node(run: Run, nodes: Iterable[str], now: datetime) -> tuple[Run, ...]:
+    """The run, once for each of these workers. Ids and dedupe keys are made from the worker's id
+    too, so each worker has the run at most once. Without a worker it is skipped."""
+    handlers = [node_handler(node) for node in nodes]
+    if not handlers:
+        return (replace(run, state=State.SKIPPED, finished_at=now, reason=NO_NODE),)
+    return tuple(
+        replace(
+            run,
+            id=f"{run.id}{handler}",
+            handler=handler,
+            dedupe_key=None if run.dedupe_key is None else f"{run.dedupe_key}{handler}",
+        )
+        for handler in handlers
+    )

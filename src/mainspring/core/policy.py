@@ -369,16 +369,6 @@ class Policy:
                     field="concurrency_key",
                 )
             )
-        if self.each_node and self.overlap is Overlap.REPLACE and "overlap" not in wrong:
-            errors.add(
-                InvalidInput(
-                    'a job that runs on each node takes overlap="skip", "queue" or "allow", not'
-                    ' "replace": a slot cannot stop what runs on other nodes',
-                    field="overlap",
-                    given="replace",
-                    allowed=["skip", "queue", "allow"],
-                )
-            )
         if self.rate_key is not None and self.rate is None and "rate" not in wrong:
             errors.add(
                 InvalidInput(

@@ -10,7 +10,7 @@ from mainspring.core.durations import duration
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import PolicyOptions, option_names
 from mainspring.core.model import Job, Origin
-from mainspring.core.policy import Backoff, Delivery, Isolation, Overlap, Policy
+from mainspring.core.policy import Backoff, Delivery, Isolation, Policy
 from mainspring.errors import InvalidInput, UnknownOption
 
 __all__ = ["check_defaults", "field_of", "merge_policy", "origins_of"]
@@ -119,10 +119,6 @@ def _leave_out_misfits(
         del used["isolation"]
     if given.get("isolation") == own_process and used.get("delivery") == Delivery.EFFECT_ONCE:
         del used["delivery"]
-    if given.get("overlap") == Overlap.REPLACE and used.get("each_node"):
-        del used["each_node"]
-    if given.get("each_node") and used.get("overlap") == Overlap.REPLACE:
-        del used["overlap"]
     if {**used, **given}.get("isolation") != own_process:
         used.pop("memory_limit", None)
     for key, limit in (("concurrency_key", "concurrency"), ("rate_key", "rate")):

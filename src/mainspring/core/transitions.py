@@ -27,8 +27,6 @@ from mainspring.core.model import (
     State,
     replace,
 )
-from mainspring.core.node_runs import node_ids, own_upstream
-from mainspring.core.plurals import list_some
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import Ending, ending_of
 
@@ -52,7 +50,6 @@ __all__ = [
     "cancelled",
     "cancelled_or_requested",
     "deleted",
-    "ended_on_all_nodes",
     "failed",
     "is_suspect",
     "never_began",
@@ -70,7 +67,6 @@ __all__ = [
     "unsnoozed",
     "waiting_again",
     "waiting_for_earlier_slot",
-    "waiting_for_node_runs",
     "with_usage",
 ]
 
@@ -357,9 +353,6 @@ def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Chan
     waiting: dict[str, Any] = {}
     if waits_for and waits_for != run.after:
         waiting["after"] = waits_for
-    if waits_for and _was_spread(run):
-        # It is spread over nodes again when they have ended, whatever became of them.
-        waiting["after_any"] = True
     return Change(
         run.id,
         {"state": run.state, "token": run.token},
@@ -384,44 +377,11 @@ def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Chan
 def awaited_again(run: Run, upstream: Mapping[str, State]) -> tuple[str, ...]:
     """The runs that a run waits for when it is tried again, given the states of those that it comes
     after. None, if they have ended as it demands. A deleted one has ended: it is not waited for."""
-    names = own_upstream(run)
-    states = [upstream[name] for name in names if name in upstream]
+    states = [upstream[name] for name in run.after if name in upstream]
     if any(state not in FINISHED for state in states):
-        return names
-    runs_anyway = run.after_any or _was_spread(run)
-    return () if runs_anyway or all(state is State.SUCCEEDED for state in states) else names
-
-
-def _was_spread(run: Run) -> bool:
-    """Whether it has node runs or is one: then the runs that it comes after had ended before."""
-    return run.source is Source.NODE or bool(node_ids(run))
-
-
-def waiting_for_node_runs(run: Run, made: tuple[str, ...]) -> Change:
-    """Let a claimed run of an `each_node` job wait for the node runs that were made of it."""
-    waiting = {**_pending(run, run.run_at), **_unstarted(run), "state": State.WAITING}
-    after = (*run.after, *(name for name in made if name not in run.after))
-    return Change(run.id, _mine(run), {**waiting, "after": after, "after_any": True})
-
-
-def ended_on_all_nodes(run: Run, now: datetime, states: Mapping[str, State]) -> Change:
-    """End a run whose node runs have ended, in these states: it failed if one of them did."""
-    by_state: dict[str, list[str]] = {}
-    for run_id, state in states.items():
-        by_state.setdefault(str(state), []).append(run_id.removeprefix(f"{run.id}@"))
-    bad = by_state.get("failed", []) + by_state.get("cancelled", [])
-    lacking = not bad and "succeeded" not in by_state
-    result = {
-        name: nodes if name != "succeeded" else len(nodes) for name, nodes in by_state.items()
-    }
-    error = None
-    if bad:
-        error = f"it did not succeed on {len(bad)} of {len(states)} nodes: {list_some(bad, 5)}"
-    elif lacking:
-        error = "no node ran it: every worker that it was meant for has ended"
-    end = _ended(run, now, State.FAILED if error else State.SUCCEEDED)
-    expect = {"state": State.WAITING, "token": run.token}
-    return _ending_change(run, expect, {**end, "result": result, "error": error})
+        return run.after
+    done = run.after_any or all(state is State.SUCCEEDED for state in states)
+    return () if done else run.after
 
 
 NODE_GONE = "its node is gone"
@@ -429,21 +389,13 @@ NODE_GONE = "its node is gone"
 
 
 def node_gone(run: Run, now: datetime) -> Change:
-    """End a pending node run whose worker is gone: nobody else may take it. If the worker had begun
-    it, it failed; otherwise it is skipped."""
-    if not _was_taken(run):
+    """End a pending node run whose worker is gone: nobody else may take it. It failed if it was
+    tried before; otherwise it is skipped."""
+    if not run.attempt:
         return skipped(run, now, NODE_GONE)
-    error = "its worker ended before it had finished the run, and no other worker may take it"
+    error = "its worker ended, and no other worker may take the run"
     put = _known(run, {**_ended(run, now, State.FAILED), "reason": "lost", "error": error})
     return _ending_change(run, {"state": run.state, "token": run.token}, put)
-
-
-def _was_taken(run: Run) -> bool:
-    """Whether a pending run was claimed, and may have begun, since it was made or revived. Only a
-    failed attempt moves the time at which it is due, and then the failure is counted."""
-    if run.attempt == 0 or run.started_at is None:
-        return False
-    return run.failures > 0 or run.lapses > 0 or run.started_at >= run.run_at
 
 
 EXPIRED = "expired"
@@ -483,15 +435,11 @@ def waiting_again(run: Run) -> Change:
 def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> Change | None:
     """What becomes of a waiting run, given the states of the runs it waits for.
 
-    How a run ended that is gone is not known. It does not count as succeeded: a node run counts as
-    failed, and a run that needs the success of the one that is gone is skipped.
+    How a run ended that is gone is not known. It does not count as succeeded: a run that needs its
+    success is skipped.
     """
     known = {run_id: upstream.get(run_id) or State.FAILED for run_id in run.after}
     states = known.values()
-    if made := node_ids(run):
-        over = all(state in FINISHED for state in states)
-        ended = {run_id: known[run_id] for run_id in made}
-        return ended_on_all_nodes(run, now, ended) if over else None
     if not run.after_any and any(s in FINISHED and s is not State.SUCCEEDED for s in states):
         bad = [name for name, s in known.items() if s in FINISHED and s is not State.SUCCEEDED]
         gone = all(upstream.get(name) is None for name in bad)

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import Struct
 
 from mainspring.core.model import Run, Source, State
-from mainspring.core.node_runs import own_upstream
 
 __all__ = ["UpstreamResults", "UpstreamRun", "runs_with_results"]
 
@@ -18,7 +17,7 @@ __all__ = ["UpstreamResults", "UpstreamRun", "runs_with_results"]
 def runs_with_results(run: Run) -> tuple[str, ...]:
     """The runs whose results the handler of a run is given. A queued slot comes after the slot
     before it only to wait for its turn."""
-    return () if run.source is Source.SCHEDULE else own_upstream(run)
+    return () if run.source is Source.SCHEDULE else run.after
 
 
 class UpstreamRun(Struct, frozen=True, kw_only=True, gc=False):

@@ -18,6 +18,7 @@ from mainspring.core.policy import MAX_PRIORITY
 from mainspring.core.schedules import Schedule
 from mainspring.engine.context import EngineContext
 from mainspring.engine.jobs_without_worker import followers_to_run
+from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.pruner import first_kept_run, retention_of
 from mainspring.engine.slots import make_run, with_followers
 from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
@@ -72,7 +73,11 @@ class Backfill(Struct, frozen=True, kw_only=True):
 
 
 async def backfill(
-    engine: EngineContext, job: Job, plan: BackfillPlan, progress: Progress | None = None
+    engine: EngineContext,
+    live_workers: LiveWorkers,
+    job: Job,
+    plan: BackfillPlan,
+    progress: Progress | None = None,
 ) -> Backfill:
     """Add a run for each slot of the plan that has none, a batch at a time, and call `progress`
     after each. What was added before an error or a cancellation stays."""
@@ -100,7 +105,7 @@ async def backfill(
         slots, slot = _batch(schedule, slot, plan.end, min(BATCH, most - len(added)))
         missing = await _missing(engine, job, slots, existing)
         if missing and not plan.dry_run:
-            there = await _add(engine, job, missing, plan.priority)
+            there = await _add(engine, live_workers, job, missing, plan.priority)
             existing |= there
             missing = {run_id: at for run_id, at in missing.items() if run_id not in there}
         added += missing
@@ -129,6 +134,10 @@ def _schedule_of(job: Job) -> Schedule:
     if job.schedule is None:
         raise InvalidState(
             f"job {job.id!r} has no schedule, so it has no slots to backfill: enqueue or trigger it"
+        )
+    if job.policy.each_node:
+        raise InvalidState(
+            f"job {job.id!r} runs on each node, and the nodes of past slots may be gone: trigger it"
         )
     return job.schedule
 
@@ -220,7 +229,11 @@ def _ids(job: Job, slot: datetime) -> tuple[str, str]:
 
 
 async def _add(
-    engine: EngineContext, job: Job, missing: Mapping[str, datetime], priority: int
+    engine: EngineContext,
+    live_workers: LiveWorkers,
+    job: Job,
+    missing: Mapping[str, datetime],
+    priority: int,
 ) -> dict[str, State]:
     """Add a run for each slot, and those of the jobs that come after it. Return the slots' runs
     that another client has added meanwhile, with their states.
@@ -230,6 +243,7 @@ async def _add(
     # Two clients that add at the same millisecond tell their runs apart by the microseconds.
     now = await engine.store.now() - engine.rng.randrange(1000) * _INSTANT
     followers = await followers_to_run(engine, {job.id})
+    workers = await live_workers.find_nodes(followers.all_after([job.id]))
     runs: list[Run] = []
     roots: list[Run] = []
     for at, (run_id, slot) in enumerate(missing.items()):
@@ -247,7 +261,7 @@ async def _add(
             start_by=None,
         )
         roots.append(root)
-        runs += with_followers(root, followers, now)
+        runs += with_followers([root], followers, now, workers)
     stored = {one.run.id: one.run for one in await engine.store.add(runs)}
     for run in runs:
         if stored[run.id].created_at == run.created_at:

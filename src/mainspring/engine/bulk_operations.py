@@ -49,7 +49,7 @@ class BulkOperations:
             make_changes=partial(self._make_cancels, reason=reason),
             tell=self._run_operations.announce_cancel,
             alone=lambda run_id: self._run_operations.cancel(run_id, reason),
-            commit=partial(self._run_operations.commit_cancels, reason=reason),
+            commit=lambda _, changes: self._engine.store.commit(changes),
         )
 
     async def _make_cancels(self, runs: list[Run], reason: str) -> list[Change]:
@@ -93,9 +93,8 @@ class BulkOperations:
         left: Callable[[list[Run]], Awaitable[set[str]]] = _none,
         commit: Callable[[list[Run], list[Change]], Awaitable[list[bool]]],
     ) -> Matched:
-        """`left` returns the ids of the matching runs that cannot be changed; `commit` commits the
-        changes of some runs, with those of other runs that belong to them, and returns which of the
-        former were kept."""
+        """`left` returns the ids of the matching runs that cannot be changed, `commit` which of the
+        changes were kept."""
         matched = done = 0
         async for runs in self._pages(chosen):
             matched += len(runs)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, State, replace
-from mainspring.core.node_runs import node_ids
 from mainspring.core.transitions import Change
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import BreakerEvent, Breakers, JobOutcome
@@ -82,17 +81,12 @@ class Completer:
         change = None if attempt.committed else decision.change
         self._queue_outcome(change, attempt, decision)
 
-    def complete_without_attempt(
-        self, run: Run, change: Change, then: OnCommitted | None = None
-    ) -> None:
-        """Queue a change of a claimed run that has no attempt here. `then` is called once the
-        store has answered."""
+    def complete_without_attempt(self, run: Run, change: Change) -> None:
+        """Queue a change of a claimed run that has no attempt here."""
 
         def committed(kept: bool) -> None:
-            if then is not None:
-                then(kept)
             if not kept:
-                self._start(self._cancel_without_attempt(run, node_ids(change.after(run))))
+                self._start(self._cancel_without_attempt(run))
             elif (name := EVENT_OF.get(change.set["state"])) is not None:
                 self._engine.emit(name, change.after(run))
                 self._finished(run.id)
@@ -265,22 +259,14 @@ class Completer:
             log.warning("%s; its outcome here is dropped", lost)
             self._engine.emit("ownership.lost", attempt.run)
 
-    async def _cancel_without_attempt(self, run: Run, made: tuple[str, ...]) -> None:
+    async def _cancel_without_attempt(self, run: Run) -> None:
         """Cancel a run without an attempt here if somebody requested it. Otherwise the run would
-        stay running until its lease lapses. `made` are the node runs that were made of it."""
+        stay running until its lease lapses."""
         query = RunQuery(ids=frozenset({run.id}))
         for now in (await self._engine.retrying_store.find(query)).items:
             if now.token == run.token and now.state is State.RUNNING and now.cancel_requested:
                 change = transitions.cancelled(now, self._engine.time.now(), now.reason)
                 self.complete_without_attempt(now, change)
-                page = await self._engine.retrying_store.find(RunQuery(ids=frozenset(made)))
-                for node_run in page.items if made else []:
-                    if not node_run.finished:
-                        reason = now.reason or "cancelled"
-                        change = transitions.cancelled_or_requested(
-                            node_run, self._engine.time.now(), reason
-                        )
-                        self._queue(Queued(change, lambda kept: None))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -88,11 +88,7 @@ class Engine:
         self._warn_of_new_store = warn_of_new_store
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
-        self.worker = Worker(
-            self._context,
-            self._on_run_finished,
-            unblock=lambda run_id: self.sweeper.run_ended(run_id),
-        )
+        self.worker = Worker(self._context, self._on_run_finished)
         self.live_workers = LiveWorkers(
             self._context,
             store_url,
@@ -113,7 +109,12 @@ class Engine:
             self._context, self.slot_firer, self.sweeper, self.run_waiters
         )
         self.run_operations = RunOperations(
-            self._context, self.job_operations, self.worker, self.sweeper, self.run_waiters
+            self._context,
+            self.job_operations,
+            self.worker,
+            self.sweeper,
+            self.run_waiters,
+            self.live_workers,
         )
         self.bulk_operations = BulkOperations(self._context, self.run_operations)
 

@@ -81,7 +81,6 @@ ANNOUNCED = (
     "memory_limit_reached",
     "started_at",
     "seen_at",
-    "takes_node_runs",
     "has_default_handler",
     "fires",
 )
@@ -95,8 +94,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
 
     The rest is as the worker last announced it, at `seen_at`: the name of its node, its process id,
     its version, how many attempts it may run at once and how many it ran, and the bytes of memory
-    it used. A worker of an earlier version announces less. `is_leader`: it fires slots first.
-    `takes_node_runs`: it claims its runs of `each_node` jobs; earlier versions do not.
+    it used. `is_leader`: it fires slots first.
     `fires`: it fires slots; one that was made with `enabled=False` does not.
     `memory_limit_reached`: it takes no more runs, and has to be replaced.
     `has_default_handler`: it also runs what no worker has a handler of its own for.
@@ -117,7 +115,6 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     memory_limit_reached: bool = False
     started_at: datetime | None = None
     seen_at: datetime | None = None
-    takes_node_runs: bool = False
     has_default_handler: bool = False
 
     def takes(self, handler: str, queue: str) -> bool:
@@ -136,7 +133,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
             "queues": None if self.queues is None else sorted(self.queues),
             "handlers": sorted(self.handlers),
         }
-        del document["takes_node_runs"], document["has_default_handler"]
+        del document["has_default_handler"]
         return document
 
 
@@ -313,8 +310,18 @@ class LiveWorkers:
             found = [worker for worker in found if worker.id != this_worker.id] + [this_worker]
         return found
 
+    async def find_nodes(self, jobs: Iterable[Job], only_here: bool = False) -> list[LiveWorker]:
+        """The workers on which new runs of these jobs run, if any of them runs on each node: this
+        one first, and only this one for a run at its start."""
+        if not any(job.policy.each_node for job in jobs):
+            return []
+        own = self._engine.settings.worker_id
+        if only_here:
+            return [self.this_worker()]
+        return sorted(await self.read_workers(), key=lambda worker: (worker.id != own, worker.id))
+
     async def list_workers(self) -> list[LiveWorker]:
-        """The same by id, with the one that leads marked."""
+        """The live workers by id, with the one that leads marked."""
         leader = await find_leader(self._engine.store)
         workers = sorted(await self.read_workers(), key=lambda worker: worker.id)
         return [replace(worker, is_leader=worker.id == leader) for worker in workers]
@@ -381,7 +388,6 @@ class LiveWorkers:
             memory_limit_reached=self._memory_limit_reached(),
             started_at=self._started_at,
             seen_at=self._engine.time.now(),
-            takes_node_runs=True,
             fires=settings.enabled,
         )
 

@@ -17,7 +17,6 @@ from mainspring.core import transitions
 from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
-from mainspring.core.node_runs import node_ids, node_of, own_upstream
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
@@ -26,10 +25,10 @@ from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
 from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
-from mainspring.engine.live_workers import find_workers
+from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
-from mainspring.engine.slots import job_was_removed, make_run, with_followers
+from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
@@ -70,32 +69,44 @@ class RunOperations:
         worker: Worker,
         sweeper: Sweeper,
         run_waiters: RunWaiters,
+        live_workers: LiveWorkers,
     ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._worker = worker
         self._sweeper = sweeper
         self._run_waiters = run_waiters
+        self._live_workers = live_workers
 
     async def enqueue(
         self, batches: Sequence[EnqueueBatch], zone: tzinfo, source: Source
     ) -> list[Run]:
         """Add a run for each payload of each batch, all in one commit, and return them in order.
-        The store encodes each payload, and refuses what is not JSON."""
+        The store encodes each payload, and refuses what is not JSON. An `each_node` job gets a run
+        on each node; returned is the one on this node, if it is one, else that on the first."""
         upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
         await self._check_upstream(upstream)
         now = await self._engine.store.now()
         roots: list[Run] = []
+        jobs: dict[str, Job] = {}
         for batch in batches:
-            job = await self._jobs.get_cached_job(batch.job_id)
+            job = jobs[batch.job_id] = await self._jobs.get_cached_job(batch.job_id)
             handler = self._engine.registry.find(job.handler)
             payloads = batch.payloads
             if handler is not None and handler is not batch.checked_by:  # the job has changed since
                 payloads = check_payloads(handler, payloads, job.payload)
             made_at = now + timedelta(microseconds=len(roots))
             roots += self._make_runs(job, payloads, batch.options, zone, source, made_at)
-        followers = await followers_to_run(self._engine, {root.job_id for root in roots})
-        instances = [with_followers(root, followers, root.created_at) for root in roots]
+        followers = await followers_to_run(self._engine, jobs.keys())
+        workers = await self._live_workers.find_nodes(
+            [*jobs.values(), *followers.all_after(jobs)], only_here=source is Source.START
+        )
+        instances = [
+            with_followers(
+                on_nodes(root, jobs[root.job_id], now, workers), followers, root.created_at, workers
+            )
+            for root in roots
+        ]
         added = await self._engine.store.add(_flatten(instances))
         if upstream:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
@@ -104,14 +115,15 @@ class RunOperations:
         for run, one in zip(_flatten(instances), added, strict=True):
             stored[run.id] = one.run
             if not one.duplicate:
-                self._engine.emit("run.enqueued", one.run)
+                skipped = one.run.state is State.SKIPPED
+                self._engine.emit("run.skipped" if skipped else "run.enqueued", one.run)
             elif one.run.job_id != run.job_id:
                 log.warning(
                     "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
                     " share the keys, so put the job's name into the key",
                     *(run.job_id, one.run.id, one.run.job_id, one.run.dedupe_key),
                 )
-        return [stored[root.id] for root in roots]
+        return [stored[instance[0].id] for instance in instances]
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
         """The handlers that this process has for jobs, and the payloads of the jobs."""
@@ -137,32 +149,40 @@ class RunOperations:
         """
         now = await self._engine.store.now()
         followers = await followers_to_run(self._engine, {job_id for job_id, _ in links})
+        jobs = [await self._jobs.get_cached_job(job_id) for job_id, _ in links]
+        workers = await self._live_workers.find_nodes(
+            [*jobs, *followers.all_after(job.id for job in jobs)]
+        )
         runs: list[Run] = []
+        last: tuple[Run, ...] = ()  # the last link: a run, or one for each node
         made: dict[str, Run] = {}
-        following: dict[str, str] = {}  # runs of jobs that follow a link, by job
-        for at, (job_id, payload) in enumerate(links):
-            job = await self._jobs.get_cached_job(job_id)
+        following: dict[str, list[Run]] = {}  # runs of jobs that follow a link, by job
+        for at, (job, (job_id, payload)) in enumerate(zip(jobs, links, strict=True)):
             handler = self._engine.registry.find(job.handler)
             if handler is not None and handler is not checked_by[at]:
                 [payload] = check_payloads(handler, [payload], job.payload)
             options = (
-                CheckedEnqueueOptions(after=runs[-1].id, after_failure=after_failure)
-                if runs
+                CheckedEnqueueOptions(after=[run.id for run in last], after_failure=after_failure)
+                if last
                 else CheckedEnqueueOptions()
             )
             made_at = now + timedelta(microseconds=at)
             [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
-            if (run_id := following.pop(job_id, None)) is not None:
-                refuse_cycle_of_links(runs[-1], made[run_id], made)
-                run = replace(run, id=run_id, after=_union(made[run_id].after, run.after))
-                made[run.id] = run
+            link = on_nodes(run, job, now, workers)
+            if (there := following.pop(job_id, None)) is not None:
+                refuse_cycle_of_links(last[0], there[0], made)
+                by_handler = {one.handler: one for one in there}
+                link = tuple(_as_link(by_handler[one.handler], one) for one in link)
+                made |= {one.id: one for one in link}
             else:
-                instance = with_followers(run, followers, run.created_at)
+                instance = with_followers(link, followers, run.created_at, workers)
                 made |= {one.id: one for one in instance}
-                following |= {one.job_id: one.id for one in instance[1:]}
-            runs.append(run)
-        for one in await self._engine.store.add(upstream_first(made)):
-            self._engine.emit("run.enqueued", one.run)
+                for one in instance[len(link) :]:
+                    following.setdefault(one.job_id, []).append(one)
+            runs.append(link[0])
+            last = link
+        for added in await self._engine.store.add(upstream_first(made)):
+            self._engine.emit("run.enqueued", added.run)
         return runs
 
     async def cancel(self, run_id: str, reason: str) -> bool:
@@ -175,34 +195,11 @@ class RunOperations:
             if run.cancel_requested:
                 return True
             change = transitions.cancelled_or_requested(run, await self._engine.store.now(), reason)
-            [kept] = await self.commit_cancels([run], [change], reason)
+            [kept] = await self._engine.store.commit([change])
             if kept:
                 self.announce_cancel(change.after(run))
                 return True
         raise contended(f"run {run_id}")
-
-    async def commit_cancels(
-        self, runs: Sequence[Run], changes: Sequence[Change], reason: str
-    ) -> list[bool]:
-        """Commit changes that cancel these runs, in one call with those that cancel their node
-        runs, and return which of the former were kept. The node runs come first: if a store
-        applies only a part, their roots still wait for them, and a cancel may be repeated."""
-        nodes = await self._live_node_runs(runs)
-        now = await self._engine.store.now()
-        node_changes = [transitions.cancelled_or_requested(run, now, reason) for run in nodes]
-        kept = await self._engine.store.commit([*node_changes, *changes])
-        for run, change, was_kept in zip(nodes, node_changes, kept, strict=False):
-            if was_kept:
-                self.announce_cancel(change.after(run))
-        return kept[len(nodes) :]
-
-    async def _live_node_runs(self, runs: Sequence[Run]) -> list[Run]:
-        """The unfinished node runs of runs that were spread over nodes."""
-        names = frozenset(name for run in runs for name in node_ids(run))
-        if not names:
-            return []
-        found = (await self._engine.store.find(RunQuery(ids=names))).items
-        return [run for run in found if not run.finished]
 
     def announce_cancel(self, after: Run) -> None:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""
@@ -241,10 +238,10 @@ class RunOperations:
         self._engine.emit("run.enqueued", after)
         return after
 
-    async def make_retries(self, runs: Sequence[Run], retried: Iterable[Run] = ()) -> list[Change]:
-        """Make the changes that try these runs again, in one commit with `retried`."""
-        states = await self._read_states({name for run in runs for name in own_upstream(run)})
-        states |= dict.fromkeys((run.id for run in (*runs, *retried)), State.PENDING)
+    async def make_retries(self, runs: Sequence[Run]) -> list[Change]:
+        """Make the changes that try these runs again."""
+        states = await self._read_states({name for run in runs for name in run.after})
+        states |= dict.fromkeys((run.id for run in runs), State.PENDING)
         now = await self._engine.store.now()
         return [
             transitions.revived(run, now, waits_for=transitions.awaited_again(run, states))
@@ -262,18 +259,11 @@ class RunOperations:
         return states
 
     async def commit_retries(self, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
-        """Commit changes of `make_retries`, and return which were kept. The node runs of these runs
-        are tried again too, and the runs after them wait again. If that is interrupted, the leader
-        completes it."""
-        store = self._engine.store
+        """Commit changes of `make_retries`, and return which were kept. The runs after them wait
+        again. If that is interrupted, the leader completes it."""
         note = await note_retry(self._engine, runs)
-        unheld = [run for run in runs if run.dedupe_key is None]
-        nodes = await self._retry_node_runs(unheld, retried=runs)
-        kept = (await store.commit([*changes, *nodes]))[: len(changes)]
+        kept = await self._engine.store.commit(changes)
         revived = [run for run, was_kept in zip(runs, kept, strict=True) if was_kept]
-        # Only after this commit is it certain that no other run took the dedupe key.
-        held = [run for run in revived if run.dedupe_key is not None]
-        await store.commit(await self._retry_node_runs(held, retried=revived))
         reached: list[str] = []
         if revived:
             try:
@@ -288,22 +278,6 @@ class RunOperations:
             for start in range(0, len(reached), MANY_AT_ONCE):
                 await self._sweeper.release_followers(reached[start : start + MANY_AT_ONCE])
         return kept
-
-    async def _retry_node_runs(self, runs: Sequence[Run], retried: Sequence[Run]) -> list[Change]:
-        """The changes that try the failed node runs of runs again that were spread over nodes,
-        and the skipped ones whose worker is alive."""
-        names = frozenset(name for run in runs for name in node_ids(run))
-        if not names:
-            return []
-        found = (await self._engine.store.find(RunQuery(ids=names, brief=True))).items
-        alive = {worker.id for worker in await find_workers(self._engine.store)}
-        bad = (State.FAILED, State.CANCELLED)
-        again = [
-            run
-            for run in found
-            if run.state in bad or (run.state is State.SKIPPED and node_of(run) in alive)
-        ]
-        return await self.make_retries(again, retried)
 
     async def find_runs_of_removed_jobs(self, runs: Sequence[Run]) -> set[str]:
         """Return the runs whose job was removed: a retry would only end as cancelled."""
@@ -323,7 +297,8 @@ class RunOperations:
         self, job_id: str, plan: BackfillPlan, progress: Progress | None
     ) -> Backfill:
         """Add a run for each slot of the plan that has none."""
-        return await backfill(self._engine, await self._jobs.get_job(job_id), plan, progress)
+        job = await self._jobs.get_job(job_id)
+        return await backfill(self._engine, self._live_workers, job, plan, progress)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
         """Enqueue one run of each job, also if several nodes start within the same minute. None
@@ -406,8 +381,13 @@ def _runs_after_failure(job: Job, options: CheckedEnqueueOptions) -> bool:
 def _awaited(runs: Sequence[Run], changes: Sequence[Change]) -> list[str]:
     """The runs that those of these runs come after which their changes let wait."""
     waiting = {change.id for change in changes if change.set.get("state") is State.WAITING}
-    names = (name for run in runs if run.id in waiting for name in own_upstream(run))
+    names = (name for run in runs if run.id in waiting for name in run.after)
     return list(dict.fromkeys(names))
+
+
+def _as_link(follower: Run, link: Run) -> Run:
+    """A link of a chain whose job follows an earlier link already."""
+    return replace(link, id=follower.id, after=_union(follower.after, link.after))
 
 
 def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:

@@ -248,6 +248,9 @@ class SlotFirer:
         if not jobs:
             return []
         followers = await followers_to_run(self._engine, {job.id for job in jobs})
+        workers = await self._live_workers.find_nodes(
+            [*jobs, *followers.all_after(job.id for job in jobs)]
+        )
         now = await self._engine.store.now()
         # Read after the time: the store refuses the plan some seconds after that, so a node that
         # was frozen in between fires nothing because of an outdated note.
@@ -264,7 +267,7 @@ class SlotFirer:
                 break
             if job.next_run_at is None or job.next_run_at > now:
                 continue  # the store's clock was set back since
-            chain = self._plan_job(job, now, followers, left, pause)
+            chain = self._plan_job(job, now, followers, left, pause, workers)
             if chain is not None:
                 chains.append(chain)
                 left -= sum(len(firing.runs) for firing in chain.firings)
@@ -288,10 +291,11 @@ class SlotFirer:
         followers: Followers,
         most: int,
         pause: FiringPause,
+        workers: Sequence[LiveWorker],
     ) -> _Chain | None:
         """One job that cannot be planned must not keep the others from firing."""
         try:
-            return _Chain(job, *plan(job, now, followers, most, pause.ended))
+            return _Chain(job, *plan(job, now, followers, most, pause.ended, workers))
         except Exception as error:
             log.exception("job %s cannot be fired; it is left alone until it is changed", job.id)
             self._set_aside_job(job, error, float("inf"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,19 +17,19 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
-from mainspring.core.node_runs import node_handler, node_run_id
+from mainspring.core.node_runs import on_each_node, without_node
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.core.transitions import MISFIRE, PAUSED
-from mainspring.core.upstream_results import runs_with_results
+from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.workflow import Followers
 from mainspring.stores.protocol import Firing
 
 __all__ = [
     "Gap",
     "job_was_removed",
-    "make_node_run",
     "make_run",
+    "on_nodes",
     "over_before",
     "plan",
     "with_followers",
@@ -69,8 +69,10 @@ def plan(
     followers: Followers = NO_FOLLOWERS,
     most: int = 1000,
     pauses: Iterable[tuple[datetime, datetime]] = (),
+    workers: Sequence[LiveWorker] = (),
 ) -> tuple[list[Firing], Gap | None]:
     """Return what to fire for a job whose `next_run_at` has come, and the slots it missed.
+    `workers` are the nodes on which `each_node` jobs run.
 
     `pauses`: from when to when all firing was paused, oldest first. Slots of such a span do not
     run: they are recorded. A plan ends where a span begins or ends, and what is due besides is left
@@ -102,7 +104,8 @@ def plan(
     catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) + left > 1
     made = 0
     for at, slot in enumerate(slots):
-        runs = with_followers(_slot_run(job, slot, now), followers, now)
+        roots = on_nodes(_slot_run(job, slot, now), job, now, workers)
+        runs = with_followers(roots, followers, now, workers)
         if at == 0:
             runs += passed_over
         made += len(runs)
@@ -177,22 +180,14 @@ def make_run(
     )
 
 
-def make_node_run(run: Run, job: Job, node: str, now: datetime) -> Run:
-    """Make the run of an `each_node` job for one worker, of the run that is to run on all."""
-    made = make_run(
-        job,
-        run_id=node_run_id(run.id, node),
-        now=now,
-        source=Source.NODE,
-        scheduled_at=run.scheduled_at,
-        run_at=run.run_at,
-        payload=run.payload,
-        queue=run.queue,
-        priority=run.priority,
-    )
-    return replace(
-        made, handler=node_handler(node), start_by=run.start_by, after=runs_with_results(run)
-    )
+def on_nodes(run: Run, job: Job, now: datetime, workers: Iterable[LiveWorker]) -> tuple[Run, ...]:
+    """The run; of an `each_node` job one for each of the workers that can run it."""
+    if not job.policy.each_node:
+        return (run,)
+    able = [worker for worker in workers if worker.takes(job.handler, run.queue)]
+    # A default handler serves only what no worker has a handler of its own for.
+    own = [worker for worker in able if job.handler in worker.handlers]
+    return on_each_node(run, [worker.id for worker in own or able], now)
 
 
 def job_was_removed(run: Run, job: Job | None) -> bool:
@@ -200,14 +195,18 @@ def job_was_removed(run: Run, job: Job | None) -> bool:
     return job is None or job.created_at > run.created_at
 
 
-def with_followers(root: Run, followers: Followers, now: datetime) -> tuple[Run, ...]:
-    """A run, and waiting runs of all jobs that come after its job: one workflow instance.
+def with_followers(
+    roots: Sequence[Run], followers: Followers, now: datetime, workers: Sequence[LiveWorker] = ()
+) -> tuple[Run, ...]:
+    """A run (of an `each_node` job: its runs on all nodes), and waiting runs of all jobs that come
+    after its job: one workflow instance.
 
     A follower's id is made from its job and the instance (the root's slot, or the root's id),
     so an instance can never give two. A follower that is paused, and what comes after it alone, is
     left out; so is one that also follows an enabled job outside this instance.
     """
-    made = {root.job_id: root}
+    root = roots[0]
+    made = {root.job_id: tuple(roots)}
     awaited: dict[str, int] = {}  # how many runs of the instance each follower still needs
     reached = [root.job_id]
     for name in reached:  # it grows
@@ -221,18 +220,20 @@ def with_followers(root: Run, followers: Followers, now: datetime) -> tuple[Run,
                 )
             awaited[job.id] -= 1
             if awaited[job.id] == 0:
-                upstream = tuple(made[name].id for name in job.policy.after if name in made)
-                made[job.id] = _follower_run(job, root, upstream, now)
+                upstream = [run.id for name in job.policy.after for run in made.get(name, ())]
+                follower = _follower_run(job, root, tuple(upstream), now)
+                made[job.id] = on_nodes(follower, job, now, workers)
                 reached.append(job.id)
-    return tuple(made.values())
+    return tuple(run for runs in made.values() for run in runs)
 
 
 def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime) -> Run:
+    instance = without_node(root)
     of_slot = root.source in (Source.SCHEDULE, Source.BACKFILL)
-    if of_slot and root.id == slot_run_id(root.job_id, root.scheduled_at):
+    if of_slot and instance == slot_run_id(root.job_id, root.scheduled_at):
         run_id = slot_run_id(job.id, root.scheduled_at)
     else:
-        run_id = f"{job.id}@{root.id}"
+        run_id = f"{job.id}@{instance}"
     run = make_run(
         job,
         run_id=run_id,

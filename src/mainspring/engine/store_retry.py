@@ -50,7 +50,6 @@ OPERATIONS = {
     "renew": "renewing leases",
     "rescue": "looking for lapsed leases",
     "nodes": "looking for runs of nodes that are gone",
-    "spread": "making runs for each node",
     "sweep": "looking through waiting runs",
     "unblock": "releasing runs that come after others",
     "wait": "waiting for changes",

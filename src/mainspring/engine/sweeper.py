@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, Source, State, replace
-from mainspring.core.node_runs import is_node_handler, node_ids, node_of, own_upstream, root_id
+from mainspring.core.node_runs import is_node_handler, node_of
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EVENT_OF, EngineContext
@@ -44,17 +44,11 @@ WORKFLOW_INTERVAL = 0.02
 SWEEP_INTERVAL = 0.1
 """The same while none waits."""
 
-NODE_SWEEP = 60.0
-"""Seconds between two searches for node runs that nobody takes, by the leader. It counts the runs
+NODE_SWEEP = 30.0
+"""Seconds between two searches for runs of nodes that are gone, by the leader. It counts the runs
 of the whole store, which is not cheap."""
 
 BATCH = 1000
-
-NODE_GONE_AFTER = 30.0
-"""Seconds that a worker must be missing before its node runs are ended."""
-
-MISSING_HOLDS = 2.5 * NODE_SWEEP
-"""Seconds for which it is remembered that a worker was missing when it was last looked for."""
 
 
 class Sweeper:
@@ -69,9 +63,7 @@ class Sweeper:
         self._run_ended = asyncio.Event()
         self._ended: dict[str, None] = {}  # runs whose followers are to be released, in order
         self._any_waiting = False
-        # Workers whose node runs are pending: since when each is missing, and when it was last
-        # found so.
-        self._missing: dict[str, tuple[float, float]] = {}
+        self._missing: set[str] = set()  # workers with due node runs, at the last search
 
     def run_ended(self, run_id: str) -> None:
         """Release the runs that wait for this one, with the next sweep."""
@@ -98,7 +90,7 @@ class Sweeper:
             if self._leader.leads and monotonic() - nodes_swept_at >= NODE_SWEEP:
                 nodes_swept_at = monotonic()
                 with self._engine.outages.suppressed("nodes"):
-                    await self._end_lost_node_runs()
+                    await self._end_runs_of_gone_nodes()
             with self._engine.outages.suppressed("unblock"):
                 await self._release_followers()
             await asyncio.sleep(WORKFLOW_INTERVAL if self._any_waiting else SWEEP_INTERVAL)
@@ -130,6 +122,8 @@ class Sweeper:
                 continue  # its delivery is not known: it waits until the job is readable
             # A removed job's run becomes pending, and is cancelled when it is claimed.
             delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
+            if node_of(run) is not None:  # no other worker may run it
+                delivery = Delivery.AT_MOST_ONCE
             lapsed[run.id] = run
             unbegun = transitions.never_began(run, job)
             blameless = host_was_restarted(run.worker, self._engine.settings.worker_id)
@@ -196,9 +190,6 @@ class Sweeper:
         await self._emit_ended(await self._change_runs(runs, changes))
         for name in {name for earlier in passed_over.values() for name in earlier}:
             self.run_ended(name)  # it may have ended before the slot waited for it
-        lost = [run for run in upstream.values() if run.state is State.PENDING and node_of(run)]
-        if lost:
-            await self._end_for_gone_nodes(lost)
 
     async def _read_upstream(self, names: Iterable[str]) -> dict[str, Run]:
         page = await self._engine.store.find(RunQuery(ids=frozenset(names), brief=True))
@@ -207,79 +198,41 @@ class Sweeper:
     async def _earlier_slots(self, run: Run, upstream: dict[str, Run]) -> tuple[str, ...]:
         """The unfinished slots that a queued slot has to wait for because the one that it waited
         for was cancelled (or skipped) before its turn. What is read here is put into `upstream`."""
-        names = run.after if run.source is Source.SCHEDULE and not node_ids(run) else ()
+        names = run.after if run.source is Source.SCHEDULE else ()
         while True:
             slots = [upstream[name] for name in names if name in upstream]
             if any(not slot.finished for slot in slots):
                 return () if names == run.after else names
             passed = [slot for slot in slots if slot.state in (State.CANCELLED, State.SKIPPED)]
-            names = tuple(dict.fromkeys(name for slot in passed for name in own_upstream(slot)))
+            names = tuple(dict.fromkeys(name for slot in passed for name in slot.after))
             if not names:
                 return ()
             upstream |= await self._read_upstream(set(names) - upstream.keys())
 
-    async def _end_lost_node_runs(self) -> None:
-        """End pending node runs that no waiting run names: one that was tried again by itself, or
-        one whose root was cancelled while it was spread. Only if a node run is due are the pending
-        runs of `each_node` jobs read."""
+    async def _end_runs_of_gone_nodes(self) -> None:
+        """End due node runs whose worker is gone: nobody else may take them. After an outage of the
+        store workers need a while to announce themselves again, so a worker is gone only if two
+        searches in a row did not find it."""
         counts = await self._engine.store.counts()
-        if not any(is_node_handler(handler) for handler in counts.due):
+        waited_for = {handler[1:] for handler in counts.due if is_node_handler(handler)}
+        alive = {worker.id for worker in await find_workers(self._engine.store)}
+        missing = waited_for - alive - {self._engine.settings.worker_id}
+        gone, self._missing = missing & self._missing, missing
+        if not gone:
             return
         busy = [job_id for job_id, runs in counts.runs.items() if runs.get(State.PENDING)]
         jobs = await self._engine.jobs.get(busy)
         for job_id, job in jobs.items():
             if job is not None and job.unreadable is None and job.policy.each_node:
-                await self._end_lost_node_runs_of(job_id)
+                await self._end_runs_of_nodes(job_id, gone)
 
-    async def _end_lost_node_runs_of(self, job_id: str) -> None:
+    async def _end_runs_of_nodes(self, job_id: str, nodes: set[str]) -> None:
         query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
-        async for runs in pages(self._engine.store.find, query):
-            pending = [run for run in runs if node_of(run) and run.unreadable is None]
-            if pending:
-                await self._cancel_with_roots(pending)
-                await self._end_for_gone_nodes(pending)
-
-    async def _cancel_with_roots(self, pending: list[Run]) -> None:
-        """Cancel node runs whose root was cancelled before it named them. Those that it names were
-        cancelled with it, and are pending only if somebody has tried them again."""
-        roots = frozenset(root_id(run) for run in pending)
-        found = (await self._engine.store.find(RunQuery(ids=roots, brief=True))).items
-        cancelled = {root.id: root for root in found if root.state is State.CANCELLED}
-        now = self._engine.time.now()
-        runs, changes = [], []
-        for run in pending:
-            root = cancelled.get(root_id(run))
-            if root is not None and run.id not in root.after:
-                runs.append(run)
-                changes.append(transitions.cancelled(run, now, root.reason))
-        await self._emit_ended(await self._change_runs(runs, changes))
-
-    async def _end_for_gone_nodes(self, pending: list[Run]) -> None:
-        """End node runs whose worker is gone: nobody else may take them. After an outage of the
-        store workers need a while to announce themselves again, so that one is gone only if it was
-        missing for some time."""
-        alive = {worker.id for worker in await find_workers(self._engine.store)}
-        alive.add(self._engine.settings.worker_id)
-        nodes = {run.id: node_of(run) or "" for run in pending}
-        monotonic = self._engine.clock.monotonic()
-        # A worker that nobody looked for meanwhile may have been back: its time begins anew.
-        self._missing = {
-            node: times
-            for node, times in self._missing.items()
-            if node not in alive and monotonic - times[1] <= MISSING_HOLDS
-        }
-        for node in set(nodes.values()) - alive:
-            since, _ = self._missing.get(node, (monotonic, monotonic))
-            self._missing[node] = (since, monotonic)
-        gone = {
-            node
-            for node, (since, _) in self._missing.items()
-            if monotonic - since >= NODE_GONE_AFTER
-        }
-        now = self._engine.time.now()
-        runs = [run for run in pending if nodes[run.id] in gone]
-        changes = [transitions.node_gone(run, now) for run in runs]
-        await self._emit_ended(await self._change_runs(runs, changes))
+        async for page in pages(self._engine.store.find, query):
+            runs = [run for run in page if node_of(run) in nodes and run.unreadable is None]
+            now = self._engine.time.now()
+            changes = [transitions.node_gone(run, now) for run in runs]
+            await self._emit_ended(await self._change_runs(runs, changes))
 
     async def _emit_ended(self, changed: list[Run]) -> None:
         """Emit the end of those runs that have ended. They were read without their payloads."""

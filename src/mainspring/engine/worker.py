@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from mainspring.core import transitions
 from mainspring.core.context import RunContext
 from mainspring.core.model import Job, Run
-from mainspring.core.node_runs import node_handler, node_ids, node_of, node_run_id
+from mainspring.core.node_runs import node_handler, node_of
 from mainspring.core.policy import Isolation
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.engine.attempt import LocalAttempt, StopReason
@@ -29,10 +29,9 @@ from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.leases import Leases
-from mainspring.engine.live_workers import find_workers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.outcome import LEAST_SNOOZE, Decision, decide
-from mainspring.engine.slots import job_was_removed, make_node_run
+from mainspring.engine.slots import job_was_removed
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Telemetry
 from mainspring.errors import HandlerNotFound
@@ -73,17 +72,10 @@ DRAIN_GRACE = 2.0
 
 
 class Worker:
-    """`finished(run_id)` is called when the end of a run of this worker is committed,
-    `unblock(run_id)` when another run has just begun to wait for that run."""
+    """`finished(run_id)` is called when the end of a run of this worker is committed."""
 
-    def __init__(
-        self,
-        engine: EngineContext,
-        finished: Callable[[str], None],
-        unblock: Callable[[str], None],
-    ) -> None:
+    def __init__(self, engine: EngineContext, finished: Callable[[str], None]) -> None:
         self._engine = engine
-        self._unblock = unblock
         self._settings = engine.settings
         self.leases = Leases(engine, lose=self._lose, cancel=self._cancel)
         self.completer = Completer(engine, self.leases, finished)
@@ -248,7 +240,7 @@ class Worker:
     def _make_claim(self, limit: int, busy: frozenset[str]) -> Claim:
         return Claim(
             worker=self._settings.worker_id,
-            handlers=self._handlers(),
+            handlers=self.handlers(),
             queues=self._settings.queues,
             limit=limit,
             lease=self._settings.lease,
@@ -256,7 +248,7 @@ class Worker:
             turns=dict(self._turns),
         )
 
-    def _handlers(self) -> frozenset[str]:
+    def handlers(self) -> frozenset[str]:
         """The handlers that can begin here: no async ones while the program's loop is blocked."""
         registry = self._engine.registry
         names = registry.names() | self._default_handler.names
@@ -293,7 +285,6 @@ class Worker:
         late = {run.id for run in runs if run.start_by is not None and now > run.start_by}
         in_time = [run for run in runs if run.id not in late]
         put_off = await self._runs_with_open_breaker(in_time, jobs, notes)
-        roots: list[tuple[Run, Job]] = []
         for run in runs:
             job = jobs[run.job_id]
             if job is None or job_was_removed(
@@ -327,9 +318,6 @@ class Worker:
                     run, self._put_off_by_breaker(run, put_off[run.id])
                 )
                 continue
-            if job.policy.each_node and node_of(run) is None:
-                roots.append((run, job))
-                continue
             try:
                 handler = registry.get_for_run(
                     job.handler if node_of(run) is not None else run.handler
@@ -352,51 +340,6 @@ class Worker:
             elif not self._groups.wait(attempt):
                 self._complete_unbegun(attempt, transitions.released(run, self._now(), began=False))
         self._begin()
-        if roots:
-            await self._spread_over_nodes(roots)
-
-    async def _spread_over_nodes(self, roots: list[tuple[Run, Job]]) -> None:
-        """Make a run for each live worker of runs of `each_node` jobs, and let these wait for
-        them. One that was spread before (it is tried again) is spread to the workers that are
-        new since then."""
-        engine = self._engine
-        workers = await engine.retrying_store.repeat("workers", lambda: find_workers(engine.store))
-        now = self._now()
-        made: list[Run] = []
-        changes: list[tuple[Run, transitions.Change]] = []
-        for run, job in roots:
-            if run.start_by is not None and now > run.start_by:
-                changes.append((run, transitions.skipped(run, now, transitions.EXPIRED)))
-                continue
-            able = {
-                one.id
-                for one in workers
-                if one.takes_node_runs and one.takes(job.handler, run.queue)
-            }
-            spread = set(node_ids(run))
-            runs = [
-                make_node_run(run, job, node, now)
-                for node in sorted(able | {self._settings.worker_id})
-                if node_run_id(run.id, node) not in spread
-            ]
-            made += runs
-            changes.append(
-                (run, transitions.waiting_for_node_runs(run, tuple(one.id for one in runs)))
-            )
-        added = await engine.retrying_store.repeat("spread", lambda: engine.store.add(made))
-        for one in added:
-            engine.emit("run.enqueued", one.run)
-        for run, change in changes:
-            self._complete_spread(run, change)
-
-    def _complete_spread(self, run: Run, change: transitions.Change) -> None:
-        made = node_ids(change.after(run))
-
-        def committed(kept: bool) -> None:
-            if kept and made:
-                self._unblock(made[0])  # they may have ended before this run waited for them
-
-        self.completer.complete_without_attempt(run, change, committed)
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
         """Let an attempt begin that its group has capacity for. One that is too late, or whose

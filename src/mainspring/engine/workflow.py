@@ -58,6 +58,17 @@ class Followers:
         job = self._by_id.get(job_id)
         return job is not None and job.enabled
 
+    def all_after(self, job_ids: Iterable[str]) -> list[Job]:
+        """The jobs that come after these, directly or not."""
+        jobs: dict[str, Job] = {}
+        reached = list(job_ids)
+        for job_id in reached:  # it grows
+            for job in self.directly_after(job_id):
+                if job.id not in jobs:
+                    jobs[job.id] = job
+                    reached.append(job.id)
+        return list(jobs.values())
+
     def without(self, job_ids: Iterable[str], roots: Collection[str]) -> Followers:
         """All but these jobs and those that come after them. `roots` stay."""
         gone: set[str] = set()

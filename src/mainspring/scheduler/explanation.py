@@ -13,10 +13,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from mainspring.core import transitions
+from mainspring.core import node_runs, transitions
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
-from mainspring.core.node_runs import node_of
 from mainspring.core.plurals import list_some
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
@@ -28,7 +27,7 @@ from mainspring.engine.live_workers import (
 )
 from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
-from mainspring.stores.paging import all_items
+from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.rates import next_start
 
@@ -254,6 +253,8 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
         return replace(await _explain_run(engine, run, MAX_UPSTREAM_DEPTH), at=at)
     if job.unreadable is not None:
         return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
+    if job.policy.each_node and (on_nodes := await _find_on_nodes(engine, job, own, at)):
+        return replace(await _explain_on_nodes(engine, on_nodes), at=at)
     if run is None and (unnamed := _not_a_slot(job, at)) is not None:
         return unnamed
     if run is None and job.created_at > at:
@@ -271,6 +272,31 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     if gap is not None:
         return await _missed(engine, job, gap, at)
     return await _explain_unrecorded_slot(engine, job, at, now)
+
+
+async def _find_on_nodes(engine: Engine, job: Job, own: str, at: datetime) -> list[Run]:
+    """The runs of a slot on all nodes."""
+    query = RunQuery(job=job.id, since=at, brief=True, limit=1000)
+    runs: list[Run] = []
+    seen = 0
+    async for page in pages(engine.store.find, query):
+        runs += [run for run in page if node_runs.without_node(run) == own and run.id != own]
+        seen += len(page)
+        if seen >= MOST_GAPS:
+            break
+    return runs
+
+
+async def _explain_on_nodes(engine: Engine, runs: list[Run]) -> Explanation:
+    """Explain a slot by its run on a node where it did not succeed, if there is one."""
+    shown = min(runs, key=lambda run: (run.state is State.SUCCEEDED, run.id))
+    whole = await explain_run(engine, shown.id)
+    succeeded = sum(run.state is State.SUCCEEDED for run in runs)
+    text = f"it succeeded on {succeeded} of {len(runs)} nodes"
+    if shown.state is not State.SUCCEEDED:
+        text += f"; on {node_runs.node_of(shown)}: {whole.sentence}"
+    nodes = {node_runs.node_of(run): str(run.state) for run in runs}
+    return replace(whole, sentence=text, facts={**whole.facts, "nodes": nodes})
 
 
 def _exact_slot(job: Job, at: datetime) -> datetime:
@@ -426,7 +452,7 @@ async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
 
 FAILURES = {
     "poison": "each worker that held it died or lost its lease, until no further try was allowed",
-    "lost": "its worker died or stopped, and the job may be started only once",
+    "lost": "its worker died or stopped, and no other worker may start it again",
     "memory": "it ran when its process reached its memory limit, and no further try was allowed",
 }
 
@@ -441,7 +467,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
         held = None if job is None else await _breaker_open(engine, run, job, now)
         return held or _explain_later(run, now)
     workers = await engine.live_workers.read_workers()
-    node = node_of(run)
+    node = node_runs.node_of(run)
     if node is not None and node not in _ids(workers):
         text = f"its node {node} is gone: the run ends within two minutes"
         return _of_run(run, Reason.NODE_GONE, text, node=node)
@@ -535,9 +561,12 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
         case transitions.UPSTREAM_DELETED:
             return await _after_deleted(engine, run)
         case transitions.NODE_GONE:
-            node = node_of(run)
+            node = node_runs.node_of(run)
             text = f"its node {node} ended before it took the run"
             return _of_run(run, Reason.NODE_GONE, text, node=node)
+        case node_runs.NO_NODE:
+            text = "no worker was alive that could run it when it was made"
+            return _of_run(run, Reason.NO_WORKER, text)
     return _of_run(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")
 
 

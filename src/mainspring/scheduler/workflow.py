@@ -76,7 +76,7 @@ async def _workflow_of_run(engine: Engine, run: Run, searched: int) -> Workflow:
     roots = [one for one in runs.values() if not any(name in runs for name in one.after)]
     followers = await engine.followers()
     now = engine.time.now()
-    expected = {one.id for root in roots for one in with_followers(root, followers, now)}
+    expected = {one.id for root in roots for one in with_followers([root], followers, now)}
     runs |= await _runs_by_id(engine, expected - runs.keys())
     complete = len(runs) < MOST_RUNS
     if complete:

@@ -50,6 +50,7 @@ from mainspring.core.model import (
     State,
     replace,
 )
+from mainspring.core.node_runs import is_node_handler
 from mainspring.core.policy import Overlap
 from mainspring.core.statistics import WHOLE_STORE, Period, Totals
 from mainspring.core.transitions import Change
@@ -134,10 +135,11 @@ class Renewed(Struct, frozen=True):
 class Firing(Struct, frozen=True, kw_only=True):
     """A slot's run (and those that follow it), and the job's advance past the slot.
 
-    `runs[0]` is the slot's own run. The runs that come after it are next, waiting, and last the
-    skipped run that records earlier slots that were missed. If none of the slots runs, that record
-    is the only run. `version` is the version at which the job was read: another node that fired
-    first has changed it, and a new job of the same id has another one.
+    The first run is the slot's own; of an `each_node` job the first ones, one for each node. The
+    runs that come after it are next, waiting, and last the skipped run that records earlier slots
+    that were missed. If none of the slots runs, that record is the only run. `version` is the
+    version at which the job was read: another node that fired first has changed it, and a new job
+    of the same id has another one.
     """
 
     job_id: str
@@ -148,6 +150,14 @@ class Firing(Struct, frozen=True, kw_only=True):
     last_run_at: datetime | None
     valid_until: datetime | None = None
     """The store refuses the firing after this time: the plan was made for an earlier one."""
+
+    @property
+    def needs_all_unfinished(self) -> bool:
+        """Whether overlap is decided by all unfinished runs of earlier slots, not by the newest:
+        the slot replaces them, or there are several nodes."""
+        if self.overlap is Overlap.ALLOW:
+            return False
+        return self.overlap is Overlap.REPLACE or is_node_handler(self.runs[0].handler)
 
 
 class Fired(Struct, frozen=True):
@@ -584,44 +594,50 @@ def resolve_overlap(
     firing: Firing, unfinished: Sequence[Run], now: datetime
 ) -> tuple[tuple[Run, ...], list[Change]]:
     """What a firing adds and changes, given the job's earlier slot runs that are unfinished: all of
-    them if it replaces them, else the newest is enough.
+    them if `firing.needs_all_unfinished`, else the newest is enough.
 
     Pure, and the same for every store. A run of this very slot, left by a crash between the
     run and the job's advance, is no earlier one. A queued slot names only the newest, which waits
-    for the one before it: a queue of a thousand slots would be a million names otherwise.
+    for the one before it: a queue of a thousand slots would be a million names otherwise. A run for
+    one node overlaps only with the runs for that node.
     """
-    run, *rest = firing.runs
-    unfinished = [
-        earlier for earlier in unfinished if earlier.id != run.id and not may_never_start(earlier)
-    ]
-    if run.state in (State.SKIPPED, State.WAITING) or not unfinished:
-        return firing.runs, []
-    newest = max(unfinished, key=lambda earlier: earlier.scheduled_at)
-    match firing.overlap:
-        case Overlap.ALLOW:
-            return firing.runs, []
-        case Overlap.SKIP:
-            named = {"unfinished": [newest.id]}
-            return tuple(
-                r
-                if r.finished
-                else replace(
-                    r,
-                    state=State.SKIPPED,
-                    finished_at=now,
-                    reason="overlap" if r is run else "upstream skipped",
-                    result=named if r is run else None,
-                )
-                for r in firing.runs
-            ), []
-        case Overlap.QUEUE:
-            queued = replace(run, state=State.WAITING, after=(newest.id,), after_any=True)
-            return (queued, *rest), []
-        case Overlap.REPLACE:
-            reason = f"replaced by {run.id}"
-            return firing.runs, [
-                transitions.cancelled_or_requested(r, now, reason) for r in unfinished
-            ]
+    runs: dict[str, Run] = {run.id: run for run in firing.runs}
+    earlier = [run for run in unfinished if run.id not in runs and not may_never_start(run)]
+    starting = [r for r in firing.runs if r.job_id == firing.job_id and r.state is State.PENDING]
+    changes: list[Change] = []
+    skipped: set[str] = set()
+    for run in starting:
+        own = [r for r in earlier if not is_node_handler(run.handler) or r.handler == run.handler]
+        if not own:
+            continue
+        newest = max(own, key=lambda earlier: earlier.scheduled_at)
+        match firing.overlap:
+            case Overlap.ALLOW:
+                pass
+            case Overlap.SKIP:
+                named = {"unfinished": [newest.id]}
+                runs[run.id] = replace(_skipped(run, "overlap", now), result=named)
+                skipped.add(run.id)
+            case Overlap.QUEUE:
+                queued = replace(run, state=State.WAITING, after=(newest.id,), after_any=True)
+                runs[run.id] = queued
+            case Overlap.REPLACE:
+                reason = f"replaced by {run.id}"
+                changes += [transitions.cancelled_or_requested(r, now, reason) for r in own]
+    if skipped:
+        # The runs that follow come after what runs of this slot; if nothing runs, they do not.
+        none_runs = len(skipped) == len(starting)
+        for run in firing.runs:
+            if run.state is State.WAITING and none_runs:
+                runs[run.id] = _skipped(run, "upstream skipped", now)
+            elif run.state is State.WAITING:
+                after = tuple(name for name in run.after if name not in skipped)
+                runs[run.id] = replace(run, after=after)
+    return tuple(runs.values()), changes
+
+
+def _skipped(run: Run, reason: str, now: datetime) -> Run:
+    return replace(run, state=State.SKIPPED, finished_at=now, reason=reason)
 
 
 def may_never_start(run: Run) -> bool:

@@ -25,7 +25,6 @@ from mainspring.core.durations import duration, humanize
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.job_options import EnqueueOptions, JobRef, job_id_of
 from mainspring.core.model import FINISHED, Job, Run, State
-from mainspring.core.node_runs import node_handler
 from mainspring.core.policy import Isolation, Span
 from mainspring.core.transitions import Change
 from mainspring.engine.loop_thread import LoopThread, wait_for_event
@@ -498,8 +497,8 @@ class Bench:
 
     @property
     def _handlers(self) -> frozenset[str]:
-        node = node_handler(self.scheduler._settings.worker_id)
-        return self.scheduler._registry.names() | {node}
+        assert self.scheduler._engine is not None
+        return self.scheduler._engine.worker.handlers()
 
     def _leap(self, moment: datetime) -> None:
         """Nothing runs and nothing is due before this moment: go there at once."""

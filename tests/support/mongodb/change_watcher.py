@@ -19,7 +19,7 @@ from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
 
 from mainspring.core.clock import SystemClock
-from mainspring.core.model import Job, Run, Source
+from mainspring.core.model import Job, Note, Run, Source
 from mainspring.stores.mongodb.codec import read_job, read_run
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from tests.support.simulation.machines import Machine
@@ -37,6 +37,7 @@ class Mirror:
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
         self._jobs: dict[str, Job] = {}
+        self._notes: dict[tuple[str, str], Note] = {}
 
 
 class WatchClock(SystemClock):

@@ -32,10 +32,12 @@ from mainspring.core.model import (
     replace,
     slot_run_id,
 )
+from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery, MisfireKind, Overlap, Policy
 from mainspring.core.schedules import Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.engine.breakers import PUT_OFF_REASON
+from mainspring.stores.election import WORKERS
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
 from tests.support.simulation.machines import Machine
@@ -76,8 +78,9 @@ INVARIANTS = {
     "order": "a waiting run is freed only by the end of all it waits for, and a run that is tried"
     " again begins only after them too",
     "followers": "a run does not stay skipped by a failure of runs that have succeeded since",
-    "nodes": "a node run is for its worker alone, and is skipped only if that did not begin it; the"
-    " run it was made of ends when all of them have, and fails if one of them did",
+    "nodes": "a slot of an each_node job has a run for every worker that is alive, and only an"
+    " earlier run for the same worker can skip it; only that worker takes it, and it is skipped as"
+    " gone only if that worker did not begin it",
     "clock": "when the store's wall clock is set, leases and retries last as long as was meant,"
     " and what is due stays due",
     "early": "nothing starts before its time on the store's clock",
@@ -103,6 +106,9 @@ LATE = timedelta(seconds=8)
 
 PLAN_HELD = timedelta(seconds=5.1)
 """How long after its plan a firing may still be sent: a node may have planned before a pause."""
+
+KNOWN = 8.0
+"""Seconds that a worker must be alive before every node that fires must know of it."""
 
 Key = tuple[str, int]
 
@@ -168,7 +174,10 @@ class Monitor:
     _not_closed_since: dict[str, float] = field(default_factory=dict)
     _open_until: dict[str, float] = field(default_factory=dict)
     _trials: set[Key] = field(default_factory=set)
+    _fired_on_nodes: dict[tuple[str, datetime], datetime] = field(default_factory=dict)
     _clock_set_at: float = -1.0
+    _announced: dict[str, float] = field(default_factory=dict)
+    """The workers that are alive by their notes, and since when."""
     _leaders: dict[str, Callable[[], bool]] = field(default_factory=dict)
     _pauses: list[tuple[datetime, datetime | None]] = field(default_factory=list)
     _ended: Counter[tuple[str, State]] = field(default_factory=Counter)
@@ -270,6 +279,16 @@ class Monitor:
         since = self._not_closed_since.get(run.job_id)
         if since is not None and key not in self._trials and self._claimed[key] > since:
             self.fail("breaker", f"{run.id} began, and its breaker is open since {since:.3f} s")
+
+    def _observe_announcements(self) -> None:
+        """Note since when each worker is alive by its own note."""
+        now = self.clock.now()
+        alive = {
+            name
+            for (kind, name), note in self.store._notes.items()
+            if kind == WORKERS and (note.expires_at is None or note.expires_at > now)
+        }
+        self._announced = {name: self._announced.get(name, self._moment()) for name in alive}
 
     def _observe_breakers(self) -> None:
         """Check what became of the breakers, by the loop's own time: the reset time lasts as long
@@ -399,6 +418,7 @@ class Monitor:
 
     def observe(self, author: str, method: str) -> None:
         self.calls += 1
+        self._observe_announcements()
         if method == "put_notes":
             self._observe_breakers()
             return
@@ -455,7 +475,7 @@ class Monitor:
         self._holders[run.worker] = author
         if old.state is not State.PENDING:
             self.fail("lease", f"{author} claimed {run.id}, which was {old.state}")
-        if run.source is Source.NODE and run.handler != f"@{run.worker}":
+        if node_of(run) not in (None, run.worker):
             self.fail("nodes", f"{run.worker} claimed {run.id}")
         key = (run.id, run.token)
         if run.token != old.token + 1 or key in self._claimed:
@@ -540,7 +560,8 @@ class Monitor:
                 self.fail("poison", f"{run.id} is poison after {run.lapses} lapses")
         job = self._jobs.get(run.job_id)
         untouched = job is not None and job.updated_at == job.created_at
-        if untouched and run.reason == "lost" and old.began is False:
+        records = node_of(run) is None or (job and job.policy.delivery is Delivery.AT_MOST_ONCE)
+        if untouched and records and run.reason == "lost" and old.began is False:
             self.fail("begin", f"{run.id} is lost, and there is no record that it began")
 
     def _check_verdict(self, old: Run, run: Run, outcome: Outcome | None) -> None:
@@ -574,10 +595,8 @@ class Monitor:
             self.counted["waits again"] += 1
             self._check_key(run, now)
             return
-        of_node = run.source is Source.NODE
-        names = {run.id, run.id.removesuffix(run.handler)} if of_node else {run.id}
-        asked = bool(names & self.may_revive) and method == "commit"
-        ends = (State.FAILED, State.CANCELLED, *((State.SKIPPED,) if of_node else ()))
+        asked = run.id in self.may_revive and method == "commit"
+        ends = (State.FAILED, State.CANCELLED)
         tried = old.state in ends and run.state in (State.PENDING, State.WAITING)
         if not asked or not tried:
             self.fail("finished", f"{run.id} was {old.state}; {method} made it {run.state}")
@@ -615,7 +634,7 @@ class Monitor:
         if old.state is run.state is State.WAITING and _by_slot(run) and run.after != old.after:
             self.counted["queued behind an earlier slot"] += 1
             return
-        if run.finished and self._check_nodes(old, run):
+        if run.finished and self._check_gone_node(old, run):
             return
         if run.state in (State.CANCELLED, State.SKIPPED):
             return
@@ -631,38 +650,21 @@ class Monitor:
 
     def _check_order(self, run: Run) -> None:
         """A run may start from now on: those that it comes after have ended as it demands."""
-        upstream = [
-            self._runs[name]
-            for name in run.after
-            if name in self._runs and not name.startswith(f"{run.id}@")
-        ]
+        upstream = [self._runs[name] for name in run.after if name in self._runs]
         if any(one.id in self.may_revive for one in upstream):
             return
-        runs_anyway = run.after_any or run.source is Source.NODE
         for one in upstream:
-            if not one.finished or not (runs_anyway or one.state is State.SUCCEEDED):
+            if not one.finished or not (run.after_any or one.state is State.SUCCEEDED):
                 self.fail("order", f"{run.id} was freed while {one.id} is {one.state}")
 
-    def _check_nodes(self, old: Run, run: Run) -> bool:
-        """Check the end of a node run whose worker is gone, or of a run that was spread over nodes;
-        whether it is one of these."""
-        if run.source is Source.NODE and run.state is not State.CANCELLED:
-            began = self._starts[run.id] > self._starts_before[run.id]
-            self.counted[f"node gone {run.state}"] += 1
-            if began and run.state is State.SKIPPED:
-                self.fail("nodes", f"{run.id} is skipped ({run.reason}), but had begun")
-            return True
-        names = [name for name in run.after if name.startswith(f"{run.id}@")]
-        if not names or run.state not in (State.SUCCEEDED, State.FAILED):
+    def _check_gone_node(self, old: Run, run: Run) -> bool:
+        """Check the end of a run whose worker is gone; whether it is one."""
+        if node_of(run) is None or run.state is State.CANCELLED:
             return False
-        nodes = [self._runs[name] for name in names if name in self._runs]
-        self.counted[f"nodes {run.state}"] += 1
-        for node in nodes:
-            if not node.finished and not {node.id, run.id} & self.may_revive:
-                self.fail("nodes", f"{run.id} is {run.state} while {node.id} is {node.state}")
-        bad = [n.id for n in nodes if n.state in (State.FAILED, State.CANCELLED)]
-        if run.state is State.SUCCEEDED and bad:
-            self.fail("nodes", f"{run.id} succeeded, but not {bad}")
+        began = self._starts[run.id] > self._starts_before[run.id]
+        self.counted[f"node gone {run.state}"] += 1
+        if began and run.state is State.SKIPPED and run.reason == transitions.NODE_GONE:
+            self.fail("nodes", f"{run.id} is skipped ({run.reason}), but had begun")
         return True
 
     def _check_gone(self, method: str, now: datetime) -> None:
@@ -742,6 +744,7 @@ class Monitor:
 
     def _check_made(self, made: list[Run], now: datetime) -> None:
         fired: Counter[str] = Counter()
+        on_nodes: dict[tuple[str, datetime], set[str]] = defaultdict(set)
         for run in made:
             self.counted[
                 f"made {run.state} {(run.reason or '').partition(' by ')[0]}".rstrip()
@@ -751,15 +754,31 @@ class Monitor:
             job = self.store._jobs.get(run.job_id)
             if job is None or not _by_slot(run):
                 continue
-            for slot in _covered(run, job.schedule):
+            first_of_slot = True
+            if (node := node_of(run)) is not None:
+                slot_key = (job.id, run.scheduled_at)
+                on_nodes[slot_key].add(node)
+                # All runs of a slot are made at once.
+                first_of_slot = self._fired_on_nodes.get(slot_key) != run.created_at
+                self._fired_on_nodes[slot_key] = run.created_at
+            for slot in _covered(run, job.schedule) if first_of_slot else ():
                 self._slots[job.id][slot] += 1
                 if self._slots[job.id][slot] > 1:
                     self.fail("slots", f"the slot {slot} of {job.id} fired twice")
             if run.state is not State.SKIPPED:
-                fired[job.id] += 1
+                fired[job.id] += first_of_slot
                 self._check_paused(run, now)
                 self._check_misfire(job, run, fired[job.id], now)
                 self._check_overlap(job, run)
+            elif node is not None and run.reason == "overlap":
+                earlier = [self._runs[name] for name in run.result["unfinished"]]
+                if any(other.handler != run.handler for other in earlier):
+                    self.fail("nodes", f"{run.id} is skipped by {run.result}")
+        for (job_id, slot), nodes in on_nodes.items():
+            self.counted["slots on nodes"] += 1
+            known = [n for n, since in self._announced.items() if since < self._moment() - KNOWN]
+            if left_out := set(known) - nodes:
+                self.fail("nodes", f"the slot {slot} of {job_id} has no run for {left_out}")
 
     def _check_backfill(self, run: Run) -> None:
         seen = self._backfilled[run.job_id]
@@ -823,6 +842,7 @@ class Monitor:
             and other.state in LIVE
             and other.id not in self._revived
             and other.scheduled_at < run.scheduled_at
+            and (node_of(run) is None or other.handler == run.handler)
         ]
 
     def _observe_jobs(self, author: str, method: str, now: datetime) -> None:

@@ -41,11 +41,12 @@ from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Leader
 from mainspring.engine.leases import Leases
+from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.sweeper import Sweeper
 from mainspring.errors import StoreUnavailable
-from mainspring.stores import evaluation, rates
+from mainspring.stores import evaluation, protocol, rates
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.memory import store as memory
 from mainspring.stores.protocol import (
@@ -702,8 +703,8 @@ def _pause_unseen() -> Patches:
 
 
 def _caught_up_after_a_pause() -> Patches:
-    def plan(job: Any, now: Any, followers: Any, most: int, pauses: Any) -> Any:
-        return slots.plan(job, now, followers, most)
+    def plan(job: Any, now: Any, followers: Any, most: int, pauses: Any, workers: Any) -> Any:
+        return slots.plan(job, now, followers, most, workers=workers)
 
     return [patch.object(slot_firer, "plan", plan)]
 
@@ -724,16 +725,23 @@ def _late_backfills_expire() -> Patches:
 
 
 def _killed_on_a_node() -> Patches:
-    return [patch.object(transitions, "_was_taken", lambda run: False)]
+    def skipped(run: Run, now: datetime) -> Change:
+        return transitions.skipped(run, now, transitions.NODE_GONE)
+
+    return [patch.object(transitions, "node_gone", skipped)]
 
 
-def _nodes_overlooked() -> Patches:
-    def ended_on_all_nodes(run: Run, now: datetime, states: Any) -> Change:
-        best = State.SUCCEEDED if State.SUCCEEDED in states.values() else State.FAILED
-        return right(run, now, {"any": best})
+def _nodes_wait_for_each_other() -> Patches:
+    return [patch.object(protocol, "is_node_handler", lambda handler: False)]
 
-    right = transitions.ended_on_all_nodes
-    return [patch.object(transitions, "ended_on_all_nodes", ended_on_all_nodes)]
+
+def _fired_for_itself() -> Patches:
+    right = LiveWorkers.find_nodes
+
+    async def find_nodes(workers: LiveWorkers, jobs: Any, only_here: bool = False) -> Any:
+        return (await right(workers, jobs, only_here))[:1]
+
+    return [patch.object(LiveWorkers, "find_nodes", find_nodes)]
 
 
 def _bugs() -> Iterator[Planted]:
@@ -804,7 +812,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("loops end", "the first error of the store ends a loop", "alive", "engine",
               "lost", "slots", patches=_loops_end)  # fmt: skip
     yield bug("leads for ever", "a leader that cannot reach the store leads on", "leader",
-              patches=_leads_for_ever)  # fmt: skip
+              "lost", patches=_leads_for_ever)  # fmt: skip
     yield bug("backfill", "every missed slot is run", "misfire", patches=_backfills)
     yield bug("backfilled twice", "a backfilled run has a random id, not its slot's", "backfill",
               patches=_random_backfill_ids, focus="filled", calm=False)  # fmt: skip
@@ -842,8 +850,11 @@ def _bugs() -> Iterator[Planted]:
     yield bug("killed on a node", "a worker that died in the middle counts as one that never took"
               " its node run", "nodes", patches=_killed_on_a_node, focus="everywhere",
               first_seed=1)  # fmt: skip
-    yield bug("nodes overlooked", "one node that succeeded is enough", "nodes",
-              patches=_nodes_overlooked, focus="everywhere", calm=False, first_seed=4)  # fmt: skip
+    yield bug("nodes wait for each other", "an unfinished run on one node skips the slot on all",
+              "nodes", patches=_nodes_wait_for_each_other, focus="everywhere",
+              calm=False)  # fmt: skip
+    yield bug("fired for itself", "a node fires a slot of an each_node job for itself alone",
+              "nodes", patches=_fired_for_itself, focus="everywhere", calm=False)  # fmt: skip
     yield bug("registering resets the schedule",
               "a job that is registered with another interval starts anew",
               "slots", "postponed", patches=_registered_afresh)  # fmt: skip

@@ -82,7 +82,7 @@ class Workload:
             late = {"overlap": "allow", "start_deadline": "1s"}
             self.jobs["filled"] = {"schedule": "*/20 * * * * *", **late}
         if self.focus == "everywhere" or random.Random(f"nodes {self.seed}").random() < 0.25:
-            self.jobs["everywhere"] = {"each_node": True, **retries}
+            self.jobs["everywhere"] = {"schedule": "5s", "each_node": True, **retries}
         if self.focus == "slots":
             missed = {"misfire": Misfire("all", grace="1s", limit=5), "overlap": "allow"}
             for number in range(3):

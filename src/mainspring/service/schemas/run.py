@@ -161,7 +161,7 @@ BRIEF_RUN: tuple[FieldSpec[model.Run], ...] = (
         "source",
         "What made the run.",
         "schedule",
-        answered=Literal["schedule", "enqueue", "trigger", "start", "after", "backfill", "node"],
+        answered=Literal["schedule", "enqueue", "trigger", "start", "after", "backfill"],
         read=lambda run: str(run.source),
     ),
     FieldSpec(

@@ -254,13 +254,15 @@ async def _plans(
 
 
 async def _unfinished(db: Database, firings: Iterable[Firing]) -> dict[str, list[Run]]:
-    """The unfinished runs of earlier slots, by job: all that may be replaced, with their payloads;
+    """The unfinished runs of earlier slots, by job: all where they are needed, with their payloads;
     else the newest."""
-    replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
-    others = [f.job_id for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)]
+    whole = [f.job_id for f in firings if f.needs_all_unfinished]
+    others = [
+        f.job_id for f in firings if f.overlap is not Overlap.ALLOW and not f.needs_all_unfinished
+    ]
     stored: list[Document] = []
-    if replacing:
-        stored += await db.runs.find(live_slots(replacing), session=db.session).to_list()
+    if whole:
+        stored += await db.runs.find(live_slots(whole), session=db.session).to_list()
     if others:
         stored += await _newest_slots(db, others)
     unfinished: dict[str, list[Run]] = {}

@@ -178,15 +178,17 @@ _VERSIONS = (
 
 
 def _unfinished(tx: WriteTransaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:
-    """The live runs of these jobs' slots: all that may be replaced, with their payloads, because
-    events show those; else the newest."""
-    replacing = [f.job_id for f in firings if f.overlap is Overlap.REPLACE]
+    """The live runs of these jobs' slots: all where they are needed, with their payloads, because
+    events show those that are replaced; else the newest."""
+    whole = [f.job_id for f in firings if f.needs_all_unfinished]
     others = [
-        (f.job_id, f.runs[0].id) for f in firings if f.overlap in (Overlap.SKIP, Overlap.QUEUE)
+        (f.job_id, f.runs[0].id)
+        for f in firings
+        if f.overlap is not Overlap.ALLOW and not f.needs_all_unfinished
     ]
     rows: list[tuple[int, Run]] = []
-    if replacing:
-        rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(replacing))
+    if whole:
+        rows += select_runs(tx.connection, _LIVE_SLOTS, json.dumps(whole))
     if others:
         newest = select_runs(tx.connection, _NEWEST_LIVE_SLOT, json.dumps(others), brief=True)
         unreadable = [run.job_id for _, run in newest if may_never_start(run)]

@@ -11,7 +11,6 @@ from mainspring.core import transitions
 from mainspring.core.model import (
     Outcome,
     Run,
-    Source,
     State,
     replace,
 )
@@ -409,29 +408,6 @@ class ReviveTests(Suite):
         assert freed is not None
         assert await store.commit([freed]) == [True]
         assert (await self.one(store, "late")).state is State.PENDING
-
-    async def test_a_claimed_run_that_waits_for_its_node_runs_is_found_by_them(
-        self, store: Store
-    ) -> None:
-        await store.add([self.run("r1")])
-        [claimed] = await self.claim(store)
-        node = self.run("r1@worker", handler="@worker", source=Source.NODE)
-        await store.add([node])
-        change = transitions.waiting_for_node_runs(claimed, ("r1@worker",))
-        assert await store.commit([change, change]) == [True, True]  # also if it is sent again
-        found = await store.find(RunQuery(upstream=frozenset({"r1@worker"})))
-        assert [(run.id, run.state) for run in found.items] == [("r1", State.WAITING)]
-        [waiting] = found.items
-        assert (waiting.after, waiting.lease_until, waiting.worker) == (("r1@worker",), None, None)
-        assert await self.claim(store) == []
-        [taken] = await self.claim(store, handlers=frozenset({"@worker"}))
-        assert taken.id == "r1@worker"
-        states = {"r1@worker": State.SUCCEEDED}
-        ended = transitions.unblocked(waiting, self.at(1), states)
-        assert ended is not None
-        assert await store.commit([ended]) == [True]
-        root = await self.one(store, "r1")
-        assert (root.state, root.result) == (State.SUCCEEDED, {"succeeded": 1})
 
     async def test_a_run_that_is_live_again_is_not_revived(self, store: Store) -> None:
         dead = await self.failed(store)

@@ -419,6 +419,51 @@ class FireTests(Suite):
         assert (slot.state, old.cancel_requested) == (State.PENDING, False)
 
     @pytest.mark.parametrize("overlap", list(Overlap))
+    async def test_a_slot_overlaps_on_each_node_for_itself(
+        self, store: Store, overlap: Overlap
+    ) -> None:
+        job = await self.put(store)
+        earlier, gone, busy, free = (
+            replace(run, id=f"{run.id}{handler}", handler=handler)
+            for run, handler in (
+                (self.slot(self.at(-60)), "@busy"),
+                (self.slot(self.at(-30)), "@gone"),
+                (self.slot(self.start), "@busy"),
+                (self.slot(self.start), "@free"),
+            )
+        )
+        await store.add([earlier, gone])
+        follower = self.run(
+            "follower", job_id="next", state=State.WAITING, after=(busy.id, free.id)
+        )
+        firing = protocol.Firing(
+            job_id=job.id,
+            version=job.version,
+            runs=(busy, free, follower),
+            overlap=overlap,
+            next_run_at=self.at(60),
+            last_run_at=self.start,
+        )
+        [fired] = await store.fire([firing])
+        assert fired.done is True
+        assert fired.runs[1] == free
+        states = {
+            Overlap.SKIP: State.SKIPPED,
+            Overlap.QUEUE: State.WAITING,
+            Overlap.REPLACE: State.PENDING,
+            Overlap.ALLOW: State.PENDING,
+        }
+        assert fired.runs[0].state is states[overlap]
+        # It comes after what runs of this slot.
+        skipped = overlap is Overlap.SKIP
+        assert fired.runs[2].after == ((free.id,) if skipped else (busy.id, free.id))
+        ids = frozenset({earlier.id, busy.id, free.id, follower.id})
+        stored = {run.id: run for run in (await store.find(protocol.RunQuery(ids=ids))).items}
+        assert [stored[run.id] for run in fired.runs] == list(fired.runs)
+        replaced = overlap is Overlap.REPLACE
+        assert stored[earlier.id].state is (State.CANCELLED if replaced else State.PENDING)
+
+    @pytest.mark.parametrize("overlap", list(Overlap))
     async def test_the_record_of_missed_slots_is_stored_whatever_becomes_of_the_slot(
         self, store: Store, overlap: str
     ) -> None:
