@@ -40,11 +40,42 @@ async def test_only_the_newest_finished_runs_of_each_job_are_kept(make: Make) ->
         assert (await scheduler.job_metrics("often")).succeeded == 7
 
 
-@pytest.mark.parametrize("given", [{"history": 0}, {"history": True}, {"prune_every": "1ms"}])
+@pytest.mark.parametrize("given", [{"history": -1}, {"history": True}, {"prune_every": "1ms"}])
 def test_a_history_that_cannot_be_kept_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as error:
         Scheduler("memory://", **given)
     assert error.value.field == next(iter(given))
+
+
+async def test_a_history_of_zero_keeps_no_finished_run(make: Make) -> None:
+    """But those that somebody needs: a run that holds its key, one that a follower comes after, and
+    each for as long as it takes to read its result."""
+    scheduler = make(history=0, prune_every="1s")
+    gate = asyncio.Event()
+
+    @scheduler.job()
+    async def work(number: int) -> int:
+        return number
+
+    @scheduler.job()
+    async def collect(ctx: RunContext) -> int:
+        await gate.wait()
+        return int(ctx.results["work"])
+
+    async with scheduler:
+        needed = await work.enqueue(number=3)
+        follower = await collect.options(after=[needed.id]).enqueue()
+        held = await work.options(dedupe_key="k", dedupe_for="1h").enqueue(number=4)
+        for number in range(3):
+            assert (await ended(scheduler, await work.enqueue(number=number))).result == number
+        await until_kept(scheduler, "work", 2)
+        assert await ids(scheduler, "work") == [held.id, needed.id]
+        assert (await work.options(dedupe_key="k").enqueue(number=5)).duplicate
+        gate.set()
+        assert (await ended(scheduler, follower)).result == 3
+        await until_kept(scheduler, "work", 1)
+        await until_kept(scheduler, "collect", 0)
+        assert (await scheduler.job_metrics("work")).succeeded == 5
 
 
 async def ids(scheduler: Scheduler, job: str) -> list[str]:
@@ -179,7 +210,7 @@ async def test_an_unreadable_job_keeps_its_runs() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"history": 0}, "history is 1 or more, not 0"),
+        ({"history": -1}, "history is 0 or more, not -1"),
         ({"history": "many"}, "history is a whole number, not 'many'"),
         ({"retention": "-1d"}, "retention '-1d' is negative"),
         ({"retention": "often"}, "retention 'often'"),

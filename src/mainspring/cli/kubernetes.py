@@ -181,7 +181,7 @@ def _options(manifest: _Manifest, remark: AddRemark) -> dict[str, Any]:
     names = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit")
     limits = {n: limit for n in names if (limit := manifest.number(0, "spec", n)) is not None}
     if limits:
-        options["history"] = max(sum(limits.values()), 1)
+        options["history"] = sum(limits.values())
         why = "runs are counted together here, however they ended"
         remark(why, "spec", next(iter(limits)))
     if (seconds := manifest.number(0, *_JOB, "ttlSecondsAfterFinished")) is not None:

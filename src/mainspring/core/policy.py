@@ -610,7 +610,7 @@ _READERS: dict[str, Any] = {
     "run_on_start": lambda v: _flag(v, "run_on_start"),
     "each_node": lambda v: _flag(v, "each_node"),
     "retention": lambda v: None if v is None else _span(v, "retention"),
-    "history": lambda v: None if v is None else _whole_number(v, "history", 1),
+    "history": lambda v: None if v is None else _whole_number(v, "history", 0),
 }
 
 

@@ -19,7 +19,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.engine.context import EngineContext
 from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import LiveWorkers
-from mainspring.engine.pruner import first_kept_run, retention_of
+from mainspring.engine.pruner import history_begins, retention_of
 from mainspring.engine.slots import make_run, with_followers
 from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
 from mainspring.stores.protocol import RunQuery
@@ -94,7 +94,7 @@ async def backfill(
             allowed=f"1 to {MOST_SLOTS}",
         )
     most = plan.limit or MOST_SLOTS
-    kept_for, first = retention_of(job, engine.settings), await first_kept_run(engine, job)
+    kept_for, kept_since = retention_of(job, engine.settings), await history_begins(engine, job)
     added: list[str] = []
     existing: dict[str, State] = {}
     old = done = 0
@@ -110,7 +110,7 @@ async def backfill(
             missing = {run_id: at for run_id, at in missing.items() if run_id not in there}
         added += missing
         old += sum(
-            now - moment > kept_for or (first is not None and moment < first.created_at)
+            now - moment > kept_for or (kept_since is not None and moment < kept_since)
             for moment in missing.values()
         )
         done += len(slots)

@@ -12,14 +12,14 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring.core.clock import CarriedClock, Clock, thread_cpu
 from mainspring.core.durations import humanize
 from mainspring.core.events import Events
 from mainspring.core.handlers import Registry
-from mainspring.core.model import Job, Run
+from mainspring.core.model import Job
 from mainspring.engine.bulk_operations import BulkOperations
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
@@ -30,7 +30,7 @@ from mainspring.engine.job_operations import JobOperations, KeepFromStored
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
-from mainspring.engine.pruner import Pruner, first_kept_run, history_of, retention_of
+from mainspring.engine.pruner import Pruner, history_begins, history_of, retention_of
 from mainspring.engine.run_operations import RunOperations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
@@ -139,9 +139,10 @@ class Engine:
         """How many finished runs of a job are kept; None: any number."""
         return history_of(job, self._context.settings)
 
-    async def first_kept_run(self, job: Job) -> Run | None:
-        """The oldest of the runs of a job that `history` keeps. None: it deletes none yet."""
-        return await first_kept_run(self._context, job)
+    async def history_begins(self, job: Job) -> datetime | None:
+        """When the oldest of the runs of a job was made that `history` keeps. None: it deletes none
+        yet."""
+        return await history_begins(self._context, job)
 
     @property
     def failing(self) -> tuple[str, ...]:

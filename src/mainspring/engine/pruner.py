@@ -21,7 +21,7 @@ from mainspring.engine.settings import Settings
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
 
-__all__ = ["Pruner", "first_kept_run", "history_of", "retention_of"]
+__all__ = ["Pruner", "history_begins", "history_of", "retention_of"]
 
 BATCH = 1000
 
@@ -31,6 +31,10 @@ CHECK_INTERVAL = 2.0
 IDLE_FACTOR = 20
 """A pruning begins at the earliest this many times the length of the last one after it, so pruning
 uses at most a twentieth of the leader's time."""
+
+READ_WITHIN = timedelta(seconds=5)
+"""For so long a job with `history=0` keeps a run that has finished: whoever waits for it reads it
+within about a second."""
 
 LOOKS_PER_RETENTION = 20
 """How often a job is looked at for old runs while its retention passes. On SQLite a look walks the
@@ -48,16 +52,19 @@ def history_of(job: Job, settings: Settings) -> int | None:
     return settings.history if job.policy.history is None else job.policy.history
 
 
-async def first_kept_run(engine: EngineContext, job: Job) -> Run | None:
-    """The oldest of the newest runs of a job that `history` keeps. None: it deletes none yet."""
+async def history_begins(engine: EngineContext, job: Job) -> datetime | None:
+    """When the oldest of the runs of a job was made that `history` keeps. Earlier ones may have
+    been deleted. None: it deletes none yet."""
     left = history_of(job, engine.settings)
     if left is None:
         return None
+    if left == 0:
+        return await engine.store.now()
     query = RunQuery(job=job.id, states=FINISHED, brief=True, limit=BATCH)
     async for runs in pages(engine.store.find, query, left):
         left -= len(runs)
         if left <= 0:
-            return runs[-1]
+            return runs[-1].created_at
     return None
 
 
@@ -150,8 +157,11 @@ class Pruner:
         """Delete all but the newest finished runs; return whether all of those are gone."""
         left, all_gone = most, True
         query = RunQuery(job=job_id, states=FINISHED, brief=True, limit=BATCH)
+        ended_before = self._before(READ_WITHIN) if most == 0 else self._began
         async for runs in pages(self._engine.store.find, query):
-            all_gone = await self._delete(runs[left:]) and all_gone
+            surplus = runs[left:]
+            old = [run for run in surplus if run.finished_at and run.finished_at <= ended_before]
+            all_gone = await self._delete(old) and len(old) == len(surplus) and all_gone
             left = max(left - len(runs), 0)
         return all_gone
 

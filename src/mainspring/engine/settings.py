@@ -76,12 +76,12 @@ def _workers(given: int) -> int:
 def _history(given: int | None) -> int | None:
     if given is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
         raise InvalidInput(
-            f"history is 1 or more (runs of each job), or None, not {given!r}",
+            f"history is 0 or more (runs of each job), or None, not {given!r}",
             field="history",
             given=given,
-            allowed="1 or more, or None",
+            allowed="0 or more, or None",
         )
     return given
 

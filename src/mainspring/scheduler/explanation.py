@@ -401,12 +401,11 @@ async def _explain_unrecorded_slot(
         kept = humanize(engine.retention_of(job))
         text = f"its run is not kept any more: runs are deleted {kept} after they have ended"
         return _of_job(job, Reason.PRUNED, text, at=at)
-    first = await engine.first_kept_run(job)
-    if first is not None and at < first.created_at:
-        text = (
-            "its run is not kept any more: of this job the newest"
-            f" {engine.history_of(job)} runs are kept"
-        )
+    kept_since = await engine.history_begins(job)
+    if kept_since is not None and at < kept_since:
+        most = engine.history_of(job)
+        kept = f"the newest {most} runs are kept" if most else "no finished runs are kept"
+        text = f"its run is not kept any more: of this job {kept}"
         return _of_job(job, Reason.PRUNED, text, at=at)
     text = "there is no record of this slot"
     if job.updated_at > at:

@@ -102,7 +102,7 @@ class ServiceSettings(BaseSettings):
     retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
     """How long finished runs are kept, with a unit as in 30d. A bare number is refused: it would be
     seconds, and somebody who means days would lose the history."""
-    history: int | None = Field(None, ge=1)
+    history: int | None = Field(None, ge=0)
     """How many finished runs of each job are kept."""
     prune_every: Annotated[timedelta | None, BeforeValidator(_prune_every)] = None
     """How often finished runs are deleted."""

@@ -597,9 +597,9 @@ JOB: tuple[FieldSpec[model.Job], ...] = (
     ),
     FieldSpec(
         "history",
-        "How many finished runs of the job are kept, the newest. Null: as many as the service"
-        " keeps of each job.",
-        sent=Count | None,
+        "How many finished runs of the job are kept, the newest; 0: none. Null: as many as the"
+        " service keeps of each job.",
+        sent=within(int, minimum=0, maximum=MAX_COUNT) | None,
         answered=int | None,
         read=lambda job: job.policy.history,
         option="history",
