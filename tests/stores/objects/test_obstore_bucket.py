@@ -50,6 +50,23 @@ async def test_an_endpoint_with_a_password_is_refused_without_repeating_it(
     assert "SeCrEt" not in str(refused.value)
 
 
+async def test_keys_in_the_url_are_used_with_a_warning_that_names_a_better_way(
+    stub: S3Stub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    bucket = make_bucket(f"s3://AKIA:SeCrEt@some-bucket/jobs?endpoint={stub.url}")
+    await bucket.open()
+    await bucket.close()
+    used = {
+        headers["authorization"] for _, _, headers in stub.requests if "authorization" in headers
+    }
+    assert used
+    assert all("Credential=AKIA/" in header for header in used)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "AWS_ACCESS_KEY_ID" in warning
+    assert "SeCrEt" not in warning + bucket.location
+
+
 def test_a_server_without_entity_tags_cannot_be_used() -> None:
     error = OSError("Unable to extract metadata from headers: ETag Header missing from response")
     errors = StorageErrors(Address.of("gs://some-bucket/jobs"))

@@ -13,6 +13,7 @@ obstore's threads do not survive a fork: a call in the child would hang. So the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,17 +27,19 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from mainspring.core.clock import BootClock, Clock
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
-from mainspring.stores.objects.aws_profiles import find_profile
+from mainspring.stores.objects.aws_profiles import Profile, find_profile
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
 from mainspring.stores.objects.date_header import Answer, DateBounds, send_head
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
-from mainspring.stores.objects.url import Address, parse_endpoint
+from mainspring.stores.objects.url import Address, Credentials, parse_endpoint
 
 if TYPE_CHECKING:
     from obstore import GetOptions, PutMode, UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
 __all__ = ["ObstoreBucket"]
+
+log = logging.getLogger("mainspring")
 
 T = TypeVar("T")
 _Client = S3Store | GCSStore | AzureStore
@@ -288,7 +291,10 @@ class ObstoreBucket:
         address = self._address
         profile = find_profile(address.profile)
         has_keys = "AWS_ACCESS_KEY_ID" in os.environ and address.profile is None
-        provider = None if profile is None or has_keys else profile.credential_provider()
+        if address.credentials is not None:
+            provider = self._keys_of_url(address.credentials).credential_provider()
+        else:
+            provider = None if profile is None or has_keys else profile.credential_provider()
         endpoint = address.endpoint
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
             endpoint = endpoint or parse_endpoint(os.environ.get(name) or None, name)
@@ -319,6 +325,19 @@ class ObstoreBucket:
             credential_provider=provider,
         )
         return client, place
+
+    def _keys_of_url(self, keys: Credentials) -> Profile:
+        log.warning(
+            "the URL of %s has credentials in it, and others may see a URL: in the list of"
+            " processes, in a shell's history, in configuration. Set AWS_ACCESS_KEY_ID and"
+            " AWS_SECRET_ACCESS_KEY in the environment instead, or use a profile or a role",
+            self.location,
+        )
+        settings = {
+            "aws_access_key_id": keys.access_key_id,
+            "aws_secret_access_key": keys.secret_access_key,
+        }
+        return Profile("of the URL", settings)
 
     async def _find_region(self) -> str | None:
         """Ask S3 for the bucket's region, which it says to everybody."""

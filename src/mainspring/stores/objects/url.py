@@ -6,7 +6,8 @@
     az://container/prefix?account=name
     file:///absolute/directory
 
-A URL holds no secrets: they come from environment variables, files and instance roles.
+Credentials come from environment variables, files and instance roles. An S3 URL may have them too
+(`s3://KEY:SECRET@bucket/prefix`), with a warning: others can see a URL.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from mainspring.core.durations import duration
 from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["SCHEMES", "Address", "parse_endpoint"]
+__all__ = ["SCHEMES", "Address", "Credentials", "parse_endpoint"]
 
 SCHEMES: Final = ("s3", "gs", "az", "file")
 DEFAULT_TIMEOUT: Final = 15.0
@@ -46,6 +47,16 @@ _SECRET_NAME: Final = re.compile(r"(?i)key|secret|token|password|credential|sas|
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
+class Credentials(Struct, frozen=True):
+    """The keys in a URL. Never shown."""
+
+    access_key_id: str
+    secret_access_key: str
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.access_key_id!r}, …)"
+
+
 class Address(Struct, frozen=True, kw_only=True):
     """What a URL says. `bucket` is the directory of a `file` URL."""
 
@@ -58,6 +69,7 @@ class Address(Struct, frozen=True, kw_only=True):
     account: str | None = None
     path_style: bool | None = None
     timeout: float = DEFAULT_TIMEOUT
+    credentials: Credentials | None = None
 
     @classmethod
     def of(cls, url: str) -> Address:
@@ -65,12 +77,15 @@ class Address(Struct, frozen=True, kw_only=True):
         place, _, query = rest.partition("?")
         if scheme not in _OPTIONS:
             raise InvalidInput(f"{scheme}:// names no object storage; {', '.join(SCHEMES)} do")
-        if "@" in place and scheme != "file":
-            raise InvalidInput(
-                f"{without_password(url)!r} has a user in it. Credentials come from"
-                f" {_CREDENTIALS[scheme]}, never from the URL"
-            )
+        credentials = None
+        if scheme != "file":
+            credentials, place = _split_credentials(scheme, place, url)
         options = _parse_options(scheme, query)
+        if credentials is not None and "profile" in options:
+            raise InvalidInput(
+                f"{without_password(url)!r} has keys and a profile: give one of them",
+                field="profile",
+            )
         if scheme == "file":
             if not place.startswith("/") or place == "/":
                 raise InvalidInput(f"{url!r} names no directory; write file:///absolute/directory")
@@ -98,17 +113,33 @@ class Address(Struct, frozen=True, kw_only=True):
             account=options.get("account"),
             path_style=_parse_flag("path_style", options.get("path_style")),
             timeout=_parse_timeout(options.get("timeout")),
+            credentials=credentials,
         )
 
     @property
     def location(self) -> str:
-        """The URL, without the options that do not say where the store is."""
+        """The URL, without the keys and the options that do not say where the store is."""
         if self.scheme == "file":
             return f"file://{quote(self.bucket)}"
         place = f"{self.bucket}/{self.prefix}" if self.prefix else self.bucket
         parts = {"endpoint": self.endpoint, "account": self.account}
         options = "&".join(f"{name}={value}" for name, value in parts.items() if value)
         return f"{self.scheme}://{place}" + (f"?{options}" if options else "")
+
+
+def _split_credentials(scheme: str, place: str, url: str) -> tuple[Credentials | None, str]:
+    """The keys in front of the bucket, and what comes behind them. A secret may have slashes."""
+    login, at, rest = place.partition("@")
+    key, colon, secret = login.partition(":")
+    if not at or ("/" in login and not colon):
+        return None, place  # the prefix may have an @
+    if scheme != "s3" or not key or not secret:
+        raise InvalidInput(
+            f"{without_password(url)!r} has a user in it. Credentials come from"
+            f" {_CREDENTIALS[scheme]}"
+            + ("; or write s3://KEY:SECRET@bucket/prefix" if scheme == "s3" else ", not the URL")
+        )
+    return Credentials(unquote(key), unquote(secret)), rest
 
 
 def _parse_options(scheme: str, query: str) -> dict[str, str]:
