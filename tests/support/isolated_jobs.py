@@ -7,6 +7,8 @@ import ctypes
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,3 +126,28 @@ _snoozed = False
 
 def read_resources(ctx: RunContext, name: str) -> list[Any]:
     return [sorted(ctx.resources), ctx.resources.get(name)]
+
+
+@contextmanager
+def as_tenant(ctx: RunContext) -> Iterator[None]:
+    """Set the tenant to the run's job; log how the handler ended."""
+    TENANT.set(ctx.job_id)
+    try:
+        yield
+    except BaseException as error:
+        ctx.log.info("%r after %s", error, ctx.resources["name"])
+        raise
+    ctx.log.info("fine")
+
+
+def fail_as_tenant() -> None:
+    raise ValueError(TENANT.get())
+
+
+def tenant() -> str:
+    return TENANT.get()
+
+
+async def tenant_later() -> str:
+    await asyncio.sleep(0)
+    return TENANT.get()

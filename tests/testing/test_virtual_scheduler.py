@@ -7,6 +7,8 @@ import threading
 import time
 import unittest
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -562,3 +564,29 @@ async def test_the_history_of_a_year_is_kept_unless_a_job_says_otherwise() -> No
         await test.tick("366d")
         test.assert_succeeded(monthly, times=12)
         test.assert_succeeded(pruned, times=2)
+
+
+async def test_what_is_around_an_attempt_is_around_it_in_a_test_too() -> None:
+    who = ContextVar("who", default="nobody")
+    threads: set[int] = set()
+
+    @contextmanager
+    def as_job(ctx: RunContext) -> Iterator[None]:
+        who.set(ctx.job_id)
+        threads.add(threading.get_ident())
+        yield
+
+    scheduler = Scheduler("memory://", around=as_job)
+
+    @scheduler.job
+    def plain() -> str:
+        assert threading.get_ident() in threads
+        return who.get()
+
+    @scheduler.job
+    async def later() -> str:
+        return who.get()
+
+    async with TestScheduler(scheduler) as test:
+        for job in ("plain", "later"):
+            assert (await test.run(job)).result == job

@@ -9,6 +9,7 @@ import logging
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from types import CodeType, UnionType
 from typing import Any
@@ -25,9 +26,20 @@ from mainspring.errors import (
     JobExists,
 )
 
-__all__ = ["Handler", "Hooks", "Registry", "name_of"]
+__all__ = [
+    "Around",
+    "Handler",
+    "Hooks",
+    "Registry",
+    "call_inside",
+    "check_around",
+    "is_async_function",
+    "name_of",
+]
 
 log = logging.getLogger("mainspring")
+
+Around = Callable[[RunContext], "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]"]
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
@@ -83,6 +95,9 @@ class Handler:
     reads_job = False
     """Whether it reads `ctx.job`, so that the worker reads the definition again with each claim."""
 
+    around: Around | None = None
+    """What the program puts around each call: see `call_inside`."""
+
     def __init__(self, name: str, function: Callable[..., Any], hooks: Hooks | None = None) -> None:
         if not callable(function):
             raise InvalidInput(f"a handler is a callable, not {function!r}", field="handler")
@@ -95,7 +110,7 @@ class Handler:
                 " object. Give a function, or such an object if it can be called",
                 field="handler",
             )
-        self.is_async = _is_async(function)
+        self.is_async = is_async_function(function)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidInput(
                 f"handler {name!r} is a generator: a call would only make one, and its body would"
@@ -184,6 +199,12 @@ class Handler:
             raise ArgumentsRefused(str(error)) from None
 
     def call(self, context: RunContext, payload: Any) -> Any:
+        if self.around is None:
+            return self._call(context, payload)
+        call = functools.partial(self._call, context, payload)
+        return call_inside(self.around, context, call, is_async=self.is_async)
+
+    def _call(self, context: RunContext, payload: Any) -> Any:
         try:
             arguments = self._types.decode(self.stored_arguments(payload))
         except ArgumentMismatch as error:
@@ -234,6 +255,8 @@ class Registry:
         self._handlers: dict[str, Handler] = {}
         self.default: Handler | None = None
         """Runs what no worker has a handler of its own for."""
+        self.around: Around | None = None
+        """What the program puts around each call of its handlers, not of built-in ones."""
 
     def add(self, handler: Handler) -> None:
         known = self._handlers.get(handler.name)
@@ -242,6 +265,8 @@ class Registry:
                 f"{handler.name!r} is already the name of {_place(known.function)}: give"
                 f" {_place(handler.function)} another name with id=…"
             )
+        if self.around is not None and not handler.built_in:
+            handler.around = self.around
         self._handlers[handler.name] = handler
 
     def find(self, name: str) -> Handler | None:
@@ -276,7 +301,42 @@ class Registry:
         )
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def check_around(around: object) -> None:
+    """Refuse what could not be called around a handler, before any run fails by it."""
+    if around is not None and (not callable(around) or is_async_function(around)):
+        raise InvalidInput(
+            "around is a function that takes the run's context and returns a context manager, such"
+            f" as one with @contextmanager or @asynccontextmanager, not {around!r}",
+            field="around",
+            given=around,
+        )
+
+
+def call_inside(
+    around: Around, context: RunContext, call: Callable[[], Any], *, is_async: bool
+) -> Any:
+    """Call a handler inside the context manager that `around(context)` returns, in the thread, task
+    or process of the handler. An async handler takes a sync or an async one."""
+    manager = around(context)
+    if is_async:
+        return _await_inside(manager, call)
+    if not isinstance(manager, AbstractContextManager):
+        raise TypeError(f"around returned {manager!r}: a sync handler needs a sync context manager")
+    with manager:
+        return call()
+
+
+async def _await_inside(manager: Any, call: Callable[[], Awaitable[Any]]) -> Any:
+    if isinstance(manager, AbstractAsyncContextManager):
+        async with manager:
+            return await call()
+    if not isinstance(manager, AbstractContextManager):
+        raise TypeError(f"around returned {manager!r}, which is no context manager")
+    with manager:
+        return await call()
+
+
+def is_async_function(function: Callable[..., Any]) -> bool:
     """Whether a call gives a coroutine: of an async function, or of an object with an async
     `__call__`, also within a `partial`."""
     while isinstance(function, functools.partial):

@@ -28,7 +28,7 @@ from typing import (
 from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
-from mainspring.core.handlers import Handler, Hooks, name_of
+from mainspring.core.handlers import Around, Handler, Hooks, check_around, name_of
 from mainspring.core.job_options import JobOptions, PolicyOptions
 from mainspring.core.model import Job, Owner, Run, check_job_id
 from mainspring.core.policy import Span
@@ -65,10 +65,11 @@ class Scheduler(Client):
     how many runs this process works on at once; with 0 it only enqueues. With `enabled=False` it
     fires no slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more
     runs once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers
-    find `resources` as `ctx.resources`. `defaults` are policy options, such as `{"retries": 3}`, of
-    jobs that do not give them. `jobs` defines jobs as data: see `define_jobs`. `default_handler`
-    runs what no worker has a handler of its own for. If the store cannot be reached, `start` waits
-    for up to `wait_for_store`.
+    find `resources` as `ctx.resources`. `around(ctx)` returns a context manager that each attempt
+    runs in. `defaults` are policy options, such as `{"retries": 3}`, of jobs that do not give them.
+    `jobs` defines jobs as data: see `define_jobs`. `default_handler` runs what no worker has a
+    handler of its own for. If the store cannot be reached, `start` waits for up to
+    `wait_for_store`.
     """
 
     _name = "scheduler"
@@ -101,6 +102,7 @@ class Scheduler(Client):
         jobs: Mapping[str, Mapping[str, Any]] | str | Path | None = None,
         resources: Mapping[str, Any] | None = None,
         default_handler: Callable[..., Any] | None = None,
+        around: Around | None = None,
         webhooks: WebhookSettings | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
@@ -132,8 +134,11 @@ class Scheduler(Client):
             memory_limit=memory_limit,
         )
         self._resources = dict(resources or {})
+        check_around(around)
+        self._registry.around = around
         if default_handler is not None:
             self._registry.default = Handler("default", default_handler)
+            self._registry.default.around = around
         self._jobs_in_code: dict[str, Job] = {}
         self._job_sets: list[JobSet] = []
         self._late_jobs: dict[str, concurrent.futures.Future[Job]] = {}

@@ -8,6 +8,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from mainspring import Event, RunContext, Scheduler, State
 from mainspring.core.model import Outcome
 from mainspring.engine import worker
 from mainspring.engine.executors.process_pool import ProcessPool, Reply
+from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs
 from tests.support.engine import LONG, EventRecorder, ended, until
@@ -255,6 +258,65 @@ async def test_the_program_context_is_the_one_of_a_blocking_start(file: str) -> 
             scheduler.blocking.stop()
 
     assert await asyncio.to_thread(main) == ["the program"] * 3
+
+
+# Around each attempt
+
+
+@pytest.mark.parametrize("isolation", ["auto", "thread", "process"])
+async def test_each_attempt_runs_inside_what_the_program_puts_around_it(
+    make: Make, isolation: Any
+) -> None:
+    scheduler = make(around=isolated_jobs.as_tenant, resources={"name": "all"})
+    functions = (isolated_jobs.tenant, isolated_jobs.tenant_later, isolated_jobs.fail_as_tenant)
+    for function in functions:
+        scheduler.job(isolation=isolation)(function)
+    async with scheduler:
+        for name in ("tenant", "tenant_later"):
+            done = await ended(scheduler, await scheduler.enqueue(name))
+            assert (done.result, done.error) == (name, None)
+            assert "fine" in done.attempts[0].log[0]
+        failed = await ended(scheduler, await scheduler.enqueue("fail_as_tenant"))
+    assert failed.error == "ValueError: fail_as_tenant"
+    assert "ValueError('fail_as_tenant') after all" in failed.attempts[0].log[0]
+
+
+async def test_an_async_handler_may_run_inside_an_async_context_manager(make: Make) -> None:
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def session(ctx: RunContext) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        seen.append("open")
+        try:
+            yield
+        finally:
+            await asyncio.sleep(0)
+            seen.append("close")
+
+    scheduler = make(around=session)
+
+    @scheduler.job(timeout="50ms")
+    async def slow() -> None:
+        seen.append("work")
+        await asyncio.Event().wait()
+
+    @scheduler.job
+    def in_thread() -> None:
+        seen.append("never")
+
+    async with scheduler:
+        slow_run = await ended(scheduler, await slow.enqueue())
+        refused = await ended(scheduler, await in_thread.enqueue())
+    assert slow_run.attempts[0].outcome is Outcome.TIMED_OUT
+    assert seen == ["open", "work", "close"]
+    assert "a sync handler needs a sync context manager" in (refused.error or "")
+
+
+@pytest.mark.parametrize("around", ["no function", isolated_jobs.tenant_later])
+def test_what_cannot_be_put_around_an_attempt_is_refused(around: Any) -> None:
+    with pytest.raises(InvalidInput, match="around is a function that takes the run's context"):
+        Scheduler("memory://", around=around)
 
 
 # In processes of their own

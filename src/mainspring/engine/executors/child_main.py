@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import importlib
 import inspect
 import logging
@@ -32,6 +33,7 @@ from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
 from mainspring.core.codec import decode, encode
 from mainspring.core.context import MAX_LOG_BYTES, ProcessResources, RunContext
 from mainspring.core.durations import duration
+from mainspring.core.handlers import Around, call_inside, is_async_function
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
@@ -259,11 +261,10 @@ class _Server:
         context.send({"type": "started"})
         try:
             handler = _load(**request["target"])
+            around = _load(**request["around"]) if request["around"] is not None else None
             with _memory_limit(request["memory_limit"]):
                 # In a copy of the process's context: the next run here must not see this one's.
-                result = contextvars.copy_context().run(
-                    _call, handler, context if request["takes_context"] else None, request
-                )
+                result = contextvars.copy_context().run(_call, handler, around, context, request)
             result = storable_result(result, context)
             return {"type": "done", "result": encode(result, what="result")}
         except BaseException as error:
@@ -326,14 +327,21 @@ def _script(path: str, package: str | None) -> types.ModuleType:
 
 
 def _call(
-    handler: Callable[..., Any], context: RunContext | None, request: Mapping[str, Any]
+    handler: Callable[..., Any],
+    around: Around | None,
+    context: RunContext,
+    request: Mapping[str, Any],
 ) -> Any:
     try:
         arguments = ArgumentTypes(handler).decode(decode(request["arguments"]))
     except ArgumentMismatch as error:
         name = getattr(handler, "__name__", request["target"]["qualname"])
         raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
-    result = handler(**arguments) if context is None else handler(context, **arguments)
+    call = functools.partial(handler, *([context] if request["takes_context"] else []), **arguments)
+    if around is None:
+        result = call()
+    else:
+        result = call_inside(around, context, call, is_async=is_async_function(handler))
     if not inspect.isawaitable(result):
         return result
     import asyncio  # late: a third of a cold start, and only async handlers need it

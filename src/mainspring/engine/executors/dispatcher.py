@@ -251,6 +251,7 @@ class Dispatcher:
         try:
             attempt.raise_if_stopped()
             self.call_hook(attempt.handler.hooks.on_start, attempt.context)
+            around = attempt.handler.around
             with traced(self._telemetry, attempt):
                 reply = await self._processes.run(
                     Target.of(attempt.handler.function),
@@ -259,6 +260,7 @@ class Dispatcher:
                     takes_context=attempt.handler.takes_context,
                     arguments=attempt.handler.stored_arguments(attempt.run.payload),
                     memory_limit=attempt.job.policy.memory_limit,
+                    around=None if around is None else Target.of(around),
                 )
             attempt.cpu_seconds, attempt.peak_memory = reply.cpu_seconds, reply.peak_memory
             attempt.result = reply.result

@@ -132,6 +132,7 @@ class ProcessPool:
         arguments: Mapping[str, Any],
         context: RunContext,
         memory_limit: int | None = None,
+        around: Target | None = None,
     ) -> Reply:
         """Run the handler in a process; log lines and progress go to `context` as they come.
 
@@ -139,10 +140,12 @@ class ProcessPool:
         group, waits until it is gone, and raises CancelledError.
         """
         refuse_while_loading()
-        resources, withheld = ProcessResources.encode(context.resources if takes_context else {})
+        needs_resources = takes_context or around is not None
+        resources, withheld = ProcessResources.encode(context.resources if needs_resources else {})
         request = make_frame(
             {
                 "target": asdict(target),
+                "around": None if around is None else asdict(around),
                 "run": {name: getattr(run, name) for name in _RUN_FIELDS},
                 "payload": encode(run.payload),
                 "arguments": encode(dict(arguments), what="arguments"),
