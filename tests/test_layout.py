@@ -22,6 +22,7 @@ ACROSS_MODULES = {
     "engine/test_catch_up.py": "engine/slot_firer.py engine/slots.py engine/leases.py",
     "engine/test_each_node.py": "core/node_runs.py engine/worker.py engine/sweeper.py",
     "engine/test_start_deadline.py": "core/transitions.py engine/worker.py engine/sweeper.py",
+    "engine/test_fixed_delay.py": "engine/slot_firer.py engine/slots.py core/job_updates.py",
     "engine/test_memory_growth.py": "engine/*.py engine/executors/*.py",
     "scheduler/test_add_job_replace.py": "scheduler/client.py core/job_updates.py",
     "scheduler/test_defaults.py": "scheduler/definitions.py core/policy_defaults.py",

@@ -5,6 +5,7 @@
 
 from mainspring.core.schedules import (
     Cron,
+    FixedDelay,
     Interval,
     Once,
     Recurrence,
@@ -19,6 +20,7 @@ from mainspring.core.schedules import (
 
 __all__ = [
     "Cron",
+    "FixedDelay",
     "Interval",
     "Once",
     "Recurrence",

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from mainspring.core.durations import duration
 from mainspring.core.job_updates import (
     differ_only_in_enabled,
     merge_job,
@@ -27,6 +28,7 @@ from mainspring.errors import (
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
+TICK = timedelta(microseconds=1)
 
 
 def draft(schedule: str | datetime | Schedule | None, **fields: object) -> Job:
@@ -108,7 +110,32 @@ class TestMerge:
         job = stored("10m")
         for minute in range(1, 10):
             job = merge_job(draft("15m" if minute % 2 else "10m"), job, NOON + minute * MINUTE)
-        assert job.next_run_at == NOON + 10 * MINUTE
+            assert job.next_run_at == NOON + (15 if minute % 2 else 10) * MINUTE
+        job = merge_job(draft("10m"), job, NOON + 12 * MINUTE)
+        assert job.next_run_at == NOON + 12 * MINUTE + TICK  # at once: its time has passed
+
+    @pytest.mark.parametrize(
+        ("before", "after", "edited_at", "upcoming"),
+        [
+            ("1h", "2h", 90, 180),
+            ("2h", "1h", 90, 120),
+            ("2h", "10m", 90, 90),
+            ("1h", "30m", 70, 90),
+        ],
+    )
+    def test_a_changed_interval_counts_from_the_last_slot(
+        self, before: str, after: str, edited_at: int, upcoming: int
+    ) -> None:
+        """The last slot was one hour after noon. If the new time has passed, it fires at once."""
+        last = NOON + 60 * MINUTE
+        job = replace(stored(before), last_run_at=last, next_run_at=NOON + 600 * MINUTE)
+        job = merge_job(draft(after), job, NOON + edited_at * MINUTE)
+        assert job.next_run_at is not None
+        assert job.next_run_at - NOON - upcoming * MINUTE in (timedelta(), TICK)
+        assert job.schedule is not None
+        following = job.schedule.next(job.next_run_at)
+        assert following is not None
+        assert following - job.next_run_at == duration(after)
 
     def test_an_interval_with_another_start_takes_its_own_next_slot(self) -> None:
         before = with_first_slot(draft(every("1d", start=NOON + 30 * MINUTE)), NOON)

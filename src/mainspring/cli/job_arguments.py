@@ -36,7 +36,8 @@ _UNSET: dict[str, Any] = {
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
-        "--schedule", help="A cron text, an interval such as 5m, a date-time, an RRULE; or none."
+        "--schedule",
+        help="A cron text, an interval such as 5m, '5m after end', a date-time, an RRULE; or none.",
     ),
 ]
 TimezoneOption = Annotated[

@@ -252,6 +252,11 @@ def _walk(
     just_before, last = start - _TICK, end - _TICK
     for group in groups:
         group.count = group.schedule.count(just_before, last)
+    if delayed := sum(len(group.jobs) for group in groups if group.schedule.after_end):
+        notes.append(
+            f"{delayed} of the jobs count from the end of the run before: they are shown as if"
+            " their runs took no time"
+        )
     for group in sorted(groups, key=lambda one: one.count or 0):
         if group.count is not None and group.count > left:
             group.shortest_gap = _gap_of(group.schedule, start)

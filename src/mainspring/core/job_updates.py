@@ -6,7 +6,7 @@ Pure decisions: the caller reads the stored job, decides here, and writes by com
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from mainspring.core.clock import EPOCH
 from mainspring.core.durations import duration
@@ -28,12 +28,15 @@ __all__ = [
     "ended_schedule_error",
     "merge_job",
     "next_slot",
+    "rebind",
     "refuse_concurrent_edit",
     "refuse_ended_schedule",
     "refuse_owned",
     "refuse_unreadable_job",
     "with_first_slot",
 ]
+
+_INSTANT = timedelta(microseconds=1)
 
 
 def with_first_slot(draft: Job, now: datetime) -> Job:
@@ -61,9 +64,15 @@ def merge_job(draft: Job, stored: Job, now: datetime) -> Job:
 
 
 def next_slot(job: Job, enabled: bool, now: datetime) -> datetime | None:
-    """The next slot of a job once it is `enabled`, or paused: then it has none."""
+    """The next slot of a job once it is `enabled`, or paused: then it has none.
+
+    Of a schedule that counts from the end of runs it is the earliest that the slot can be. The
+    slot firer knows when the last run ended."""
     if job.schedule is None or not enabled:
         return None
+    if job.schedule.after_end:
+        earliest = job.schedule.next(job.last_run_at or job.created_at)
+        return None if earliest is None else max(earliest, now)
     return job.schedule.next(job.not_before(now))
 
 
@@ -144,16 +153,30 @@ def _merge_schedule(
     """
     if draft.schedule is None:
         return None, None
-    anchor = _anchor_of(stored)
-    schedule = _bind(draft.schedule, draft.id, anchor, now)
+    schedule = rebind(draft.schedule, stored, now)
     if schedule == stored.schedule:
         return schedule, stored.next_run_at
-    # The stored schedule may start in the future; its replacement starts now.
-    anchor = min(anchor, now) if _keeps_anchor(draft.schedule) else now
-    schedule = _bind(draft.schedule, draft.id, anchor, now)
     if not stored.enabled:
         return schedule, None
     return schedule, _slot_after_change(draft.schedule, schedule, stored, now)
+
+
+def rebind(schedule: Schedule, stored: Job, now: datetime) -> Schedule:
+    """A schedule as that of a stored job: the stored one, if it is the same.
+
+    A changed interval counts from the last slot: if "1h" becomes "2h", the next slot is two hours
+    after the last one, or now if that has passed. (Two versions of a program that register the job
+    by turns, as in a rolling deploy, do not postpone it so.) A changed rule goes on from the anchor
+    of the stored one."""
+    anchor = _anchor_of(stored)
+    unchanged = _bind(schedule, stored.id, anchor, now)
+    if unchanged == stored.schedule:
+        return unchanged
+    # The stored schedule may start in the future; its replacement starts now.
+    anchor = min(anchor, now) if _keeps_anchor(schedule) else now
+    if isinstance(schedule, Interval) and isinstance(stored.schedule, Interval):
+        anchor = max(stored.last_run_at or anchor, now - schedule.interval + _INSTANT)
+    return _bind(schedule, stored.id, anchor, now)
 
 
 def _bind(schedule: Schedule, key: str, anchor: datetime, now: datetime) -> Schedule:
@@ -174,19 +197,20 @@ def _slot_after_change(
 ) -> datetime | None:
     """The next slot of a job whose schedule changes to `given`, which is `bound` to the job.
 
-    A slot that is due stays. Where both schedules count from an anchor (intervals without a start,
-    and rules without a DTSTART), the next slot never moves to a later time: two versions of a
-    program that register the same job by turns, as in a rolling deploy, would otherwise postpone it
-    again and again. Of a stored rule it is not known whether its DTSTART was given.
+    A slot that is due stays. Where a rule without a DTSTART becomes another one, or an interval, or
+    the other way round, the next slot never moves to a later time: two versions of a program that
+    register the same job by turns would otherwise postpone it again and again. Of a stored rule it
+    is not known whether its DTSTART was given.
     """
     former = stored.next_run_at
     if former is not None and former <= now:
         return former
-    upcoming = bound.next(stored.not_before(now))
+    upcoming = next_slot(replace(stored, schedule=bound), enabled=True, now=now)
     if former is None or upcoming is None:
         return upcoming
-    both = _counts_from_anchor(given) and isinstance(stored.schedule, Interval | Recurrence)
-    return min(former, upcoming) if both else upcoming
+    kinds = {type(given), type(stored.schedule)}
+    of_rules = Recurrence in kinds and kinds <= {Recurrence, Interval}
+    return min(former, upcoming) if of_rules and _counts_from_anchor(given) else upcoming
 
 
 def _anchor_of(stored: Job) -> datetime:

@@ -344,6 +344,8 @@ class Job(Struct, frozen=True, kw_only=True):
         if self.schedule is None or self.next_run_at is None:
             return []
         first = self.next_run_at
+        if self.schedule.after_end:
+            return [first][:count]
         return [first, *self.schedule.upcoming(count - 1, max(first, self.not_before(now)))]
 
     def definition(self) -> Job:

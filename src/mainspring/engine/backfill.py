@@ -139,6 +139,11 @@ def _schedule_of(job: Job) -> Schedule:
         raise InvalidState(
             f"job {job.id!r} runs on each node, and the nodes of past slots may be gone: trigger it"
         )
+    if job.schedule.after_end:
+        raise InvalidState(
+            f"job {job.id!r} runs {job.schedule.describe()}, so it has no slots to backfill:"
+            " trigger it"
+        )
     return job.schedule
 
 

@@ -421,6 +421,7 @@ class Engine:
     def _on_run_finished(self, run_id: str) -> None:
         self.run_waiters.finished(run_id)
         self.sweeper.run_ended(run_id)
+        self.slot_firer.run_ended(run_id)
 
     def _start_component(self, part: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(self._restart_on_error(part)))

@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mainspring.core.model import Job, Page, Run, State
+from mainspring.core.model import Job, Page, Run, State, replace, slot_run_id
 from mainspring.core.transitions import MISFIRE
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import FiringPause, read_pause
 from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.loop_thread import wait_for_event
-from mainspring.engine.slots import Gap, plan
+from mainspring.engine.slots import Gap, plan, slot_after_end
 from mainspring.engine.workflow import Followers
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.protocol import Fired, Firing, JobQuery
+from mainspring.stores.protocol import Fired, Firing, JobQuery, JobWrite, RunQuery
 
 __all__ = ["NON_LEADER_GRACE", "SlotFirer"]
 
@@ -118,6 +118,7 @@ class SlotFirer:
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
         self._catch_up: _CatchUp | None = None
         self._is_paused = False
+        self._ended_jobs: set[str] = set()  # jobs whose next slot counts from a run that has ended
 
     def wake(self) -> None:
         """Search soon: another process may have changed a job."""
@@ -127,6 +128,15 @@ class SlotFirer:
         """Search at once: this process has changed a job, or leads from now on."""
         self._changed.set()
         self._hinted.set()
+
+    def run_ended(self, run_id: str) -> None:
+        """Set the next slot of the run's job, if that counts from the end of its runs. If this is
+        lost, the slot is found when the earliest time of it has come."""
+        job_id = run_id.partition("@")[0]  # the id of a slot's run begins with that of its job
+        for job in self._engine.jobs.last_known([job_id]):
+            if job.schedule is not None and job.schedule.after_end:
+                self._ended_jobs.add(job_id)
+                self.jobs_changed()
 
     async def fire_periodically(self) -> None:
         """Fire slots when they are due, until `stop`."""
@@ -167,6 +177,7 @@ class SlotFirer:
         self._engine.time.correct(now)
         if self._is_paused and await self._read_pause() is None:
             return PAUSED_INTERVAL
+        await self._set_slots_of_ended(now)
         jobs, upcoming = await self._search(now)
         if not jobs and upcoming is not None:
             self._log_caught_up()
@@ -252,6 +263,7 @@ class SlotFirer:
             [*jobs, *followers.all_after(job.id for job in jobs)]
         )
         now = await self._engine.store.now()
+        jobs = await self._find_slots_after_ends(jobs, now)
         # Read after the time: the store refuses the plan some seconds after that, so a node that
         # was frozen in between fires nothing because of an outdated note.
         pause = await self._read_pause()
@@ -272,6 +284,42 @@ class SlotFirer:
                 chains.append(chain)
                 left -= sum(len(firing.runs) for firing in chain.firings)
         return chains
+
+    async def _set_slots_of_ended(self, now: datetime) -> None:
+        """Set the next slots of jobs whose runs have ended in this process."""
+        ids = frozenset(self._ended_jobs)
+        if ids:
+            page = await self._engine.store.jobs(JobQuery(ids=ids, limit=len(ids)))
+            jobs = [job for job in page.items if job.unreadable is None and job.next_run_at]
+            await self._find_slots_after_ends(jobs, now)
+            self._ended_jobs -= ids
+
+    async def _find_slots_after_ends(self, jobs: Sequence[Job], now: datetime) -> Sequence[Job]:
+        """The jobs that are due, those whose schedule counts from the end of a run with their true
+        slot. If that is later than `next_run_at` said, it is stored. Another node may have done
+        that, or fired the slot: then the write is refused."""
+        last_runs = {
+            job.id: slot_run_id(job.id, job.last_run_at)
+            for job in jobs
+            if job.last_run_at is not None and job.schedule is not None and job.schedule.after_end
+        }
+        if not last_runs:
+            return jobs
+        query = RunQuery(ids=frozenset(last_runs.values()), brief=True)
+        runs = {run.id: run for run in (await self._engine.store.find(query)).items}
+        due: list[Job] = []
+        writes: list[JobWrite] = []
+        for job in jobs:
+            if job.id not in last_runs:
+                due.append(job)
+                continue
+            slot = slot_after_end(job, runs.get(last_runs[job.id]), now)
+            if slot is not None and slot <= now:
+                due.append(replace(job, next_run_at=slot))
+            elif slot != job.next_run_at:
+                writes.append(JobWrite.put(replace(job, next_run_at=slot)))
+        await self._engine.store.put_jobs(writes)
+        return due
 
     async def _read_pause(self) -> FiringPause | None:
         """How firing was last paused and resumed; None while it is paused."""

@@ -23,7 +23,7 @@ from mainspring.core.schedules import Schedule
 from mainspring.core.transitions import MISFIRE, PAUSED
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.workflow import Followers
-from mainspring.stores.protocol import Firing
+from mainspring.stores.protocol import Firing, may_never_start
 
 __all__ = [
     "Gap",
@@ -32,6 +32,7 @@ __all__ = [
     "on_nodes",
     "over_before",
     "plan",
+    "slot_after_end",
     "with_followers",
 ]
 
@@ -131,6 +132,22 @@ def _plan_paused(job: Job, now: datetime, resumed_at: datetime) -> tuple[list[Fi
     gap = _gap(job, job.next_run_at, last, PAUSED)
     upcoming = job.schedule.next(resumed_at)
     return [_firing(job, job.version, (_gap_run(job, gap, now),), last, upcoming, now)], gap
+
+
+def slot_after_end(job: Job, last: Run | None, now: datetime) -> datetime | None:
+    """When the next slot is of a job whose schedule counts from the end of the run before it.
+
+    `last` is the run of the last slot. While it has not ended, its end is later than now, so the
+    slot is at least one interval from now. One that is gone ended long ago. `next_run_at` is the
+    earliest that the slot can be."""
+    assert job.schedule is not None
+    assert job.next_run_at is not None
+    if last is None or (last.finished and last.finished_at is None) or may_never_start(last):
+        return job.next_run_at
+    ended_at = last.finished_at if last.finished else now
+    assert ended_at is not None
+    slot = job.schedule.next(max(ended_at, last.scheduled_at))
+    return None if slot is None else max(slot, job.next_run_at)
 
 
 def over_before(job: Job, now: datetime) -> tuple[Firing, Gap] | None:

@@ -13,7 +13,7 @@ from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_options import JobChanges, JobOptions, option_names
-from mainspring.core.job_updates import ended_schedule_error, refuse_owned
+from mainspring.core.job_updates import ended_schedule_error, next_slot, rebind, refuse_owned
 from mainspring.core.model import (
     Job,
     Origin,
@@ -25,7 +25,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import MAX_NAME, Breaker, Delivery, Isolation, Policy
 from mainspring.core.policy_defaults import field_of, merge_policy
-from mainspring.core.schedules import Interval, Schedule
+from mainspring.core.schedules import FixedDelay, Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
 from mainspring.errors import (
@@ -268,7 +268,7 @@ def edit_job(
             after = replace(after, schedule=_rescheduled(job, rescheduling, default_zone, now))
     # An edit that repeats the same schedule must not skip a slot that is due.
     if after.schedule != job.schedule or enabled is not job.enabled:
-        upcoming = after.schedule.next(job.not_before(now)) if after.schedule and enabled else None
+        upcoming = next_slot(after, enabled, now)
         if after.schedule and enabled is True and upcoming is None:
             errors.add(ended_schedule_error(job.id, after.schedule, now))
         after = replace(after, next_run_at=upcoming)
@@ -346,7 +346,9 @@ def _rescheduled(
     if "schedule" in rescheduling or old is None:
         zone = zone_of_new_schedule(old, default_zone)
         schedule = _schedule(rescheduling.get("schedule"), timezone, zone, jitter)
-        return None if schedule is None else schedule.bind(job.id, now)
+        if schedule is None or type(schedule) is not type(old):
+            return None if schedule is None else schedule.bind(job.id, now)
+        return rebind(schedule, job, now)
     errors, changes = InputErrors(), dict[str, Any]()
     if timezone is not None:
         with errors:
@@ -361,7 +363,7 @@ def _rescheduled(
 def zone_of_new_schedule(old: Schedule | None, default_zone: str) -> str:
     """The zone of a new schedule that names none: that of the `old` schedule, if one was given for
     it. (An interval in UTC was given none.)"""
-    if old is None or (isinstance(old, Interval) and old.timezone == "UTC"):
+    if old is None or (isinstance(old, Interval | FixedDelay) and old.timezone == "UTC"):
         return default_zone
     return old.timezone
 
@@ -425,6 +427,12 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
             " it can have one or the other"
         )
         errors.add(InvalidInput(why, field="after"))
+    if job.policy.each_node and job.schedule is not None and job.schedule.after_end:
+        why = (
+            f"job {job.id!r} runs on each node, where its runs end at different times: its schedule"
+            f' cannot count from their end. Leave out after="end"'
+        )
+        errors.add(InvalidInput(why, field="schedule"))
     if job.id in job.policy.after:
         errors.add(InvalidInput(f"job {job.id!r} cannot come after itself", field="after"))
     if job.webhook is not None:

@@ -319,6 +319,8 @@ def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     if job.schedule is None:
         return _of_job(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
     before, after = job.schedule.previous(at), job.schedule.next(at)
+    if job.schedule.after_end:  # no slot is known before the run before it has ended
+        before = after = None
     if at in (job.next_run_at, job.schedule.next(_just_before(at))):
         return None
     near = [

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from mainspring.core.durations import humanize
 from mainspring.core.model import Job
-from mainspring.core.schedules import Interval, Schedule
+from mainspring.core.schedules import FixedDelay, Interval, Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.engine.job_operations import Replacement
 from mainspring.webhooks.headers import MASK
@@ -107,6 +107,8 @@ def _schedule(schedule: Schedule | None) -> str | None:
         return schedule.expression
     if isinstance(schedule, Interval):
         return humanize(schedule.interval)
+    if isinstance(schedule, FixedDelay):
+        return f"{humanize(schedule.interval)} after end"
     return None if schedule is None else schedule.describe()
 
 

@@ -458,3 +458,25 @@ def test_fields_by_name_are_told_as_an_expression(fields: dict[str, Any], call: 
 def test_an_interval_is_one_text_or_units_of_time(units: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule, match=r'write every\("5m"\), or .* every\(minutes=5\)'):
         every(**units)
+
+
+@pytest.mark.parametrize("after", ["start", "end"])
+def test_a_jitter_longer_than_the_interval_is_refused(after: Any) -> None:
+    assert every("1m", after=after, jitter="1m").jitter == timedelta(minutes=1)
+    with pytest.raises(InvalidSchedule, match="jitter 2 minutes is longer than the interval"):
+        every("1m", after=after, jitter="2m")
+
+
+@pytest.mark.parametrize(
+    "text", ["5m after end", "5 minutes after the end", "every 5m after the end", "PT5M After End"]
+)
+def test_a_delay_after_the_end_is_read_from_text(text: str) -> None:
+    delay = every("5m", after="end")
+    assert parse(text) == delay == from_dict(delay.to_dict())
+    assert delay.upcoming(3, NOON) == [NOON + timedelta(minutes=5)]
+    assert (delay.previous(NOON), delay.count(NOON, NOON + timedelta(days=1))) == (None, None)
+
+
+def test_a_delay_counts_from_the_start_or_the_end_and_nothing_else() -> None:
+    with pytest.raises(InvalidSchedule, match="not 'finish'"):
+        every("5m", after="finish")  # type: ignore[call-overload]

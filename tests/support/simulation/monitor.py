@@ -34,7 +34,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery, MisfireKind, Overlap, Policy
-from mainspring.core.schedules import Schedule
+from mainspring.core.schedules import FixedDelay, Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.engine.breakers import PUT_OFF_REASON
 from mainspring.stores.election import WORKERS
@@ -67,7 +67,10 @@ INVARIANTS = {
     " since it opened; then only the trial does",
     "trial": "a breaker has one trial at a time",
     "slots": "every slot of a schedule is accounted for by exactly one record",
-    "postponed": "to register another version of a job never moves its next slot to a later time",
+    "delay": "a slot that counts from the end of the run before comes one interval after that end,"
+    " and as long as the job is enabled, another one comes",
+    "postponed": "however often versions of a job are registered, its next slot is at most the"
+    " longest interval after the last one",
     "drain": "a worker that stops fires no slot that falls due from then on",
     "backfill": "a slot is backfilled once, however many clients ask for it, and how often, and"
     " however late",
@@ -754,6 +757,8 @@ class Monitor:
             job = self.store._jobs.get(run.job_id)
             if job is None or not _by_slot(run):
                 continue
+            if isinstance(job.schedule, FixedDelay) and run.reason != "paused":
+                self._check_delay(job.schedule, run)
             first_of_slot = True
             if (node := node_of(run)) is not None:
                 slot_key = (job.id, run.scheduled_at)
@@ -779,6 +784,15 @@ class Monitor:
             known = [n for n, since in self._announced.items() if since < self._moment() - KNOWN]
             if left_out := set(known) - nodes:
                 self.fail("nodes", f"the slot {slot} of {job_id} has no run for {left_out}")
+
+    def _check_delay(self, schedule: FixedDelay, run: Run) -> None:
+        self.counted["delayed slots"] += 1
+        earlier = [other for other in self._earlier_runs(run) if other.id not in self._revived]
+        for other in earlier:
+            if other.finished_at is None:
+                self.fail("delay", f"{run.id} was made while {other.id} is {other.state}")
+            elif not self._set_back and run.scheduled_at - other.finished_at < schedule.interval:
+                self.fail("delay", f"{run.id} comes too soon after {other.finished_at}")
 
     def _check_backfill(self, run: Run) -> None:
         seen = self._backfilled[run.job_id]
@@ -835,12 +849,17 @@ class Monitor:
     def _earlier_slots(self, run: Run) -> list[Run]:
         return [
             other
+            for other in self._earlier_runs(run)
+            if other.state in LIVE and other.id not in self._revived
+        ]
+
+    def _earlier_runs(self, run: Run) -> list[Run]:
+        return [
+            other
             for other in self.store._runs.values()
             if other.job_id == run.job_id
             and other.id != run.id
             and _by_slot(other)
-            and other.state in LIVE
-            and other.id not in self._revived
             and other.scheduled_at < run.scheduled_at
             and (node_of(run) is None or other.handler == run.handler)
         ]
@@ -863,7 +882,8 @@ class Monitor:
         elif method == "fire":
             self._check_advance(old, job)
         elif old.schedule == job.schedule and old.enabled == job.enabled:
-            if old.next_run_at != job.next_run_at:
+            moved = job.schedule is None or not job.schedule.after_end
+            if moved and old.next_run_at != job.next_run_at:
                 self.fail("slots", f"an edit moved {job.id} from {old.next_run_at}")
         else:
             self._edited.add(job.id)
@@ -871,14 +891,20 @@ class Monitor:
 
     def _check_reschedule(self, old: Job, job: Job) -> None:
         slot, kept = job.next_run_at, old.next_run_at
+        if job.schedule and job.schedule.after_end:
+            return
         if slot and slot != kept and job.schedule and job.schedule.previous(slot + TICK) != slot:
             self.fail("slots", f"{job.id} waits for {slot}, which is no slot of its schedule")
-        if job.id == "rolling" and kept and slot and slot > kept:
-            self.fail("postponed", f"{job.id} was registered, and its slot {kept} became {slot}")
+        if job.id == "rolling" and kept and slot:
+            longest = (old.last_run_at or old.created_at) + timedelta(seconds=5)
+            if slot > max(kept, longest, job.updated_at + TICK):
+                self.fail("postponed", f"{job.id} was registered: its slot {kept} became {slot}")
 
     def _check_advance(self, old: Job, job: Job) -> None:
         if old.schedule is None or old.next_run_at is None:
             self.fail("slots", f"{job.id} fired without a schedule")
+            return
+        if old.schedule.after_end:
             return
         for slot in _slots_between(old.schedule, old.next_run_at, job.next_run_at):
             if not self._slots[job.id][slot]:
@@ -926,6 +952,10 @@ class Monitor:
     def _check_all_slots(self, job: Job, now: datetime) -> None:
         """The whole window at once, against what the schedule says by itself."""
         first = self._first.get(job.id)
+        if job.schedule is not None and job.schedule.after_end:
+            if job.enabled and (job.next_run_at is None or job.next_run_at < now - LATE):
+                self.fail("delay", f"{job.id} waits for {job.next_run_at}, and it is {now}")
+            return
         if job.schedule is None or first is None or job.id in self._edited:
             return
         due = list(_slots_between(job.schedule, first, None, now - LATE))

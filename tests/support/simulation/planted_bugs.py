@@ -461,6 +461,17 @@ def _queue_jumped() -> Patches:
     return [patch.object(Sweeper, "_earlier_slots", none)]
 
 
+def _delay_from_start() -> Patches:
+    return [patch.object(slot_firer, "slot_after_end", lambda job, last, now: job.next_run_at)]
+
+
+def _end_forgotten() -> Patches:
+    def slot_after_end(job: Any, last: Any, now: datetime) -> Any:
+        return None if last is not None and not last.finished else job.next_run_at
+
+    return [patch.object(slot_firer, "slot_after_end", slot_after_end)]
+
+
 def _keeps_dedupe_key() -> Patches:
     async def asleep(self: Leases) -> None:
         await asyncio.Event().wait()
@@ -826,6 +837,10 @@ def _bugs() -> Iterator[Planted]:
               patches=_overlap_unseen, first_seed=2)  # fmt: skip
     yield bug("queue jumped", "a queued slot starts when the one before it is cancelled, though an"
               " earlier one runs", "order", patches=_queue_jumped, focus="queue")  # fmt: skip
+    yield bug("delay from the start", "a delay counts from the start of the run before", "delay",
+              patches=_delay_from_start, focus="delayed")  # fmt: skip
+    yield bug("end forgotten", "nobody looks again for the end of a run that a delay counts from",
+              "delay", patches=_end_forgotten, focus="delayed")  # fmt: skip
     yield bug("forgotten is removed", "a job that a worker forgot while it read others counts as"
               " removed", "removed", "at most once", patches=_forgotten_is_removed,
               first_seed=11)  # fmt: skip

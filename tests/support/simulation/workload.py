@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler
+from mainspring import Backoff, Breaker, GiveUp, Misfire, Retry, RunContext, Scheduler, every
 from mainspring.core.model import Run, State
 from mainspring.errors import (
     Conflict,
@@ -87,6 +87,8 @@ class Workload:
             missed = {"misfire": Misfire("all", grace="1s", limit=5), "overlap": "allow"}
             for number in range(3):
                 self.jobs[f"slot{number}"] = {"schedule": "1s", **missed}
+        if self.focus == "delayed" or random.Random(f"delayed {self.seed}").random() < 0.25:
+            self.jobs["delayed"] = {"schedule": every("2s", after="end"), **retries}
         if self.focus == "queue":
             for number in range(3):
                 self.jobs[f"slot{number}"] = {"schedule": "1s", "overlap": "queue"}

@@ -31,6 +31,9 @@ class Schedule(ABC):
     """
 
     kind: ClassVar[str]
+    after_end: ClassVar[bool] = False
+    """Whether each slot counts from the end of the run before it, so that no slot but the next one
+    is known. `next` then gives the earliest that a slot can be: as if the run took no time."""
 
     timezone: str = "UTC"
     start: datetime | None = None

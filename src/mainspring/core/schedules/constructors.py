@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Never, TypedDict, Unpack
+from typing import Any, Literal, Never, TypedDict, Unpack, overload
 
 from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.input_errors import InputErrors
@@ -15,7 +15,7 @@ from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import Schedule, moment
 from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.cron_syntax import LONGEST, MACROS
-from mainspring.core.schedules.interval import Interval
+from mainspring.core.schedules.interval import FixedDelay, Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.core.schedules.rrule_syntax import read_recurrence_text
@@ -29,6 +29,7 @@ SHORTEST_INTERVAL = timedelta(milliseconds=100)
 that an earlier version stored are still read and fired."""
 
 _EVERY = re.compile(r"@?every\s+(\S.*)", re.IGNORECASE)
+_AFTER_END = re.compile(r"(?:every\s+)?(\S.*?)\s+after\s+(?:the\s+)?end", re.IGNORECASE)
 _ZONED = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)", re.DOTALL)
 _DATE = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}([T ].*)?")
 _RULE = re.compile(
@@ -94,16 +95,40 @@ def cron(
     )
 
 
+@overload
 def every(
     interval: Span | None = None,
     *,
+    after: Literal["start"] = "start",
     start: Moment = None,
     end: Moment = None,
     jitter: Span | None = None,
     **units: Unpack[Units],
-) -> Interval:
+) -> Interval: ...
+@overload
+def every(
+    interval: Span | None = None,
+    *,
+    after: Literal["end"],
+    start: Moment = None,
+    end: Moment = None,
+    jitter: Span | None = None,
+    **units: Unpack[Units],
+) -> FixedDelay: ...
+def every(
+    interval: Span | None = None,
+    *,
+    after: Literal["start", "end"] = "start",
+    start: Moment = None,
+    end: Moment = None,
+    jitter: Span | None = None,
+    **units: Unpack[Units],
+) -> Interval | FixedDelay:
     """One slot each `interval`, from `start` or else from the job's creation: `every("5m")`, or
     `every(minutes=5)`.
+
+    `after="end"`: each slot counts from the end of the run before it, retries included, so that
+    there is always that much time between two runs.
 
     A `start` without an offset is wall time in the job's zone, then the scheduler's; by itself
     in UTC.
@@ -123,7 +148,14 @@ def every(
             f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
             part="interval",
         )
-    return Interval(
+    if after not in ("start", "end"):
+        raise InvalidSchedule(
+            f'after is "start" (of the slot before, the default) or "end" (of its run), not'
+            f" {_shown(after)}",
+            part="after",
+        )
+    kind = FixedDelay if after == "end" else Interval
+    return kind(
         interval=span,
         start=_moment(start, "UTC", "start"),
         end=_moment(end, "UTC", "end"),
@@ -225,7 +257,8 @@ def parse(spec: object, *, timezone: str | None = None, default_timezone: str = 
     errors.check()
     if timezone is not None:
         return schedule.in_zone(timezone)
-    if schedule.floating is None or (isinstance(schedule, Interval) and not schedule.floating):
+    needs_no_zone = isinstance(schedule, Interval | FixedDelay) and not schedule.floating
+    if schedule.floating is None or needs_no_zone:
         return schedule
     return schedule.in_zone(default_timezone)
 
@@ -260,6 +293,8 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
             case "interval":
                 anchor = _moment(data.get("anchor"), "UTC", "anchor")
                 return Interval(interval=_interval(data["interval"]), anchor=anchor, **common)
+            case "delay":
+                return FixedDelay(interval=_interval(data["interval"]), **common)
             case "once":
                 return Once(when=moment(data["when"], "UTC", "when"), **common)
             case "rrule":
@@ -280,7 +315,8 @@ def from_dict(data: Mapping[str, Any]) -> Schedule:
 
 _FORMS = (
     'write a cron expression ("0 9 * * 1-5"), a macro ("@daily"), an interval ("5m", "every 5'
-    ' minutes"), a date-time ("2027-03-28T09:00:00+02:00") or a rule ("RRULE:FREQ=DAILY")'
+    ' minutes", "5m after end"), a date-time ("2027-03-28T09:00:00+02:00") or a rule'
+    ' ("RRULE:FREQ=DAILY")'
 )
 
 
@@ -295,6 +331,8 @@ def _parse_text(text: str) -> Schedule:
     stripped = _short(text).strip()
     if stripped.startswith("@") or _ZONED.fullmatch(stripped):
         return cron(stripped)
+    if delay := _AFTER_END.fullmatch(stripped):
+        return every(_interval(delay[1]), after="end")
     if _EVERY.fullmatch(stripped):
         try:
             return cron(stripped)

@@ -1,4 +1,4 @@
-"""A schedule with a fixed interval, counted from one moment."""
+"""Schedules with a fixed interval: counted from one moment, or from the end of each run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mainspring.core.schedules.base import Schedule, in_utc, iso, moment
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["Interval"]
+__all__ = ["FixedDelay", "Interval"]
 
 _SHORTEST = timedelta(milliseconds=1)
 
@@ -33,12 +33,7 @@ class Interval(Schedule):
         self._check()
         if self.anchor is not None:
             object.__setattr__(self, "anchor", moment(self.anchor, self.timezone, "anchor"))
-        if self.interval < _SHORTEST:
-            raise InvalidSchedule(
-                f"an interval of {humanize(self.interval)} is too short: the shortest is"
-                f" {humanize(_SHORTEST)}",
-                part="interval",
-            )
+        _check_interval(self)
         first = self._slot(self._first) if self._base is not None else None
         if first is None and self._base is not None:
             raise InvalidSchedule(f"{self.describe()} can never fire: it leaves the calendar")
@@ -98,6 +93,62 @@ class Interval(Schedule):
 
     def _own_dict(self) -> dict[str, Any]:
         return {"interval": self.interval / timedelta(seconds=1), "anchor": iso(self.anchor)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedDelay(Schedule):
+    """A slot `interval` after the end of the run before it. The first is at `start`, or one
+    interval after the job was made."""
+
+    kind: ClassVar[str] = "delay"
+    after_end: ClassVar[bool] = True
+
+    interval: timedelta
+
+    def __post_init__(self) -> None:
+        self._check()
+        _check_interval(self)
+
+    def in_zone(self, timezone: str) -> Self:
+        """Any zone is accepted, as for an `Interval`."""
+        zone_named(timezone)
+        return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
+
+    def upcoming(self, n: int, after: datetime | None = None) -> list[datetime]:
+        """The next slot alone: the others depend on how long the runs take."""
+        return Schedule.upcoming(self, min(n, 1), after)
+
+    def describe(self) -> str:
+        words = humanize(self.interval)
+        first = f", first at {iso(self.start)}" if self.start is not None else ""
+        return f"{words} after the end of the run before{first}"
+
+    def _later(self, after: datetime) -> datetime | None:
+        if self.start is not None and after < self.start:
+            return self.start
+        return _shifted(after, self.interval)
+
+    def _earlier(self, before: datetime) -> datetime | None:
+        return None
+
+    def _own_dict(self) -> dict[str, Any]:
+        return {"interval": self.interval / timedelta(seconds=1)}
+
+
+def _check_interval(schedule: Interval | FixedDelay) -> None:
+    if schedule.interval < _SHORTEST:
+        raise InvalidSchedule(
+            f"an interval of {humanize(schedule.interval)} is too short: the shortest is"
+            f" {humanize(_SHORTEST)}",
+            part="interval",
+        )
+    if schedule.jitter is not None and schedule.jitter > schedule.interval:
+        raise InvalidSchedule(
+            f"jitter {humanize(schedule.jitter)} is longer than the interval"
+            f" {humanize(schedule.interval)}: runs would be put off past the next slot. Give a"
+            " shorter jitter",
+            field="jitter",
+        )
 
 
 def _shifted(value: datetime, by: timedelta) -> datetime | None:

@@ -252,6 +252,9 @@ def _slots(job: Job, axis: Axis) -> tuple[list[Mark], int, bool]:
 
 def _upcoming(job: Job, axis: Axis) -> Iterable[datetime]:
     assert job.schedule is not None
+    if job.schedule.after_end:
+        yield from job.upcoming(1, axis.now)
+        return
     moment = axis.now
     for _ in range(MOST_MARKS):
         slot = job.schedule.next(moment)

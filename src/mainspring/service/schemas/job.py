@@ -26,7 +26,7 @@ from mainspring.core.policy import (
 from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
-from mainspring.core.schedules.interval import Interval
+from mainspring.core.schedules.interval import FixedDelay, Interval
 from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.scheduler.definitions import MAX_DESCRIPTION, MAX_TAGS
@@ -245,6 +245,8 @@ def schedule_text(schedule: Schedule | None) -> str | None:
         return schedule.expression
     if isinstance(schedule, Interval):
         return _interval_text(schedule.interval)
+    if isinstance(schedule, FixedDelay):
+        return f"{_interval_text(schedule.interval)} after end"
     if isinstance(schedule, Once):
         return to_iso(schedule.when)
     return schedule.text if isinstance(schedule, Recurrence) else schedule.describe()
@@ -295,8 +297,9 @@ ID: FieldSpec[model.Job] = FieldSpec(
 SCHEDULE: tuple[FieldSpec[model.Job], ...] = (
     FieldSpec(
         "schedule",
-        "A cron expression of 5 to 7 fields, `@daily`, an interval, a date-time or an RRULE. Null:"
-        " the job runs only when it is triggered.",
+        "A cron expression of 5 to 7 fields, `@daily`, an interval (`5m`; `5m after end`: after the"
+        " end of the run before), a date-time or an RRULE. Null: the job runs only when it is"
+        " triggered.",
         "0 30 2 * * *",
         sent=str | None,
         answered=str | None,

@@ -186,6 +186,7 @@ SCHEDULES: list[Schedule] = [
     cron("30 2 * * 1-5", "Europe/Berlin"),
     cron("*/10 0 0 L * ? 2031"),
     every("90s"),
+    every("5m", after="end", start=AT, jitter="20s"),
     every("1h30m", start=AT, jitter="20s"),
     at(AT + timedelta(days=1)),
     rrule("FREQ=MONTHLY;BYDAY=-1FR;COUNT=9", start=AT),
