@@ -6,6 +6,7 @@ import pytest
 
 from mainspring import Client, RunContext, Scheduler, State
 from mainspring.errors import HandlerNotFound
+from mainspring.testing import TestScheduler
 from tests.support.engine import EventRecorder, ended
 
 
@@ -78,3 +79,10 @@ async def test_without_a_default_handler_a_worker_refuses_unknown_names(file: st
     async with Scheduler(file) as scheduler:
         with pytest.raises(HandlerNotFound):
             await scheduler.add_job("named", handler="elsewhere")
+
+
+async def test_a_default_handler_works_on_virtual_time_too() -> None:
+    scheduler = with_default("memory://")
+    async with TestScheduler(scheduler) as test:
+        await scheduler.add_job("tick", schedule="1h")
+        assert [run.result for run in await test.tick("3h")] == ["default: tick None"] * 3

@@ -129,7 +129,6 @@ def work(): return VERSION
 scheduler.blocking.start()
 '''
 logging.basicConfig(format="%(message)s")
-del __file__  # an interactive session has none
 for VERSION in range(1, 4):
     former = globals().get("scheduler")
     exec(compile(CELL, "<cell>", "exec"), globals())

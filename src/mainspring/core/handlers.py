@@ -290,13 +290,13 @@ class Registry:
     def defined_again(self, later: Registry) -> list[str]:
         """The handlers that an interactive session has defined here and in the later registry: a
         cell of a notebook was run twice."""
-        if getattr(sys.modules.get("__main__"), "__file__", None) is not None:
-            return []
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
         return sorted(
             name
             for name, handler in self._handlers.items()
             if (again := later.find(name)) is not None
             and getattr(handler.function, "__module__", None) == "__main__"
+            and _file(handler.function) not in (script, None)
             and _place(handler.function) == _place(again.function)
         )
 

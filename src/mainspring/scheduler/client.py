@@ -1326,6 +1326,7 @@ class BlockingClient:
     list_jobs = BlockingMethod(Client.list_jobs)
     rotate_secret = BlockingMethod(Client.rotate_secret)
     reseal_secrets = BlockingMethod(Client.reseal_secrets)
+    load_secret_key = BlockingMethod(Client.load_secret_key)
 
     # Runs
     enqueue = BlockingMethod(Client.enqueue)

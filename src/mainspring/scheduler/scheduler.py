@@ -78,8 +78,8 @@ class Scheduler(Client):
     _how_to_start = (
         "the scheduler is not started (or was stopped): use `async with scheduler:`,"
         " `await scheduler.start()`, `scheduler.blocking.start()` or `scheduler.run()`. A"
-        " program that only enqueues opens a `Client`, or calls `scheduler.configure(workers=0)`"
-        " first"
+        " program that only enqueues uses a `Client`, which opens at its first use, or calls"
+        " `scheduler.configure(workers=0)` before the start"
     )
 
     def __init__(
@@ -511,8 +511,10 @@ class BlockingScheduler(BlockingClient):
         self._scheduler = scheduler
 
     def start(self) -> None:
+        was_started = self._scheduler.started
         super().start()
-        self._scheduler._show_start()
+        if not was_started:
+            self._scheduler._show_start()
 
     def stop(self, *, graceful: bool = True, timeout: Span = "30s") -> None:
         refuse_running_loop("scheduler.blocking.stop", "scheduler.stop()")

@@ -24,7 +24,7 @@ from mainspring.core.context import ProcessResources, RunContext
 from mainspring.core.durations import duration, humanize
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.job_options import EnqueueOptions, JobRef, job_id_of
-from mainspring.core.model import FINISHED, Job, Run, State
+from mainspring.core.model import FINISHED, Job, Owner, Run, State
 from mainspring.core.policy import Isolation, Span
 from mainspring.core.transitions import Change
 from mainspring.engine.loop_thread import LoopThread, wait_for_event
@@ -498,7 +498,10 @@ class Bench:
     @property
     def _handlers(self) -> frozenset[str]:
         assert self.scheduler._engine is not None
-        return self.scheduler._engine.worker.handlers()
+        names = self.scheduler._engine.worker.handlers()
+        if self.scheduler._registry.default is None:
+            return names
+        return names | {job.handler for job in self.store.all_jobs() if job.owner is not Owner.CODE}
 
     def _leap(self, moment: datetime) -> None:
         """Nothing runs and nothing is due before this moment: go there at once."""
