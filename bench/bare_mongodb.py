@@ -28,7 +28,7 @@ __all__ = ["Document", "connect", "drain", "drain_under_limit", "listen", "ping"
 Document = dict[str, Any]
 
 BY_ID = [("_id", ASCENDING)]
-ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
+ORDER = [("run_at", 1), ("created_at", 1)]
 CLAIM_FIELDS = dict.fromkeys(
     ("lane", "job_id", "priority", "run_at", "created_at", "token", "fence"), 1
 )
@@ -51,8 +51,8 @@ def lanes(job: str) -> Document:
     return {"$in": [lane(job, part) for part in range(LANE_PARTS)]}
 
 
-def lane(job: str, part: int = 0, *, limited: bool = False) -> Document:
-    return {"q": "default", "h": job, "g": job if limited else "", "p": part}
+def lane(job: str, part: int = 0) -> Document:
+    return {"r": 4, "g": job, "q": "default", "h": job, "p": part}
 
 
 def claim(
@@ -144,7 +144,7 @@ def drain_under_limit(url: str, database: str, job: str, slots: int, part: int) 
                 if len(mine) < part and number not in mine and acquire_slot(held, number, me):
                     mine.append(number)
         renewed, stamp = renew(held, me)
-        where = lane(job, limited=True)
+        where = lanes(job)
         while runs.find_one({"state": "pending", "lane": where}, {"_id": 1}):
             for _ in range(CHECK):
                 more = {"slot": me, "leased_at": stamp}

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 HANDLER = "send_email"
-LANE = f"default\x1f{HANDLER}\x1f\x1f{{}}"
+LANE = f"{{}}\x1f{HANDLER}\x1fdefault\x1f{HANDLER}"
 
 _INSERT = """
 INSERT INTO mainspring_runs (
@@ -101,7 +101,7 @@ def fill(
             rows = []
             for number in range(start, min(start + batch, first + count)):
                 now = us() if run_at is None else run_at
-                lane = f"default\x1f{handler}\x1f\x1f{priority}"
+                lane = f"{9 - priority}\x1f{handler}\x1fdefault\x1f{handler}"
                 rows.append((
                     f"{now // 1000:012x}{rng.getrandbits(80):020x}", handler, handler, priority,
                     lane, now, now, now, json.dumps(payload(number)),

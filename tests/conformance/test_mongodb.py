@@ -88,7 +88,7 @@ class OnMongo(StoreConformance):
             records = client.get_default_database()[f"{DEFAULT_PREFIX}{kind}s"]
             whole = await records.find_one({"_id": record_id}) or {}
             inside = {
-                "run": [f"lane.{part}" for part in "qhgp"],
+                "run": [f"lane.{part}" for part in "rgqhp"],
                 "job": ["limit.key", "limit.most"],
             }
             fields = sorted({*whole, *inside[kind], "reason"} - {"_id"})

@@ -46,6 +46,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "shared-2": {"concurrency": 1, "concurrency_key": "k"},
     "free": {},
 }
+PRIORITIES = (1, 5, 9)
 LEASE = timedelta(seconds=10)
 BOOM = Failure("boom", "trace", Outcome.FAILED)
 
@@ -62,7 +63,7 @@ drafts = st.fixed_dictionaries(
         "job_id": job_ids,
         "handler": st.sampled_from(["h0", "h0", "h1"]),
         "queue": st.sampled_from(["q0", "q0", "q1"]),
-        "priority": st.sampled_from([1, 5, 9]),
+        "priority": st.sampled_from(PRIORITIES),
         "dedupe_key": keys,
         "payload": st.sampled_from([None, {"a": [1]}, (1, "☃")]),
         "delay": st.sampled_from([0, 0, 0, 20]),
@@ -181,14 +182,21 @@ class StoreMachine(RuleBasedStateMachine):
         handlers=handlers,
         queues=queues,
         wait=waits,
+        most=st.sampled_from([{}, {}, {}, {"free": 0, "limited": 1}, {"shared-1": 1}]),
+        ahead=st.sampled_from([0, 0, 0, 1]),
+        turns=st.sampled_from([{}, dict.fromkeys(PRIORITIES, "free"), {5: "shared-1"}]),
     )
-    def claim(self, worker: str, limit: int, handlers: Any, queues: Any, wait: float) -> None:
+    def claim(
+        self, worker: str, limit: int, handlers: Any, queues: Any, wait: float, **fields: Any
+    ) -> None:
         self.clock.advance(wait)
-        self.take(worker, limit, handlers, queues)
+        self.take(worker, limit, handlers, queues, **fields)
 
-    def take(self, worker: str, limit: int, handlers: Any, queues: Any) -> None:
+    def take(self, worker: str, limit: int, handlers: Any, queues: Any, **fields: Any) -> None:
         self.clock.advance(timedelta(microseconds=1))
-        claim = Claim(worker=worker, handlers=handlers, limit=limit, lease=LEASE, queues=queues)
+        claim = Claim(
+            worker=worker, handlers=handlers, limit=limit, lease=LEASE, queues=queues, **fields
+        )
         self.remember(self.do("claim", claim).runs)
 
     @precondition(lambda self: self.seen)

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
@@ -19,6 +19,7 @@ from mainspring.core.transitions import Change
 from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
 from mainspring.stores.rates import NOTE_KIND, RateAllowance, rate_limit
+from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, turn_order
 
 __all__ = [
     "CLOCK_SET_BACK",
@@ -64,8 +65,8 @@ def is_claimable(run: Run, claim: Claim) -> bool:
     )
 
 
-UsedCapacity = Counter[tuple[str, str]]
-"""How many runs have a valid lease, for each job or key that a limit counts by."""
+UsedCapacity = Counter[str]
+"""How many runs have a valid lease, by the key of the limit that they count for."""
 
 
 def choose_claimed(
@@ -77,18 +78,22 @@ def choose_claimed(
     rates: RateAllowance,
 ) -> list[Run]:
     """The due runs that the claim takes, in order. With them no job exceeds its limit."""
-    due = [run for run in runs if run.run_at <= now and is_claimable(run, claim)]
-    used = used.copy()
+    due: dict[int, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        if run.run_at <= now and is_claimable(run, claim):
+            due[run.priority][run.job_id].append(run)
+    ids = {job_id for by_job in due.values() for job_id in by_job}
+    concurrency = {i: limit for i in ids if (limit := _limit(jobs.get(i))) is not None}
+    limits = ClaimLimits(claim, concurrency, used, rates)
     chosen: list[Run] = []
-    for run in sorted(due, key=lambda run: (-run.priority, run.run_at)):
-        if len(chosen) >= claim.limit:
-            break
-        job = jobs.get(run.job_id)
-        if has_capacity(job, used) and rates.allows(run.job_id):
-            chosen.append(run)
-            rates.take(run.job_id)
-            if (limit := _limit(job)) is not None:
-                used[limit.key] += 1
+    for priority in sorted(due, reverse=True):
+        by_job = due[priority]
+        in_turn = sorted(by_job, key=lambda job_id: turn_order(claim, priority, job_id))
+        turns = Turns[Run](in_turn, limits)
+        for job_id, of_job in by_job.items():
+            earliest = sorted(of_job, key=attrgetter("run_at"))[: claim.limit]
+            turns.add(job_id, claim.limit + 1, earliest)
+        chosen += turns.chosen()
     return chosen
 
 
@@ -136,17 +141,13 @@ def has_capacity(job: Job | None, used: UsedCapacity) -> bool:
     return limit is None or used[limit.key] < limit.most
 
 
-class _Limit(NamedTuple):
-    key: tuple[str, str]
-    """What is counted: the runs of the job, or of all jobs that share a key."""
-    most: int
-
-
-def _limit(job: Job | None) -> _Limit | None:
+def _limit(job: Job | None) -> ConcurrencyLimit | None:
     if job is None or job.policy.concurrency is None:
         return None
     key = job.policy.concurrency_key
-    return _Limit(("job", job.id) if key is None else ("key", key), job.policy.concurrency)
+    return ConcurrencyLimit(
+        f"job:{job.id}" if key is None else f"key:{key}", job.policy.concurrency
+    )
 
 
 def used_capacity(runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime) -> UsedCapacity:

@@ -443,14 +443,20 @@ class Store(Protocol):
         """Take up to `limit` due runs whose handler (and queue) the claim names, of no job
         more than `most` says; where there are none, say when to claim again.
 
-        Higher priority first, then earlier `run_at`. No job exceeds its `concurrency`, counted
-        over running runs with a valid lease: its own, or those of all stored jobs that share its
-        `concurrency_key` (a run of a job that was removed no longer counts for the others). No job
-        exceeds its `rate`: within any span of that length, by the store's clock and over all
-        clients, no more runs are taken than it says, also through crashes and restarts
-        (`stores/rates.py` counts them). Each run is returned in the state `running`: its token and
-        attempt are one higher, the store's clock has set `started_at` and `lease_until`, `worker`
-        is that of the claim, and `began` is false.
+        Higher priority first. Within a priority jobs take turns, in the order of their ids: the
+        first job behind `turns[priority]` begins, and the first job follows the last. At its turn a
+        job gives its due run with the earliest `run_at`, if its limits allow another one. When each
+        job has had its turn, the next round begins, until `limit` is reached or no job has a run to
+        give. On MongoDB clients that compete for runs take turns within a part of the runs each,
+        and over all runs once a second (claim_partition.py).
+
+        No job exceeds its `concurrency`, counted over running runs with a valid lease: its own, or
+        those of all stored jobs that share its `concurrency_key` (a run of a job that was removed
+        no longer counts for the others). No job exceeds its `rate`: within any span of that length,
+        by the store's clock and over all clients, no more runs are taken than it says, also through
+        crashes and restarts (`stores/rates.py` counts them). Each run is returned in the state
+        `running`: its token and attempt are one higher, the store's clock has set `started_at` and
+        `lease_until`, `worker` is that of the claim, and `began` is false.
 
         Not idempotent: each call takes other runs. Runs that a lost answer named are rescued when
         their lease has lapsed; those of a cancelled caller are released at once where possible.

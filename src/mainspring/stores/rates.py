@@ -109,14 +109,21 @@ class RateAllowance:
     def __init__(
         self, limits: Mapping[str, RateLimit], notes: Iterable[Note] = (), now: int = 0
     ) -> None:
-        self._limits = limits
-        self._starts = {note.name: _Starts.of(note) for note in notes}
+        self._limits: dict[str, RateLimit] = {}
+        self._starts: dict[str, _Starts] = {}
         self._now = now
         self._taken: Counter[str] = Counter()
-        self._left = {
-            job_id: limit.max_starts - self._of(limit.name).within(limit.span, now)
-            for job_id, limit in limits.items()
-        }
+        self._left: dict[str, int] = {}
+        self.add(limits, notes)
+
+    def add(self, limits: Mapping[str, RateLimit], notes: Iterable[Note]) -> None:
+        """Add the limits of further jobs, with the notes of these limits."""
+        self._limits |= limits
+        self._starts |= {note.name: _Starts.of(note) for note in notes}
+        for job_id, limit in limits.items():
+            self._left[job_id] = limit.max_starts - self._of(limit.name).within(
+                limit.span, self._now
+            )
 
     def _of(self, name: str) -> _Starts:
         return self._starts.get(name, _Starts())
@@ -136,9 +143,9 @@ class RateAllowance:
         left = self.left(job_id)
         return left is None or left > 0
 
-    def take(self, job_id: str) -> None:
+    def take(self, job_id: str, count: int = 1) -> None:
         if (limit := self._limits.get(job_id)) is not None:
-            self._taken[limit.name] += 1
+            self._taken[limit.name] += count
 
     def writes(self, now: int | None = None) -> list[NoteWrite]:
         """What counts the starts that were taken: notes to write, each by compare-and-set. `now`:

@@ -31,14 +31,14 @@ async def test_a_run_that_falls_due_while_a_claim_searches_is_next_due(
     soon = clock.now() + timedelta(seconds=1)
     times: Any = {"created_at": clock.now(), "scheduled_at": soon, "run_at": soon}
     await store.add([Run(id="soon", job_id="job", handler="work", **times)])
-    read_heads = claim._read_first_due_runs
+    read_lanes = claim._read_due_lanes
 
     async def take_long(*given: Any) -> Any:
-        found = await read_heads(*given)
+        found = await read_lanes(*given)
         clock.advance(2)
         return found
 
-    monkeypatch.setattr(claim, "_read_first_due_runs", take_long)
+    monkeypatch.setattr(claim, "_read_due_lanes", take_long)
     assert await store.claim(CLAIM) == Claimed([], soon)
     assert [run.id for run in (await store.claim(CLAIM)).runs] == ["soon"]
     await store.close()

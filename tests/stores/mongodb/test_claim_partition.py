@@ -9,9 +9,8 @@ import pytest
 
 from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.codec import LANE_PARTS
-from mainspring.stores.mongodb.collections import Document
 
-LANES = [{"h": handler, "p": part} for handler in "ab" for part in range(LANE_PARTS)]
+LANES = [{"r": 4, "h": handler, "p": part} for handler in "ab" for part in range(LANE_PARTS)]
 
 
 class Time:
@@ -47,17 +46,9 @@ def introduce(members: Sequence[ClaimPartition]) -> None:
                 one.record_other(other.me)
 
 
-def run(priority: int, run_at: int) -> Document:
-    return {"priority": priority, "run_at": run_at}
-
-
-def leaves(one: ClaimPartition, theirs: Document, ours: Document) -> bool:
-    return one.may_skip(theirs, ours, wants_more=False)
-
-
 def test_a_client_that_lost_no_claim_takes_every_lane(one: ClaimPartition, time: Time) -> None:
     one.record_other(ClaimPartition(random.Random(2), time).me)
-    assert one.split(LANES) == (LANES, [])
+    assert one.own_lanes(LANES) == LANES
 
 
 def test_a_client_that_lost_a_claim_keeps_to_its_lanes_for_twenty_claims(
@@ -65,27 +56,26 @@ def test_a_client_that_lost_a_claim_keeps_to_its_lanes_for_twenty_claims(
 ) -> None:
     introduce([one, ClaimPartition(random.Random(2), time)])
     for _ in range(20):
-        ours, theirs = one.split(LANES)
-        assert len(ours) == len(theirs) == 4
+        assert len(one.own_lanes(LANES)) == 4
         one.record_contention(False)
-    assert one.split(LANES) == (LANES, [])
+    assert one.own_lanes(LANES) == LANES
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_clients_that_know_of_each_other_share_no_lane(time: Time, count: int) -> None:
-    dealt = [lane for member in crowd_of(count, time) for lane in member.split(LANES)[0]]
+    dealt = [lane for member in crowd_of(count, time) for lane in member.own_lanes(LANES)]
     assert sorted(dealt, key=LANES.index) == LANES
 
 
 def test_more_clients_than_parts_share_parts(time: Time) -> None:
-    dealt = [tuple(LANES.index(lane) for lane in m.split(LANES)[0]) for m in crowd_of(8, time)]
+    dealt = [tuple(LANES.index(lane) for lane in m.own_lanes(LANES)) for m in crowd_of(8, time)]
     assert len(dealt) == 8
     assert sorted(set(dealt)) == [(part, part + LANE_PARTS) for part in range(LANE_PARTS)]
 
 
 def test_a_client_that_hears_of_no_other_draws_a_random_part(one: ClaimPartition) -> None:
     one.record_contention(True)
-    drawn = {one.split(LANES)[0][0]["p"] for _ in range(50)}
+    drawn = {one.own_lanes(LANES)[0]["p"] for _ in range(50)}
     assert drawn == set(range(LANE_PARTS))
 
 
@@ -93,15 +83,10 @@ def test_lanes_of_a_silent_client_are_divided_again(time: Time) -> None:
     one, _, third = crowd_of(3, time)
     time.now = 0.9
     one.record_other(third.me)
-    assert len(one.split(LANES)[0]) in (2, 4)  # of three
+    assert len(one.own_lanes(LANES)) in (2, 4)  # of three
     time.now = 1.5
-    assert len(one.split(LANES)[0]) == 4  # of two
-
-
-def test_a_client_alone_that_wants_more_runs_skips_none(one: ClaimPartition, time: Time) -> None:
-    assert not one.may_skip(run(5, 100), run(5, 100), wants_more=True)
-    one.record_other(ClaimPartition(random.Random(2), time).me)
-    assert one.may_skip(run(5, 100), run(5, 100), wants_more=True)
+    assert one.own_lanes(LANES) == LANES  # once a second
+    assert len(one.own_lanes(LANES)) == 4  # of two
 
 
 def test_a_client_counts_as_claiming_for_a_short_time_after_a_claim(
@@ -115,30 +100,29 @@ def test_a_client_counts_as_claiming_for_a_short_time_after_a_claim(
     assert not one.claims
 
 
-def test_runs_of_higher_priority_are_never_skipped(one: ClaimPartition) -> None:
-    assert not leaves(one, run(9, 500), run(5, 100))
-    assert leaves(one, run(5, 100), run(9, 500))
+def test_runs_of_higher_priority_are_never_left_to_others(time: Time) -> None:
+    one, _ = crowd_of(2, time)
+    [mine, *_] = own = one.own_lanes(LANES)
+    [theirs, *_] = (lane for lane in LANES if lane not in own)
+    high = [{**mine, "r": 0}, {**mine, "r": 2}, {**theirs, "r": 1}, mine, theirs]
+    assert one.own_lanes(high) == high[:1]
+    assert one.own_lanes(high[1:]) == high[1:]  # its own part has none of that priority
 
 
-def test_a_client_gets_at_most_a_second_ahead_of_others(one: ClaimPartition, time: Time) -> None:
-    assert leaves(one, run(5, 100), run(5, 300))
-    time.now = 0.9
-    assert leaves(one, run(5, 150), run(5, 900))
-    time.now = 1.1
-    assert not leaves(one, run(5, 200), run(5, 1000))  # it took those up to 300 a second ago
-    assert not leaves(one, run(5, 299), run(5, 1000))  # and goes on until they are over
-    assert leaves(one, run(5, 300), run(5, 1000))
-    time.now = 2.2
-    assert not leaves(one, run(5, 999), run(5, 2000))
+def test_a_client_whose_part_has_nothing_due_takes_every_lane(time: Time) -> None:
+    one, _ = crowd_of(2, time)
+    theirs = [lane for lane in LANES if lane not in one.own_lanes(LANES)]
+    assert one.own_lanes(theirs) == theirs
 
 
-def test_a_client_that_is_not_ahead_keeps_to_its_lanes(one: ClaimPartition, time: Time) -> None:
-    for second in range(0, 20, 2):
-        time.now = second
-        assert leaves(one, run(5, 100 * second), run(5, 100 * second + 150))
-
-
-def test_runs_due_at_the_same_moment_may_be_skipped(one: ClaimPartition, time: Time) -> None:
-    for second in range(0, 20, 2):
-        time.now = second
-        assert leaves(one, run(5, 100), run(5, 100))
+def test_a_client_claims_from_all_lanes_once_a_second(time: Time) -> None:
+    """Otherwise it might leave runs for ever to a client that has no handler for them."""
+    one, other = crowd_of(2, time)
+    sizes = []
+    for _ in range(40):
+        time.now += 0.125
+        one.record_other(other.me)
+        one.record_contention(True)
+        sizes.append(len(one.own_lanes(LANES)))
+    assert sizes.count(len(LANES)) == 5
+    assert sizes.count(len(LANES) // 2) == 35

@@ -24,7 +24,7 @@ from tests.support.mongodb.clocked_store import store as store
 
 async def reserve(store: MongoStore, *runs: Run, by: ObjectId | None = None, **more: Any) -> None:
     """As clients of layout 1 wrote runs first."""
-    for made in await insert.documents(store._db, runs):
+    for made in insert.documents(runs):
         wish = {"by": by or ObjectId(), "put": {"state": made["state"]}, **more}
         await store._db.runs.insert_one({**made, "state": "reserved", "intent": wish})
 
@@ -85,7 +85,7 @@ async def test_a_firing_is_completed_or_taken_back_if_it_came_too_late(
         "by": by,
         "runs": ["slot", "after", "gap"],
         "replaces": ["earlier"],
-        "made": await insert.documents(store._db, [gap]),
+        "made": insert.documents([gap]),
         "before": {"next_run_at": to_us(now)},
         "until": to_us(now + timedelta(seconds=5)),
     }

@@ -250,7 +250,7 @@ async def test_a_file_of_an_earlier_schema_gets_its_lists(
         schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
         waiting = replace(a_run("waiting"), state=State.WAITING, after=("root", "other"))
         for run in (a_run("root"), waiting):
-            row = run_row(run, lane_of(run, limited=False), None)
+            row = run_row(run, lane_of(run), None)
             old = dict(zip(_INSERTED, row, strict=True))
             del old["began"]  # it came later
             connection.execute(*_insertion("mainspring_runs", old, old.values()))

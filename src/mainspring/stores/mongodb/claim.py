@@ -1,26 +1,32 @@
 """Claim: selects due runs and takes them.
 
-A lane is a queue, a handler and, if the job is limited, the job; else one of a few parts. The index
-keeps the pending runs of a lane together, by priority and time. A claim has three steps:
+A lane is a priority, a job, a queue, a handler and one of a few parts. The index keeps the pending
+runs of a lane together, by time, and lanes in the order in which claims take from them. A claim has
+these steps:
 
-1. It reads which lanes have pending runs, one key each, and keeps those that it may take from.
-   While other clients claim too, it keeps its own part of them (claim_partition.py).
-2. It reads the first due runs of these lanes, as many as it wants.
+1. It reads which lanes have due runs, one key each, beginning behind the job that had the last turn
+   if there are many, and keeps those that it may take from. While other clients claim too, it keeps
+   its own part of them (claim_partition.py). At the same time it reads the limits of the jobs that
+   it expects to find there.
+2. It reads the first due runs of the jobs, as many as each gives when they take turns
+   (`stores/turns.py`).
 3. It takes the runs in one update, which writes the nonce of the claim, and reads the runs that
-   have this nonce. If it wants only a few runs, step 2 has read them whole, and they are not read
-   again. If runs of limited jobs are among them, this step is a transaction that counts again
+   have this nonce. If it wants only a few runs, it has read them whole before, and they are not
+   read again. If runs of limited jobs are among them, this step is a transaction that counts again
    (concurrency.py).
 
-The cost depends on the number of lanes with pending runs and of runs taken, not on the backlog. A
-million pending runs, runs of next year with a high priority, runs of a handler that this worker
-lacks and runs of a job at its limit cost nothing.
+The cost depends on the number of lanes passed and of runs taken, not on the backlog. A million
+pending runs, runs of next year with a high priority, runs of a handler that this worker lacks and
+runs of a job at its limit cost one key for each lane.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from bson import ObjectId
@@ -30,13 +36,15 @@ from pymongo.errors import PyMongoError
 from mainspring.core.model import Run, replace
 from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.codec import (
-    LIVE_STATES,
+    LANE_PARTS,
     RUN_FIELDS,
     SET_ASIDE,
     has_numbers,
     is_lane,
     is_moment,
-    lane_part,
+    lane_of,
+    lane_priority,
+    lanes_from_turn,
     read_run,
     to_us,
 )
@@ -47,6 +55,7 @@ from mainspring.stores.mongodb.rates import count_starts
 from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.mongodb.transaction import WriteConflict, run_once
 from mainspring.stores.protocol import Claim
+from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, first_round, turn_order
 
 __all__ = [
     "Taken",
@@ -54,21 +63,20 @@ __all__ = [
     "claim_runs",
     "next_due",
     "release_set_aside",
-    "stamp_lanes",
 ]
 
 TRIES = 40
 MOST_MERGED_LANES = 100
 """Lanes in one find: MongoDB merges up to 200 walks, and sorts all it finds beyond that."""
-PRIORITIES = list(range(10))
+FIRST_LANES = 200
+"""So many lanes more than it might need a claim reads at first."""
+MOST_EXPECTED_JOBS = 500
 READ_WHOLE_LIMIT = 100
 """Up to so many runs are read whole at once, which saves a read. Of more runs, other clients may
 take most first."""
-_KEY_FIELDS = dict.fromkeys(("job_id", "priority", "run_at", "token", "attempt"), 1)
-"""For a claim of many runs whose order one find gives: takes half the time of `_ORDER_FIELDS`."""
-_ORDER_FIELDS = {**_KEY_FIELDS, "lane": 1, "created_at": 1}
+_KEY_FIELDS = dict.fromkeys(("lane", "job_id", "priority", "run_at", "token", "attempt"), 1)
 _ALL_FIELDS = dict.fromkeys(RUN_FIELDS, 1)
-ORDER = [("priority", -1), ("run_at", 1), ("created_at", 1)]
+ORDER = [("run_at", 1), ("created_at", 1)]
 
 
 class UnansweredClaims:
@@ -111,12 +119,12 @@ async def claim_runs(
     for tries in range(TRIES):
         if tries:
             await partition.pause(tries)
-        since, found = await _select(db, claim, partition)
-        if found is None:
-            continue
-        chosen, capacity, left = found
-        if not chosen:
+        since, (chosen, capacity, left) = await _select(db, claim, partition)
+        if not chosen and not left:
             return Taken([], more=False, since=since)
+        if not chosen:  # other clients took all of them meanwhile
+            partition.record_contention(True)
+            continue
         taking = _RunTaker(db, claim, nonce, unanswered)
         if capacity.limited.isdisjoint(run["job_id"] for run in chosen):
             taken = await taking.take(chosen)
@@ -129,81 +137,117 @@ async def claim_runs(
     return Taken([], more=True, since=since)
 
 
-async def _select(
-    db: Database, claim: Claim, partition: ClaimPartition
-) -> tuple[int, tuple[list[Document], FreeCapacity, bool] | None]:
-    """The server's time before the search, and what was found: the runs to take, in order, the
-    capacity under their limits, and whether runs are left to other clients. None: search again.
+class _Selected(NamedTuple):
+    """The runs to take, in order, the capacity under their limits, and whether there may be more:
+    left to other clients, or taken by them meanwhile."""
+
+    runs: list[Document]
+    capacity: FreeCapacity
+    left: bool
+
+
+async def _select(db: Database, claim: Claim, partition: ClaimPartition) -> tuple[int, _Selected]:
+    """The server's time before the search, and what was found.
 
     The time is read beside the lanes, so it costs no round trip.
     """
-    guess = partition.limited
-    lanes, capacity, now = await asyncio.gather(_lanes(db, claim), read_limits(db, guess), db.now())
-    limited = {lane["g"] for lane in lanes if lane["g"]}
-    if not limited <= guess:
-        capacity = await read_limits(db, limited)
-    partition.limited = capacity.limited & limited
-    if not limited:
-        chosen, left = await _first_of_own_part(db, lanes, claim, partition)
-        return to_us(now), None if await _correct_lanes(db, chosen) else (chosen, capacity, left)
-    if capacity.rate_limits:  # so few are read whole, with the moment at which they start
-        claim = replace(claim, limit=min(claim.limit, READ_WHOLE_LIMIT))
-    runs = await _under_limits(db, lanes, capacity, claim)
-    return to_us(now), None if runs is None else (runs, capacity, False)
+    expected = db.time.expected_now() or to_us(await db.now())
+    width = claim.limit * LANE_PARTS + FIRST_LANES
+    while True:
+        guess = partition.jobs
+        (lanes, complete), capacity, moment = await asyncio.gather(
+            _due_lanes(db, claim, expected, width), read_limits(db, guess), db.now()
+        )
+        now = to_us(moment)
+        jobs = {lane["g"] for lane in lanes}
+        if not jobs <= guess:
+            capacity = await read_limits(db, jobs)
+        partition.jobs = jobs if len(jobs) <= MOST_EXPECTED_JOBS else frozenset()
+        await capacity.count(db)
+        own = partition.own_lanes(lanes)
+        runs = await _take_turns(db, claim, own, capacity, now)
+        wants_more = len(runs) < claim.limit and len(own) < len(lanes)
+        if wants_more and not (runs and partition.knows_others):
+            own = lanes
+            runs = await _take_turns(db, claim, own, capacity, now)
+        if complete or len(runs) >= claim.limit:
+            left = len(own) < len(lanes) and len(runs) < claim.limit
+            whole = await _read_whole(db, runs)
+            left = left or len(whole) < len(runs)
+            return min(expected, now), _Selected(whole, capacity, left)
+        width *= 4
 
 
-async def _first_of_own_part(
-    db: Database, lanes: Sequence[Document], claim: Claim, partition: ClaimPartition
+async def _due_lanes(
+    db: Database, claim: Claim, now: int, width: int
 ) -> tuple[list[Document], bool]:
-    """The first runs of this client's part of the lanes, or of all lanes if the rest may not be
-    left to other clients; and whether this client wants more than its part has."""
-    own, others = partition.split(lanes)
-    excluded = _excluded_jobs(claim)
-    found, first = await asyncio.gather(
-        _first_due_runs(db, own, claim.limit, excluded, _KEY_FIELDS),
-        _first_due_runs(db, others, 1, excluded),
-    )
-    wants_more = len(found) < claim.limit
-    if not first or (found and partition.may_skip(first[0], found[-1], wants_more=wants_more)):
-        return found, bool(first) and wants_more
-    return await _first_due_runs(db, lanes, claim.limit, excluded, _KEY_FIELDS), False
-
-
-async def _under_limits(
-    db: Database, lanes: Sequence[Document], capacity: FreeCapacity, claim: Claim
-) -> list[Document] | None:
-    """The first runs that there is capacity for. None: the caller must search again."""
-    width = claim.limit
-    _, found = await asyncio.gather(capacity.count(db), _first(db, lanes, capacity, claim))
-    taken: dict[str, Document] = {}
-    while not await _correct_lanes(db, found):
-        held_back = False
-        for run in found:
-            if run["_id"] in taken:
-                continue
-            if len(taken) == width:
+    """The lanes that the claim may take from, in the order of the turns: those among the first
+    `width` that have due runs; and whether these are all."""
+    lanes = await _read_due_lanes(db, {"$gt": {}}, now, width)
+    complete = len(lanes) < width or db.sharded
+    if claim.turns and not complete:
+        lanes = []
+        for between in lanes_from_turn(claim.turns):
+            lanes += await _read_due_lanes(db, between, now, width - len(lanes))
+            if len(lanes) >= width:
                 break
-            if capacity.left(run["lane"]["g"]):
-                capacity.take(run["lane"]["g"])
-                taken[run["_id"]] = run
-            else:
-                held_back = True
-        if len(taken) == width or not held_back:
-            return sorted(taken.values(), key=_claim_order)
-        found = await _first(db, lanes, capacity, claim, len(taken))
-    return None
+        complete = len(lanes) < width
+    lanes = [lane for lane in lanes if _may_take_from(claim, lane)]
+    lanes.sort(key=lambda lane: turn_order(claim, lane_priority(lane), lane["g"]))
+    return lanes, complete
 
 
-async def _first(
-    db: Database, lanes: Sequence[Document], capacity: FreeCapacity, claim: Claim, known: int = 0
+async def _read_due_lanes(db: Database, between: Document, now: int, count: int) -> list[Document]:
+    """The first lanes that have due runs. The server steps from lane to lane in the index. A router
+    merges what it gets from the shards, in any order, so it has to read all lanes."""
+    pipeline = due_lanes(between, now)
+    if not db.sharded:
+        pipeline.append({"$limit": count})
+    walk = await db.runs.aggregate(pipeline, hint="due", batchSize=count + 1)
+    return [group["_id"] async for group in walk]
+
+
+def due_lanes(between: Document, now: int) -> list[Document]:
+    due = {"state": "pending", "lane": between, "run_at": {"$lte": now}}
+    return [{"$match": due}, {"$group": {"_id": "$lane"}}]
+
+
+async def _take_turns(
+    db: Database, claim: Claim, lanes: Sequence[Document], capacity: FreeCapacity, now: int
 ) -> list[Document]:
-    """The first runs of the lanes that have capacity left: no more than could be taken."""
-    open_lanes = [lane for lane in lanes if capacity.left(lane["g"])]
-    most = capacity.most_runs(lane["g"] for lane in open_lanes)
-    count = claim.limit if most is None else min(claim.limit, most)
-    return await _first_due_runs(
-        db, open_lanes, count + known if count else 0, _excluded_jobs(claim)
-    )
+    """The runs that the jobs of these lanes give."""
+    if capacity.rate_limits:  # so few are read whole, with the moment at which they start
+        most = min(claim.limit, READ_WHOLE_LIMIT)
+        limited = claim.limit - claim.ahead
+        claim = replace(claim, limit=most, ahead=max(0, most - limited))
+    concurrency = {
+        job_id: ConcurrencyLimit(key, most) for job_id, (most, key) in capacity.limits.items()
+    }
+    limits = ClaimLimits(claim, concurrency, capacity.used, capacity.rates.copy())
+    chosen: list[Document] = []
+    for _, level in groupby(lanes, key=itemgetter("r")):
+        by_job = first_round(((lane["g"], lane) for lane in level), limits)
+        turns = Turns[Document](list(by_job), limits)
+        while missing := turns.missing():
+            wanted = {job_id: (by_job[job_id], count) for job_id, count in missing.items()}
+            found = await _first_due_runs(db, wanted, now)
+            for job_id, count in missing.items():
+                turns.add(job_id, count, found.get(job_id, ()))
+        chosen += turns.chosen()
+        if limits.full:
+            break
+    return chosen
+
+
+async def _read_whole(db: Database, runs: list[Document]) -> list[Document]:
+    """The runs with all their fields and the moment of the read, if they are few."""
+    if len(runs) > READ_WHOLE_LIMIT or all("now" in run for run in runs):
+        return runs
+    where = {"_id": {"$in": _ids(runs)}, "state": "pending"}
+    walk = db.runs.find(where, {**_ALL_FIELDS, "now": db.time.now}, hint=BY_ID)
+    found = {run["_id"]: run async for run in walk}
+    whole = [found[run["_id"]] for run in runs if run["_id"] in found]
+    return [run for run in whole if _can_be_taken(run)]
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:
@@ -222,92 +266,62 @@ def _may_take_from(claim: Claim, lane: Document) -> bool:
     )
 
 
-def _excluded_jobs(claim: Claim) -> frozenset[str]:
-    return frozenset(job_id for job_id, most in claim.most.items() if most <= 0)
+_Wanted = Mapping[str, tuple[Sequence[Document], int]]
+"""Of some jobs, the lanes to read and how many runs."""
 
 
-def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
-    due = {"$lte": ["$run_at", db.time.now]}
-    return {"state": "pending", "lane": {"$in": list(lanes)}, "$expr": due}
-
-
-async def _first_due_runs(
-    db: Database,
-    lanes: Sequence[Document],
-    count: int,
-    excluded: frozenset[str] = frozenset(),
-    shown: Document = _ORDER_FIELDS,
-) -> list[Document]:
-    """The first due runs of these lanes, in the order of the claim. Few runs are read whole.
+async def _first_due_runs(db: Database, wanted: _Wanted, now: int) -> dict[str, list[Document]]:
+    """The first due runs of each job, in order.
 
     Runs whose numbers are damaged are set aside, because the write of their whole batch would fail.
     """
-    if not count:
-        return []
-    if count <= READ_WHOLE_LIMIT:
-        shown = {**_ALL_FIELDS, "now": db.time.now}
-    elif len(lanes) > MOST_MERGED_LANES:
-        shown = _ORDER_FIELDS
     for _ in range(TRIES):
-        found = await _read_first_due_runs(db, lanes, count, excluded, shown)
-        damaged = [run["_id"] for run in found if not _can_be_taken(run, shown)]
+        found = await _read_first_due_runs(db, wanted, now)
+        damaged = [run["_id"] for run in found if not _can_be_taken(run)]
         if not damaged:
             break
         where = {"_id": {"$in": damaged}, "state": "pending"}
         await db.runs.update_many(where, {"$set": {"lane.p": SET_ASIDE}}, hint=BY_ID)
         found = [run for run in found if run["_id"] not in damaged]
-    if len(lanes) > MOST_MERGED_LANES:
-        found.sort(key=_claim_order)
-        found = found[:count]
-    return found
+    by_job: dict[str, list[Document]] = {}
+    for run in found:
+        by_job.setdefault(run["lane"]["g"], []).append(run)
+    return by_job
 
 
-def _can_be_taken(run: Document, shown: Document) -> bool:
-    return (
-        has_numbers(run)
-        and isinstance(run.get("job_id"), str)
-        and ("created_at" not in shown or is_moment(run.get("created_at")))
-    )
+def _can_be_taken(run: Document) -> bool:
+    return has_numbers(run) and run["lane"]["g"] == run.get("job_id")
 
 
-async def _read_first_due_runs(
-    db: Database,
-    lanes: Sequence[Document],
-    count: int,
-    excluded: frozenset[str],
-    shown: Document,
-) -> list[Document]:
+async def _read_first_due_runs(db: Database, wanted: _Wanted, now: int) -> list[Document]:
+    """Few runs are read whole. Those of several jobs are read with one command, which takes a tenth
+    of the time of a command for each. There a router would give its own time, so through a router
+    runs of several jobs are not read whole."""
+    count = sum(count for _, count in wanted.values())
+    whole = count <= READ_WHOLE_LIMIT and not (db.sharded and len(wanted) > 1)
+    shown = {**_ALL_FIELDS, "now": db.time.now} if whole else _KEY_FIELDS
+    if len(wanted) == 1:
+        [(lanes, count)] = wanted.values()
+        walk = db.runs.find(due_runs(db, lanes), shown).sort(ORDER).limit(count).batch_size(count)
+        return await walk.to_list(count)
     found: list[Document] = []
-    for part in chunks(lanes, MOST_MERGED_LANES):
-        where = due_runs(db, part)
-        if excluded:
-            where["job_id"] = {"$nin": sorted(excluded)}
-        walk = db.runs.find(where, shown)
-        walk = walk.sort(ORDER).limit(count).batch_size(count)
-        found += await walk.to_list(count)
+    for part in chunks(wanted.values(), MOST_MERGED_LANES):
+        first, *rest = (_first_of_job(lanes, most, now, shown) for lanes, most in part)
+        others = [{"$unionWith": {"coll": db.runs.name, "pipeline": other}} for other in rest]
+        found += await (await db.runs.aggregate([*first, *others], batchSize=count + 1)).to_list()
     return found
 
 
-def _claim_order(run: Document) -> tuple[int, int, int]:
-    return -run["priority"], run["run_at"], run["created_at"]
+def _first_of_job(
+    lanes: Sequence[Document], count: int, now: int, shown: Document
+) -> list[Document]:
+    due = {"state": "pending", "lane": {"$in": list(lanes)}, "run_at": {"$lte": now}}
+    return [{"$match": due}, {"$sort": dict(ORDER)}, {"$limit": count}, {"$project": shown}]
 
 
-async def _correct_lanes(db: Database, runs: Iterable[Document]) -> bool:
-    """Move runs to the lane of their job if it has a limit by now. Whether any had to move."""
-    job_ids = {run["job_id"] for run in runs if "lane" not in run or not run["lane"]["g"]}
-    if not job_ids:
-        return False
-    limited = db.jobs.find({"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}})
-    found = [job["_id"] async for job in limited]
-    for job_id in found:
-        await stamp_lanes(db, job_id, limited=True)
-    return bool(found)
-
-
-async def stamp_lanes(db: Database, job_id: str, *, limited: bool) -> None:
-    """Move a job's live runs to its own lane, or back to the common ones if it has no limit."""
-    where = {"job_id": job_id, "state": {"$in": list(LIVE_STATES)}}
-    await db.runs.update_many(where, {"$set": {"lane.g": job_id if limited else ""}})
+def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
+    due = {"$lte": ["$run_at", db.time.now]}
+    return {"state": "pending", "lane": {"$in": list(lanes)}, "$expr": due}
 
 
 class _RunTaker:
@@ -438,18 +452,10 @@ async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
 
 
 async def release_set_aside(db: Database, runs: Sequence[Run]) -> None:
-    """Let claims find these readable runs again, which were set aside or have a damaged lane. If
-    their job has a limit, the next claim moves them to its lane."""
-    is_text = {"$eq": [{"$type": "$lane.g"}, "string"]}
+    """Let claims find these readable runs again, which were set aside or have a damaged lane."""
     for run in runs:
-        part = {"$cond": [{"$eq": ["$lane.g", ""]}, lane_part(run.id), 0]}
-        await db.runs.update_one(
-            {"_id": run.id, "state": "pending"},
-            [
-                {"$set": {"lane.g": {"$cond": [is_text, "$lane.g", ""]}}},
-                {"$set": {"lane.p": part}},
-            ],
-        )
+        where = {"_id": run.id, "state": "pending"}
+        await db.runs.update_one(where, {"$set": {"lane": lane_of(run)}})
 
 
 async def _find_unanswered(db: Database, worker: str, unanswered: UnansweredClaims) -> list[Run]:
@@ -494,15 +500,14 @@ def _change(db: Database, put: Document, now: int | None) -> Document:
 
 async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
     """When the first run falls due that was not due yet at `since`, or when its rate limit allows
-    it to start. One seek for each lane and priority, and one for each job that is at its rate
-    limit.
+    it to start. One seek for each lane, and one for each job that is at its rate limit.
 
     A claim passes the time before its search. So a run that falls due while it searches is named,
     and the worker claims again at once.
     """
     lanes = await _lanes(db, claim)
     earliest = await _next_start(db, lanes, since)
-    for part in chunks(lanes, MOST_MERGED_LANES // len(PRIORITIES)):
+    for part in chunks(lanes, MOST_MERGED_LANES):
         walk = db.runs.find(coming_runs(part, since), {"run_at": 1}).sort("run_at", 1).limit(1)
         for run in await walk.to_list(1):
             if not is_moment(run.get("run_at")):
@@ -514,7 +519,7 @@ async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
 
 async def _next_start(db: Database, lanes: Sequence[Document], since: int) -> int | None:
     """When a rate limit lets a run start that is due and that it held back at `since`."""
-    capacity = await read_limits(db, {lane["g"] for lane in lanes if lane["g"]}, since)
+    capacity = await read_limits(db, {lane["g"] for lane in lanes}, since)
     held_back = [job_id for job_id in capacity.rate_limits if not capacity.rates.allows(job_id)]
     due = []
     for job_id in held_back:
@@ -528,6 +533,5 @@ def coming_runs(lanes: Sequence[Document], since: int) -> Document:
     return {
         "state": "pending",
         "lane": {"$in": list(lanes)},
-        "priority": {"$in": PRIORITIES},
         "run_at": {"$gt": since},
     }

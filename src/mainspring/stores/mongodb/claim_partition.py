@@ -6,9 +6,9 @@ would get two fifths of the runs that they chose, and each would read past what 
 The clients need not agree: where two divide the lanes differently, some of their writes fail. A
 client that finds nothing in its own lanes claims from all of them.
 
-No run waits much longer because of it. A client does not leave a run to others that has a higher
-priority than the runs in its own lanes. It leaves a run that was due before them for at most a
-second.
+No run waits much longer because of it. A client never leaves a run to others that has a higher
+priority than those in its own lanes. And once a second it claims from all lanes: otherwise the runs
+in the part of a client that lacks their handler would wait until all others are done.
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ class ClaimPartition:
 
     def __init__(self, rng: random.Random, elapsed: Callable[[], float]) -> None:
         self.me = ObjectId()
-        self.limited: Set[str] = frozenset()
-        """The limited jobs that had runs pending at the last claim. Mostly they still have."""
+        self.jobs: Set[str] = frozenset()
+        """The jobs that had due runs at the last claim. Mostly they still have."""
         self._rng = rng
         self._elapsed = elapsed
         self._met = 0
         self._came = -RECENT_SECONDS
         self._others: dict[ObjectId, float] = {}
-        self._mark: tuple[int, int] = (-1, 0)  # priority and time of what was taken last, then
-        self._marked = -RECENT_SECONDS
+        self._claimed_from_all = elapsed()
 
     @property
     def claims(self) -> bool:
         """Whether this client has claimed in the last second. Its hints tell this to the others."""
         return self._elapsed() - self._came < RECENT_SECONDS
+
+    @property
+    def knows_others(self) -> bool:
+        """Whether other clients are known to claim, which take the runs that are left to them."""
+        return bool(self._others)
 
     def record_other(self, other: ObjectId) -> None:
         """Another client claims."""
@@ -70,11 +74,11 @@ class ClaimPartition:
         """This client claims."""
         self._came = self._elapsed()
 
-    def split(self, lanes: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-        """This client's part of the lanes, and the rest. Its part is all lanes if it has not lost a
-        run to another client lately."""
-        if not self._met:
-            return list(lanes), []
+    def own_lanes(self, lanes: Sequence[Document]) -> Sequence[Document]:
+        """This client's part of the lanes that have due runs. It is all lanes if this client has
+        not lost a run to another client lately."""
+        if not self._met or self._is_turn_of_all():
+            return lanes
         self._forget_others()
         if self._others:
             partition = sorted([self.me, *self._others])
@@ -82,26 +86,14 @@ class ClaimPartition:
             part = partition.index(self.me) % parts
         else:  # other clients claim, but their hints do not arrive
             parts, part = LANE_PARTS, self._rng.randrange(LANE_PARTS)
-        ours: list[Document] = []
-        theirs: list[Document] = []
-        for lane in lanes:
-            (ours if lane["p"] % parts == part else theirs).append(lane)
-        return ours, theirs
+        first = min((lane["r"] for lane in lanes if lane["p"] % parts != part), default=0)
+        return [lane for lane in lanes if lane["p"] % parts == part and lane["r"] <= first] or lanes
 
-    def may_skip(self, first_other: Document, last_own: Document, *, wants_more: bool) -> bool:
-        """Whether the first run of the other lanes may be left to other clients. `last_own`: the
-        last run that was found in this client's lanes. `wants_more`: they have fewer runs than
-        this client wants."""
-        if wants_more and not self._others:
-            return False  # no other client is known to claim
-        if first_other["priority"] != last_own["priority"]:
-            return bool(first_other["priority"] < last_own["priority"])
-        if self._elapsed() - self._marked < RECENT_SECONDS:
-            return True
-        if first_other["priority"] == self._mark[0] and first_other["run_at"] < self._mark[1]:
+    def _is_turn_of_all(self) -> bool:
+        now = self._elapsed()
+        if now - self._claimed_from_all < RECENT_SECONDS:
             return False
-        self._mark = last_own["priority"], last_own["run_at"]
-        self._marked = self._elapsed()
+        self._claimed_from_all = now
         return True
 
     async def pause(self, tries: int) -> None:

@@ -3,8 +3,8 @@
 A job's document is its record. So is a run's, with these exceptions:
 
     _id                 in place of id
-    lane                {q: queue, h: handler, g: job id if the job is limited, else "",
-                        p: which part, by the run's id (0 if the job is limited)}
+    lane                {r: 9 - priority, g: job id, q: queue, h: handler, p: which part, by the
+                        run's id}; also job_id and priority are fields of the document
     leased_at, lease    in place of lease_until: stamped by the server, and microseconds
     nonce               which claim took it last
     evicted             another run may have taken its capacity under a limit (concurrency.py)
@@ -21,7 +21,10 @@ from datetime import datetime, timedelta
 from typing import Any, NoReturn
 from zlib import crc32
 
+from bson import MaxKey
+
 from mainspring.core.model import LIVE, Job, Progress, Run, State, replace
+from mainspring.core.policy import MAX_PRIORITY
 from mainspring.errors import InvalidInput
 from mainspring.stores.codec import (
     JOB,
@@ -55,7 +58,11 @@ __all__ = [
     "is_lane",
     "is_moment",
     "job_document",
+    "lane_changes",
+    "lane_of",
     "lane_part",
+    "lane_priority",
+    "lanes_from_turn",
     "progress_text",
     "read_job",
     "read_run",
@@ -65,8 +72,8 @@ __all__ = [
 
 
 LANE_PARTS = 4
-"""Runs of jobs without a limit are spread over this many lanes, so that several clients can claim
-each from its own. More lanes would cost a client that claims alone more queries."""
+"""The runs of a job are spread over this many lanes, so that several clients can claim each from
+its own. A client that claims alone has to walk through all of them."""
 
 SET_ASIDE = -1
 """The part of a lane that holds pending runs that could not be read. No claim takes from it."""
@@ -105,11 +112,35 @@ _RUN = RUN.adapted(time=TIMES, number=NUMBERS)
 _JOB = JOB.adapted(time=TIMES, number=NUMBERS)
 
 
-def _lane(run: Run, limited: bool) -> Document:
-    made = {"q": run.queue, "h": run.handler}
-    if limited:
-        return {**made, "g": run.job_id, "p": 0}
-    return {**made, "g": "", "p": lane_part(run.id)}
+def lane_of(run: Run) -> Document:
+    """The same claims may take all runs of a lane, under the same limits. Lanes are sorted as
+    claims take from them: from the highest priority down, then by job."""
+    return {
+        "r": MAX_PRIORITY - run.priority,
+        "g": run.job_id,
+        "q": run.queue,
+        "h": run.handler,
+        "p": lane_part(run.id),
+    }
+
+
+def lane_priority(lane: Document) -> int:
+    priority: int = MAX_PRIORITY - lane["r"]
+    return priority
+
+
+def lanes_from_turn(turns: Mapping[int, str]) -> list[Document]:
+    """Conditions for lanes, in the order of the turns that a claim takes from them. A shorter lane
+    sorts before those that begin with it, and `MaxKey` behind all other values."""
+    ranges = []
+    low: Document = {}
+    for priority, job_id in sorted(turns.items(), reverse=True):
+        level = {"r": MAX_PRIORITY - priority}
+        behind = {**level, "g": job_id, "q": MaxKey()}
+        end = {**level, "g": MaxKey()}
+        ranges += [(low, level), (behind, end), (level, behind)]
+        low = end
+    return [{"$gt": low, "$lt": high} for low, high in [*ranges, (low, {"r": MaxKey()})]]
 
 
 def lane_part(run_id: str) -> int:
@@ -121,7 +152,7 @@ def is_lane(kept: Any) -> bool:
     return (
         isinstance(kept, dict)
         and all(isinstance(kept.get(name), str) for name in ("q", "h", "g"))
-        and isinstance(kept.get("p"), int)
+        and all(isinstance(kept.get(name), int) for name in ("r", "p"))
     )
 
 
@@ -152,9 +183,9 @@ _ELSEWHERE = ("handler", "queue", "lease_until")
 _run_document = compile_writer(_RUN, leave_out=("id", "payload", *_ELSEWHERE))
 
 
-def run_document(run: Run, payload: str | None, *, limited: bool) -> Document:
+def run_document(run: Run, payload: str | None) -> Document:
     """The document of a run whose payload is encoded already. Fields that are None are left out."""
-    made = {"_id": run.id, "lane": _lane(run, limited), **_run_document(run)}
+    made = {"_id": run.id, "lane": lane_of(run), **_run_document(run)}
     if payload is not None:
         made["payload"] = payload
     if run.lease_until is not None:
@@ -262,6 +293,16 @@ def encode_fields(fields: Mapping[str, Any]) -> Document:
             continue
         key, encode = _ENCODERS.get(name) or _unknown(name)
         made[key] = value if encode is None else encode(value)
+    return made
+
+
+def lane_changes(put: Mapping[str, Any]) -> Document:
+    """What a change of these fields changes in the lane, beside the queue and the handler."""
+    made: Document = {}
+    if "priority" in put:
+        made["lane.r"] = MAX_PRIORITY - put["priority"]
+    if "job_id" in put:
+        made["lane.g"] = put["job_id"]
     return made
 
 

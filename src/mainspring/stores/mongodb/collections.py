@@ -14,6 +14,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.read_concern import ReadConcern
 
+from mainspring.core.clock import to_us
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.server_clock import ServerTime, read_moment
 from mainspring.stores.mongodb.sessions import SessionPool
@@ -90,6 +91,7 @@ class Database:
 
     async def now(self) -> datetime:
         """The time of the server that holds the unsharded collections."""
+        asked_at = self.time.elapsed()
         found = await self.meta.find_one(
             {"_id": "schema"}, {"now": self.time.now}, session=self.session
         )
@@ -99,7 +101,13 @@ class Database:
                 "the database was dropped while this program used it: restart the program, which"
                 " makes the database again"
             )
+        self.time.record_now(to_us(moment), asked_at)
         return moment
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the client talks to a cluster's router."""
+        return self.client.topology_description.topology_type_name == "Sharded"
 
     async def settled(self, collection: Collection, ids: Iterable[str]) -> dict[str, Document]:
         """These documents as a majority has them, after every earlier write to them.

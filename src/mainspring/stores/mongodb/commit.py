@@ -20,7 +20,7 @@ from pymongo import UpdateMany, UpdateOne
 from mainspring.core.model import FINISHED, LIVE
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import split_in_order
-from mainspring.stores.mongodb.codec import encode_fields, expecting, read_run
+from mainspring.stores.mongodb.codec import encode_fields, expecting, lane_changes, read_run
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.dedupe import read_keys, take_keys
 from mainspring.stores.mongodb.prune import delete_finished
@@ -29,7 +29,6 @@ from mainspring.stores.mongodb.transaction import in_transaction
 __all__ = ["EncodedChange", "apply", "commit_changes"]
 
 RESENDS = 20
-_NESTED = ("lane.q", "lane.h")
 
 
 class EncodedChange(NamedTuple):
@@ -46,7 +45,7 @@ class EncodedChange(NamedTuple):
     def of(cls, change: Change) -> EncodedChange:
         put, expect = change.set, change.expect
         revives = put.get("state") in LIVE and expect.get("state", "") in FINISHED
-        fields = {**encode_fields(put), "last_change": change.change_id}
+        fields = {**encode_fields(put), **lane_changes(put), "last_change": change.change_id}
         return cls(change.id, expect, fields, revives, change.deletes, change.change_id)
 
 
@@ -107,7 +106,7 @@ async def _send(db: Database, items: Sequence[EncodedChange]) -> int:
     """Send the changes. Gives how many runs were as expected."""
     groups: dict[Any, list[EncodedChange]] = {}
     for item in items:
-        alone = item.id if any(name in _NESTED for name in item.put) else None
+        alone = item.id if any(name.startswith("lane.") for name in item.put) else None
         groups.setdefault((alone, *item.expect.items()), []).append(item)
     updates = [_update(group) for group in groups.values()]
     if len(updates) == 1:

@@ -54,19 +54,6 @@ class FreeCapacity:
         most_runs, key = self.limits.get(job_id, (1, ""))
         return (not key or self.used[key] < most_runs) and self.rates.allows(job_id)
 
-    def most_runs(self, job_ids: Iterable[str]) -> int | None:
-        """How many runs of these jobs could be taken in all, at most; None where one has no
-        limit."""
-        most_runs: dict[tuple[tuple[int, str] | None, RateLimit | None], int] = {}
-        for job_id in job_ids:
-            limit, started = self.limits.get(job_id), self.rates.left(job_id)
-            left = [] if limit is None else [limit[0] - self.used[limit[1]]]
-            left += [] if started is None else [started]
-            if not left:
-                return None
-            most_runs[limit, self.rate_limits.get(job_id)] = max(0, min(left))
-        return sum(most_runs.values())
-
     def take(self, job_id: str) -> None:
         self.rates.take(job_id)
         if job_id in self.limits:

@@ -7,7 +7,7 @@ inserts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pymongo.errors import BulkWriteError
 
@@ -20,40 +20,23 @@ from mainspring.stores.mongodb.errors import duplicates_only
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Added
 
-__all__ = ["add", "add_in_transaction", "documents", "limited_jobs"]
+__all__ = ["add", "add_in_transaction", "documents"]
 
 
 async def add(db: Database, runs: Sequence[Run]) -> list[Added]:
     if not runs:
         return []
-    made = await documents(db, runs)
+    made = documents(runs)
     if all(run.dedupe_key is None and not run.after for run in runs):
         stored = await _insert(db, made)
         return [Added(read_run(stored[run.id])) for run in runs]
     return await in_transaction(db, lambda db: add_in_transaction(db, runs, made))
 
 
-async def documents(
-    db: Database, runs: Sequence[Run], known: Mapping[str, bool] | None = None
-) -> list[Document]:
-    """The runs as documents, in order. Raises `InvalidInput` before anything is written. `known`
-    says of jobs that were just read whether they have a limit."""
-    known = known or {}
+def documents(runs: Sequence[Run]) -> list[Document]:
+    """The runs as documents, in order. Raises `InvalidInput` before anything is written."""
     payloads = [None if run.payload is None else codec.encode(run.payload) for run in runs]
-    limited = {job_id for job_id in known if known[job_id]}
-    if unknown := {run.job_id for run in runs} - known.keys():
-        limited |= await limited_jobs(db, unknown)
-    return [
-        run_document(run, payload, limited=run.job_id in limited)
-        for run, payload in zip(runs, payloads, strict=True)
-    ]
-
-
-async def limited_jobs(db: Database, job_ids: Iterable[str]) -> set[str]:
-    """Those of the jobs that have a limit, whose runs have their own lane. This may be out of date
-    at once. A claim reads the job again, and moves runs that are in the wrong lane."""
-    where = {"_id": {"$in": list(job_ids)}, "limit.key": {"$exists": True}}
-    return {job["_id"] async for job in db.jobs.find(where, {"_id": 1}, session=db.session)}
+    return [run_document(run, payload) for run, payload in zip(runs, payloads, strict=True)]
 
 
 async def add_in_transaction(

@@ -28,7 +28,6 @@ from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.batching import split_by_key, split_in_order
-from mainspring.stores.mongodb.claim import stamp_lanes
 from mainspring.stores.mongodb.codec import (
     LIVE_STATES,
     RUN_FIELDS,
@@ -50,7 +49,7 @@ JobOperation = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
 
 TRIES = 20
 _TIME_FIELDS = ("next_run_at", "last_run_at")
-_VERSION_FIELDS = dict.fromkeys(("version", "limit"), 1)
+_VERSION_FIELDS = {"version": 1}
 _LARGE_FIELDS = ("payload", "result", "attempts", "progress", "error")
 _SMALL_FIELDS = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE_FIELDS), 1)
 
@@ -60,11 +59,7 @@ async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
     job without one."""
     made = [None if write.job is None else job_document(write.job) for write in writes]
     if len(writes) > 1:
-        done, restamped = await in_transaction(db, lambda db: _put_in_transaction(db, writes, made))
-        # Outside the transaction: a job may have any number of live runs.
-        for job_id, limited in restamped.items():
-            await stamp_lanes(db, job_id, limited=limited)
-        return done
+        return await in_transaction(db, lambda db: _put_in_transaction(db, writes, made))
     return [
         await _drop_job(db, write.id, write.expected_version)
         if document is None
@@ -75,10 +70,8 @@ async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
 
 async def _put_in_transaction(
     db: Database, writes: Sequence[JobWrite], made: Sequence[Document | None]
-) -> tuple[list[bool], dict[str, bool]]:
-    """Which writes were done, and the jobs that were given a limit (True) or lost it (False)."""
+) -> list[bool]:
     done = [False] * len(writes)
-    restamped: dict[str, bool] = {}
     for part in split_in_order(writes, lambda write: write.id):
         ids = [writes[at].id for at in part]
         walk = db.jobs.find({"_id": {"$in": ids}}, _VERSION_FIELDS, session=db.session)
@@ -90,12 +83,9 @@ async def _put_in_transaction(
                 continue
             operations.append(_job_operation(write.id, old, new))
             done[at] = True
-            limited = new is not None and "limit" in new
-            if limited != (old is not None and "limit" in old):
-                restamped[write.id] = limited
         if operations:
             await db.jobs.bulk_write(operations, ordered=False, session=db.session)
-    return done, restamped
+    return done
 
 
 def _job_operation(job_id: str, old: Document | None, new: Document | None) -> JobOperation:
@@ -124,9 +114,6 @@ async def _put_job(db: Database, made: Document, expected: int | None) -> bool:
                 if expected is None:
                     continue
                 return await _refused(db, job_id, expected)
-        was_limited = stored is not None and "limit" in stored
-        if was_limited != ("limit" in made):
-            await stamp_lanes(db, job_id, limited="limit" in made)
         return True
     return False
 
@@ -138,8 +125,6 @@ async def _drop_job(db: Database, job_id: str, version: int | None) -> bool:
             return await _refused(db, job_id, version)
         gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})
         if gone.deleted_count:
-            if "limit" in stored:
-                await stamp_lanes(db, job_id, limited=False)
             return True
     return False
 
@@ -200,8 +185,7 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> _
         return {}, []
     plans = await _plans(db, due, jobs)
     runs = [run for plan in plans.values() for run in plan.runs]
-    limited = {job_id: "limit" in job for job_id, job in jobs.items()}
-    made = await documents(db, runs, limited)
+    made = documents(runs)
     replaced = await _replace_earlier(db, plans)
     added = await add_in_transaction(db, runs, made)
     stored = {

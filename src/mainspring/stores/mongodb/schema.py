@@ -51,12 +51,11 @@ class Index(NamedTuple):
 
 
 INDEXES = (
-    # Due runs, in the order of the claim within each lane. The lane comes before the priority;
-    # otherwise a claim would read every future run of high priority.
+    # Due runs, in the order of the claim.
     Index(
         "runs",
         "due",
-        [("state", 1), ("lane", 1), ("priority", -1), ("run_at", 1), ("created_at", 1)],
+        [("state", 1), ("lane", 1), ("run_at", 1), ("created_at", 1)],
         {"state": "pending"},
     ),
     # Lapsed leases: one range for each length of lease.

@@ -47,6 +47,19 @@ class ServerTime:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
+        self._known: tuple[int, float] | None = None
+
+    def record_now(self, now: int, asked_at: float) -> None:
+        """The server's time, and the value of `elapsed` before it was asked for."""
+        self._known = now, asked_at
+
+    def expected_now(self) -> int | None:
+        """The server's time in microseconds, as far as it is known without asking: too late by the
+        time that the answer took, and a millisecond. So it finds what may be due. None: unknown."""
+        if self._known is None:
+            return None
+        now, asked_at = self._known
+        return now + round((self.elapsed() - asked_at) * 1e6) + 1000
 
     def elapsed(self) -> float:
         """Seconds by the clock of this process, to measure how long something lasts."""
@@ -75,6 +88,9 @@ class ServerTime:
 class GivenTime(ServerTime):
     """A clock that a test moves, in place of the servers' clocks. It is only for tests, because
     each client has its own."""
+
+    def expected_now(self) -> int | None:
+        return to_us(self._clock.now())
 
     @property
     def now(self) -> Expression:

@@ -1,134 +1,124 @@
 """Selects the due runs that a claim takes.
 
-The cost depends on the number of lanes that have pending runs and on the number of runs that the
-claim takes. It does not grow with the backlog: not with a million pending runs, nor with a million
-that are due next year at a high priority, nor with runs of a handler that this worker lacks, nor
-with runs of a job at its limit.
+A lane is a priority, a job, a queue and a handler. The pending index keeps the runs of a lane
+together, by time, and lanes in the order in which claims take from them. A claim has three steps:
 
-1. Step from lane to lane through the pending index (one seek each), and read each lane's earliest
-   `run_at`, its head.
-2. Keep the lanes that are due, that the claim names, and whose limit allows another run.
-3. From the highest priority down, take each lane's earliest runs and merge them by `run_at`.
+1. Step from lane to lane (one seek each, and one for its first due run), beginning behind the job
+   that had the last turn, until enough jobs with due runs are known.
+2. Read the limits of these jobs, and count the running runs once for each limit.
+3. Read the first runs of each job, as many as it gives when all take turns (`stores/turns.py`).
+
+The cost depends on the number of runs that the claim takes, and on the number of lanes that it
+passes: those with future runs only, of handlers that this worker lacks, or of jobs at their limit.
+It does not grow with the number of runs in a lane: a million pending runs cost nothing.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
 from mainspring.stores.rates import NOTE_KIND, RateAllowance, RateLimit
-from mainspring.stores.sqlite.codec import lane_parts
+from mainspring.stores.sqlite.codec import ALL_LANES, Lane, lanes_from_turn
 from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.row_batches import one_value, select
+from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, first_round, turn_order
 
-__all__ = ["LANES", "LANES_AFTER", "FreeCapacity", "free_capacity", "next_due", "next_runs"]
+__all__ = ["LANES", "LANES_AFTER", "has_capacity", "next_due", "next_runs"]
 
-LANES = """
+_LANES = """
 WITH RECURSIVE lanes (lane) AS (
     SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-    WHERE state = 'pending'
+    WHERE state = 'pending' {}
     UNION ALL
     SELECT (
         SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane > lanes.lane
+        WHERE state = 'pending' AND lane > lanes.lane {}
     ) FROM lanes WHERE lanes.lane IS NOT NULL
 )"""
+LANES = _LANES.format("", "")
 """All lanes with a pending run: one seek from each lane to the next."""
-# SQLite then makes one seek in each lane, to its first run before or after a given time.
-_HEADS = f"""{LANES}, heads (lane, head) AS (
+# A limit that is damaged allows 0 runs: it is unknown how many it should allow.
+_LIMITS = """
+    CASE typeof(concurrency) WHEN 'integer' THEN concurrency WHEN 'null' THEN NULL ELSE 0 END,
+    CASE typeof(limit_key) WHEN 'text' THEN limit_key END,
+    CASE typeof(rate) WHEN 'text' THEN rate WHEN 'null' THEN NULL ELSE '' END
+"""
+_LANES_DUE = f"""{_LANES.format("AND lane > ?1 AND lane < ?2", "AND lane < ?2")}
+SELECT json_group_array(json_array(lane, first, {_LIMITS})) FROM (
+    SELECT lane, first FROM (
+        SELECT lane, (
+            SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
+            WHERE state = 'pending' AND lane = lanes.lane AND run_at <= ?3
+            ORDER BY run_at LIMIT 1
+        ) AS first FROM lanes LIMIT -1
+    ) WHERE first IS NOT NULL LIMIT ?4
+) LEFT JOIN mainspring_jobs AS job
+    ON job.id = substr(lane, 3, instr(substr(lane, 3), char(31)) - 1)
+    AND (concurrency IS NOT NULL OR rate IS NOT NULL)
+"""
+"""The first lanes of a range that have a due run, each with that run and the limits of its job. The
+limit of -1 keeps SQLite from seeking the first run twice."""
+LANES_AFTER = f"""{LANES}, heads (lane, head) AS (
     SELECT lane, (
         SELECT min(run_at) FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane = lanes.lane AND run_at {{}} ?
+        WHERE state = 'pending' AND lane = lanes.lane AND run_at > ?
     ) FROM lanes WHERE lane IS NOT NULL
 )
 SELECT json_group_array(json_array(lane, head)) FROM heads
 WHERE typeof(lane) = 'text' AND head < 253402300800000000
 """
 """A `run_at` that is text, a blob or later than the year 9999 is damaged. It sorts last."""
-_LANES_DUE = _HEADS.format("<=")
-LANES_AFTER = _HEADS.format(">")
-_LIMITS = """
-SELECT json_group_array(json_array(
-    CASE typeof(id) WHEN 'text' THEN id END,
-    CASE typeof(concurrency) WHEN 'integer' THEN concurrency END,
-    CASE typeof(limit_key) WHEN 'text' THEN limit_key END, (
-    SELECT count(*) FROM mainspring_jobs AS sharing
-    JOIN mainspring_runs AS run INDEXED BY mainspring_runs_running ON run.job_id = sharing.id
-    WHERE sharing.limit_key = job.limit_key AND run.state = 'running' AND run.lease_until > ?
-)))
-FROM mainspring_jobs AS job
-WHERE concurrency IS NOT NULL AND id IN (SELECT value FROM json_each(?))
+_LIMIT_OF_JOB = f"SELECT json_array({_LIMITS}) FROM mainspring_jobs WHERE id = ?"
+# A limit of one job is counted by the job. A limit that jobs share is counted by what is running,
+# because a key may have thousands of jobs, and all of them would be looked up.
+_USED = """
+SELECT json_group_array(json_array(key, used)) FROM (
+    SELECT own.value AS key, (
+        SELECT count(*) FROM mainspring_runs INDEXED BY mainspring_runs_running
+        WHERE state = 'running' AND job_id = substr(own.value, 5) AND lease_until > ?1
+    ) AS used
+    FROM json_each(?2) AS own
+    UNION ALL
+    SELECT job.limit_key, count(*)
+    FROM mainspring_runs AS run INDEXED BY mainspring_runs_running
+    CROSS JOIN mainspring_jobs AS job ON job.id = run.job_id
+    WHERE ?3 <> '[]' AND run.state = 'running' AND run.lease_until > ?1
+    AND job.limit_key IN (SELECT value FROM json_each(?3))
+    GROUP BY job.limit_key
+)
 """
 # Ordered by `run_at` alone: within one `run_at` the index is in the order of `seq` anyway. If the
 # query named `seq` too, SQLite would sort all runs that share a `run_at`: a million runs that were
-# enqueued at once. With excluded jobs it steps over their runs: 10 ms for 10,000 of them.
-_EARLIEST_OF_ONE = """
-SELECT json_group_array(json_array(run_at, seq, 0)) FROM (
+# enqueued at once.
+_EARLIEST_OF_LANE = """
+SELECT json_group_array(json_array(run_at, seq)) FROM (
     SELECT run_at, seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
-    WHERE state = 'pending' AND lane = ? AND run_at <= ? {} ORDER BY run_at LIMIT ?
+    WHERE state = 'pending' AND lane = {} AND run_at <= {} ORDER BY run_at LIMIT {}
 )
 """
-_NOT_EXCLUDED = "AND job_id NOT IN (SELECT value FROM json_each(?))"
+_EARLIEST_OF_ONE = _EARLIEST_OF_LANE.format("?1", "?2", "?3")
 _EARLIEST = (
-    "SELECT json_group_array(json_array(run.run_at, run.seq, among.column2)) FROM (VALUES ",
-    """) AS among JOIN mainspring_runs AS run ON run.seq IN (
-        SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
-        WHERE state = 'pending' AND lane = among.column1 AND run_at <= ? {}
-        ORDER BY run_at LIMIT ?
-    )""",
-    2,
+    "WITH lane (name) AS (VALUES ",
+    ") SELECT json_group_array(json(("
+    + _EARLIEST_OF_LANE.format("lane.name", "?", "?")
+    + "))) FROM lane",
+    1,
 )
 
+FEW_LANES = 8
+"""How many lanes more than it wants runs a claim reads at first."""
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
+
+class _DueLane(NamedTuple):
     name: str
-    head: int
-    job: str
-    priority: int
-
-
-class FreeCapacity:
-    """How many more runs each job with a concurrency limit may have."""
-
-    def __init__(self, limits: Mapping[str, tuple[int, str]], used: Mapping[str, int]) -> None:
-        self._limits = limits
-        self._used = Counter(used)
-
-    def copy(self) -> FreeCapacity:
-        return FreeCapacity(self._limits, self._used)
-
-    def allows(self, job: str) -> bool:
-        limit, key = self._limits.get(job, (1, None))
-        return key is None or self._used[key] < limit
-
-    def take(self, job: str) -> None:
-        if job in self._limits:
-            self._used[self._limits[job][1]] += 1
-
-
-class Limits:
-    """Both kinds of limits of some jobs: how many runs may run at once, and how many may start."""
-
-    def __init__(self, free: FreeCapacity, rates: RateAllowance) -> None:
-        self._free = free
-        self.rates = rates
-
-    def copy(self) -> Limits:
-        return Limits(self._free.copy(), self.rates.copy())
-
-    def allows(self, job: str) -> bool:
-        return self._free.allows(job) and self.rates.allows(job)
-
-    def take(self, job: str) -> None:
-        self._free.take(job)
-        self.rates.take(job)
+    lane: Lane
+    first: int
+    """Its earliest run."""
 
 
 class Selection(NamedTuple):
@@ -144,18 +134,17 @@ def next_runs(connection: sqlite3.Connection, claim: Claim, now: int) -> Selecti
     """What the claim should take. Reads only."""
     if claim.limit <= 0:
         return Selection([], [])
-    lanes = _due_lanes(connection, claim, now)
-    jobs = {lane.job for lane in lanes} - {""}
-    limits = Limits(
-        free_capacity(connection, jobs, now), read_rate_allowance(connection, jobs, now)
-    )
-    taken: list[int] = []
-    for _, level in groupby(lanes, key=lambda lane: lane.priority):
-        wanted = claim.limit - len(taken)
-        if wanted == 0:
+    limits = ClaimLimits(claim, {}, {}, RateAllowance({}, (), now))
+    passed: set[str] = set()
+    seqs: list[int] = []
+    walk = _due_lanes(connection, limits, now)
+    for _, level in groupby(walk, key=lambda due: due.lane.priority):
+        lanes = first_round(((due.lane.job_id, due) for due in level), limits)
+        passed |= lanes.keys()
+        seqs += _take_turns(connection, lanes, limits, now)
+        if limits.full:
             break
-        taken += _earliest(connection, claim, list(level), limits, now, wanted)
-    return Selection(taken, limits.rates.writes(), limits.rates.next_start(jobs))
+    return Selection(seqs, limits.rates.writes(), limits.rates.next_start(passed))
 
 
 def next_due(
@@ -164,130 +153,144 @@ def next_due(
     """When the next run that the claim could take falls due, or when its rate limit allows it to
     start, if that is later than now."""
     lanes = json.loads(one_value(connection, LANES_AFTER, (now,)))
-    times = [at for lane, at in lanes if _takes(claim, lane)]
+    times = [at for lane, at in lanes if _parse_if_taken(claim, lane)]
     return min(times if next_start is None else [*times, next_start], default=None)
 
 
-def _due_lanes(connection: sqlite3.Connection, claim: Claim, now: int) -> list[_Lane]:
-    """The lanes that the claim may take runs from: the highest priority first, then the earliest
-    head."""
-    lanes = []
-    for name, head in json.loads(one_value(connection, _LANES_DUE, (now,))):
-        parts = lane_parts(name)
-        if parts is not None and _takes(claim, name):
-            _, _, job, priority = parts
-            lanes.append(_Lane(name, head, job, priority))
-    lanes.sort(key=lambda lane: (-lane.priority, lane.head))
-    return lanes
+def has_capacity(connection: sqlite3.Connection, job_id: str, now: int) -> bool:
+    """Whether the concurrency limit of the job allows one more run."""
+    row = connection.execute(_LIMIT_OF_JOB, (job_id,)).fetchone()
+    if row is None:
+        return True
+    most, key, _ = json.loads(row[0])
+    if most is None:
+        return True
+    limit = _concurrency_limit(job_id, most, key)
+    return _count_used(connection, [limit.key], now).get(limit.key, 0) < limit.most
 
 
-def _takes(claim: Claim, lane: str) -> bool:
-    parts = lane_parts(lane)
-    if parts is None:
-        return False
-    queue, handler, job, _ = parts
-    return (
-        handler in claim.handlers
-        and (claim.queues is None or queue in claim.queues)
-        and claim.most.get(job, 1) > 0
+def _due_lanes(connection: sqlite3.Connection, limits: ClaimLimits, now: int) -> Iterator[_DueLane]:
+    """The lanes that the claim may take runs from, in the order of the turns. Adds the limits of
+    their jobs to `limits`. Reads few more lanes than the caller asks for."""
+    claim, count = limits.claim, limits.claim.limit + FEW_LANES
+    if claim.turns:  # mostly there are few lanes: one query reads them all
+        lanes, last = _read_due_lanes(connection, limits, now, ALL_LANES, count)
+        if last is None:
+            yield from sorted(lanes, key=lambda due: turn_order(claim, *due.lane[:2]))
+            return
+    for low, high in lanes_from_turn(claim.turns):
+        last = low
+        while last is not None:
+            lanes, last = _read_due_lanes(connection, limits, now, (last, high), count)
+            yield from lanes
+            count *= 2
+
+
+def _read_due_lanes(
+    connection: sqlite3.Connection,
+    limits: ClaimLimits,
+    now: int,
+    between: tuple[str, str],
+    count: int,
+) -> tuple[list[_DueLane], str | None]:
+    """Of the first `count` lanes between two names, those that the claim may take runs from; and
+    the name of the last lane, if there may be more."""
+    rows = json.loads(one_value(connection, _LANES_DUE, (*between, now, count)))
+    lanes, kept = [], {}
+    for name, first, *limit in rows:
+        if (lane := _parse_if_taken(limits.claim, name)) is not None:
+            lanes.append(_DueLane(name, lane, first))
+            if any(value is not None for value in limit):
+                kept[lane.job_id] = limit
+    if kept:
+        _add_limits(connection, limits, kept, now)
+    return lanes, rows[-1][0] if len(rows) == count else None
+
+
+def _parse_if_taken(claim: Claim, name: str) -> Lane | None:
+    """The lane, if the claim may take runs from it."""
+    lane = Lane.parse(name)
+    if (
+        lane is not None
+        and lane.handler in claim.handlers
+        and (claim.queues is None or lane.queue in claim.queues)
+        and claim.most.get(lane.job_id, 1) > 0
+    ):
+        return lane
+    return None
+
+
+def _add_limits(
+    connection: sqlite3.Connection, limits: ClaimLimits, kept: Mapping[str, list[Any]], now: int
+) -> None:
+    """Add the limits of further jobs, with what is used of them."""
+    concurrency: dict[str, ConcurrencyLimit] = {}
+    rates: dict[str, RateLimit] = {}
+    for job_id, (most, key, rate) in kept.items():
+        if most is not None:
+            concurrency[job_id] = _concurrency_limit(job_id, most, key)
+        if rate is not None:
+            rates[job_id] = _rate_limit(job_id, rate)
+    keys = {limit.key for limit in concurrency.values()} - limits.used.keys()
+    limits.add(concurrency, _count_used(connection, keys, now))
+    names = frozenset(limit.name for limit in rates.values())
+    if names:
+        query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
+        limits.rates.add(rates, find_notes(connection, query, now).items)
+
+
+def _count_used(connection: sqlite3.Connection, keys: Iterable[str], now: int) -> dict[str, int]:
+    """How many running runs with valid leases count for each limit."""
+    own = sorted(key for key in keys if key.startswith("job:"))
+    shared = sorted(key for key in keys if key.startswith("key:"))
+    if not own and not shared:
+        return {}
+    return dict(
+        json.loads(one_value(connection, _USED, (now, json.dumps(own), json.dumps(shared))))
     )
 
 
-def free_capacity(connection: sqlite3.Connection, jobs: Iterable[str], now: int) -> FreeCapacity:
-    """What the limits of these jobs still allow, counted over running runs with valid leases."""
-    limited = sorted(set(jobs) - {""})
-    if not limited:
-        return FreeCapacity({}, {})
-    rows = json.loads(one_value(connection, _LIMITS, (now, json.dumps(limited))))
-    return FreeCapacity(
-        {job: _NO_CAPACITY if None in (most, key) else (most, key) for job, most, key, _ in rows},
-        {key: used for _, _, key, used in rows if key is not None},
-    )
+def _concurrency_limit(job_id: str, most: int, key: str | None) -> ConcurrencyLimit:
+    own = f"job:{job_id}"
+    if key is None or not (key == own or key.startswith("key:")):  # it is damaged
+        return ConcurrencyLimit(own, 0)
+    return ConcurrencyLimit(key, most)
 
 
-def read_rate_allowance(
-    connection: sqlite3.Connection, jobs: Iterable[str], now: int
-) -> RateAllowance:
-    """What the rate limits of these jobs allow now."""
-    limited = sorted(jobs)
-    if not limited:
-        return RateAllowance({})
-    rows = json.loads(one_value(connection, _RATES, (json.dumps(limited),)))
-    if not rows:
-        return RateAllowance({})
-    limits = {job: _rate_limit(job, text) for job, text in rows}
-    names = frozenset(limit.name for limit in limits.values())
-    query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
-    return RateAllowance(limits, find_notes(connection, query, now).items, now)
-
-
-_RATES = """
-SELECT json_group_array(json_array(id, CASE typeof(rate) WHEN 'text' THEN rate END))
-FROM mainspring_jobs
-WHERE rate IS NOT NULL AND typeof(id) = 'text' AND id IN (SELECT value FROM json_each(?))
-"""
-
-
-def _rate_limit(job: str, text: str | None) -> RateLimit:
+def _rate_limit(job: str, text: str) -> RateLimit:
     try:
-        name, most, span = json.loads(text or "")
+        name, most, span = json.loads(text)
         return RateLimit(str(name), int(most), int(span))
-    except (TypeError, ValueError):  # it is damaged: as `_NO_CAPACITY`
+    except (TypeError, ValueError):  # it is damaged
         return RateLimit(f"job:{job}", 0, 60_000_000)
 
 
-_NO_CAPACITY = (0, "")
-"""Stands for a limit that is damaged. It is unknown how many runs it allows, so none is claimed."""
-
-
-def _first_due_runs(
-    connection: sqlite3.Connection, claim: Claim, lanes: list[_Lane], now: int, wanted: int
-) -> list[str]:
-    """JSON lists of (run_at, seq, position of the lane): the first `wanted` of each lane."""
-    jobs = sorted(job for job, most in claim.most.items() if most <= 0)
-    excluded = [json.dumps(jobs)] if jobs else []
-    condition = _NOT_EXCLUDED if excluded else ""
-    if len(lanes) == 1:  # the usual case, and one that the index answers alone
-        query = _EARLIEST_OF_ONE.format(condition)
-        return [connection.execute(query, (lanes[0].name, now, *excluded, wanted)).fetchone()[0]]
-    names = [(lane.name, at) for at, lane in enumerate(lanes)]
-    before, behind, columns = _EARLIEST
-    query_parts = (before, behind.format(condition), columns)
-    return select(connection, query_parts, names, now, *excluded, wanted)
+def _take_turns(
+    connection: sqlite3.Connection,
+    lanes: Mapping[str, list[_DueLane]],
+    limits: ClaimLimits,
+    now: int,
+) -> list[int]:
+    turns = Turns[int](list(lanes), limits)
+    for job_id, of_job in lanes.items():
+        if len(of_job) == 1:
+            turns.add(job_id, 1, [of_job[0].first])
+    while missing := turns.missing():
+        for count in sorted(set(missing.values())):
+            job_ids = [job_id for job_id, wanted in missing.items() if wanted == count]
+            names = [due.name for job_id in job_ids for due in lanes[job_id]]
+            first = iter(_earliest(connection, names, now, count))
+            for job_id in job_ids:
+                runs = [run for _ in lanes[job_id] for run in next(first)]
+                turns.add(job_id, count, [seq for _, seq in sorted(runs)][:count])
+    return turns.chosen()
 
 
 def _earliest(
-    connection: sqlite3.Connection,
-    claim: Claim,
-    level: list[_Lane],
-    limits: Limits,
-    now: int,
-    wanted: int,
-) -> list[int]:
-    """The earliest runs of these lanes (all of one priority), as far as their limits allow.
-
-    The lanes are in the order of their heads, so only the first `wanted` lanes can hold the
-    earliest `wanted` runs. Where limits refuse some of those, later lanes may hold earlier runs:
-    then it reads twice as many lanes.
-    """
-    level = [lane for lane in level if limits.allows(lane.job)]
-    width = wanted
-    while level:
-        lanes = level[:width]
-        texts = _first_due_runs(connection, claim, lanes, now, wanted)
-        taken: list[tuple[int, _Lane]] = []
-        trial, over_limit = limits.copy(), False
-        for _, seq, at in sorted(row for text in texts for row in json.loads(text)):
-            if len(taken) == wanted:
-                break
-            if trial.allows(lanes[at].job):
-                trial.take(lanes[at].job)
-                taken.append((seq, lanes[at]))
-            else:
-                over_limit = True
-        if not over_limit or width >= len(level):
-            for _, lane in taken:
-                limits.take(lane.job)
-            return [seq for seq, _ in taken]
-        width *= 2
-    return []
+    connection: sqlite3.Connection, lanes: list[str], now: int, count: int
+) -> list[list[tuple[int, int]]]:
+    """The first due runs of each lane, by `run_at` and `seq`."""
+    if len(lanes) == 1:  # the usual case
+        return [json.loads(one_value(connection, _EARLIEST_OF_ONE, (lanes[0], now, count)))]
+    texts = select(connection, _EARLIEST, [(lane,) for lane in lanes], now, count)
+    return [runs for text in texts for runs in json.loads(text)][: len(lanes)]

@@ -12,12 +12,13 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from mainspring.core import codec
 from mainspring.core.model import Attempt, Job, Outcome, Owner, Progress, Run, replace
+from mainspring.core.policy import MAX_PRIORITY
 from mainspring.errors import InvalidInput
 from mainspring.stores.codec import (
     ATTEMPT,
@@ -35,17 +36,19 @@ from mainspring.stores.rates import rate_limit
 from mainspring.stores.sqlite.row_batches import BulkSql, select
 
 __all__ = [
+    "ALL_LANES",
     "JOB_COLUMNS",
     "JOB_SELECT",
     "LANE_SQL",
     "RUN_INSERT",
     "RUN_SELECT",
     "SET_ASIDE",
+    "Lane",
     "change_column",
     "from_us",
     "job_row",
     "lane_of",
-    "lane_parts",
+    "lanes_from_turn",
     "name_list",
     "progress_text",
     "raise_unless_damage",
@@ -74,11 +77,10 @@ def span_us(span: timedelta) -> int:
 # -- lanes ----------------------------------------------------------------------------------
 
 
-def lane_of(run: Run, limited: bool) -> str:
-    """The lane of a run. The same claims may take all runs of a lane, under one limit and one
-    priority."""
-    job = run.job_id if limited else ""
-    lane = _SEPARATOR.join((run.queue, run.handler, job, str(run.priority)))
+def lane_of(run: Run) -> str:
+    """The lane of a run: the same claims may take all runs of a lane, under the same limits. Lanes
+    are sorted as claims take from them: from the highest priority down, then by job."""
+    lane = _SEPARATOR.join((str(MAX_PRIORITY - run.priority), run.job_id, run.queue, run.handler))
     if lane.count(_SEPARATOR) != 3:
         raise InvalidInput(
             "a queue, handler or job name may not contain the character 0x1F:"
@@ -87,27 +89,44 @@ def lane_of(run: Run, limited: bool) -> str:
     return lane
 
 
-LANE_SQL = """
-    queue || char(31) || handler || char(31) || CASE WHEN EXISTS (
-        SELECT 1 FROM mainspring_jobs AS job
-        WHERE job.id = mainspring_runs.job_id
-        AND (job.concurrency IS NOT NULL OR job.rate IS NOT NULL)
-    ) THEN job_id ELSE '' END || char(31) || priority
+LANE_SQL = f"""
+    ({MAX_PRIORITY} - priority) || char(31) || job_id || char(31) || queue || char(31) || handler
 """
 
-
-SET_ASIDE = _SEPARATOR * 3 + "0"
-"""The lane of pending runs that could not be read. No handler has an empty name, so no claim takes
-runs from it."""
+SET_ASIDE = _SEPARATOR * 3
+"""The lane of pending runs that could not be read. It has no priority, so no claim reads it."""
 
 
-def lane_parts(lane: str) -> tuple[str, str, str, int] | None:
-    """Queue, handler, job (empty if it has no limit) and priority; None if the lane is damaged."""
-    try:
-        queue, handler, job, priority = lane.split(_SEPARATOR)
-        return queue, handler, job, int(priority)
-    except ValueError:
-        return None
+class Lane(NamedTuple):
+    priority: int
+    job_id: str
+    queue: str
+    handler: str
+
+    @classmethod
+    def parse(cls, text: str) -> Lane | None:
+        """None: the lane is damaged, or that of runs that were set aside."""
+        try:
+            priority, job_id, queue, handler = text.split(_SEPARATOR)
+            return cls(MAX_PRIORITY - int(priority), job_id, queue, handler)
+        except ValueError:
+            return None
+
+
+ALL_LANES = ("/", ":")
+"""Between these names lie all lanes with a priority: the characters before "0" and behind "9"."""
+
+
+def lanes_from_turn(turns: Mapping[int, str]) -> list[tuple[str, str]]:
+    """The names between which lie the lanes that a claim takes from, in the order of the turns."""
+    ranges = []
+    low, last = ALL_LANES
+    for priority, job_id in sorted(turns.items(), reverse=True):
+        level = str(MAX_PRIORITY - priority)
+        behind = f"{level}{_SEPARATOR}{job_id} "  # a space comes behind the separator
+        ranges += [(low, level), (behind, f"{level}~"), (level, behind)]
+        low = f"{level}~"
+    return [*ranges, (low, last)]
 
 
 # -- values that rows store in a special form -----------------------------------------------

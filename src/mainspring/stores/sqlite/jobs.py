@@ -19,7 +19,6 @@ from mainspring.stores.protocol import (
 )
 from mainspring.stores.sqlite.codec import (
     JOB_COLUMNS,
-    LANE_SQL,
     SET_ASIDE,
     job_row,
     select_runs,
@@ -53,8 +52,8 @@ def put_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
     """Write each job by itself. Jobs with different ids share a few statements."""
     done = [False] * len(items)
     for part in split_in_order(items, lambda item: item.id):
-        stored = _stored(tx, [items[at].id for at in part])
-        fit = [at for at in part if _is_expected(items[at], stored.get(items[at].id))]
+        versions = _versions(tx, [items[at].id for at in part])
+        fit = [at for at in part if _is_expected(items[at], versions)]
         rows = [row for at in fit if (row := items[at].row) is not None]
         bulk(tx.connection, _PUT, [[row[name] for name in JOB_COLUMNS] for row in rows])
         gone = [items[at].id for at in fit if items[at].row is None]
@@ -62,10 +61,6 @@ def put_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
         drop_counters(tx, gone)
         for at in fit:
             done[at] = True
-            _, was_limited = stored.get(items[at].id, (0, False))
-            row = items[at].row
-            if bool(was_limited) != (row is not None and _is_limited(row)):
-                _update_lanes(tx, items[at].id)
     return done
 
 
@@ -74,29 +69,21 @@ def drop_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
     return put_jobs(tx, items)
 
 
-def _is_limited(row: Mapping[str, Any]) -> bool:
-    """Whether the job has a limit, and therefore its own lanes."""
-    return row["concurrency"] is not None or row["rate"] is not None
+def _is_expected(item: JobRow, versions: Mapping[str, int | None]) -> bool:
+    if item.row is None and item.id not in versions:
+        return False
+    return item.expected_version in (None, versions.get(item.id, 0))
 
 
-def _is_expected(item: JobRow, stored: tuple[int, bool] | None) -> bool:
-    if item.expected_version is None:
-        return stored is not None or item.row is not None
-    version = 0 if stored is None else stored[0]
-    return version == item.expected_version and (stored is not None or item.row is not None)
+def _versions(tx: WriteTransaction, job_ids: Sequence[str]) -> dict[str, int | None]:
+    """The versions of those of the jobs that are there. None: it is damaged."""
+    texts = select(tx.connection, _VERSIONS, [(job_id,) for job_id in job_ids])
+    return {job_id: version for text in texts for job_id, version in json.loads(text)}
 
 
-def _stored(tx: WriteTransaction, ids: Sequence[str]) -> dict[str, tuple[int, bool]]:
-    """The version of each job, and whether it has a limit."""
-    texts = select(tx.connection, _STORED, [(job_id,) for job_id in ids])
-    found = [row for text in texts for row in json.loads(text)]
-    return {job_id: (version, bool(limited)) for job_id, version, limited in found}
-
-
-_STORED = (
-    f"SELECT json_group_array(json_array(id, {not_blob('version')},"
-    " concurrency IS NOT NULL OR rate IS NOT NULL))"
-    " FROM mainspring_jobs WHERE id IN (VALUES ",
+_VERSIONS = (
+    f"SELECT json_group_array(json_array(id, {not_blob('version')})) FROM mainspring_jobs"
+    " WHERE id IN (VALUES ",
     ")",
     1,
 )
@@ -107,15 +94,6 @@ _PUT = (
     len(JOB_COLUMNS),
 )
 _DROP = ("DELETE FROM mainspring_jobs WHERE id IN (VALUES ", ")", 1)
-
-
-def _update_lanes(tx: WriteTransaction, job_id: str) -> None:
-    """Move the job's live runs to other lanes after its limit was set or removed."""
-    for state in ("waiting", "pending", "running"):  # each has an index of its own
-        tx.changed(
-            f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE job_id = ? AND state = '{state}'",
-            job_id,
-        )
 
 
 # -- fire -----------------------------------------------------------------------------------
@@ -164,17 +142,6 @@ def _fire(tx: WriteTransaction, firings: Mapping[int, Firing], fired: list[Fired
     for at, count, gone in zip(due, counts, replaced, strict=True):
         fired[at] = Fired(True, tuple(next(stored).run for _ in range(count)), gone)
     bulk(tx.connection, _ADVANCE, [_advance(firing) for firing in due.values()])
-
-
-def _versions(tx: WriteTransaction, job_ids: Sequence[str]) -> dict[str, int]:
-    versions: dict[str, int] = json.loads(tx.value(_VERSIONS, json.dumps(job_ids)))
-    return versions
-
-
-_VERSIONS = (
-    f"SELECT json_group_object(id, {not_blob('version')}) FROM mainspring_jobs"
-    " WHERE id IN (SELECT value FROM json_each(?))"
-)
 
 
 def _unfinished(tx: WriteTransaction, firings: Sequence[Firing]) -> dict[str, list[Run]]:

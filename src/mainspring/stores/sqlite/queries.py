@@ -18,9 +18,8 @@ from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
 from mainspring.stores.sqlite import counters
 from mainspring.stores.sqlite.claim import LANES
 from mainspring.stores.sqlite.codec import (
-    SET_ASIDE,
+    Lane,
     from_us,
-    lane_parts,
     name_list,
     runs_by_id,
     runs_one_by_one,
@@ -181,16 +180,16 @@ def _created(sql: str, parameters: list[Any], query: RunQuery) -> tuple[str, tup
 
 def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     """Runs that were set aside, and runs whose lane is damaged. No claim finds either."""
-    return f"{_PASSED_OVER}{_NEWEST}", (SET_ASIDE, before, query.limit)
+    return f"{_PASSED_OVER}{_NEWEST}", (before, query.limit)
 
 
-# A priority is one digit.
+# A lane begins with its priority, which is one digit.
 _PASSED_OVER = f"""{LANES}
 SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
 WHERE state = 'pending' AND lane IN (
-    SELECT lane FROM lanes WHERE lane = ? OR typeof(lane) <> 'text'
+    SELECT lane FROM lanes WHERE typeof(lane) <> 'text'
     OR length(lane) - length(replace(lane, char(31), '')) <> 3
-    OR lane NOT GLOB '*' || char(31) || '[0-9]'
+    OR lane NOT GLOB '[0-9]' || char(31) || '*'
 ) AND seq < ?"""
 
 
@@ -268,12 +267,10 @@ def counts(
         of_job[State(state)] = of_job.get(State(state), 0) + count  # the statement names the states
     due: dict[str, Due] = {}
     for lane, count, oldest in json.loads(_value(connection, _DUE, now)):
-        parts = lane_parts(lane)
-        if parts is None or lane == SET_ASIDE:
+        if (parts := Lane.parse(lane)) is None:
             continue
-        _, handler, _, _ = parts
-        seen = due.get(handler, Due(0, from_us(oldest)))
-        due[handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
+        seen = due.get(parts.handler, Due(0, from_us(oldest)))
+        due[parts.handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
     ended = counters.read(connection, since, frozenset({WHOLE_STORE}))
     return replace(ended, runs=runs, due=due)
 

@@ -22,7 +22,7 @@ from mainspring.core.model import (
 from mainspring.core.statistics import ending_of
 from mainspring.stores.evaluation import new_run_by_clock
 from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
-from mainspring.stores.sqlite.claim import free_capacity, next_due, next_runs
+from mainspring.stores.sqlite.claim import has_capacity, next_due, next_runs
 from mainspring.stores.sqlite.codec import (
     LANE_SQL,
     RUN_INSERT,
@@ -95,8 +95,7 @@ def _by_clock(tx: WriteTransaction, item: NewRun) -> NewRun:
 def _insert(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[str, Run]:
     """Insert the runs whose id is new. If some ids are not new, return all runs as stored."""
     _count_finished(tx, [item.run for item in items if item.run.finished])
-    limited = _limited(tx, {item.run.job_id for item in items})
-    rows = [run_row(i.run, lane_of(i.run, i.run.job_id in limited), i.payload) for i in items]
+    rows = [run_row(item.run, lane_of(item.run), item.payload) for item in items]
     inserted = bulk(tx.connection, RUN_INSERT, rows)
     waits = [(name, item.run.id) for item in items for name in item.run.after]
     if waits:
@@ -122,18 +121,6 @@ _WAIT = (
     ") AS v JOIN mainspring_runs AS run ON run.id = v.column2"
     " WHERE run.state IN ('waiting', 'pending', 'running')",
     2,
-)
-
-
-def _limited(tx: WriteTransaction, job_ids: set[str]) -> set[str]:
-    """The jobs among these that have a limit. Each of them has its own lanes."""
-    return set(json.loads(tx.value(_LIMITED, json.dumps(list(job_ids)))))
-
-
-_LIMITED = (
-    "SELECT json_group_array(id) FROM mainspring_jobs"
-    " WHERE id IN (SELECT value FROM json_each(?))"
-    " AND (concurrency IS NOT NULL OR rate IS NOT NULL)"
 )
 
 
@@ -281,7 +268,7 @@ def _if_held(tx: WriteTransaction, run: list[Any] | None, row: tuple[Any, ...]) 
     _, _, lease_until, job_id, cancel_requested, reason = run
     if lease_until is not None and lease_until <= tx.now:
         # Its lease had lapsed, and its job has a limit: another run may have used the capacity.
-        if not free_capacity(tx.connection, [job_id], tx.now).allows(job_id):
+        if not has_capacity(tx.connection, job_id, tx.now):
             return None
         tx.changed(_RENEW_LAPSED, until, progress, run_id)
     return Renewed(run_id, bool(cancel_requested), reason)

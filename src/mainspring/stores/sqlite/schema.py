@@ -36,8 +36,8 @@ BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 # Every run is written to these indexes, so each is as small as possible: partial, by state. `find`
 # reads one index per state (see queries.py), `claim` reads the one of pending runs.
 #
-# A lane is `queue, handler, job (if it has a limit), priority`, joined by 0x1F. The same claims may
-# take all pending runs of a lane, so a claim takes the earliest of each lane.
+# A lane is `9 - priority, job, queue, handler`, joined by 0x1F. The same claims may take all
+# pending runs of a lane, so a claim takes the earliest of each lane.
 #
 # The conditions use OR, not IN: only with OR does SQLite recognise that `state = 'failed'` is
 # covered by the index.
@@ -108,7 +108,6 @@ CREATE TABLE mainspring_jobs (
 );
 CREATE INDEX mainspring_jobs_due ON mainspring_jobs (next_run_at, id)
     WHERE enabled AND next_run_at IS NOT NULL;
-CREATE INDEX mainspring_jobs_limit ON mainspring_jobs (limit_key) WHERE limit_key IS NOT NULL;
 
 CREATE TABLE mainspring_terms (
     name TEXT PRIMARY KEY,

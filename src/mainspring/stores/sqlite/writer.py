@@ -264,7 +264,10 @@ class Writer:
         return answers
 
     def _first_due(self, claim: Claim, now: int) -> Selection:
-        return next_runs(self._connection, replace(claim, limit=min(claim.limit, 1)), now)
+        limit = min(claim.limit, 1)
+        ahead = 0 if claim.limit > claim.ahead else limit
+        first = replace(claim, limit=limit, ahead=ahead, turns={})
+        return next_runs(self._connection, first, now)
 
     def _transact(self, group: list[Operation]) -> list[Any]:
         try:

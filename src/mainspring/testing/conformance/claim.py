@@ -109,6 +109,86 @@ class ClaimTests(Suite):
         )
         assert await self.claim_ids(store) == ["high", "early", "late", "low"]
 
+    def backlog(self, jobs: str, count: int, **fields: Any) -> list[Run]:
+        """Runs `a0`, `a1`, …: `count` of each job, the jobs named by one letter. Those of later
+        letters are older."""
+        return [
+            self.run(f"{job}{n}", job_id=job, run_at=self.at(n - 10 * (at + 1)), **fields)
+            for at, job in enumerate(jobs)
+            for n in range(count)
+        ]
+
+    async def test_jobs_take_turns_in_the_order_of_their_ids(self, store: Store) -> None:
+        """Each gives its oldest run, round after round, until the jobs have no more."""
+        await store.add([*self.backlog("ab", 3), *self.backlog("c", 1)])
+        assert await self.claim_ids(store, 6) == ["a0", "b0", "c0", "a1", "b1", "a2"]
+        assert await self.claim_ids(store) == ["b2"]
+
+    async def test_the_turn_goes_on_behind_the_job_that_had_it_last(self, store: Store) -> None:
+        await store.add(self.backlog("bdf", 3))
+        assert await self.claim_ids(store, 2, turns={5: "b"}) == ["d0", "f0"]
+        assert await self.claim_ids(store, 1, turns={5: "f"}) == ["b0"]
+        assert await self.claim_ids(store, 2, turns={5: "c"}) == ["d1", "f1"]  # has no runs
+        assert await self.claim_ids(store, 5, turns={5: "z", 4: "b"}) == [
+            "b1", "d2", "f2", "b2",
+        ]  # fmt: skip
+
+    async def test_each_priority_has_its_own_turns(self, store: Store) -> None:
+        runs = [
+            self.run(f"{job}{priority}", job_id=job, priority=priority)
+            for job in "abc"
+            for priority in (9, 5, 0)
+        ]
+        await store.add(runs)
+        assert await self.claim_ids(store, turns={9: "b", 0: "a", 4: "c"}) == [
+            "c9", "a9", "b9", "a5", "b5", "c5", "b0", "c0", "a0",
+        ]  # fmt: skip
+
+    async def test_a_job_has_one_turn_for_all_its_queues_and_handlers(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a1", job_id="a", handler="h1", run_at=self.at(-1)),
+                self.run("a2", job_id="a", handler="h2", run_at=self.at(-3)),
+                self.run("a3", job_id="a", handler="h1", queue="q", run_at=self.at(-2)),
+                self.run("b1", job_id="b", handler="h2", run_at=self.at(-1)),
+                self.run("b2", job_id="b", handler="h1", run_at=self.at(-2)),
+            ]
+        )
+        handlers = frozenset({"h1", "h2"})
+        assert await self.claim_ids(store, 3, handlers=handlers) == ["a2", "b2", "a3"]
+        assert await self.claim_ids(store, 3, handlers=handlers) == ["a1", "b1"]
+
+    async def test_a_job_without_capacity_passes_its_turn(self, store: Store) -> None:
+        await self.put(store, "b", concurrency=1)
+        for name in ("c", "d"):
+            await self.put(store, name, concurrency=2, concurrency_key="shared")
+        await store.add(self.backlog("abcde", 4))
+        assert await self.claim_ids(store, 9, turns={5: "a"}) == [
+            "b0", "c0", "d0", "e0", "a0", "e1", "a1", "e2", "a2",
+        ]  # fmt: skip
+        assert await self.claim_ids(store) == ["a3", "e3"]
+
+    async def test_a_run_of_another_job_is_claimed_soon_though_one_has_a_backlog(
+        self, store: Store
+    ) -> None:
+        await store.add([self.run(f"r{n}", job_id="backlog") for n in range(300)])
+        turns = {5: "backlog"}
+        for at in range(3):
+            await store.add([self.run(f"beat{at}", job_id=f"{'az'[at % 2]}beat")])
+            claimed = await self.claim_ids(store, 2, turns=turns)
+            assert f"beat{at}" in claimed
+
+    async def test_many_jobs_take_turns_over_many_claims(self, store: Store) -> None:
+        """More jobs than a claim takes runs: no job waits for more than a round."""
+        jobs = [f"j{n:03d}" for n in range(150)]
+        await store.add([self.run(f"{n}-{job}", job_id=job) for n in range(2) for job in jobs])
+        turns: dict[int, str] = {}
+        taken = []
+        while claimed := await self.claim(store, 40, turns=turns):
+            taken += [run.job_id for run in claimed]
+            turns = {5: claimed[-1].job_id}
+        assert taken == jobs * 2
+
     async def test_no_more_runs_of_a_job_than_most_says_are_claimed(self, store: Store) -> None:
         """Also runs of a job with a limit, whatever their priority."""
         await self.put(store, "limited", concurrency=2)
@@ -123,10 +203,20 @@ class ClaimTests(Suite):
         assert await self.claim_ids(store, 2, most=most) == free[:2]
         assert await self.claim_ids(store, 10, most=most) == free[2:]
         assert await self.claim_ids(store, 10, most=most) == []
-        assert await self.claim_ids(store, 10, most={"limited": 0}) == [
-            "busy3", "busy1", "busy4", "busy2",
+        assert await self.claim_ids(store, 10, most={"limited": 0, "busy": 3}) == [
+            "busy3", "busy1", "busy4",
         ]  # fmt: skip
-        assert await self.claim_ids(store) == ["limited3", "limited1"]
+        assert await self.claim_ids(store, most={"busy": 1, "limited": 1}) == ["limited3", "busy2"]
+        assert await self.claim_ids(store) == ["limited1"]
+
+    async def test_runs_of_jobs_with_a_limit_are_not_claimed_ahead(self, store: Store) -> None:
+        await self.put(store, "a", concurrency=9)
+        await self.put(store, "c", rate="100/m")
+        await store.add(self.backlog("abc", 4))
+        assert await self.claim_ids(store, 3, ahead=3) == ["b0", "b1", "b2"]
+        assert await self.claim_ids(store, 4, ahead=2) == ["a0", "b3", "c0"]
+        assert await self.claim_ids(store, 4, ahead=4) == []
+        assert await self.claim_ids(store, 9, ahead=5) == ["a1", "c1", "a2", "c2"]
 
     async def test_runs_due_at_the_same_time_are_claimed_in_the_order_they_were_added(
         self, store: Store
