@@ -38,6 +38,9 @@ def test_runs_are_listed_by_state_and_job(run: Run, stored_runs: StoredRuns) -> 
     assert ids("--state", "pending", "--state", "succeeded") == [stored_runs["good"]]
     assert ids("--job", "send_email", "--limit", "1") == [stored_runs["bad"]]
     assert ids("--job", "whoami") == []
+    assert ids("--timed-out") == []
+    told = run("runs", "list", "--job", "send_email", "--timed-out").err
+    assert told == "no runs of send_email with an attempt that timed out\n"
 
 
 def test_list_in_pages(run: Run, stored_runs: StoredRuns) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from mainspring import Client, State
+from mainspring import Client, RunContext, State
+from mainspring.core.model import Outcome
 from mainspring.errors import InvalidInput
+from tests.support.engine import ended
+from tests.support.scheduler_fixtures import Make
 
 
 async def test_one_id_may_be_given_where_several_are_expected() -> None:
@@ -50,3 +54,38 @@ async def test_a_page_that_cannot_be_is_refused(page: Any) -> None:
                 await client.list_runs(**page)
             with pytest.raises(InvalidInput):
                 await client.cancel_runs(**page)
+
+
+async def test_runs_of_which_an_attempt_timed_out_are_listed(make: Make) -> None:
+    scheduler = make()
+
+    @scheduler.job(timeout="20ms", retries=1, retry_delay="1ms")
+    async def work(ctx: RunContext, how: str) -> None:
+        if how == "fail" or (how == "fail later" and ctx.attempt == 2):
+            raise ValueError
+        if how != "succeed" and ctx.attempt == 1:
+            await asyncio.Event().wait()
+
+    ways = ["time out", "fail", "fail later", "succeed", *["fail"] * 6, "time out"]
+    async with scheduler:
+        runs = [await ended(scheduler, await work.enqueue(how=how)) for how in ways]
+        expected = [
+            run.id
+            for run in reversed(runs)
+            if any(attempt.outcome is Outcome.TIMED_OUT for attempt in run.attempts)
+        ]
+        assert len(expected) >= 3
+        for limit in (1, 2, 100):
+            listed, cursor = list[str](), None
+            while True:
+                page = await scheduler.list_runs(
+                    job=work, timed_out=True, brief=True, limit=limit, cursor=cursor
+                )
+                assert len(page.items) <= limit
+                assert all(run.brief and not run.attempts for run in page.items)
+                listed += [run.id for run in page.items]
+                if (cursor := page.cursor) is None:
+                    break
+            assert listed == expected
+        failed = await scheduler.list_runs(timed_out=True, state="failed")
+        assert "fail later" in [run.payload["how"] for run in failed.items if run.payload]

@@ -16,7 +16,7 @@ from tests.support.service_calls import created, refused
     ("method", "path", "body", "known"),
     [
         ("GET", "/api/jobs", None, "page, limit"),
-        ("GET", "/api/v1/runs", None, "job, state, failing, since, until, limit, cursor"),
+        ("GET", "/api/v1/runs", None, "job, state, failing, timedOut, since, until, limit, cursor"),
         ("GET", "/api/v1/events", None, "event, job"),
         ("GET", "/api/jobs/greet/executions", None, "limit"),
         ("GET", "/api/observability/failures", None, "limit"),

@@ -42,6 +42,7 @@ WHOLE_RUNS_AT_ONCE = 10
 class Filters(TypedDict):
     job: str | None
     state: list[str] | None
+    timed_out: bool
 
 
 group = typer.Typer(help="List and show runs; cancel and retry them.")
@@ -67,6 +68,9 @@ def list_(
             autocompletion=completion.states,
         ),
     ] = None,
+    timed_out: Annotated[
+        bool, typer.Option("--timed-out", help="Only runs of which an attempt timed out.")
+    ] = False,
     limit: LimitOption = 20,
     cursor: CursorOption = None,
     store: StoreOption = None,
@@ -75,22 +79,20 @@ def list_(
 ) -> None:
     """List runs, newest first."""
     states = [_check_state(name.strip()) for given in state or [] for name in given.split(",")]
-    run_coroutine(
-        _list(StoreChoice.of(store, app), Output(as_json=json), job, states, limit, cursor)
-    )
+    filters: Filters = {"job": job, "state": states or None, "timed_out": timed_out}
+    run_coroutine(_list(StoreChoice.of(store, app), Output(as_json=json), filters, limit, cursor))
 
 
 async def _list(
     choice: StoreChoice,
     output: Output,
-    job: str | None,
-    states: list[str],
+    filters: Filters,
     limit: int,
     cursor: str | None,
 ) -> None:
+    job = filters["job"]
     async with open_client(choice) as client:
-        filters: Filters = {"job": job, "state": states or None}
-        if job is not None and not (await client.list_runs(**filters, brief=True, limit=1)).items:
+        if job is not None and not (await client.list_runs(job=job, brief=True, limit=1)).items:
             await client.get_job(job)  # an unknown job is an error, not an empty list
         if output.as_json:
             from mainspring.cli.json_output import run_document
@@ -101,12 +103,12 @@ async def _list(
         page.items[:] = [
             await client.get_run(run.id) if _stands_for_slots(run) else run for run in page.items
         ]
-    if not page.items:
-        output.note(_nothing(job, states) if cursor is None else "no more runs")
-    else:
+    if page.items:
         output.table(COLUMNS, page.items)
-        if page.cursor:
-            output.note(f"there are more: --cursor {page.cursor}")
+    if page.cursor:
+        output.note(f"there are more: --cursor {page.cursor}")
+    elif not page.items:
+        output.note(_nothing(filters) if cursor is None else "no more runs")
 
 
 async def _read_pages(
@@ -134,10 +136,12 @@ def _check_state(name: str) -> str:
     return name
 
 
-def _nothing(job: str | None, states: list[str]) -> str:
-    if job or states:
+def _nothing(filters: Filters) -> str:
+    job, states = filters["job"], filters["state"] or []
+    if any(filters.values()):
         which = f"{' or '.join(states)} " if states else ""
-        return f"no {which}runs" + (f" of {job}" if job else "")
+        timed_out = " with an attempt that timed out" if filters["timed_out"] else ""
+        return f"no {which}runs" + (f" of {job}" if job else "") + timed_out
     return "no runs yet: `mainspring enqueue JOB` or `mainspring jobs trigger JOB` makes one"
 
 

@@ -75,6 +75,7 @@ from mainspring.scheduler.job_differences import AppliedJobs, applied_jobs
 from mainspring.scheduler.job_file import JobSet, read_job_file
 from mainspring.scheduler.queries import (
     aware_time,
+    find_timed_out,
     job_order,
     matching_runs,
     named_ids,
@@ -767,6 +768,7 @@ class Client:
         job: JobRef | None = None,
         state: State | str | Iterable[State | str] | None = None,
         failing: bool = False,
+        timed_out: bool = False,
         tried: bool = False,
         since: datetime | None = None,
         until: datetime | None = None,
@@ -776,8 +778,10 @@ class Client:
     ) -> Page[Run]:
         """Runs, newest first. The `cursor` of one page fetches the next. `since` and `until` bound
         when they were created. `failing`: only those with a failed attempt, however they ended.
-        `tried`: only those with an attempt, also one under way. `brief` leaves out `payload`,
-        `result` and `attempts` with their logs, which can be 2 MB for one run."""
+        `timed_out`: only those of which an attempt timed out; they are searched among those with a
+        failed attempt, so a page may have fewer runs than `limit`, and still a cursor. `tried`:
+        only those with an attempt, also one under way. `brief` leaves out `payload`, `result` and
+        `attempts` with their logs, which can be 2 MB for one run."""
         query = RunQuery(
             job=None if job is None else job_id_of(job),
             states=state_set(state),
@@ -789,7 +793,8 @@ class Client:
             limit=page_limit(limit),
             cursor=cursor,
         )
-        return await self._call(self._running().store.find(query))
+        store = self._running().store
+        return await self._call(find_timed_out(store, query) if timed_out else store.find(query))
 
     @overload
     async def wait(self, run_id: Run[R], timeout: Span | None = None) -> Run[R]: ...

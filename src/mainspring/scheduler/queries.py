@@ -7,13 +7,15 @@ from datetime import datetime
 from typing import Any, get_args
 
 from mainspring.core.job_options import JobRef, RunFilter, option_names
-from mainspring.core.model import State
+from mainspring.core.model import Outcome, Page, Run, State, replace
 from mainspring.errors import InvalidInput, UnknownOption
-from mainspring.stores.protocol import JobOrder, RunQuery
+from mainspring.stores.codec import RUN
+from mainspring.stores.protocol import JobOrder, RunQuery, Store
 
 __all__ = [
     "MOST_AT_ONCE",
     "aware_time",
+    "find_timed_out",
     "job_order",
     "matching_runs",
     "named_ids",
@@ -24,6 +26,9 @@ __all__ = [
 
 MOST_AT_ONCE = 10_000
 """Runs that one bulk operation changes."""
+
+MOST_READS = 10
+"""Pages of runs with a failed attempt that one page of timed-out runs reads."""
 
 
 def matching_runs(
@@ -48,6 +53,27 @@ def matching_runs(
     states = state_set(matching.pop("state", None))
     named = None if ids is None else named_ids(ids, "ids")
     return RunQuery(states=states, limit=limit, **matching), named
+
+
+async def find_timed_out(store: Store, query: RunQuery) -> Page[Run]:
+    """The runs of a query of which an attempt timed out. Stores have no index of timeouts, because
+    few would use it: this reads runs with a failed attempt until half a page is full, or
+    `MOST_READS` times, and leaves the rest to the next page."""
+    runs: list[Run] = []
+    cursor = query.cursor
+    for _ in range(MOST_READS):
+        page = await store.find(
+            replace(query, failing=True, brief=False, limit=query.limit - len(runs), cursor=cursor)
+        )
+        cursor = page.cursor
+        runs += [
+            RUN.brief_copy(run) if query.brief else run
+            for run in page.items
+            if any(attempt.outcome is Outcome.TIMED_OUT for attempt in run.attempts)
+        ]
+        if cursor is None or 2 * len(runs) >= query.limit:
+            break
+    return Page(runs, cursor)
 
 
 def named_ids(given: JobRef | Iterable[JobRef], field: str) -> list[str]:

@@ -48,6 +48,7 @@ async def test_lists_of_runs(working: Api) -> None:
     assert await listed(state="failed") == [bad]
     assert await listed(state=["failed", "succeeded"]) == newest
     assert await listed(failing=True) == [bad]
+    assert await listed(timedOut=True) == []
     assert await listed(job="report") == []
     middle = (await working.ok("GET", f"/api/v1/runs/{good[2]}"))["createdAt"]
     # Times are told in milliseconds and kept in microseconds.

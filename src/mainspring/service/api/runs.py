@@ -41,6 +41,14 @@ router = api_router(prefix="/api/v1", tags=["runs"])
 OfJob = Annotated[str | None, query_of(MatchBody, "job", max_length=200)]
 States = Annotated[list[State] | None, Query(description="Runs in one of these states.")]
 Failing = Annotated[bool, query_of(MatchBody, "failing")]
+TimedOut = Annotated[
+    bool,
+    Query(
+        alias="timedOut",
+        description="Only runs of which an attempt timed out. A page may have fewer runs than"
+        " `limit`, and still a cursor.",
+    ),
+]
 
 
 @router.get("/runs", response_model=RunList, summary="List runs, newest first")
@@ -50,6 +58,7 @@ async def list_runs(
     job: OfJob = None,
     state: States = None,
     failing: Failing = False,
+    timed_out: TimedOut = False,
     since: Moment = None,
     until: Moment = None,
     limit: Limit = 50,
@@ -60,6 +69,7 @@ async def list_runs(
         job=job,
         state=state,
         failing=failing,
+        timed_out=timed_out,
         since=since,
         until=until,
         limit=limit,
