@@ -181,12 +181,12 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
     with load_scheduler("app:scheduler").blocking:
         pass
     listed = run("jobs", "list")
-    assert "no worker is running" in listed.err
+    assert "no worker is alive" in listed.err
     assert "no worker" not in listed.out
     (folder / "app.py").write_text(app.replace("def daily_report", "def weekly_report"))
     sys.modules.pop("app")
     with load_scheduler("app:scheduler").blocking:
-        until(lambda: "no worker is running" not in run("jobs", "list").err)
+        until(lambda: "no worker is alive" not in run("jobs", "list").err)
         listed = run("jobs", "list")
         [line] = [line for line in listed.out.splitlines() if "no worker" in line]
         assert line.startswith("daily_report")
@@ -201,13 +201,13 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
         assert "@scheduler.job(id='daily_report', …) on the new function" in orphan["advice"]
         assert "no longer fired when that lasts for a minute" in orphan["detail"]
         shown = run("jobs", "show", "daily_report")
-        assert "no running worker has the handler 'daily_report'" in shown.err
+        assert "no live worker has the handler 'daily_report'" in shown.err
         assert "mainspring jobs remove daily_report --force --store sqlite:///" in shown.err
         assert "next runs" not in shown.out
         shown_json = run("jobs", "show", "daily_report", "--json").json
         assert (shown_json["has_worker"], shown_json["upcoming"]) == (False, [])
         assert len(run("jobs", "show", "weekly_report", "--json").json["upcoming"]) == 5
-        assert "no running worker" not in run("jobs", "show", "weekly_report").err
+        assert "no live worker" not in run("jobs", "show", "weekly_report").err
         assert run("jobs", "show", "weekly_report", "--json").json["has_worker"] is True
         assert run("jobs", "remove", "daily_report", "--force").code == 0
     assert "no worker" not in run("jobs", "list").out

@@ -128,8 +128,8 @@ def test_show_says_why_a_run_is_pending(folder: Path, run: Run) -> None:
     with load_scheduler("app:scheduler").configure(workers=0).blocking as blocking:
         waiting = blocking.enqueue("whoami")
     [line] = [x for x in run("runs", "show", waiting.id).out.splitlines() if x.startswith("why:")]
-    assert line.endswith("no worker is running")
-    assert run("runs", "show", waiting.id, "--json").json["why"] == "no worker is running"
+    assert line.endswith("no worker is alive")
+    assert run("runs", "show", waiting.id, "--json").json["why"] == "no worker is alive"
 
 
 class Refusing(BaseHTTPRequestHandler):

@@ -115,7 +115,7 @@ def test_start_says_which_jobs_no_worker_can_run(start: Start, folder: Path) -> 
     worker = start("worker", "app:scheduler")
     worker.wait_for_output(READY)
     [line] = [line for line in worker.output.splitlines() if line.startswith("  gone ")]
-    assert line.endswith(" no running worker can run it")
+    assert line.endswith(" no live worker can run it")
 
 
 def test_a_store_of_the_environment_that_is_not_the_codes_is_warned_of(

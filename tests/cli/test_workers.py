@@ -15,7 +15,7 @@ StoredRuns = dict[str, str]
 def test_without_a_worker_the_list_says_how_to_start_one(run: Run, stored_runs: StoredRuns) -> None:
     answer = run("workers", "list")
     assert (answer.code, answer.out) == (0, "")
-    assert "no worker is running: start one" in answer.err
+    assert "no worker is alive: start one" in answer.err
     assert run("workers", "list", "--json").json == {"items": []}
 
 

@@ -50,7 +50,7 @@ async def test_a_schedule_without_a_handler_of_its_own_is_fired(
         succeeded = await recorder.until("run.succeeded")
         assert succeeded.run is not None
         assert succeeded.run.result == "default: tick None"
-    assert "no running worker" not in caplog.text
+    assert "no live worker" not in caplog.text
 
 
 async def test_what_another_worker_has_or_code_defines_is_left_to_it(file: str) -> None:

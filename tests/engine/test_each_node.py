@@ -12,9 +12,11 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Run
+from mainspring.engine.live_workers import find_workers
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import FaultyStore, VirtualClock, run_virtual
+from tests.support.engine import SwitchableFaults
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -331,6 +333,34 @@ async def test_a_run_is_skipped_if_its_node_lacks_the_new_handler(cluster: Clust
             State.SKIPPED,
             "its node does not have the job's handler",
         )
+
+
+@virtual
+async def test_a_slot_after_an_outage_of_the_store_runs_on_the_nodes_from_before(
+    cluster: Cluster,
+) -> None:
+    """The worker that fires it is back before the others could announce themselves again."""
+    store, faults = cluster.store, [SwitchableFaults(), SwitchableFaults()]
+    workers = []
+    for name, fault in zip("ab", faults, strict=True):
+        cluster.store = FaultyStore(store, fault)  # type: ignore[assignment]
+        workers.append(cluster.worker(name))
+    a, b = workers
+    async with a, b:
+        await until(a, at(0, SLOT_MINUTES - 1))
+        for fault in faults:
+            fault.failing = {"*"}
+        await asyncio.sleep(55)
+        assert await find_workers(store) == []
+        faults[0].failing = set()
+        await asyncio.sleep(10)
+        faults[1].failing = set()
+        await asyncio.sleep(30)
+        runs = await slot_runs(a, at(1))
+        assert {node: run.state for node, run in runs.items()} == {
+            own_id(a): State.SUCCEEDED,
+            own_id(b): State.SUCCEEDED,
+        }
 
 
 @virtual

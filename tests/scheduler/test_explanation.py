@@ -14,7 +14,7 @@ import pytest
 
 from mainspring import Breaker, RunContext, Scheduler, State
 from mainspring.engine.breakers import close_breaker
-from mainspring.errors import InvalidInput, JobNotFound
+from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.explanation import Reason
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
@@ -112,12 +112,12 @@ async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, fi
     async with producer:
         run = await send.enqueue()
         later = await send.options(delay="1h").enqueue()
-        assert (await producer.explain(run.id)).problem == "no worker is running"
+        assert (await producer.explain(run.id)).problem == "no worker is alive"
         why = (await producer.explain(later.id)).problem
         assert why is not None
         assert why.startswith("its time has not come: it is due in ")
         async with make(file):
-            await _told(producer, run.id, "no running worker has its handler 'send'")
+            await _told(producer, run.id, "no live worker has its handler 'send'")
         other = make(file, queues=["default"])
         other.job(id="send", queue="mail")(send)
         async with other:
@@ -411,11 +411,67 @@ async def test_slots_that_were_missed_while_no_worker_was_alive(shared: SharedSt
             assert (found.code, found.at) == ("down", at(hour))
             assert found.sentence == (
                 "it was missed: no worker was alive from 2030-01-01T01:30:00Z to"
-                " 2030-01-01T05:30:00Z (stopped, or cut off from the store)"
+                " 2030-01-01T05:30:00Z (stopped, stalled, or cut off from the store)"
             )
             assert found.facts["count"] == 3
         caught_up = await scheduler.explain("report", at(5))
         assert caught_up.code == "succeeded"
+
+
+@virtual
+async def test_outages_of_a_few_seconds_read_as_down_too(shared: SharedStore) -> None:
+    for seconds in (8, 20, 45, 90):
+        dead = shared.program("*/2 * * * * *")
+        await dead.start()
+        await asyncio.sleep(21)
+        killed_at = await dead.now()
+        kill(dead)
+        await asyncio.sleep(seconds)
+        async with shared.program("*/2 * * * * *") as scheduler:
+            await asyncio.sleep(10)
+            slot = killed_at.replace(second=killed_at.second // 2 * 2, microsecond=0)
+            found = await scheduler.explain("report", slot + timedelta(seconds=4))
+            assert (seconds, found.code) == (seconds, "down")
+            assert found.facts["down_from"] <= killed_at < found.facts["down_to"]
+
+
+@virtual
+async def test_a_job_whose_next_slot_is_to_come_says_that_no_worker_is_alive(
+    shared: SharedStore,
+) -> None:
+    dead = shared.program()
+    await dead.start()
+    await asyncio.sleep(30)
+    kill(dead)
+    async with shared.program(workers=0) as looking:
+        await asyncio.sleep(5)
+        found = await looking.explain("report")
+        assert (found.code, "worker" in found.sentence) == ("not_due", False)
+        await asyncio.sleep(10)
+        found = await looking.explain("report")
+        assert (found.code, found.sentence) == (
+            "not_due",
+            "its next slot is at 2030-01-01T01:00:00Z, in 59 minutes 15 seconds. But no worker is"
+            " alive",
+        )
+
+
+@virtual
+async def test_a_run_that_was_deleted_is_no_missing_job(shared: SharedStore) -> None:
+    async with shared.program() as scheduler:
+        await until(scheduler, at(2, 30))
+        run = await scheduler.get_run("report@20300101T010000Z")
+        enqueued = await scheduler.enqueue("report")
+        await scheduler.wait(enqueued.id, "1m")
+        await scheduler.remove_runs([run.id, enqueued.id])
+        found = await scheduler.explain(run.id)
+        assert (found.code, found.at, found.job_id) == ("no_record", at(1), "report")
+        with pytest.raises(RunNotFound):
+            await scheduler.explain(enqueued.id)
+        with pytest.raises(RunNotFound):
+            await scheduler.explain("gone@20300101T010000Z")
+        with pytest.raises(JobNotFound):
+            await scheduler.explain("gone")
 
 
 @virtual
@@ -429,7 +485,7 @@ async def test_slots_that_the_misfire_policy_passed_over(shared: SharedStore) ->
         found = await other.explain("report", at(2))
         assert found.code == "no_handler"
         assert found.sentence == (
-            "its slot at 2030-01-01T02:00:00Z has not been fired for 1 hour 30 minutes: no running"
+            "its slot at 2030-01-01T02:00:00Z has not been fired for 1 hour 30 minutes: no live"
             " worker has its handler 'report'"
         )
         assert (await other.explain("report")).code == "no_handler"
@@ -531,7 +587,7 @@ async def test_a_follower_says_what_its_upstream_waits_for(shared: SharedStore) 
         found = await scheduler.explain(third.id)
         assert found.sentence == (
             f"it waits for the end of {second.id} (it waits for the end of {first.id} (no worker is"
-            " running))"
+            " alive))"
         )
         await scheduler.cancel(first.id)
         await asyncio.sleep(1)
@@ -757,8 +813,8 @@ async def test_a_slot_that_is_due_and_not_fired_yet(shared: SharedStore) -> None
         assert (found.code, found.at) == ("not_fired", at(1))
         assert found.facts["workers"] == [worker.id]
         assert found.sentence == (
-            "its slot at 2030-01-01T01:00:00Z has not been fired for 5 minutes: a worker is alive,"
-            " and fires it within seconds"
+            "its slot at 2030-01-01T01:00:00Z has not been fired for 5 minutes: worker"
+            f" {worker.id}, last seen 10 minutes ago, fires it within seconds if it is alive"
         )
         await asyncio.sleep(10)
         assert (await scheduler.explain("report", at(1))).code == "succeeded"

@@ -254,7 +254,11 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
         *_check_handlers(orphaned if workers else [], workers, url),
         *_check_due_work(counts.due, running, find_orphans(orphaned, workers), now, url),
         *(
-            [await _check_schedules(store, now, {job.id for job in orphaned} if workers else set())]
+            [
+                await _check_schedules(
+                    store, now, {job.id for job in orphaned} if workers else set(), workers
+                )
+            ]
             if pause.since is None and not no_worker_fires(workers)
             else []
         ),
@@ -306,7 +310,7 @@ def _check_due_work(
 def _check_workers(workers: list[LiveWorker]) -> Check:
     if not workers:
         return Check(
-            "warn", "workers", "none is running", "start one: mainspring worker app:scheduler"
+            "warn", "workers", "no worker is alive", "start one: mainspring worker app:scheduler"
         )
     full = [worker for worker in workers if worker.memory_limit_reached]
     if full:
@@ -314,7 +318,7 @@ def _check_workers(workers: list[LiveWorker]) -> Check:
         detail = f"at the memory limit, and taking no more runs: {names}{_more(full)}"
         return Check("warn", "workers", detail, "restart them, or give them a higher limit")
     names = ", ".join(worker.id for worker in workers[:3])
-    return Check("ok", "workers", f"{len(workers)} running: {names}{_more(workers)}")
+    return Check("ok", "workers", f"{len(workers)} alive: {names}{_more(workers)}")
 
 
 def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:
@@ -350,14 +354,23 @@ def _what_follows(job: Job) -> str:
     return "its runs wait"
 
 
-async def _check_schedules(store: Store, now: datetime, orphaned: set[str]) -> Check:
-    page = await store.jobs(JobQuery(due=now - DUE_TOO_LONG, limit=PAGE_SIZE + len(orphaned)))
+async def _check_schedules(
+    store: Store, now: datetime, orphaned: set[str], workers: list[LiveWorker]
+) -> Check:
+    """Check for slots that should have been fired. A live worker fires them within a minute."""
+    due = now - DUE_TOO_LONG if workers else now
+    page = await store.jobs(JobQuery(due=due, limit=PAGE_SIZE + len(orphaned)))
     overdue = [job for job in page.items if job.unreadable is None and job.id not in orphaned]
     if not overdue:
-        return Check("ok", "schedules", "none is overdue")
+        return Check(
+            "ok", "schedules", f"none is overdue{' by more than a minute' * bool(workers)}"
+        )
     names = ", ".join(job.id for job in overdue[:3])
     detail = f"{_many(overdue)} overdue: {names}{_more(overdue)}"
-    return Check("fail", "schedules", detail, "no worker is alive to fire them: start one")
+    advice = "no worker is alive to fire them: start one"
+    if workers:
+        advice = "workers are alive and do not fire them: see their logs"
+    return Check("fail", "schedules", detail, advice)
 
 
 async def _check_leases(store: Store, now: datetime) -> Check:

@@ -133,7 +133,7 @@ def _note_orphans(
     )
 
     if not workers:
-        output.note("no worker is running: no job runs until one starts")
+        output.note("no worker is alive: no job runs until one starts")
         return
     for job in orphaned[:MOST_ORPHANS]:
         why = describe_missing_worker(job, workers)

@@ -98,7 +98,7 @@ def _describe_start(
         yield "no jobs yet: decorate a function with @scheduler.job()"
     width = max((len(job.id) for job in page.items), default=0)
     for job in page.items:
-        plan = "no running worker can run it" if job.id in orphaned else _describe_next(job)
+        plan = "no live worker can run it" if job.id in orphaned else _describe_next(job)
         yield f"{job.id:{width}}  {plan}"
     more = (page.total or 0) - len(page.items)
     if more > 0:

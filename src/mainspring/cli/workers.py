@@ -21,7 +21,7 @@ group = typer.Typer(help="List the processes that work on runs.")
 
 @group.command("list", epilog=example("mainspring workers list", "mainspring workers list --json"))
 def list_(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
-    """List the workers that are alive. One that was killed is listed for up to a minute."""
+    """List the workers that are alive. One that was killed is listed for up to 15 seconds."""
     run_coroutine(_list(StoreChoice.of(store, app), Output(as_json=json)))
 
 
@@ -31,7 +31,7 @@ async def _list(choice: StoreChoice, output: Output) -> None:
     if output.as_json:
         output.document({"items": [worker.to_dict() for worker in workers]})
     elif not workers:
-        output.note("no worker is running: start one with `mainspring worker app:scheduler`")
+        output.note("no worker is alive: start one with `mainspring worker app:scheduler`")
     else:
         output.table(COLUMNS, workers)
 

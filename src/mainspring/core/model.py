@@ -7,6 +7,7 @@ the collector's passes over thousands of them took a tenth of a worker's time.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import random
 import re
@@ -46,6 +47,7 @@ __all__ = [
     "check_key",
     "new_run_id",
     "replace",
+    "slot_of",
     "slot_run_id",
 ]
 
@@ -426,6 +428,14 @@ def slot_run_id(job_id: str, slot: datetime) -> str:
     if slot.microsecond:
         text += f".{slot.microsecond:06d}".rstrip("0")
     return f"{job_id}@{text}Z"
+
+
+def slot_of(text: str) -> datetime | None:
+    """The slot in the id of its run: the reverse of `slot_run_id`. None: it is no time."""
+    for form in ("%Y%m%dT%H%M%SZ", "%Y%m%dT%H%M%S.%fZ"):
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(text, form).replace(tzinfo=UTC)
+    return None
 
 
 def new_run_id(now: datetime, rng: random.Random) -> str:

@@ -365,7 +365,7 @@ class Engine:
         if errors:
             log.warning(
                 "could not end this node's term or delete its worker note; other nodes count it as"
-                " alive for up to 60 s: %s",
+                " alive until its note expires: %s",
                 reason_of(errors[0]),
             )
 

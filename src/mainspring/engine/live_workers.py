@@ -63,10 +63,21 @@ __all__ = [
 
 log = logging.getLogger("mainspring")
 
-LIFETIME = timedelta(seconds=60)
-"""How long a worker that was killed still counts as alive."""
+REFRESH = timedelta(seconds=5)
+"""How often a worker says that it is alive."""
 
-REFRESH_SECONDS = 20.0
+COSTLY_REFRESH = timedelta(seconds=20)
+"""The same where a write is costly (`StoreInfo.idle_poll`)."""
+
+MISSED_REFRESHES = 3
+"""A worker that has missed so many does not count as alive: one that was killed does for up to
+15 s, or a minute on object storage."""
+
+SEARCH_SECONDS = 20.0
+"""Seconds between two searches for jobs that no worker can run."""
+
+KNOWN_FOR = 60.0
+"""Seconds for which a process trusts what it last read of the other workers."""
 
 MOST_WARNINGS = 10
 
@@ -209,10 +220,10 @@ def describe_full_worker(handler: str, workers: Iterable[LiveWorker]) -> str | N
 def describe_missing_worker(job: Job, workers: Iterable[LiveWorker]) -> str:
     workers = list(workers)
     if lacks_only_queue(job, workers):
-        return f"no running worker takes queue {job.policy.queue!r} of job {job.id}"
+        return f"no live worker takes queue {job.policy.queue!r} of job {job.id}"
     if (full := describe_full_worker(job.handler, workers)) is not None:
         return full
-    return f"no running worker has the handler {job.handler!r} of job {job.id}"
+    return f"no live worker has the handler {job.handler!r} of job {job.id}"
 
 
 def keeping_code(job: Job) -> str:
@@ -282,6 +293,11 @@ class LiveWorkers:
         self._with_waiting_run: set[str] = set()  # of the jobs without a worker
         self._can_run: frozenset[tuple[str, str | None]] = frozenset()
         self._has_searched = False
+        costly = engine.store.info().idle_poll is not None
+        self._refresh = COSTLY_REFRESH if costly else REFRESH
+        self._lifetime = MISSED_REFRESHES * self._refresh
+        self._wrote_at: float | None = None
+        self._cut_off_until = 0.0
 
     @property
     def not_fired(self) -> tuple[str, ...]:
@@ -297,10 +313,15 @@ class LiveWorkers:
         return tuple(sorted(job.id for job in find_orphans(self._past_grace.values(), workers)))
 
     async def announce_periodically(self) -> None:
-        """Write this worker's note and read those of the others, every 20 seconds."""
+        """Write this worker's note every few seconds, and now and then search for jobs that no
+        worker can run."""
+        repeat, monotonic = self._engine.retrying_store.repeat, self._engine.clock.monotonic
         while True:
             await self.announce()
-            await asyncio.sleep(REFRESH_SECONDS)
+            is_old = self._read_at is None or monotonic() - self._read_at >= SEARCH_SECONDS
+            if is_old and not self._was_cut_off():
+                await repeat("announce", self._read)
+            await asyncio.sleep(self._refresh.total_seconds())
 
     async def read_workers(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
@@ -318,7 +339,19 @@ class LiveWorkers:
         own = self._engine.settings.worker_id
         if only_here:
             return [self.this_worker()]
-        return sorted(await self.read_workers(), key=lambda worker: (worker.id != own, worker.id))
+        workers = {worker.id: worker for worker in await self.read_workers()}
+        if self._was_cut_off():  # the others too, perhaps: their notes have expired meanwhile
+            workers = {worker.id: worker for worker in self._workers} | workers
+        return sorted(workers.values(), key=lambda worker: (worker.id != own, worker.id))
+
+    def _was_cut_off(self) -> bool:
+        """Whether this worker could not announce itself in time. It counts until the others have
+        had the time to announce themselves again."""
+        now = self._engine.clock.monotonic()
+        late = self._wrote_at is not None and now - self._wrote_at > self._lifetime.total_seconds()
+        if late:
+            self._cut_off_until = now + 2 * self._refresh.total_seconds()
+        return now < self._cut_off_until
 
     async def list_workers(self) -> list[LiveWorker]:
         """The live workers by id, with the one that leads marked."""
@@ -327,10 +360,9 @@ class LiveWorkers:
         return [replace(worker, is_leader=worker.id == leader) for worker in workers]
 
     async def withdraw(self) -> None:
-        await record_alive(self._engine.store, self._engine.time.now(), stopping=True)
-        await self._engine.store.put_notes(
-            [NoteWrite.drop(WORKERS, self._engine.settings.worker_id)]
-        )
+        store, now = self._engine.store, self._engine.time.now()
+        await record_alive(store, now, self._refresh, stopping=True)
+        await store.put_notes([NoteWrite.drop(WORKERS, self._engine.settings.worker_id)])
 
     def decide_firing(self, job: Job, this_worker: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while the store has not answered for so long that
@@ -360,7 +392,7 @@ class LiveWorkers:
         if this_worker.takes(job.handler, job.policy.queue):
             return True
         age = None if self._read_at is None else self._engine.clock.monotonic() - self._read_at
-        if age is None or age > LIFETIME.total_seconds():
+        if age is None or age > KNOWN_FOR:
             return None
         return not without_worker([job], self._workers)
 
@@ -392,10 +424,10 @@ class LiveWorkers:
         )
 
     async def announce(self) -> None:
-        """Write this worker's note, and read those of the others."""
-        await self._engine.retrying_store.repeat("announce", self._write_and_read)
+        """Write this worker's note."""
+        await self._engine.retrying_store.repeat("announce", self._write)
 
-    async def _write_and_read(self) -> None:
+    async def _write(self) -> None:
         if self._started_at is None:
             self._started_at = self._engine.time.now()
         this_worker = self._announcement()
@@ -405,11 +437,16 @@ class LiveWorkers:
         note = Note(kind=WORKERS, name=this_worker.id, value=value)
         # Nobody else writes this note, so whatever version it has is replaced. With a ttl it also
         # lasts as long as it should when the store's clock is set.
-        await self._engine.store.put_notes([NoteWrite(note.kind, note.name, None, note, LIFETIME)])
+        write = NoteWrite(note.kind, note.name, None, note, self._lifetime)
+        await self._engine.store.put_notes([write])
+        self._was_cut_off()
+        self._wrote_at = self._engine.clock.monotonic()
+        await record_alive(self._engine.store, self._engine.time.now(), self._refresh)
+
+    async def _read(self) -> None:
         self._workers = await find_workers(self._engine.store)
         self._read_at = self._engine.clock.monotonic()
-        await record_alive(self._engine.store, self._engine.time.now())
-        before, self._can_run = self._can_run, _what_runs([this_worker, *self._workers])
+        before, self._can_run = self._can_run, _what_runs([self.this_worker(), *self._workers])
         if not self._has_searched or before - self._can_run:
             await self._find_jobs_without_worker(JobQuery(enabled=True, limit=JOBS_AT_ONCE))
         else:

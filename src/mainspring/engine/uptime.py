@@ -18,12 +18,6 @@ __all__ = ["Downtime", "Uptime", "read_uptime", "record_alive"]
 
 KIND, NAME = "mainspring.uptime", "workers"
 
-REWRITE_AFTER = timedelta(seconds=15)
-"""A moment that is not older is not written again: many workers share one note."""
-
-SHORTEST_DOWNTIME = timedelta(seconds=60)
-"""As long as a worker that was killed counts as alive."""
-
 MOST_DOWNTIMES = 100
 
 
@@ -46,15 +40,17 @@ async def read_uptime(store: Store) -> Uptime | None:
     return (await _read(store))[0]
 
 
-async def record_alive(store: Store, now: datetime, *, stopping: bool = False) -> None:
-    """Record that a worker is alive. `stopping`: for the last time, so that a downtime that begins
-    now has its true start."""
+async def record_alive(
+    store: Store, now: datetime, interval: timedelta, *, stopping: bool = False
+) -> None:
+    """Record that a worker is alive, as each does at this interval. `stopping`: for the last time,
+    so that a downtime that begins now has its true start."""
     uptime, version = await _read(store)
     if uptime is None:
         uptime = Uptime(now)
-    elif not stopping and timedelta() <= now - uptime.alive_at < REWRITE_AFTER:
-        return
-    elif now - uptime.alive_at > SHORTEST_DOWNTIME:
+    elif not stopping and timedelta() <= now - uptime.alive_at < 0.8 * interval:
+        return  # many workers share the note
+    elif now - uptime.alive_at > 1.4 * interval:
         downtimes = (*uptime.downtimes, Downtime(uptime.alive_at, now))
         uptime = Uptime(now, downtimes[-MOST_DOWNTIMES:])
     else:

@@ -6,6 +6,7 @@ notes of workers, and from the note that says when no worker was alive.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -15,7 +16,7 @@ from msgspec import Struct
 
 from mainspring.core import node_runs, transitions
 from mainspring.core.durations import duration, humanize
-from mainspring.core.model import LIVE, Job, Run, State, replace, slot_run_id
+from mainspring.core.model import LIVE, Job, Run, State, replace, slot_of, slot_run_id
 from mainspring.core.plurals import list_some
 from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
 from mainspring.engine.engine import Engine
@@ -39,6 +40,9 @@ MAX_UPSTREAM_DEPTH = 10
 MOST_NAMED = 5
 MOST_GAPS = 10_000
 """Skipped runs that are looked through for the record of a missed slot."""
+
+_RUN_ID = re.compile(r"@|^[0-9a-f]{32}$")
+"""No job id contains `@`, and enqueued runs have 32 digits."""
 
 _GAP_REASONS = (transitions.MISFIRE, transitions.PAUSED)
 _INSTANT = timedelta(microseconds=1)
@@ -128,12 +132,24 @@ async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation
     try:
         explanation = await explain_run(engine, name)
     except RunNotFound:
-        raise JobNotFound(name) from None
+        if not _RUN_ID.search(name):
+            raise JobNotFound(name) from None
+        return await _explain_deleted(engine, name)
     if at is not None:
         raise InvalidInput(
             f"{name!r} is a run, and a time is given for a job: leave it out", field="at", given=at
         )
     return explanation
+
+
+async def _explain_deleted(engine: Engine, run_id: str) -> Explanation:
+    """Explain the run of a slot that is not in the store, by what is known of the slot."""
+    job_id, _, slot = run_id.partition("@")
+    page = await engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
+    at = slot_of(slot.partition("@")[0])
+    if not page.items or at is None:
+        raise RunNotFound(run_id)
+    return await _explain_slot(engine, page.items[0], at)
 
 
 async def explain_run(engine: Engine, run_id: str) -> Explanation:
@@ -177,6 +193,10 @@ async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanat
     if job.next_run_at is not None:
         next_slot = _moment(job.next_run_at, exact=True)
         text = f"its next slot is at {next_slot}, in {_span(job.next_run_at - now)}"
+        workers = await engine.live_workers.read_workers()
+        if without_worker([job], workers):
+            _, why = _lacking(job.handler, job.policy.queue, workers)
+            text += f". But {why}"
         return _of_job(job, Reason.NOT_DUE, text, next_slot=job.next_run_at)
     if job.schedule is not None:
         last = job.schedule.previous(now)
@@ -222,7 +242,9 @@ async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) ->
     if without_worker([job], workers):
         code, why = _lacking(job.handler, job.policy.queue, workers)
         return _of_job(job, code, f"{late}: {why}", at=slot, workers=_ids(workers))
-    text = f"{late}: a worker is alive, and fires it within seconds"
+    seen = max(workers, key=lambda worker: worker.seen_at or now)
+    age = _span(now - (seen.seen_at or now))
+    text = f"{late}: worker {seen.id}, last seen {age} ago, fires it within seconds if it is alive"
     return _of_job(job, Reason.NOT_FIRED, text, at=slot, workers=_ids(workers))
 
 
@@ -371,11 +393,13 @@ async def _missed(engine: Engine, job: Job | None, gap: Run, at: datetime) -> Ex
     if isinstance(gap.result, dict):
         facts |= {name: gap.result.get(name) for name in ("last", "count")}
     uptime = await read_uptime(engine.store)
-    downtime = None if uptime is None else uptime.downtime_at(at)
+    downtime = None
+    if uptime is not None:  # the last slots of a gap may have passed while a worker was starting
+        downtime = uptime.downtime_at(at) or uptime.downtime_at(gap.scheduled_at)
     if downtime is not None:
         text = (
             f"it was missed: no worker was alive from {_moment(downtime.start)} to"
-            f" {_moment(downtime.end)} (stopped, or cut off from the store)"
+            f" {_moment(downtime.end)} (stopped, stalled, or cut off from the store)"
         )
         facts |= {"down_from": downtime.start, "down_to": downtime.end}
         return _of_run(gap, Reason.DOWN, text, at=at, **facts)
@@ -501,13 +525,13 @@ def _explain_later(run: Run, now: datetime) -> Explanation:
 
 def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reason, str]:
     if not workers:
-        return Reason.NO_WORKER, "no worker is running"
+        return Reason.NO_WORKER, "no worker is alive"
     if (full := describe_full_worker(handler, workers)) is not None:
         return Reason.NO_CAPACITY, full
     if any(handler in worker.handlers for worker in workers):
-        text = f"no running worker that has its handler takes the queue {queue!r}"
+        text = f"no live worker that has its handler takes the queue {queue!r}"
         return Reason.NO_QUEUE, text
-    return Reason.NO_HANDLER, f"no running worker has its handler {handler!r}"
+    return Reason.NO_HANDLER, f"no live worker has its handler {handler!r}"
 
 
 async def _explain_waiting(engine: Engine, run: Run, depth: int) -> Explanation:
