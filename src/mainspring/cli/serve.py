@@ -91,7 +91,8 @@ def serve(
         typer.Option(
             "--drain-timeout",
             metavar="DURATION",
-            help="How long running work may take to end after the first signal, as in 90s or 5m"
+            help="How long running work may take to end after the first signal, or at the memory"
+            " limit, as in 90s or 5m"
             " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
         ),
     ] = None,

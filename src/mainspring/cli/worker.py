@@ -112,7 +112,8 @@ def worker(
         typer.Option(
             "--drain-timeout",
             metavar="DURATION",
-            help="How long running work may take to end after the first signal, as in 90s or 5m.",
+            help="How long running work may take to end after the first signal, or at the memory"
+            " limit, as in 90s or 5m.",
         ),
     ] = "30s",
     verbose: VerboseOption = False,

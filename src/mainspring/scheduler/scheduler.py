@@ -63,8 +63,8 @@ class Scheduler(Client):
     `store` is a URL (`sqlite:///jobs.db`, `memory://`) or a store object; without it, it is the
     URL in the environment variable `MAINSPRING_STORE`, or `sqlite:///mainspring.db`. `workers` is
     how many runs this process works on at once; with 0 it only enqueues. With `enabled=False` it
-    fires no slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it claims no more
-    runs once it holds so much memory; `mainspring worker` and `serve` then replace it. Handlers
+    fires no slots, and still runs what is enqueued. With a `memory_limit` ("1GB") it drains once it
+    holds so much memory; `mainspring worker` and `serve` then replace it, `run()` ends. Handlers
     find `resources` as `ctx.resources`. `around(ctx)` returns a context manager that each attempt
     runs in. `defaults` are policy options, such as `{"retries": 3}`, of jobs that do not give them.
     `jobs` defines jobs as data: see `define_jobs`. `default_handler` runs what no worker has a
