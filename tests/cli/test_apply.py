@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -131,18 +132,37 @@ def test_defaults_of_a_file_are_named_so(run: Run, folder: Path) -> None:
     assert "defaults of the file or the scheduler" in run("jobs", "show", "u").out
 
 
-def test_longer_interval_keeps_its_next_slot_and_every_display_shows_it(
+def test_longer_interval_counts_from_the_last_slot_and_every_display_shows_it(
     run: Run, folder: Path
 ) -> None:
     made = folder / "mainspring.toml"
     text = 'name = "shop"\n[jobs.ping]\nschedule = "1h"\nwebhook = "https://example.org/"\n'
     made.write_text(text)
     assert run("apply").code == 0
-    kept = run("jobs", "show", "ping", "--json").json["next_run_at"]
     made.write_text(text.replace("1h", "10h"))
     assert run("apply").code == 0
     shown = run("jobs", "show", "ping", "--json").json
-    assert shown["next_run_at"] == shown["upcoming"][0] == kept
+    upcoming = shown["next_run_at"]
+    waits = datetime.fromisoformat(upcoming) - datetime.fromisoformat(shown["created_at"])
+    assert waits == timedelta(hours=10)
+    assert shown["upcoming"][0] == upcoming
     assert len(set(shown["upcoming"])) == 5
-    explained = run("explain", "ping", kept, "--json").json
+    explained = run("explain", "ping", upcoming, "--json").json
     assert explained["code"] == "not_due"
+
+
+def test_enabled_is_applied_when_the_file_states_another_value(run: Run, folder: Path) -> None:
+    made = folder / "mainspring.toml"
+    text = 'name = "shop"\n[jobs.ping]\nschedule = "1h"\nwebhook = "https://example.org/"\n'
+    made.write_text(text)
+    assert run("apply").code == 0
+    made.write_text(f"{text}enabled = false\n")
+    applied = run("apply")
+    assert "enabled: true → false" in applied.out
+    assert run("jobs", "show", "ping", "--json").json["enabled"] is False
+    assert run("jobs", "resume", "ping").code == 0
+    assert "0 changed" in run("apply").out  # the operator's word stays
+    assert run("jobs", "show", "ping", "--json").json["enabled"] is True
+    assert run("jobs", "pause", "ping").code == 0
+    made.write_text(text)
+    assert "enabled: false → true" in run("apply").out

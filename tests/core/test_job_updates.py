@@ -193,3 +193,31 @@ def test_a_schedule_without_another_slot_is_refused_with_its_last_one() -> None:
     with pytest.raises(InvalidSchedule, match=r"2030-05-01T12:01:00.+ has passed") as refused:
         refuse_ended_schedule(stored(NOON + MINUTE), NOON + 2 * MINUTE)
     assert refused.value.job_id == "mail"
+
+
+@pytest.mark.parametrize(
+    ("stated_before", "stated_now", "enabled_before", "enabled_after"),
+    [
+        (None, None, False, False),  # an operator's pause stays
+        (None, False, True, False),
+        (True, False, True, False),
+        (False, False, True, True),  # an operator has resumed the job
+        (True, True, False, False),
+        (False, True, False, True),
+        (False, None, False, True),  # the definition no longer switches it off
+        (True, None, False, False),
+    ],
+)
+def test_a_stated_enabled_is_applied_when_it_changes(
+    stated_before: bool | None,
+    stated_now: bool | None,
+    enabled_before: bool,
+    enabled_after: bool,
+) -> None:
+    slot = NOON + 10 * MINUTE if enabled_before else None
+    job = replace(
+        stored("10m"), stated_enabled=stated_before, enabled=enabled_before, next_run_at=slot
+    )
+    after = merge_job(draft("10m", stated_enabled=stated_now), job, NOON)
+    assert (after.enabled, after.stated_enabled) == (enabled_after, stated_now)
+    assert (after.next_run_at is not None) is enabled_after

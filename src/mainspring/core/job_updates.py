@@ -47,11 +47,12 @@ def with_first_slot(draft: Job, now: datetime) -> Job:
 
 
 def merge_job(draft: Job, stored: Job, now: datetime) -> Job:
-    """The job that is stored when a draft defines a stored job again. `enabled` and what has
-    happened stay. Raises `JobExists` if the draft may not change this job."""
+    """The job that is stored when a draft defines a stored job again. What has happened stays, and
+    `enabled` too, unless the definition states another value than before. Raises `JobExists` if the
+    draft may not change this job."""
     _refuse_other_owner(draft, stored)
     schedule, next_run_at = _merge_schedule(draft, stored, now)
-    return replace(
+    job = replace(
         draft,
         schedule=schedule,
         next_run_at=next_run_at,
@@ -61,6 +62,18 @@ def merge_job(draft: Job, stored: Job, now: datetime) -> Job:
         updated_at=now,
         version=stored.version,
     )
+    enabled = _stated_anew(draft, stored)
+    if enabled is None or enabled is stored.enabled:
+        return job
+    return replace(job, enabled=enabled, next_run_at=next_slot(job, enabled, now))
+
+
+def _stated_anew(draft: Job, stored: Job) -> bool | None:
+    """The `enabled` that a definition states and did not state before; None: there is no news. One
+    that states `enabled=False` no longer lets the job run again."""
+    if draft.stated_enabled is None:
+        return True if stored.stated_enabled is False else None
+    return None if draft.stated_enabled is stored.stated_enabled else draft.stated_enabled
 
 
 def next_slot(job: Job, enabled: bool, now: datetime) -> datetime | None:

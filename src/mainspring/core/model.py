@@ -302,6 +302,9 @@ class Job(Struct, frozen=True, kw_only=True):
     """By policy option: `job` where the job itself gives it, `defaults` where it comes from the
     defaults of the scheduler that stored the job. What is missing here is built in. None: a version
     stored the job that did not keep this."""
+    stated_enabled: bool | None = None
+    """The value of `enabled` that the job's definition states, as it was last applied. None: it
+    states none, and `enabled` is the operator's alone."""
     unreadable: str | None = None
 
     def __repr__(self) -> str:

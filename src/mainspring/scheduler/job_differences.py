@@ -87,6 +87,7 @@ def _fields(job: Job) -> Iterator[tuple[str, Any]]:
     yield "schedule", _schedule(job.schedule)
     yield "timezone", None if job.schedule is None else job.schedule.timezone
     yield "jitter", None if job.schedule is None else _span(job.schedule.jitter)
+    yield "enabled", job.enabled
     yield "handler", job.handler
     yield "payload", job.payload
     for name, value in job.policy.to_dict(complete=True).items():

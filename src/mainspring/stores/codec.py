@@ -417,6 +417,7 @@ JOB: Table[Job] = Table(
         Field("webhook", WEBHOOK, sparse=True),
         Field("origins", _value("origins"), sparse=True),
         Field("file", TEXT, sparse=True),
+        Field("stated_enabled", FLAG, sparse=True),
     ],
     unstored=frozenset({"unreadable"}),
 )

@@ -257,7 +257,8 @@ async def test_a_file_of_an_earlier_schema_gets_its_lists(
         policy = Policy.make(after=("root",))
         job = replace(a_job("behind"), policy=policy, tags=("t",), description="Über")
         for made in (job_row(job), {**job_row(a_job("damaged")), "body": "{"}):
-            del made["origins"], made["file"], made["rate"]  # they came later
+            for later in ("origins", "stated_enabled", "file", "rate"):
+                del made[later]
             connection.execute(*_insertion("mainspring_jobs", made, made.values()))
     monkeypatch.setattr(schema, "MIGRATIONS", known)
     async with opened(path) as store:

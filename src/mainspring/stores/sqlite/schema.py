@@ -186,8 +186,11 @@ FROM mainspring_terms;
 DROP TABLE mainspring_terms;
 """
 
-# Which policy options are a job's own, and which were defaults.
-_ADD_ORIGINS = "ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT"
+# Which policy options are a job's own, and which were defaults; and whether it states `enabled`.
+_ADD_ORIGINS = """
+ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT;
+ALTER TABLE mainspring_jobs ADD COLUMN stated_enabled INTEGER;
+"""
 
 # Counters of ended runs: `start` is 0 for the totals of a job, else when a period began. The job
 # '' stands for all jobs together. Runs that ended before are counted here, once, as totals alone.

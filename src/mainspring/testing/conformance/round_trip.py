@@ -149,6 +149,7 @@ JOB = Job(
         signing=(SigningSecret(Sealed("k1", "bmV3")), SigningSecret(Sealed("k0", "b2xk"), AT)),
     ),
     origins={"retries": "job", "timeout": "defaults"},
+    stated_enabled=False,
 )
 
 VALUES: list[Any] = [
