@@ -91,8 +91,8 @@ def test_doctests_print_what_the_page_shows(page: Path) -> None:
 def test_pages_of_tests_pass_under_pytest(page: Path, tmp_path: Path) -> None:
     python = [one.text for one in blocks(page) if one.language == "python"]
     (tmp_path / "test_page.py").write_text("\n\n".join(python))
-    # A few tests of the conformance suite are enough here: tests/conformance runs them all.
-    chosen = ["-k", "not (TestMyStore or OwnClock) or due or priority"]
+    # The suite on a clock that really passes takes minutes: a few of its tests are enough here.
+    chosen = ["-k", "not OwnClock or due or priority"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, str(tmp_path)],
         cwd=tmp_path,

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -98,9 +100,6 @@ async def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path)
         assert found in (acknowledged, acknowledged + 1)  # the last answer may have been lost
         acknowledged = found
     await bucket.close()
-    await bucket.open()
-    assert not list((path / ".mainspring").glob("new-*"))
-    await bucket.close()
 
 
 async def test_what_a_killed_writer_left_is_removed_and_never_read(tmp_path: Path) -> None:
@@ -108,12 +107,42 @@ async def test_what_a_killed_writer_left_is_removed_and_never_read(tmp_path: Pat
     bucket = await opened(path)
     await bucket.put("a", b"1", expected_etag=None)
     await bucket.close()
-    for number in range(32):
-        (path / ".mainspring" / f"new-{number:02}").write_bytes(b"half of an obj")
+    for name, age in (("old", 4000), ("young", 10)):  # the young one's writer may be alive
+        file = path / ".mainspring" / f"new-{name}"
+        file.write_bytes(b"half of an obj")
+        os.utime(file, (time.time() - age,) * 2)
     await bucket.open()
-    assert [file.name for file in (path / ".mainspring").glob("new-*")] == []
+    assert [file.name for file in (path / ".mainspring").glob("new-*")] == ["new-young"]
     assert [found.key for found in await bucket.list_objects("")] == ["a"]
     await bucket.close()
+
+
+async def test_a_writer_that_is_stopped_while_the_disk_works_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it loses when it goes on: its condition no longer holds."""
+    slow, other = await opened(tmp_path), await opened(tmp_path)
+    etag = await slow.put("a", b"1", expected_etag=None)
+    write, stopped, goes_on = directory_bucket._write_durably, Event(), Event()
+
+    def stop(file: Path, *parts: bytes) -> None:
+        write(file, *parts)
+        if b"slow" in parts:
+            stopped.set()
+            goes_on.wait(60)
+
+    monkeypatch.setattr(directory_bucket, "_write_durably", stop)
+    writing = asyncio.create_task(slow.put("a", b"slow", expected_etag=etag))
+    await asyncio.to_thread(stopped.wait, 60)
+    assert await other.put("a", b"other", expected_etag=etag) is not None
+    goes_on.set()
+    assert await writing is None
+    found = await slow.get("a")
+    assert isinstance(found, Blob)
+    assert found.data == b"other"
+    assert not list((tmp_path / ".mainspring").glob("new-*"))
+    for bucket in (slow, other):
+        await bucket.close()
 
 
 async def test_a_lock_that_is_held_too_long_is_unavailable(

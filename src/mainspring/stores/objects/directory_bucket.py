@@ -1,14 +1,15 @@
 """`file:///dir`: a directory as a bucket, with a compare-and-swap made of file locks and renames.
 
     DIR/SHARD/head              an object: one line with its entity tag and size, then its content
-    DIR/.mainspring/lock-NN     held while an object is written or deleted; each key has one of them
-    DIR/.mainspring/new-NN      the next version of an object, until it is renamed into its place
+    DIR/.mainspring/lock-NN     held while an object is replaced or deleted; each key has one
+    DIR/.mainspring/new-ETAG    the next version of an object, until it is renamed into its place
 
-A writer takes the lock of the key, compares the entity tag, writes the new version completely,
-flushes it to the disk, and renames it into its place. A rename is atomic, so a reader sees the old
-version or the new one and never a part. The kernel releases the lock of a writer that dies. What it
-had written stays in `new-NN`, which nobody reads: the next holder of the lock overwrites it, and
-`open` deletes it.
+A writer writes the new version completely and flushes it to the disk. Then it takes the lock of the
+key, compares the entity tag, and renames the new version into its place. A rename is atomic, so a
+reader sees the old version or the new one and never a part. The lock is not held while the disk
+works: a process that is stopped (SIGSTOP, a debugger) while it holds the lock blocks all writers,
+and so that is rare. The kernel releases the lock of a writer that dies. What it had written stays
+in `new-ETAG`, which nobody reads; `open` deletes it later.
 
 The directory belongs to one machine, whose clock is the storage's clock. Any number of its
 processes may use it at once.
@@ -65,6 +66,8 @@ _LOCK_PAUSE: Final = 0.005
 """A writer tries to get a lock so often, after pauses of up to so many seconds: 10 s on average.
 It does not wait in the kernel, because a process that was stopped while it held the lock would
 block the threads of this one for ever."""
+_LEFTOVER_AGE: Final = 3600
+"""Seconds after which a new version that was never renamed is what a dead writer left."""
 _TEMPORARY_ERRNOS: Final = frozenset(
     {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EMFILE}
 )
@@ -176,11 +179,11 @@ class DirectoryBucket:
 
     def _remove_leftovers(self) -> None:
         """Delete what writers left that were killed before they could rename it."""
+        now = SystemClock().now().timestamp()
         for file in self._own_folder.glob("new-*"):
-            number = int(file.name.partition("-")[2])
-            if (descriptor := self._try_lock(number)) is not None:
-                file.unlink(missing_ok=True)
-                os.close(descriptor)
+            with suppress(FileNotFoundError):
+                if now - file.stat().st_mtime > _LEFTOVER_AGE:
+                    file.unlink()
 
     def _get(self, key: str, unless_etag: str | None) -> Blob | Unchanged | None:
         file = self._file(key)
@@ -198,16 +201,20 @@ class DirectoryBucket:
 
     def _put(self, key: str, data: bytes, expected_etag: str | None) -> str | None:
         file = self._file(key)
-        number = zlib.crc32(key.encode()) % _LOCKS
+        if _etag_of(file) != expected_etag:
+            return None
         self._make_directories(file.parent)
-        with self._locked(number):
-            if _etag_of(file) != expected_etag:
-                return None
-            etag = secrets.token_hex(16)
-            new = self._own_folder / f"new-{number:02}"
+        etag = secrets.token_hex(16)
+        new = self._own_folder / f"new-{etag}"
+        try:
             _write_durably(new, b"mainspring object %b %015d\n" % (etag.encode(), len(data)), data)
-            new.rename(file)
-            _flush_directory(file.parent)
+            with self._locked(zlib.crc32(key.encode()) % _LOCKS):
+                if _etag_of(file) != expected_etag:
+                    return None
+                new.rename(file)
+        finally:
+            new.unlink(missing_ok=True)
+        _flush_directory(file.parent)
         return etag
 
     def _delete(self, keys: Sequence[str]) -> None:
