@@ -71,6 +71,7 @@ async def test_what_another_worker_has_or_code_defines_is_left_to_it(file: str) 
         await ended(scheduler, await scheduler.enqueue("free"))
         await ended(scheduler, await scheduler.enqueue("free", delay="1s"))
         assert [(await scheduler.get_run(run)).state for run in left] == [State.PENDING] * 2
+        assert (await scheduler.explain(left[0].id)).code == "no_handler"
         async with other_program() as other:
             assert [(await ended(other, run)).result for run in left] == ["own", "own"]
 

@@ -128,8 +128,11 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     seen_at: datetime | None = None
     has_default_handler: bool = False
 
-    def takes(self, handler: str, queue: str) -> bool:
-        has_handler = handler in self.handlers or self.has_default_handler
+    def takes(self, handler: str, queue: str, owner: Owner | None = None) -> bool:
+        """Whether it can run runs of this handler in this queue. A default handler runs no job
+        whose `owner` is code."""
+        by_default = self.has_default_handler and owner is not Owner.CODE
+        has_handler = handler in self.handlers or by_default
         if self.memory_limit_reached or not has_handler:
             return False
         return self.queues is None or queue in self.queues
@@ -178,7 +181,7 @@ def without_worker(jobs: Iterable[Job], workers: list[LiveWorker]) -> list[Job]:
         job
         for job in jobs
         if job.unreadable is None
-        and not any(worker.takes(job.handler, job.policy.queue) for worker in workers)
+        and not any(worker.takes(job.handler, job.policy.queue, job.owner) for worker in workers)
     ]
 
 
@@ -368,7 +371,9 @@ class LiveWorkers:
         """Whether to fire a job that is due. True while the store has not answered for so long that
         it is not known who is alive; at the start a job of others waits for the first answer.
         `this_worker` is made once for many jobs: it names all handlers."""
-        if not self._has_searched and not this_worker.takes(job.handler, job.policy.queue):
+        if not self._has_searched and not this_worker.takes(
+            job.handler, job.policy.queue, job.owner
+        ):
             return False
         if self._has_worker(job, this_worker) is not False:
             self._forget_job_without_worker(job.id)
@@ -389,7 +394,7 @@ class LiveWorkers:
             self._with_waiting_run.add(job_id)
 
     def _has_worker(self, job: Job, this_worker: LiveWorker) -> bool | None:
-        if this_worker.takes(job.handler, job.policy.queue):
+        if this_worker.takes(job.handler, job.policy.queue, job.owner):
             return True
         age = None if self._read_at is None else self._engine.clock.monotonic() - self._read_at
         if age is None or age > KNOWN_FOR:

@@ -201,7 +201,7 @@ def on_nodes(run: Run, job: Job, now: datetime, workers: Iterable[LiveWorker]) -
     """The run; of an `each_node` job one for each of the workers that can run it."""
     if not job.policy.each_node:
         return (run,)
-    able = [worker for worker in workers if worker.takes(job.handler, run.queue)]
+    able = [worker for worker in workers if worker.takes(job.handler, run.queue, job.owner)]
     # A default handler serves only what no worker has a handler of its own for.
     own = [worker for worker in able if job.handler in worker.handlers]
     return on_each_node(run, [worker.id for worker in own or able], now)

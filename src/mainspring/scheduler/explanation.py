@@ -496,7 +496,9 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if node is not None and node not in _ids(workers):
         text = f"its node {node} is gone: the run ends within two minutes"
         return _of_run(run, Reason.NODE_GONE, text, node=node)
-    if node is None and not any(worker.takes(run.handler, run.queue) for worker in workers):
+    owner = None if job is None else job.owner
+    able = [worker for worker in workers if worker.takes(run.handler, run.queue, owner)]
+    if node is None and not able:
         code, why = _lacking(run.handler, run.queue, workers)
         return _of_run(run, code, why, workers=_ids(workers))
     if job is not None and (held := await _find_blocker(engine, run, job, now)) is not None:
@@ -505,7 +507,6 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if node is not None:
         text = f"{due}, and its node {node} was not free yet"
         return _of_run(run, Reason.NO_CAPACITY, text, node=node)
-    able = [worker for worker in workers if worker.takes(run.handler, run.queue)]
     text = f"{due}, and no worker that can run it was free yet"
     return _of_run(run, Reason.NO_CAPACITY, text, workers=_ids(able))
 
