@@ -23,7 +23,7 @@ def test_a_request_is_sent_again_as_it_was_kept() -> None:
         }
     )
     assert words(command) == [
-        *("curl", "-X", "PUT", "https://example.com/a?b=$HOME"),
+        *("curl", "-g", "-X", "PUT", "https://example.com/a?b=$HOME"),
         *("-H", f"X-One: {NASTY}", "-H", "X-One: two", "--data-raw", NASTY),
     ]
 

@@ -55,7 +55,8 @@ def test_every_route_is_declared_as_the_rule_says() -> None:
 def test_only_changes_are_declared_as_changes() -> None:
     changes = {place for place, access in ROUTES.items() if access.is_change and place[0] != "GET"}
     assert {place for place in ROUTES if place[0] != "GET"} - changes == {
-        ("POST", "/api/v1/schedules/preview")
+        ("POST", "/api/v1/schedules/preview"),
+        ("DELETE", "/api/v1/session"),
     }
 
 

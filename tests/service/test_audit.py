@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mainspring.service.audit import AuditLog
+from mainspring.service.audit import AuditLog, Change
 from tests.support.service import WEBHOOK, Api, Make
+
+
+def change(path: str) -> Change:
+    return Change(key=None, address="127.0.0.1", method="POST", path=path, status=200)
 
 
 async def entries(api: Api) -> list[tuple[str | None, str, str, int]]:
@@ -69,6 +73,32 @@ async def test_what_a_request_created_is_logged(api: Api) -> None:
     assert f"Created a job: {job}" in (await api.get("/audit")).text
 
 
+async def test_what_was_done_is_logged_where_the_path_does_not_say_it(api: Api) -> None:
+    jobs = [{**WEBHOOK, "id": name} for name in ("a", "b")]
+    await api.ok("POST", "/api/v1/jobs/bulk", json={"jobs": [*jobs, {}]})
+    run = await api.scheduler.enqueue("greet")
+    for method, path, body in (
+        ("PATCH", "jobs/a", {"schedule": "@daily", "enabled": False}),
+        ("PATCH", "jobs/a", {"rotateSecret": True}),
+        ("POST", "jobs/bulk", {"action": "delete", "ids": ["a", "b", "none"]}),
+        ("POST", "runs/bulk", {"action": "cancel", "ids": [run.id]}),
+        ("POST", "chains", {"links": [{"jobId": "greet"}, {"jobId": "report"}]}),
+    ):
+        await api.app.state.service.audit.flush()
+        await api.ok(method, f"/api/v1/{path}", json=body)
+    await api.app.state.service.audit.flush()
+    found = (await api.ok("GET", "/api/v1/audit"))["items"]
+    assert [entry["detail"] for entry in reversed(found)] == [
+        "create 2 of 3 jobs: a, b",
+        "enabled, schedule",
+        "rotateSecret",
+        "delete 2 of 3 jobs: a, b",
+        f'cancel 1 of 1 run: {{"ids":["{run.id}"]}}',
+        "greet, report",
+    ]
+    assert "Changed many jobs: delete 2 of 3 jobs: a, b" in (await api.get("/audit")).text
+
+
 async def test_only_an_admin_reads_it(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     _, text = await api.app.state.service.keys.create("ada", "write")
@@ -79,7 +109,7 @@ async def test_only_an_admin_reads_it(make: Make) -> None:
 async def test_pages_of_the_log_follow_each_other(api: Api) -> None:
     log: AuditLog = api.app.state.service.audit
     for number in range(5):
-        log.record(None, "127.0.0.1", "POST", f"/{number}", 200)
+        log.record(change(f"/{number}"))
         await log.flush()
     first = await api.ok("GET", "/api/v1/audit?limit=3")
     rest = await api.ok("GET", f"/api/v1/audit?limit=3&cursor={first['nextCursor']}")
@@ -98,6 +128,6 @@ async def test_a_store_that_is_away_delays_no_answer(
 
     log: AuditLog = api.app.state.service.audit
     monkeypatch.setattr(log._notes, "now", away)
-    log.record(None, "", "POST", "/x", 200)
+    log.record(change("/x"))
     await log.flush()
     assert "the audit log lost 1 entry: away" in caplog.text

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import prometheus_client
+import pytest
 import yaml
 
 from mainspring.core.model import Attempt, Outcome, replace
@@ -23,6 +25,12 @@ from mainspring.testing.store_calls import put_job
 from tests.support.engine import SwitchableFaults
 from tests.support.service import LONG, Api, Make, sample_scheduler, until
 from tests.support.service_calls import finished
+
+
+@pytest.fixture(autouse=True)
+def no_cached_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TEXT_CACHE_SECONDS", 0.0)
+
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _SAMPLE = re.compile(r'([a-z_]+)(\{([a-z]+="(?:[^"\\\n]|\\.)*",?)*\})? (\S+)')
@@ -281,3 +289,23 @@ async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(worki
     for name in re.findall(r"mainspring_\w+", dashboard + alerts):
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         assert base in there or name in there, name
+
+
+async def test_scrapes_within_a_second_share_one_text(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TEXT_CACHE_SECONDS", 1.0)
+    clock, written = FakeClock(), []
+    write = prometheus_client.generate_latest
+
+    def counted(registry: Any) -> bytes:
+        written.append(1)
+        return write(registry)
+
+    monkeypatch.setattr(module, "generate_latest", counted)
+    api: Api = await make(workers=0, service_clock=clock)
+    await asyncio.gather(*(api.get("/metrics") for _ in range(10)))
+    assert len(written) == 1
+    clock.advance(timedelta(seconds=1))
+    await api.get("/metrics")
+    assert len(written) == 2

@@ -42,7 +42,7 @@ WRONG: dict[str, list[Any]] = {
     "after": [5, [""]],
     "afterFailure": ["never"],
     "retention": ["long", -1],
-    "history": [0, "all"],
+    "history": [-1, "all"],
     "tags": [5, ["a\0"]],
     "metadata": [5, {"name": "x"}, {"a": NAN}],
     "endpoint": [5, "ftp://example.org"],

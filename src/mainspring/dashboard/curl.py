@@ -19,7 +19,10 @@ LARGEST_BODY = 32 * 1024
 
 def request_command(request: Mapping[str, Any]) -> str:
     """Sends the request of a webhook's attempt again, as far as it was kept."""
-    lines = [f"curl -X {quote(str(request.get('method', 'POST')))} {quote(str(request['url']))}"]
+    lines = [
+        # -g: brackets and braces in a URL are no patterns
+        f"curl -g -X {quote(str(request.get('method', 'POST')))} {quote(str(request['url']))}"
+    ]
     for name, value in header_pairs(request.get("headers")):
         if name.lower() not in _SET_BY_CURL:
             lines.append(f"-H {quote(f'{name}: {value}')}")

@@ -19,12 +19,12 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from mainspring.core.clock import Clock
 from mainspring.service.access import DRY_RUN, Access, CheckedRoute
 from mainspring.service.api_keys import Key
 from mainspring.service.dependencies import SAFE_METHODS, Service
 from mainspring.service.middleware import host_name
-from mainspring.service.problems import ApiError, FieldError, local_path
+from mainspring.service.problems import ApiError, FieldError, local_path, too_many
+from mainspring.service.rate_limiter import RateLimiter
 from mainspring.service.sessions import session_cookie
 from mainspring.service.settings import is_loopback
 from mainspring.stores.url_redaction import without_password
@@ -42,33 +42,10 @@ DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 10
 BODIES_BYTES = 32 * 1024 * 1024
 """Bytes that the bodies of all requests may have together, or four of the largest."""
 WRONG_KEYS_A_MINUTE = 30
+BYTES_A_TOKEN = 64 * 1024
+"""So many bytes of a response after the first so many count as one more request."""
 UNKNOWN_PATH = Access("read", is_change=False)
 """What a request for a path that does not exist needs: strangers learn nothing of the paths."""
-
-
-class RateLimiter:
-    """A token bucket for each name: `rate` tokens a second, and up to `burst` saved."""
-
-    MAX_NAMES = 10_000
-
-    def __init__(self, rate: float, burst: float, clock: Clock) -> None:
-        self._rate, self._burst, self._clock = rate, burst, clock
-        self._left: dict[str, tuple[float, float]] = {}
-
-    def _tokens(self, name: str, now: float) -> float:
-        left, at = self._left.get(name, (self._burst, now))
-        return min(self._burst, left + (now - at) * self._rate)
-
-    def take(self, name: str) -> float:
-        """Take a token. Returns 0, or if none is left how many seconds to wait for the next."""
-        now = self._clock.monotonic()
-        left = self._tokens(name, now)
-        wait = max(0.0, (1 - left) / self._rate)
-        self._left.pop(name, None)
-        self._left[name] = (left if wait else left - 1, now)
-        if len(self._left) > self.MAX_NAMES:  # the name that was used longest ago
-            del self._left[next(iter(self._left))]
-        return wait
 
 
 class Admission:
@@ -109,6 +86,11 @@ class Admission:
         finally:
             held.release()
 
+    def charge(self, key: Key, size: int) -> None:
+        """Count the bytes of a response towards the rate of its key: long lists cost more."""
+        if size > BYTES_A_TOKEN:
+            self._rates.charge(key.id, size / BYTES_A_TOKEN - 1)
+
     async def refuse_unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for a path that does not exist."""
         if scope["type"] == "http":
@@ -124,8 +106,11 @@ class Admission:
         key = await self._key_of(access, scope, headers)
         if key is None:
             return
-        if wait := self._rates.take(key.id):
-            raise _too_many("this key makes too many requests", wait)
+        state = scope.setdefault("state", {})
+        wait = self._rates.take(key.id)
+        state["rate"] = self._rates.state(key.id)
+        if wait:
+            raise too_many("this key makes too many requests, or too large ones", wait)
         if not key.allows(access.needed):
             raise ApiError(
                 403,
@@ -134,7 +119,7 @@ class Admission:
                 f" {access.needed}`)",
                 code="scope_too_small",
             )
-        scope.setdefault("state", {})["key"] = key
+        state["key"] = key
 
     def _check_started(self) -> None:
         """Refuse requests until the scheduler is started. Nobody runs the lifespan of a mounted
@@ -207,7 +192,7 @@ class Admission:
         """Count a key or a session that is not valid. Refuse the request if there were many."""
         client = (scope.get("client") or ("unknown",))[0]
         if wait := self._wrong_keys.take(client):
-            raise _too_many("too many wrong keys came from this address", wait)
+            raise too_many("too many wrong keys came from this address", wait)
 
     def _log_wrong_key(self) -> None:
         """Say which store has no such key, at most once a minute. The client must not learn it."""
@@ -394,11 +379,6 @@ def _is_local(headers: Headers) -> bool:
     """Whether the request was made on this machine, and not passed on by a proxy."""
     local_name = is_loopback(host_name(headers.get("host", "")))
     return local_name and not any(name in headers for name in PROXY_HEADERS)
-
-
-def _too_many(why: str, wait: float) -> ApiError:
-    seconds = max(1, round(wait + 0.5))
-    return ApiError(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
 
 def _replay(message: Message, receive: Receive) -> Receive:

@@ -157,6 +157,12 @@ class ApiKeys:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
 
+    async def is_only_admin(self, key_id: str) -> bool:
+        """Whether this key is valid and of the scope admin, and no other is."""
+        now = await self._notes.now()
+        admins = {key.id for key in await self.list() if key.usable(now) and key.scope == "admin"}
+        return admins == {key_id}
+
     async def any_exists(
         self, max_age: float = CACHE_SECONDS, *, cached_if_away: bool = False
     ) -> bool:

@@ -74,7 +74,7 @@ def create_app(
     install_error_handlers(app)
     parts = (jobs, runs, schedules, firing, events, health, keys, sessions, docs, compat_routes)
     add_routes(app, *(part.router for part in parts))
-    app.add_middleware(RequestChecks, service=service)
+    app.add_middleware(RequestChecks, service=service, charge=admission.charge)
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app
 

@@ -19,7 +19,7 @@ from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, NoteStore
 
-__all__ = ["RETENTION", "AuditEntry", "AuditLog"]
+__all__ = ["RETENTION", "AuditEntry", "AuditLog", "Change"]
 
 log = logging.getLogger("mainspring.service")
 
@@ -28,12 +28,14 @@ RETENTION = timedelta(days=90)
 MOST_WAITING = 10_000
 """Entries that may wait for a store that is away."""
 
+LONGEST_DETAIL = 500
+
 _LAST = 2**63 - 1
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
     """`key` and `key_name` are empty where no key was needed, `created` (an id) where the request
-    created nothing that it did not name in its path."""
+    created nothing that it did not name in its path, `detail` where the path says it all."""
 
     at: datetime
     key: str
@@ -43,29 +45,34 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     path: str
     status: int
     created: str = ""
+    detail: str = ""
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """A request that changed something. `detail` says what, where the path does not."""
+
+    key: Key | None
+    address: str
+    method: str
+    path: str
+    status: int
+    created: str = ""
+    detail: str = ""
 
 
 class AuditLog:
     def __init__(self, notes: NoteStore) -> None:
         self._notes = notes
-        self._waiting: list[tuple[Key | None, str, str, str, int, str]] = []
+        self._waiting: list[Change] = []
         self._writing: asyncio.Task[None] | None = None
         self._dropped = 0
 
-    def record(
-        self,
-        key: Key | None,
-        address: str,
-        method: str,
-        path: str,
-        status: int,
-        created: str = "",
-    ) -> None:
+    def record(self, change: Change) -> None:
         """Write an entry soon."""
         if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
             return
-        self._waiting.append((key, address, method, path, status, created))
+        self._waiting.append(change)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
 
@@ -80,7 +87,7 @@ class AuditLog:
             try:
                 now = await self._notes.now()
                 await asyncio.gather(
-                    *(self._notes.put_note(_note(_entry(now, *one))) for one in batch)
+                    *(self._notes.put_note(_note(_entry(now, change))) for change in batch)
                 )
             except MainspringError as error:
                 log.error("the audit log lost %s: %s", _entries(len(batch)), error)
@@ -99,24 +106,18 @@ def _entries(count: int) -> str:
     return plural(count, "entry", "entries")
 
 
-def _entry(
-    now: datetime,
-    key: Key | None,
-    address: str,
-    method: str,
-    path: str,
-    status: int,
-    created: str,
-) -> AuditEntry:
+def _entry(now: datetime, change: Change) -> AuditEntry:
+    key = change.key
     return AuditEntry(
         at=now,
         key="" if key is None else key.id,
         key_name="" if key is None else key.name,
-        address=address,
-        method=method,
-        path=path[:500],
-        status=status,
-        created=created,
+        address=change.address,
+        method=change.method,
+        path=change.path[:500],
+        status=change.status,
+        created=change.created,
+        detail=change.detail[:LONGEST_DETAIL],
     )
 
 

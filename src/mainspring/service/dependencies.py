@@ -23,6 +23,7 @@ from mainspring.service.api_keys import ApiKeys, Key
 from mainspring.service.audit import AuditLog
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
+from mainspring.service.rate_limiter import RateLimiter
 from mainspring.service.schemas.json_format import WrongFormat, read_datetime
 from mainspring.service.schemas.run import can_be_run_id
 from mainspring.service.sessions import Sessions
@@ -36,6 +37,9 @@ its clients need no change."""
 
 DRY_RUN = "dryRun"
 """A parameter that every route accepts as false; the middleware refuses it where it is true."""
+
+SIGN_INS_A_MINUTE = 10
+"""How often one key may begin a session: each leaves an entry in the audit log."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY_PARAMETER_PATHS = ("/api/observability/health", "/api/v1/health")
@@ -86,6 +90,7 @@ class Service:
         self.keys = ApiKeys(self.client, self.clock)
         self.sessions = Sessions(self.client, self.keys, self.clock)
         self.audit = AuditLog(self.client)
+        self.sign_ins = RateLimiter(SIGN_INS_A_MINUTE / 60, SIGN_INS_A_MINUTE, self.clock)
         self.metrics = Metrics(self.client, self.clock)
 
     @property
@@ -128,6 +133,11 @@ def path_of(request: Request, path: str) -> str:
 def note_created(request: Request, id: str) -> None:
     """Let the audit log say what the request created."""
     request.scope.setdefault("state", {})["created"] = id
+
+
+def note_detail(request: Request, detail: str) -> None:
+    """Let the audit log say what the request did, where its path does not."""
+    request.scope.setdefault("state", {})["detail"] = detail
 
 
 async def _job_path(id: str) -> str:

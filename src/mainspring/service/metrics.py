@@ -43,6 +43,7 @@ OTHER = "other"
 NODE_RUNS = "each_node"
 """The label `handler` of due runs that each wait for one worker."""
 
+TEXT_CACHE_SECONDS = 1.0
 STORE_CACHE_SECONDS = 5.0
 """How long figures from the store are reused, so that several scrapers cost it one read."""
 
@@ -81,6 +82,8 @@ class Metrics:
         self._read_at: float | None = None
         self._health_at: float | None = None
         self._reading = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._text: tuple[float, bytes] | None = None
         self._make_instruments()
         for name in (*_ENDED, *_BEFORE_END, *_BREAKER, "ownership.lost", "job.removed"):
             client.on(name, self._count_event)
@@ -189,10 +192,15 @@ class Metrics:
     async def text(self) -> bytes:
         """The series in Prometheus' text format.
 
-        A thread writes it: with 500 jobs it takes 150 ms, and other requests go on meanwhile.
+        A thread writes it: with 500 jobs it takes 150 ms, and other requests go on meanwhile. All
+        scrapes within a second get the same text: its CPU time is that of the scheduler too.
         """
-        await self._read()
-        return await asyncio.to_thread(generate_latest, self)
+        async with self._writing:
+            now = self._clock.monotonic()
+            if self._text is None or now - self._text[0] >= TEXT_CACHE_SECONDS:
+                await self._read()
+                self._text = (now, await asyncio.to_thread(generate_latest, self))
+            return self._text[1]
 
     def collect(self) -> Iterator[Metric]:
         """The series without the times of creation, which prometheus-client adds to each and which

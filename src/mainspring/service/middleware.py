@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from h11 import LocalProtocolError
@@ -14,6 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.service.access import CheckedRoute
+from mainspring.service.api_keys import Key
+from mainspring.service.audit import Change
 from mainspring.service.dependencies import SAFE_METHODS, Service
 from mainspring.service.problems import ApiError, local_path, problem_response, wants_page
 from mainspring.service.settings import is_loopback
@@ -34,8 +37,9 @@ SECURITY_HEADERS = {
 class RequestChecks:
     """The middleware. It is plain ASGI."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, charge: Callable[[Key, int], None]) -> None:
         self._app = app
+        self._charge = charge
         self._service = service
         self._hosts = service.settings.hosts
 
@@ -71,27 +75,38 @@ class RequestChecks:
         method = scope["method"]
 
         async def sending(message: Message) -> None:
+            state = scope.get("state", {})
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
+                if (rate := state.get("rate")) is not None:
+                    for name, number in rate._asdict().items():
+                        headers[f"ratelimit-{name}"] = str(number)
                 self._service.metrics.count_response(method, message["status"])
                 if _is_change(scope) and message["status"] < 400:
-                    client = (scope.get("client") or ("",))[0]
-                    state = scope.get("state", {})
-                    self._service.audit.record(
-                        state.get("key"),
-                        client,
-                        method,
-                        local_path(scope),
-                        message["status"],
-                        state.get("created", ""),
-                    )
+                    self._audit(scope, message["status"])
+            elif "key" in state and not state.get("limits_unread"):  # an event stream
+                self._charge(state["key"], len(message.get("body", b"")))
             # The server itself has answered a request that broke HTTP half way.
             with contextlib.suppress(LocalProtocolError):
                 await send(message)
 
         return sending
+
+    def _audit(self, scope: Scope, status: int) -> None:
+        state = scope.get("state", {})
+        self._service.audit.record(
+            Change(
+                key=state.get("key"),
+                address=(scope.get("client") or ("",))[0],
+                method=scope["method"],
+                path=local_path(scope),
+                status=status,
+                created=state.get("created", ""),
+                detail=state.get("detail", ""),
+            )
+        )
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse requests whose Host is another name: a page of another site can have a DNS name

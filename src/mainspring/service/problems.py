@@ -52,6 +52,7 @@ __all__ = [
     "local_path",
     "problem_document",
     "problem_response",
+    "too_many",
     "wants_page",
 ]
 
@@ -127,6 +128,11 @@ class ApiError(Exception):
         """Several fields may share a sentence, such as those that exclude each other."""
         sentences = dict.fromkeys(one.sentence() for one in errors)
         return cls(422, "; ".join(sentences), errors=errors)
+
+
+def too_many(why: str, wait: float) -> ApiError:
+    seconds = max(1, round(wait + 0.5))
+    return ApiError(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
 
 def problem_response(found: ApiError, scope: Scope) -> Response:
@@ -256,10 +262,14 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 def _allowed(request: Request) -> list[str]:
     """The methods of all routes of this path. The framework names those of the first route
     alone."""
-    methods: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
+    routes = [
+        route
+        for route in request.app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    # `/jobs/bulk` is not the job that is called bulk.
+    routes = [route for route in routes if not route.param_convertors] or routes
+    methods = {method for route in routes for method in route.methods or ()}
     if "GET" in methods:
         methods.add("HEAD")
     return sorted(methods)

@@ -1,8 +1,8 @@
 """Sessions of people who signed in with an API key: a cookie that stands for the key.
 
-The key itself stays out of the browser. The store keeps a hash of the cookie and the id of the key,
-as a note that expires. A session ends when it expires, when its person signs out, or when its key
-is revoked or expires.
+The key itself stays out of the browser. The store keeps a note of each key with the hashes of its
+cookies, so the sessions of a key are bounded. A session ends when it expires, when its person signs
+out, or when its key is revoked or expires.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from starlette.datastructures import Headers
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Note
-from mainspring.errors import Conflict
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key, NoteStore
 
 __all__ = ["SESSION_TTL", "Sessions", "cookie_name", "session_cookie"]
@@ -26,6 +25,8 @@ HOST_PREFIX = "__Host-"
 of another port or subdomain can put its own in place."""
 KIND = "session"
 SESSION_TTL = timedelta(hours=12)
+MAX_SESSIONS = 20
+"""How many sessions a key may have at once."""
 MOST_CACHED = 1000
 
 
@@ -39,13 +40,28 @@ class Sessions:
         self._known: dict[str, tuple[float, str]] = {}
 
     async def create(self, key: Key) -> tuple[str, datetime]:
-        """Begin a session. Returns the cookie's text and when the session ends."""
-        text = secrets.token_urlsafe(32)
-        ends = await self._notes.now() + SESSION_TTL
-        note = Note(kind=KIND, name=_hash(text), value={"key": key.id}, expires_at=ends)
-        if await self._notes.put_note(note) is None:
-            raise Conflict("a session with the same random text exists; try again")
-        return text, ends
+        """Begin a session. Returns the cookie's text and when the session ends. The oldest session
+        of the key ends if it has as many as it may."""
+        text = f"{key.id}.{secrets.token_urlsafe(32)}"
+        while True:
+            now = await self._notes.now()
+            ends = now + SESSION_TTL
+            note = await self._notes.note(KIND, key.id)
+            sessions = {hash: end for hash, end in _sessions(note).items() if end > now}
+            newest = sorted(sessions, key=sessions.__getitem__)[-(MAX_SESSIONS - 1) :]
+            kept = {hash: sessions[hash] for hash in newest}
+            if await self._put(key.id, note, {**kept, _hash(text): ends}):
+                return text, ends
+
+    async def _put(self, key_id: str, note: Note | None, sessions: dict[str, datetime]) -> bool:
+        fresh = Note(
+            kind=KIND,
+            name=key_id,
+            value={"sessions": sessions},
+            version=0 if note is None else note.version,
+            expires_at=max(sessions.values()),
+        )
+        return await self._notes.put_note(fresh) is not None
 
     async def key(self, text: str) -> Key | None:
         """The key that the session stands for, if both are valid now."""
@@ -64,21 +80,45 @@ class Sessions:
         read_at, key_id = self._known.get(name, (None, ""))
         if read_at is not None and self._clock.monotonic() - read_at <= max_age:
             return key_id
-        now = self._clock.monotonic()
-        note = await self._notes.note(KIND, name)
+        at = self._clock.monotonic()
+        key_id = _key_id(text)
+        note = await self._notes.note(KIND, key_id) if key_id else None
         self._known.pop(name, None)
-        if note is None or note.value is None:
+        ends = _sessions(note).get(name)
+        if ends is None or ends <= await self._notes.now():
             return None
-        key_id = str(note.value["key"])
-        self._known[name] = (now, key_id)
+        self._known[name] = (at, key_id)
         if len(self._known) > MOST_CACHED:
             del self._known[next(iter(self._known))]
         return key_id
 
     async def end(self, text: str) -> None:
-        name = _hash(text)
-        await self._notes.remove_note(KIND, name)
+        name, key_id = _hash(text), _key_id(text)
+        while True:
+            note = await self._notes.note(KIND, key_id) if key_id else None
+            sessions = dict(_sessions(note))
+            if sessions.pop(name, None) is None:
+                break
+            if not sessions:
+                await self._notes.remove_note(KIND, key_id)
+                break
+            if await self._put(key_id, note, sessions):
+                break
         self._known.pop(name, None)
+
+
+def _key_id(text: str) -> str:
+    """The id of the key in a cookie's text; empty if it is no such text."""
+    key_id = text.partition(".")[0]
+    return key_id if len(key_id) == 12 and key_id.isascii() and key_id.isalnum() else ""
+
+
+def _sessions(note: Note | None) -> dict[str, datetime]:
+    """The sessions of a note, by the hash of their text: when each ends."""
+    if note is None or note.value is None:
+        return {}
+    sessions: dict[str, datetime] = note.value["sessions"]
+    return sessions
 
 
 def cookie_name(headers: Headers) -> str:

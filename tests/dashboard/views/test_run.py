@@ -116,7 +116,7 @@ async def test_a_webhook_shows_request_and_response_with_secrets_masked(working:
     assert "X-Plain: it's <b>" in plain
     [command] = re.findall(r'<pre id="curl"[^>]*>(.*?)</pre>', page, re.S)
     words = shlex.split(html.unescape(command).replace("\\\n", " "))
-    assert words[:4] == ["curl", "-X", "POST", called.url]
+    assert words[:5] == ["curl", "-g", "-X", "POST", called.url]
     assert "X-Plain: it's <b>" in words
     assert not any("topsecret" in word for word in words)
     assert words[words.index("--data-raw") + 1].startswith('{"evil"')

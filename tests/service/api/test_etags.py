@@ -174,7 +174,6 @@ RULE = "DTSTART:20270101T090000\nRRULE:FREQ=DAILY;COUNT=3"
         "DTSTART:20290601T090000\nRRULE:FREQ=DAILY;COUNT=3",
         f"{RULE}\nEXDATE:20270102T090000",
         f"{RULE}\nRDATE:20270109T090000",
-        "RRULE:FREQ=DAILY;COUNT=3",
     ],
 )
 async def test_every_line_of_a_rule_is_part_of_the_etag(api: Api, other: str) -> None:

@@ -620,3 +620,32 @@ async def test_effect_once_is_shown_and_can_be_changed(api: Api) -> None:
     sent = {**WEBHOOK, "executionType": "EFFECT_ONCE"}
     found = await refused(api, "POST", "/api/v1/jobs", 422, json=sent)
     assert [one["field"] for one in found["errors"]] == ["executionType"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**WEBHOOK, "headers": {"X-Team": "data"}},
+        {"endpoint": "https://a.example/", "every": "90s", "breaker": None},
+        {"endpoint": "https://a.example/", "runAt": "2099-05-01T10:00:00Z", "tags": ["a"]},
+        {"handler": "greet", "schedule": None, "payload": {"name": "Ada"}},
+        {"handler": "greet", "schedule": "RRULE:FREQ=DAILY", "timezone": "Asia/Tokyo"},
+    ],
+)
+async def test_a_job_that_was_read_can_be_sent_as_a_copy(api: Api, fields: Any) -> None:
+    await api.ok("POST", "/api/v1/jobs", json={**fields, "id": "first"})
+    read = await job(api, "first")
+    copy = await api.ok("POST", "/api/v1/jobs", json={**read, "id": "copy", "name": None})
+    own = {"id", "name", "origins", "createdAt", "updatedAt", "nextRunAt", "signingSecret"}
+    assert {name: copy[name] for name in copy if name not in own} == {
+        name: read[name] for name in read if name not in own
+    }
+
+
+async def test_a_copy_of_a_job_with_secrets_needs_them_again(api: Api) -> None:
+    read = await job(api, await created(api, id="first"))
+    told = await refused(api, "POST", "/api/v1/jobs", 422, json={**read, "id": "copy"})
+    assert "there is none for Authorization at this host" in told["detail"]
+    two = {**read, "id": "copy", "headers": {}, "secretHeaders": [], "every": 7000}
+    told = await refused(api, "POST", "/api/v1/jobs", 422, json=two)
+    assert {one["field"] for one in told["errors"]} == {"schedule", "every"}

@@ -74,18 +74,22 @@ async def audit(
         "audit.html",
         page="audit",
         title="Audit log",
-        entries=[(one, describe_change(one.method, one.path, one.created)) for one in page.items],
+        entries=[
+            (one, describe_change(one.method, one.path, one.created, one.detail))
+            for one in page.items
+        ],
         older=page.cursor,
         is_newest=cursor is None,
         kept_days=RETENTION.days,
     )
 
 
-def describe_change(method: str, path: str, created: str = "") -> str | None:
+def describe_change(method: str, path: str, created: str = "", detail: str = "") -> str | None:
     """What a request did, in words. None for an address that has none here."""
     asked = f"{method} " + re.sub(r"^.*?/api/(v1/)?", "", path)
     for pattern, words in CHANGES.items():
         if found := re.fullmatch(pattern, asked):
             text = words.format(*map(unquote, found.groups()))
-            return f"{text}: {created}" if created else text
+            more = detail if not created else f"{created} ({detail})" if detail else created
+            return f"{text}: {more}" if more else text
     return None

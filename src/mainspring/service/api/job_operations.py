@@ -21,7 +21,7 @@ from mainspring.errors import (
     MainspringError,
 )
 from mainspring.scheduler.definitions import is_stored_as
-from mainspring.service.dependencies import Service, caller, note_created
+from mainspring.service.dependencies import Service, caller, note_created, note_detail
 from mainspring.service.idempotency import REFUSALS, IdempotentRequest
 from mainspring.service.problems import (
     ApiError,
@@ -38,6 +38,7 @@ from mainspring.service.schemas.job import (
     etag,
 )
 from mainspring.service.schemas.job_options import (
+    changed_names,
     document_faults,
     job_changes,
     job_options,
@@ -118,7 +119,7 @@ async def _created_before(service: Service, id: str) -> Job:
 
 
 async def update_job(
-    service: Service, id: str, body: JobUpdateBody, if_match: str | None
+    service: Service, request: Request, id: str, body: JobUpdateBody, if_match: str | None
 ) -> tuple[Job, str | None]:
     """Change a job. Returns it, and its new signing secret if one was asked for."""
     secret = new_signing_secret() if body.sent.get("rotate_secret") else None
@@ -134,6 +135,7 @@ async def update_job(
             raise ApiError.of_fields(*faults)
         if secret is not None:  # in the same edit as the others: all is done, or nothing
             changes["signing_secret"] = secret
+        note_detail(request, ", ".join(changed_names(job, body)))
         with _named_fields(body), contextlib.suppress(JobChanged):
             return await service.client.update_job(id, expected_version=job, **changes), secret
     raise Conflict(f"job {id!r} is changed by other requests all the time; try again")

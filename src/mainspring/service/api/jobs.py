@@ -7,11 +7,21 @@ from typing import Annotated, Any, Literal
 from fastapi import Header, Query, Request, Response
 
 from mainspring.core import model
+from mainspring.core.plurals import plural
 from mainspring.core.schedules.base import moment
 from mainspring.errors import InvalidInput
 from mainspring.service.access import access
 from mainspring.service.api import job_operations as operations
-from mainspring.service.dependencies import JobPath, Limit, ServiceDep, path_of, read_moment
+from mainspring.service.api.lists import list_response, read_offset
+from mainspring.service.dependencies import (
+    Cursor,
+    JobPath,
+    Limit,
+    ServiceDep,
+    note_detail,
+    path_of,
+    read_moment,
+)
 from mainspring.service.problems import ApiError, FieldError, problem_document
 from mainspring.service.router import api_router
 from mainspring.service.schemas.backfill import Backfill, BackfillBody, backfill_document
@@ -28,6 +38,7 @@ from mainspring.service.schemas.job import (
     PrunedOrphans,
     RenderedRequest,
     TriggerBody,
+    brief_job_document,
     etag,
     job_document,
 )
@@ -129,34 +140,38 @@ async def list_jobs(
         ),
     ] = "id",
     descending: Annotated[bool, Query(description="The last first.")] = False,
+    payloads: Annotated[
+        bool, Query(description="With the `payload` and the `body` of each job.")
+    ] = False,
     limit: Limit = 50,
-    offset: Annotated[
-        int, Query(ge=0, le=1_000_000, description="Leave out so many. For any order.")
-    ] = 0,
-    cursor: Annotated[
-        str | None,
-        Query(
-            max_length=500,
-            description="The `nextCursor` of the page before. Only in the order of ids.",
-        ),
-    ] = None,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Leave out so many.")] = 0,
+    cursor: Cursor = None,
 ) -> Response:
-    if cursor is not None and (order != "id" or descending):
-        why = "is for lists in the order of ids; use offset"
-        raise ApiError.of_fields(FieldError.predicate("cursor", why))
-    page = await service.client.list_jobs(
-        tag=tag,
-        queue=queue,
-        enabled=enabled,
-        search=search,
-        order=_ORDERS[order],
-        descending=descending,
-        limit=limit,
-        cursor=cursor,
-        offset=offset,
-    )
-    items = [job_document(job) for job in page.items]
-    return json_response({"items": items, "nextCursor": page.cursor})
+    """A page ends early when it has 4 MiB; `nextCursor` gives the rest."""
+    chosen: dict[str, Any] = {
+        "tag": tag,
+        "queue": queue,
+        "enabled": enabled,
+        "search": search,
+        "order": _ORDERS[order],
+        "descending": descending,
+    }
+
+    async def read(count: int, cursor: str | None) -> model.Page[model.Job]:
+        if order == "id" and not descending:
+            start = 0 if cursor else offset
+            return await service.client.list_jobs(
+                **chosen, limit=count, cursor=cursor, offset=start
+            )
+        start = offset if cursor is None else read_offset(cursor)
+        page = await service.client.list_jobs(**chosen, limit=count + 1, offset=start)
+        more = len(page.items) > count
+        return model.Page(page.items[:count], str(start + count) if more else None)
+
+    def document(job: model.Job) -> dict[str, Any]:
+        return job_document(job) if payloads else brief_job_document(job)
+
+    return await list_response(read, document, limit=limit, cursor=cursor)
 
 
 @router.post(
@@ -165,9 +180,11 @@ async def list_jobs(
     summary="Create, pause, resume, trigger or delete many jobs",
 )
 @access("write")
-async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
+async def bulk_jobs(body: JobsBulkBody, service: ServiceDep, request: Request) -> Response:
     items = await operations.bulk_jobs(service, body)
-    done = sum(one.problem is None for one in items)
+    ids = [str(item.job_id) for item in items if item.problem is None]
+    done = len(ids)
+    note_detail(request, f"{body.action} {done} of {plural(len(items), 'job')}: {', '.join(ids)}")
     return json_response(
         {
             "matched": len(items),
@@ -185,9 +202,10 @@ async def bulk_jobs(body: JobsBulkBody, service: ServiceDep) -> Response:
 )
 @access("write")
 async def prune_orphans(
-    service: ServiceDep, dry_run: PruneDryRun = False, force: Force = False
+    service: ServiceDep, request: Request, dry_run: PruneDryRun = False, force: Force = False
 ) -> Response:
     orphans = await service.client.prune_orphans(dry_run=dry_run, force=force)
+    note_detail(request, ", ".join(job.id for job in orphans))
     return json_response({"jobs": [job.id for job in orphans], "removed": not dry_run})
 
 
@@ -207,9 +225,10 @@ async def update_job(
     id: JobPath,
     body: JobUpdateBody,
     service: ServiceDep,
+    request: Request,
     if_match: IfMatch = None,
 ) -> Response:
-    return _job(*await operations.update_job(service, id, body, if_match))
+    return _job(*await operations.update_job(service, request, id, body, if_match))
 
 
 @router.delete("/{id}", status_code=204, summary="Delete a job; running work may end")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import Query, Response
+from fastapi import Query, Request, Response
 
 from mainspring.core import model
 from mainspring.core.model import Page, State
+from mainspring.core.plurals import plural
 from mainspring.engine.bulk_operations import Matched
 from mainspring.errors import JobNotFound
 from mainspring.service.access import access
+from mainspring.service.api.lists import list_response
 from mainspring.service.dependencies import (
     Cursor,
     Limit,
@@ -19,6 +21,7 @@ from mainspring.service.dependencies import (
     Service,
     ServiceDep,
     in_utc,
+    note_detail,
     read_moment,
 )
 from mainspring.service.problems import ApiError, FieldError
@@ -64,19 +67,22 @@ async def list_runs(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    page = await find_runs(
-        service,
-        job=job,
-        state=state,
-        failing=failing,
-        timed_out=timed_out,
-        since=since,
-        until=until,
-        limit=limit,
-        cursor=cursor,
-    )
-    items = [run_document(run) for run in page.items]
-    return json_response({"items": items, "nextCursor": page.cursor})
+    """A page ends early when it has 4 MiB; `nextCursor` gives the rest."""
+
+    async def read(count: int, cursor: str | None) -> Page[model.Run]:
+        return await find_runs(
+            service,
+            job=job,
+            state=state,
+            failing=failing,
+            timed_out=timed_out,
+            since=since,
+            until=until,
+            limit=count,
+            cursor=cursor,
+        )
+
+    return await list_response(read, run_document, limit=limit, cursor=cursor)
 
 
 @router.post(
@@ -85,8 +91,11 @@ async def list_runs(
     summary="Cancel, retry or delete many runs",
 )
 @access("write")
-async def bulk_runs(body: RunsBulkBody, service: ServiceDep) -> Response:
-    return json_response(camel_case(await _act_on_runs(service, body)))
+async def bulk_runs(body: RunsBulkBody, service: ServiceDep, request: Request) -> Response:
+    done = await _act_on_runs(service, body)
+    chosen = body.model_dump_json(include={"ids", "match"}, exclude_unset=True, by_alias=True)
+    note_detail(request, f"{body.action} {done.done} of {plural(done.matched, 'run')}: {chosen}")
+    return json_response(camel_case(done))
 
 
 @router.get("/runs/{id}", response_model=Run, summary="Read a run with its attempts")
@@ -152,7 +161,8 @@ async def delete_run(id: RunPath, service: ServiceDep) -> Response:
     summary="Run jobs one after the other",
 )
 @access("write")
-async def enqueue_chain(body: ChainBody, service: ServiceDep) -> Response:
+async def enqueue_chain(body: ChainBody, service: ServiceDep, request: Request) -> Response:
+    note_detail(request, ", ".join(link.job_id for link in body.links))
     links = [(link.job_id, link.payload) for link in body.links]
     try:
         runs = await service.client.chain(*links, after_failure=body.after_failure)

@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from mainspring.service.access import access
 from mainspring.service.api_keys import Key
 from mainspring.service.dependencies import ServiceDep, by_session, key_of
-from mainspring.service.problems import ApiError
+from mainspring.service.problems import ApiError, too_many
 from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
@@ -29,6 +29,8 @@ async def begin_session(service: ServiceDep, request: Request) -> Response:
     if by_session(request):  # it would never end
         why = "a session begins with an API key: send the header 'Authorization: Bearer ms_…'"
         raise ApiError(409, why)
+    if wait := service.sign_ins.take(key.id):
+        raise too_many("this key signs in too often", wait)
     text, ends = await service.sessions.create(key)
     answer = json_response(_document(key, to_iso(ends)), 201)
     _set_cookie(request, answer, text)
@@ -42,7 +44,7 @@ async def get_session(request: Request) -> Response:
 
 
 @router.delete("", status_code=204, summary="Sign out")
-@access("read", is_change=True)
+@access("read")
 async def end_session(service: ServiceDep, request: Request) -> Response:
     if (text := session_cookie(request.headers)) is not None:
         await service.sessions.end(text)

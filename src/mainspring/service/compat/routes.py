@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
+from msgspec import Raw
 from pydantic import AfterValidator
 
-from mainspring.core.model import Job, State
+from mainspring.core.model import Job, Page, State
 from mainspring.service.access import access
 from mainspring.service.api import job_operations
 from mainspring.service.api.health import read_health, read_statistics
 from mainspring.service.api.jobs import IdempotencyKey, IfMatch
+from mainspring.service.api.lists import read_items
 from mainspring.service.compat.documents import (
     Created,
     Done,
@@ -31,6 +33,7 @@ from mainspring.service.compat.documents import (
     scheduler_state,
 )
 from mainspring.service.dependencies import COMPATIBILITY, JobPath, Service, ServiceDep, path_of
+from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.router import api_router
 from mainspring.service.schemas.job import JobBody, JobUpdateBody, etag
 from mainspring.service.schemas.json_format import json_response
@@ -68,9 +71,21 @@ async def list_jobs(
     page: Annotated[int, Query(ge=1, le=1_000_000)] = 1,
     limit: PageLimit = 20,
 ) -> Response:
-    jobs = await service.client.list_jobs(limit=limit, offset=(page - 1) * limit, with_total=True)
-    paging = {"page": page, "limit": limit, "total": jobs.total}
-    return json_response({"success": True, "data": list(map(compat_job, jobs.items)), **paging})
+    total = 0
+
+    async def read(count: int, cursor: str | None) -> Page[Job]:
+        nonlocal total
+        start = (page - 1) * limit if cursor is None else int(cursor)
+        found = await service.client.list_jobs(limit=count, offset=start, with_total=True)
+        total = found.total or 0
+        return Page(found.items, str(start + count) if start + count < total else None)
+
+    jobs, more = await read_items(read, compat_job, limit=limit, cursor=None)
+    if more is not None and len(jobs) < limit:
+        why = f"is too large: {len(jobs)} of these jobs fill a response; ask for fewer"
+        raise ApiError.of_fields(FieldError.predicate("limit", why))
+    paging = {"page": page, "limit": limit, "total": total}
+    return json_response({"success": True, "data": list(map(Raw, jobs)), **paging})
 
 
 @router.get("/jobs/{id}", response_model=JobAnswer, summary="Read a job")
@@ -82,9 +97,13 @@ async def get_job(id: JobPath, service: ServiceDep) -> Response:
 @router.put("/jobs/{id}", response_model=JobAnswer, summary="Change a job; what is left out stays")
 @access("write")
 async def update_job(
-    id: JobPath, body: JobUpdateBody, service: ServiceDep, if_match: IfMatch = None
+    id: JobPath,
+    body: JobUpdateBody,
+    service: ServiceDep,
+    request: Request,
+    if_match: IfMatch = None,
 ) -> Response:
-    return _job_answer(*await job_operations.update_job(service, id, body, if_match))
+    return _job_answer(*await job_operations.update_job(service, request, id, body, if_match))
 
 
 @router.delete("/jobs/{id}", response_model=Done, summary="Delete a job; running work may end")

@@ -27,6 +27,14 @@ class Audit(Document):
         str | None,
         Field(description="The id of the job, run or API key that the request created."),
     ]
+    detail: Annotated[
+        str | None,
+        Field(
+            description="What was done, where the path does not say it: the fields of a job that"
+            " changed, or the action on many and whom it concerned.",
+            examples=["schedule, enabled"],
+        ),
+    ]
 
 
 class AuditList(Document):
@@ -44,4 +52,5 @@ def audit_document(entry: AuditEntry) -> dict[str, Any]:
         "path": entry.path,
         "status": entry.status,
         "createdId": entry.created or None,
+        "detail": entry.detail or None,
     }

@@ -167,10 +167,16 @@ class TolerantBody(Body):
         """The JSON object, under the API's names."""
         return self._as_sent
 
+    @classmethod
+    def clean(cls, value: Any) -> Any:
+        """The JSON object without what means nothing in it."""
+        return value
+
     @model_validator(mode="wrap")
     @classmethod
     def _keep_type_errors(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
         errors: list[ErrorDetails] = []
+        value = cls.clean(value)
         try:
             body = read(value)
         except ValidationError as error:

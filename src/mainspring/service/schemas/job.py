@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import lru_cache
@@ -772,13 +773,42 @@ _EXAMPLE = {spec.alias: spec.example for spec in _SENT if spec.name in _IN_EXAMP
 
 @takes(*_SENT)
 class JobBody(TolerantBody):
-    """A new job."""
+    """A new job. Fields that the service sets (`owner`, `nextRunAt`, …) may be sent as they were
+    read from another job, and mean nothing."""
 
     model_config = ConfigDict(
         json_schema_extra={"additionalProperties": False, "examples": [_EXAMPLE]}
     )
 
+    @classmethod
+    def clean(cls, value: Any) -> Any:
+        """A job that was read can be sent as a copy, with another id: its schedule is then in two
+        fields that say the same, and `handler` names the built-in one."""
+        if not isinstance(value, dict):
+            return value
+        copied = {name: item for name, item in value.items() if name not in _NEVER_SENT}
+        schedule = copied.get("schedule")
+        if schedule is not None:
+            for name, same in (("every", _same_interval), ("runAt", operator.eq)):
+                if copied.get(name) is not None and same(schedule, copied[name]) is True:
+                    del copied[name]
+        if copied.get("endpoint") is not None and copied.get("handler") == "webhook":
+            del copied["handler"]
+        return copied
 
+
+def _same_interval(schedule: Any, every: Any) -> bool:
+    if isinstance(every, bool) or not isinstance(every, int | float):
+        return False
+    try:
+        return bool(_interval_text(timedelta(milliseconds=every)) == schedule)
+    except (OverflowError, ValueError):
+        return False
+
+
+_NEVER_SENT = frozenset(
+    {*(spec.alias for spec in JOB if spec.sent is None), "signingSecret", "version"}
+)
 _READ_ONLY = frozenset(
     {
         *(spec.alias for spec in JOB if spec.sent is None),
@@ -932,6 +962,18 @@ def job_document(job: model.Job) -> dict[str, Any]:
     document = document_of((ID, *JOB), job)
     if job.webhook is not None:
         document |= document_of(WEBHOOK, job.webhook)
+    return document
+
+
+_BRIEF_JOB = tuple(spec for spec in JOB if spec.name != "payload")
+_BRIEF_WEBHOOK = tuple(spec for spec in WEBHOOK if spec.name != "body")
+
+
+def brief_job_document(job: model.Job) -> dict[str, Any]:
+    """A job without its payload and body, as lists show it."""
+    document = document_of((ID, *_BRIEF_JOB), job)
+    if job.webhook is not None:
+        document |= document_of(_BRIEF_WEBHOOK, job.webhook)
     return document
 
 

@@ -38,6 +38,7 @@ from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks.service import HANDLER, masked_headers
 
 __all__ = [
+    "changed_names",
     "document_faults",
     "job_changes",
     "job_options",
@@ -171,6 +172,11 @@ def document_faults(body: TolerantBody, job: Job | None = None) -> list[FieldErr
         why = "name is a field of its own: give it beside metadata, not in it"
         found.append(FieldError("metadata", why))
     return merge_faults(reversed(found))[::-1]
+
+
+def changed_names(job: Job, body: TolerantBody) -> list[str]:
+    """The API's names of the fields that an edit changes."""
+    return sorted(_ALIAS[name] for name in _changed_fields(job, body))
 
 
 def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
