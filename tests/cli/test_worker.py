@@ -381,6 +381,29 @@ def test_a_run_that_grows_past_the_limit_of_each_process_ends_failed(
     assert (answer.json["reason"], len(answer.json["attempts"])) == ("memory", 2)
 
 
+def test_a_worker_ends_whose_event_loop_is_blocked_by_a_run_that_grows(
+    run: Run, start: Start, folder: Path
+) -> None:
+    """It cannot be replaced from the loop; what started it starts it again."""
+    (folder / "blocking.py").write_text(
+        "import time\n"
+        "from mainspring import Scheduler\n"
+        'scheduler = Scheduler("sqlite:///jobs.db", poll="50ms")\n'
+        "@scheduler.job\n"
+        "async def grow() -> None:\n"
+        "    kept = []\n"
+        "    while True:\n"
+        "        kept.append(bytearray(b'x' * 10_000_000))\n"
+        "        time.sleep(0.1)\n"
+    )
+    worker = start("worker", "blocking:scheduler", "--memory-limit", "200MB", "--drain-timeout=1s")
+    worker.wait_for_output(READY)
+    answer = run("enqueue", "grow", "--app", "blocking:scheduler", "--wait", "--json")
+    assert (answer.json["state"], answer.json["reason"]) == ("failed", "memory")
+    assert worker.ends() == 1
+    assert "a handler blocks the event loop and does not stop" in worker.output
+
+
 @pytest.mark.parametrize(("file", "words"), [("1d", ("--prune-every", "1s")), ("1s", ())])
 def test_finished_runs_are_deleted_as_often_as_the_option_or_the_file_says(
     run: Run, start: Start, folder: Path, file: str, words: tuple[str, ...]

@@ -258,6 +258,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
         scheduler.start,
         scheduler.stop,
         scheduler.drain_soon,
+        scheduler.memory_drained,
         watch=watch,
         drain_timeout=command.drain_timeout,
     )

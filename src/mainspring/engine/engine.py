@@ -7,6 +7,7 @@ on jobs and runs.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import logging
@@ -88,6 +89,7 @@ class Engine:
         self._warn_of_new_store = warn_of_new_store
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
+        self.memory_drained: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.worker = Worker(self._context, self._on_run_finished)
         self.live_workers = LiveWorkers(
             self._context,
@@ -300,11 +302,12 @@ class Engine:
         )
         self.worker.memory_limit_reached = True
         self._context.emit("worker.memory_limit", used=used, limit=settings.memory_limit)
-        for part in (
-            self.live_workers.announce,
-            lambda: self.drain(timeout=settings.drain_timeout.total_seconds()),
-        ):
-            self._start_component(part)
+        self._start_component(self.live_workers.announce)
+        self._start_component(self._drain_at_memory_limit)
+
+    async def _drain_at_memory_limit(self) -> None:
+        await self.drain(timeout=self._context.settings.drain_timeout.total_seconds())
+        self.memory_drained.set_result(None)
 
     async def _retire(self) -> None:
         """Fire no more slots and let another node lead: this process takes no more runs.

@@ -42,6 +42,7 @@ async def run_until_signal(
     start: Callable[[], Coroutine[Any, Any, object]],
     stop: Stop,
     drain_soon: Callable[[float], Future[None] | None],
+    memory_drained: Callable[[], Future[None]],
     *,
     watch: Callable[[], Awaitable[None]] | None = None,
     started: Callable[[], None] | None = None,
@@ -52,7 +53,9 @@ async def run_until_signal(
     when its lease lapses.
 
     `started` is called once the scheduler runs. `watch` runs meanwhile; when it returns, the
-    scheduler drains too. Returns whether a signal came, also during that drain.
+    scheduler drains too. If a handler still blocks the loop after a drain, also after that of the
+    memory limit (`memory_drained`), the process ends. Returns whether a signal came, also during
+    that drain.
     """
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -86,7 +89,7 @@ async def run_until_signal(
     def end_anyway(why: str) -> None:
         log.error("%s; the process ends now", why)
         logging.shutdown()
-        os._exit(128 + signals[0])
+        os._exit(128 + signals[0] if signals else 1)
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -97,6 +100,7 @@ async def run_until_signal(
             try:
                 if started is not None:
                     started()
+                memory_drained().add_done_callback(end_if_blocked)
                 await _first(asked, watch)
                 show(drain_notice(drain_timeout))
             finally:

@@ -328,6 +328,11 @@ class Scheduler(Client):
             drain.close()
             return None
 
+    def memory_drained(self) -> concurrent.futures.Future[None]:
+        """Is done when this process has reached its memory limit and has drained, also while a
+        handler blocks the program's loop."""
+        return self._running().memory_drained
+
     async def stop(self, *, graceful: bool = True, timeout: Span = "30s") -> None:
         """Claim no more runs, wait for those that run (at most `timeout`), give the rest back,
         close the store. With `graceful=False` it waits for none."""
@@ -352,6 +357,7 @@ class Scheduler(Client):
                 self.start,
                 self.stop,
                 self.drain_soon,
+                self.memory_drained,
                 watch=self._wait_for_memory_limit,
                 started=lambda: self._show_start(f" {HOW_TO_STOP}"),
                 drain_timeout=span,
