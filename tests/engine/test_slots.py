@@ -571,11 +571,32 @@ async def test_run_on_start_gives_one_run_for_two_nodes(shared: SharedStore) -> 
         await asyncio.sleep(20)
         async with nodes[1]:
             await asyncio.sleep(5)
-            assert len(await runs(nodes[0], "warm")) == 1
+            first, shared_start = await runs(nodes[0], "warm")
+    assert first.state is State.SUCCEEDED
+    assert (shared_start.state, shared_start.reason) == (
+        State.SKIPPED,
+        "another node started too",
+    )
+    assert first.worker == shared_start.result["node"]
     await asyncio.sleep(120)
     async with nodes[0]:
         await asyncio.sleep(1)
-        assert len(await runs(nodes[0], "warm")) == 2
+        assert [run.state for run in await runs(nodes[0], "warm")].count(State.SUCCEEDED) == 2
+
+
+@virtual
+async def test_run_on_start_runs_at_each_start_of_a_program_by_itself(shared: SharedStore) -> None:
+    """Also at three starts within a minute: the node before each of them is gone."""
+    for _ in range(3):
+        scheduler = shared.scheduler()
+
+        @scheduler.job(run_on_start=True)
+        async def warm() -> None: ...
+
+        async with scheduler:
+            await asyncio.sleep(5)
+            states = [run.state for run in await runs(scheduler, "warm")]
+    assert states == [State.SUCCEEDED] * 3
 
 
 @virtual

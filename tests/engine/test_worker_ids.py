@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mainspring.engine.worker_ids import host_was_restarted, make_worker_id
+from mainspring.engine.worker_ids import host_was_restarted, make_worker_id, process_is_gone
 
 ME = "web-1:300:aaaa00000003"
 
@@ -36,3 +36,12 @@ def test_a_worker_is_named_by_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_restart_is_known_on_the_same_host_only(worker: str | None, restarted: bool) -> None:
     assert host_was_restarted(worker, ME) is restarted
+
+
+def test_a_process_on_this_host_is_gone_if_its_number_is_free_or_was_used_again() -> None:
+    mine = make_worker_id(random.Random(1))
+    host, pid, end = mine.split(":")
+    assert not process_is_gone(mine, mine)
+    assert process_is_gone(f"{host}:{pid}:{end[:-1]}x", mine)
+    assert process_is_gone(f"{host}:{2**30}:{end}", mine)
+    assert not process_is_gone(f"another:{2**30}:{end}", mine)

@@ -226,7 +226,8 @@ async def test_run_on_start_is_one_run_for_all_instances(instance: Instance) -> 
 
     jobs = {"warm_up": {"schedule": "0 4 1 1 *", "handler": warm_up, "run_on_start": True}}
     async with instance(jobs=jobs) as one, instance(jobs=jobs) as other:
-        [run] = (await one.list_runs(job="warm_up")).items
+        shared_start, run = (await one.list_runs(job="warm_up")).items
+        assert (shared_start.state, shared_start.reason) == ("skipped", "another node started too")
         assert (await other.wait(run.id, timeout="1m")).state is State.SUCCEEDED
     assert started == [run.id]
 

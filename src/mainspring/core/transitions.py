@@ -38,6 +38,7 @@ __all__ = [
     "NODE_GONE",
     "OVERLAP",
     "PAUSED",
+    "STARTED_TOGETHER",
     "SUSPECT_AFTER",
     "UPSTREAM_DELETED",
     "UPSTREAM_FAILED",
@@ -403,6 +404,9 @@ EXPIRED = "expired"
 
 MISFIRE = "misfire"
 """The reason of a skipped run that records slots which were missed."""
+
+STARTED_TOGETHER = "another node started too"
+"""The reason of a skipped run at the start of a node that shares the run of another node."""
 
 PAUSED = "paused"
 """The reason of a skipped run that records slots which passed while all firing was paused."""

@@ -249,10 +249,10 @@ class Engine:
 
     async def _run_on_start(self, drafts: Sequence[Job]) -> None:
         settings = self._context.settings
-        if settings.workers > 0 and settings.enabled:
-            await self.run_operations.run_on_start(
-                [draft.id for draft in drafts if draft.policy.run_on_start]
-            )
+        job_ids = [draft.id for draft in drafts if draft.policy.run_on_start]
+        if job_ids and settings.workers > 0 and settings.enabled:
+            await self.live_workers.announce()  # so that nodes that start too know of this one
+            await self.run_operations.run_on_start(job_ids)
 
     def _loop_executor(
         self, loop: asyncio.AbstractEventLoop, thread_cpu: Callable[[], float] | None

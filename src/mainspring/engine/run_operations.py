@@ -16,7 +16,7 @@ from typing import Any
 from mainspring.core import transitions
 from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
-from mainspring.core.model import Job, Run, Source, State, new_run_id, replace
+from mainspring.core.model import Job, Note, Run, Source, State, new_run_id, replace
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
@@ -25,15 +25,17 @@ from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
 from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
-from mainspring.engine.live_workers import LiveWorkers
+from mainspring.engine.live_workers import LiveWorkers, find_workers
+from mainspring.engine.notes import read_note
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_followers
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
+from mainspring.engine.worker_ids import process_is_gone
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
-from mainspring.stores.protocol import RunQuery
+from mainspring.stores.protocol import NoteWrite, RunQuery
 
 __all__ = ["EnqueueBatch", "RunOperations", "Target", "check_payloads"]
 
@@ -45,9 +47,11 @@ MANY_AT_ONCE = 1000
 Target = tuple[Handler | None, Any]
 """What runs a job: the handler, if this process has it, and the job's own payload."""
 
+START_KIND = "mainspring.start"
+"""The kind of the notes that say which node made the run at the start of a job."""
+
 START_HELD = timedelta(seconds=60)
-"""How long the dedupe key of a run at the start is held: nodes that start within this time make one
-run together."""
+"""How long such a note holds: nodes that start within this time make one run together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,16 +305,55 @@ class RunOperations:
         return await backfill(self._engine, self._live_workers, job, plan, progress)
 
     async def run_on_start(self, job_ids: Sequence[str]) -> None:
-        """Enqueue one run of each job, also if several nodes start within the same minute. None
-        while all firing is paused."""
+        """Enqueue one run of each job. If another node that is alive did so within the last minute,
+        a skipped run says that this node shares that one. None while all firing is paused."""
         if not job_ids or (await read_pause(self._engine.store)).since is not None:
             return
         for job_id in job_ids:
             job = await self._jobs.find_job(job_id)
-            if job is not None and job.unreadable is None and job.enabled:
-                once = CheckedEnqueueOptions(dedupe_key=f"start:{job_id}", dedupe_for=START_HELD)
+            if job is None or job.unreadable is not None or not job.enabled:
+                continue
+            node = None if job.policy.each_node else await self._take_start(job_id)
+            if node is None:
                 handler = self._engine.registry.find(job.handler)  # it was checked when defined
-                await self.enqueue([EnqueueBatch(job_id, [None], once, handler)], UTC, Source.START)
+                start = EnqueueBatch(job_id, [None], CheckedEnqueueOptions(), handler)
+                await self.enqueue([start], UTC, Source.START)
+            else:
+                await self._record_shared_start(job, node)
+
+    async def _take_start(self, job_id: str) -> str | None:
+        """Take the run at the start of a job for this node. Return the node that has taken it
+        within the last minute, if that is alive; None: this node has it."""
+        store, this_worker = self._engine.store, self._engine.settings.worker_id
+        for _ in range(TRIES):
+            note = await read_note(store, START_KIND, job_id)
+            holder = note.value.get("node") if note and isinstance(note.value, dict) else None
+            if isinstance(holder, str) and not process_is_gone(holder, this_worker):
+                alive = {worker.id for worker in await find_workers(store)} - {this_worker}
+                if holder in alive:
+                    return holder
+            version = 0 if note is None else note.version
+            mine = Note(kind=START_KIND, name=job_id, value={"node": this_worker}, version=version)
+            if await store.put_notes([NoteWrite.put(mine, ttl=START_HELD)]) != [None]:
+                return None
+        raise contended(f"the start of job {job_id}")
+
+    async def _record_shared_start(self, job: Job, node: str) -> None:
+        now = await self._engine.store.now()
+        run = make_run(
+            job,
+            run_id=new_run_id(now, self._engine.rng),
+            now=now,
+            source=Source.START,
+            scheduled_at=now,
+            run_at=now,
+            state=State.SKIPPED,
+            finished_at=now,
+            reason=transitions.STARTED_TOGETHER,
+            result={"node": node},
+        )
+        [added] = await self._engine.store.add([run])
+        self._engine.emit("run.skipped", added.run)
 
     def _make_runs(
         self,

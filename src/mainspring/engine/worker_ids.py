@@ -9,17 +9,20 @@ import socket
 from functools import cache
 from pathlib import Path
 
-__all__ = ["host_was_restarted", "make_worker_id", "node_name"]
+__all__ = ["host_was_restarted", "make_worker_id", "node_name", "process_is_gone"]
 
 MOST_CHARACTERS = 100
 """Of a node's name. It is a part of the ids of runs, which have at most 400."""
 
 _NO_BOOT = "0000"
+_made: set[str] = set()  # the ids that this process has made
 
 
 def make_worker_id(rng: random.Random) -> str:
     """`node:pid:boot` and eight random digits; `boot` are four digits of the host's boot id."""
-    return f"{node_name()}:{os.getpid()}:{_boot()}{rng.getrandbits(32):08x}"
+    worker_id = f"{node_name()}:{os.getpid()}:{_boot()}{rng.getrandbits(32):08x}"
+    _made.add(worker_id)
+    return worker_id
 
 
 def node_name() -> str:
@@ -41,6 +44,17 @@ def host_was_restarted(worker: str | None, by: str) -> bool:
         return False
     boot, my_boot = boot[:4], my_boot[:4]
     return boot != my_boot and _NO_BOOT not in (boot, my_boot)
+
+
+def process_is_gone(worker: str, by: str) -> bool:
+    """Whether the process of a worker has certainly ended. Only a worker on the same host can know;
+    otherwise False. In a container a new process often has the id of the one before it."""
+    if host_was_restarted(worker, by):
+        return True
+    (host, pid, *_), (my_host, my_pid, *_) = worker.split(":"), by.split(":")
+    if host != my_host or not Path("/proc/self").exists():
+        return False
+    return worker not in _made if pid == my_pid else not Path("/proc", pid).exists()
 
 
 @cache
