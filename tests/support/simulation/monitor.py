@@ -38,8 +38,9 @@ from mainspring.core.schedules import FixedDelay, Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.engine.breakers import PUT_OFF_REASON
 from mainspring.stores.election import WORKERS
+from mainspring.stores.evaluation import is_claimable
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Store
+from mainspring.stores.protocol import Claim, Store
 from tests.support.simulation.machines import Machine
 
 __all__ = ["INVARIANTS", "Monitor", "Proxy", "Violation"]
@@ -60,6 +61,8 @@ INVARIANTS = {
     "poison": "a lapse is held against a run only if its handler began; a killer is soon found",
     "suspects": "a run that may kill its worker has the worker to itself",
     "turns": "after such a run of a second or more, the others have the worker for as long",
+    "fair": "jobs take turns: none gives a second run to a claim while another one has given none,"
+    " and a worker's next claim goes on behind the job that had the last turn",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
     "rate": "no span of a rate limit's length has more claims than it allows",
@@ -113,6 +116,9 @@ PLAN_HELD = timedelta(seconds=5.1)
 KNOWN = 8.0
 """Seconds that a worker must be alive before every node that fires must know of it."""
 
+MOST_TURNS_LOST = 15
+"""How many claims in a row may not know what the claim before them took."""
+
 Key = tuple[str, int]
 
 
@@ -154,6 +160,9 @@ class Monitor:
     _runs: dict[str, Run] = field(default_factory=dict)
     _jobs: dict[str, Job] = field(default_factory=dict)
     _holders: dict[str, str] = field(default_factory=dict)
+    _turns: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By worker and priority, the job of the run that its last claim took last."""
+    _turns_lost: Counter[str] = field(default_factory=Counter)
     _claimed: dict[Key, float] = field(default_factory=dict)
     _leases: dict[Key, datetime] = field(default_factory=dict)
     _started: set[Key] = field(default_factory=set)
@@ -470,6 +479,38 @@ class Monitor:
         else:
             self._check_unstarted(old, run)
         return False
+
+    def waiting_jobs(self, claim: Claim) -> set[tuple[int, str]]:
+        """The jobs, by priority, whose due runs the claim may take whatever it has taken before."""
+        now = self.clock.now()
+        waiting = {
+            (run.priority, run.job_id)
+            for run in self.store._runs.live.values()
+            if run.run_at <= now and is_claimable(run, claim)
+        }
+        return {
+            (priority, job_id)
+            for priority, job_id in waiting
+            if job_id not in claim.most
+            and ((job := self.store._jobs.get(job_id)) is None or not _is_limited(job))
+        }
+
+    def check_turns(
+        self, author: str, claim: Claim, waiting: set[tuple[int, str]], taken: list[Run]
+    ) -> None:
+        """After a claim. `waiting`: the jobs that had due runs before it."""
+        if last := self._turns.get(author):
+            known = last.items() <= dict(claim.turns).items()  # not if the answer was lost
+            self._turns_lost[author] = 0 if known else self._turns_lost[author] + 1
+        if self._turns_lost[author] > MOST_TURNS_LOST:
+            self.fail("fair", f"{author} claims as if no job had had a turn: {claim.turns}")
+        self._turns[author] = {run.priority: run.job_id for run in taken}
+        gave = Counter((run.priority, run.job_id) for run in taken)
+        passed = {job for job in waiting & self.waiting_jobs(claim) if not gave[job]}
+        for (priority, job_id), count in gave.items():
+            left = sorted(other for at, other in passed if at == priority)
+            if count > 1 and left:
+                self.fail("fair", f"{author} took {count} runs of {job_id}, and none of {left}")
 
     def _check_claim(self, author: str, old: Run, run: Run, now: datetime) -> None:
         self.counted["claimed"] += 1
@@ -1000,8 +1041,12 @@ class _ObservedStore:
         monitor, author = self._monitor, self._author
 
         async def watched(*args: Any, **options: Any) -> Any:
+            waiting = monitor.waiting_jobs(args[0]) if name == "claim" else set()
             try:
-                return await work(*args, **options)
+                answer = await work(*args, **options)
+                if name == "claim" and not monitor.broken.is_set():
+                    monitor.check_turns(author, args[0], waiting, answer.runs)
+                return answer
             finally:
                 if not monitor.broken.is_set():
                     try:
@@ -1011,6 +1056,10 @@ class _ObservedStore:
                         raise
 
         return watched
+
+
+def _is_limited(job: Job) -> bool:
+    return job.policy.concurrency is not None or job.policy.rate is not None
 
 
 def _was_frozen(handling: _Handling) -> bool:

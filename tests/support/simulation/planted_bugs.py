@@ -45,6 +45,7 @@ from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.suspects import Suspects
 from mainspring.engine.sweeper import Sweeper
+from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
 from mainspring.stores import evaluation, protocol, rates
 from mainspring.stores.memory import MemoryStore
@@ -60,6 +61,7 @@ from mainspring.stores.protocol import (
     Renewed,
     RunQuery,
 )
+from mainspring.stores.turns import Turns
 from tests.support.simulation.monitor import Proxy
 from tests.support.simulation.scenario import MakeStore, Report, simulate
 
@@ -706,6 +708,27 @@ def _trial_for_ever() -> Patches:
     return [patch.object(Breakers, "_trials_under_way", all_of_them)]
 
 
+def _backlog_first() -> Patches:
+    right = Turns._rounds
+
+    def rounds(self: Turns[Any], limits: Any) -> Iterator[tuple[str, int]]:
+        for job_id in self._job_ids:
+            alone = copy.copy(self)
+            alone._job_ids = [job_id]
+            yield from right(alone, limits)
+
+    return [patch.object(Turns, "_rounds", rounds)]
+
+
+def _turns_forgotten() -> Patches:
+    right = Worker._make_claim
+
+    def make_claim(self: Worker, *given: Any) -> Claim:
+        return replace(right(self, *given), turns={})
+
+    return [patch.object(Worker, "_make_claim", make_claim)]
+
+
 def _pause_unseen() -> Patches:
     async def read_pause(store: Any) -> FiringPause:
         return FiringPause()
@@ -764,6 +787,10 @@ def _bugs() -> Iterator[Planted]:
     yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
     yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
               make_store=CountThenClaim, first_seed=1)  # fmt: skip
+    yield bug("backlog first", "a job gives all its runs before the next one has a turn", "fair",
+              patches=_backlog_first)  # fmt: skip
+    yield bug("turns forgotten", "each claim of a worker begins with the first job", "fair",
+              patches=_turns_forgotten)  # fmt: skip
     yield bug("claims early", "runs are taken a second before they are due", "early",
               make_store=ClaimsEarly)  # fmt: skip
     yield bug("advance, then add", "a crash between the two loses the slot", "slots",
