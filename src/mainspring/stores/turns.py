@@ -7,7 +7,7 @@ stores differ only in how they find a job's earliest due runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from mainspring.stores.protocol import Claim
@@ -37,23 +37,32 @@ class ClaimLimits:
         rates: RateAllowance,
     ) -> None:
         self.claim = claim
-        self.concurrency = dict(concurrency)
         self.rates = rates
-        self.used = Counter(used)
         self.taken = 0
+        self._concurrency = dict(concurrency)
+        self._used = dict(used)
+        self._taken_of_key: Counter[str] = Counter()
         self._taken_of_job: Counter[str] = Counter()
         self._taken_of_limited = 0
 
     def copy(self) -> ClaimLimits:
-        copied = ClaimLimits(self.claim, self.concurrency, self.used, self.rates.copy())
+        """The same limits (also those that are added later), with what was taken so far."""
+        copied = ClaimLimits(self.claim, {}, {}, self.rates.copy())
+        copied._concurrency, copied._used = self._concurrency, self._used
         copied.taken, copied._taken_of_limited = self.taken, self._taken_of_limited
+        copied._taken_of_key = self._taken_of_key.copy()
         copied._taken_of_job = self._taken_of_job.copy()
         return copied
 
     def add(self, concurrency: Mapping[str, ConcurrencyLimit], used: Mapping[str, int]) -> None:
-        """Add the concurrency limits of further jobs, and what is used of those not known yet."""
-        self.concurrency |= concurrency
-        self.used.update(used)
+        """Add the concurrency limits of further jobs, and the running runs by their keys."""
+        self._concurrency |= concurrency
+        self._used |= used
+
+    @property
+    def counted(self) -> Set[str]:
+        """The keys whose running runs are known."""
+        return self._used.keys()
 
     @property
     def full(self) -> bool:
@@ -65,20 +74,21 @@ class ClaimLimits:
         most = self.claim.most.get(job_id)
         if most is not None:
             left = min(left, most - self._taken_of_job[job_id])
-        limit, starts = self.concurrency.get(job_id), self.rates.left(job_id)
+        limit, starts = self._concurrency.get(job_id), self.rates.left(job_id)
         if limit is not None or starts is not None:
             left = min(left, self.claim.limit - self.claim.ahead - self._taken_of_limited)
         if limit is not None:
-            left = min(left, limit.most - self.used[limit.key])
+            used = self._used.get(limit.key, 0) + self._taken_of_key[limit.key]
+            left = min(left, limit.most - used)
         return left if starts is None else min(left, starts)
 
     def take(self, job_id: str, count: int = 1) -> None:
         self.taken += count
         if job_id in self.claim.most:
             self._taken_of_job[job_id] += count
-        limit = self.concurrency.get(job_id)
+        limit = self._concurrency.get(job_id)
         if limit is not None:
-            self.used[limit.key] += count
+            self._taken_of_key[limit.key] += count
         if limit is not None or self.rates.left(job_id) is not None:
             self._taken_of_limited += count
         self.rates.take(job_id, count)

@@ -231,8 +231,8 @@ def _add_limits(
             concurrency[job_id] = _concurrency_limit(job_id, most, key)
         if rate is not None:
             rates[job_id] = _rate_limit(job_id, rate)
-    keys = {limit.key for limit in concurrency.values()} - limits.used.keys()
-    limits.add(concurrency, _count_used(connection, keys, now))
+    keys = {limit.key for limit in concurrency.values()} - limits.counted
+    limits.add(concurrency, dict.fromkeys(keys, 0) | _count_used(connection, keys, now))
     names = frozenset(limit.name for limit in rates.values())
     if names:
         query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))

@@ -460,6 +460,18 @@ class LimitTests(Suite):
         assert taken[2:] == ["l4", "l3", "l2"]
         assert await self.claim_ids(store, 5) == ["l1", "l0"]
 
+    async def test_many_jobs_at_their_limit_do_not_hide_a_job_behind_them(
+        self, store: Store
+    ) -> None:
+        jobs = [f"j{n:02}" for n in range(60)]
+        for at, job in enumerate(jobs):
+            await self.put(store, job, concurrency=1, concurrency_key=f"k{at // 10}")
+        await store.add([self.run(f"{n}-{job}", job_id=job) for n in range(2) for job in jobs])
+        assert len(await self.claim(store, 4)) == 4
+        assert len(await self.claim(store, 4)) == 2
+        await store.add([self.run("last", job_id="z")])
+        assert await self.claim_ids(store, 1) == ["last"]
+
     async def test_a_limit_may_be_set_and_changed_while_runs_are_running(
         self, store: Store
     ) -> None:
