@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
+from collections.abc import AsyncIterator, Iterator
+
 import pytest
 
-from tests.support.service import WEBHOOK, Api, Make
+from tests.support.browser.page import Page, opened
+from tests.support.service import WEBHOOK, Api, Make, Serve
 from tests.support.service_calls import code, key
 
 # -- host and origin ------------------------------------------------------------------------
@@ -152,3 +157,62 @@ async def test_security_headers_are_on_every_answer(api: Api) -> None:
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "server" not in headers
     assert (await api.get("/api/v1/jobs")).headers["cache-control"] == "no-store"
+
+
+# -- in a browser ---------------------------------------------------------------------------
+
+
+SIGN_IN = """
+fetch("/api/v1/session", {method: "POST", headers: {Authorization: "Bearer %s"}})
+  .then((answer) => answer.status)
+"""
+ATTACK = """
+fetch("http://%s/api/v1/pause", {method: "POST", credentials: "include", mode: "no-cors"})
+  .then(() => "sent", (error) => "failed: " + error)
+"""
+
+
+class OtherPage(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>evil</title>")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def other_port() -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OtherPage)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    async with opened() as browser_page:
+        yield browser_page
+
+
+async def test_a_page_of_another_port_cannot_use_the_session(
+    serve: Serve, page: Page, other_port: int
+) -> None:
+    first = serve()
+    with first.client() as client:
+        body = {"name": "ops", "scope": "admin"}
+        text = client.post("/api/v1/keys", json=body).json()["key"]
+    first.signal()
+    first.ends()
+    served = serve(ALLOWED_HOSTS="127.0.0.1")
+    port = served.url.rpartition(":")[2]
+    await page.go(f"http://127.0.0.1:{port}/docs")
+    assert await page.value(SIGN_IN % text) == 201
+    own = "fetch('/api/v1/resume', {method: 'POST'}).then((answer) => answer.status)"
+    assert await page.value(own) == 200
+    await page.go(f"http://127.0.0.1:{other_port}/")
+    await page.value(ATTACK % f"127.0.0.1:{port}")
+    with served.client() as client:
+        health = client.get("/api/v1/health", headers={"X-Api-Key": text}).json()
+    assert health["pausedSince"] is None

@@ -40,7 +40,7 @@ with client_of.ApiClient(settings) as client:
     assert runs.list_runs(job="mine").next_cursor is None
     health = client_of.HealthApi(client).get_health()
     assert health.status == "healthy", health
-    page = client_of.CompatibilityApi(client).compat_get_jobs("mine")
+    page = client_of.CompatibilityApi(client).compat_get_job("mine")
     assert page.success is True and page.data.id == "mine"
     try:
         jobs.get_job("nobody")
