@@ -1,4 +1,4 @@
-"""The file is deleted, moved, replaced or overwritten while programs use it."""
+"""The file is deleted, moved or replaced while programs use it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from mainspring.core.events import Event, Events
 from mainspring.engine.store_retry import Outages
 from mainspring.errors import (
     StoreDamaged,
-    StoreError,
     StoreFileChanged,
     StoreTooNew,
     StoreUnavailable,
 )
 from mainspring.stores.protocol import Held, RunQuery
-from mainspring.stores.sqlite import SqliteStore, file_identity, schema
+from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.sqlite_store import a_claim, a_run, ids_of, opened, sql
@@ -232,185 +231,6 @@ async def test_the_error_is_told_during_another_outage_too(
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in told] == ["WARNING", "ERROR"]
     assert "newer" in told[1][1]
-
-
-# -- overwritten in place ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def stamped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new stamp with every commit, and no waiting until a doubt is a fact."""
-    monkeypatch.setattr(file_identity, "_STEP_SECONDS", 0)
-    monkeypatch.setattr(file_identity, "_RECOGNITION_GRACE", 0)
-
-
-def checkpoint(path: Path) -> None:
-    sql(path, "PRAGMA wal_checkpoint")
-
-
-def back_up(path: Path) -> Path:
-    backup = path.with_name("backup.db")
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as copy:
-        source.backup(copy)
-    return backup
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
-@pytest.mark.parametrize("made_by", [back_up, lambda path: shutil.copy(path, f"{path}.copy")])
-async def test_a_backup_copied_over_the_file_is_noticed(
-    path: Path, stamped: None, made_by: Callable[[Path], Path]
-) -> None:
-    async with opened(path) as store, opened(path) as other:
-        await store.add([a_run(f"old-{n}") for n in range(10)])
-        checkpoint(path)
-        backup = made_by(path)
-        await store.add([a_run(f"new-{n}") for n in range(10)])
-        checkpoint(path)
-        await other.add([a_run("other")])
-        shutil.copyfile(backup, path)  # as cp does: the same inode, emptied and written again
-        for use in (store, other, store):
-            with pytest.raises(StoreDamaged, match=r"overwritten while it was in use.*copy the"):
-                await use.add([a_run("lost")])
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
-async def test_nothing_is_read_from_a_file_in_doubt(
-    path: Path, stamped: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And reads go on by themselves once the file is recognised."""
-    monkeypatch.setattr(file_identity, "_RECOGNITION_GRACE", 3600)
-    async with opened(path) as store:
-        await store.add([a_run(f"old-{n}") for n in range(10)])
-        checkpoint(path)
-        backup = back_up(path)
-        await store.add([a_run(f"new-{n}") for n in range(10)])
-        checkpoint(path)
-        await store.add([a_run("seen")])
-        right = shutil.copyfile(path, path.with_name("right.db"))
-        shutil.copyfile(backup, path)
-        with pytest.raises(StoreFileChanged, match="does not recognise"):
-            await store.add([a_run("lost")])
-        uses: list[Callable[[], Awaitable[Any]]] = [
-            lambda: ids_of(store),
-            lambda: get_runs(store, ["old-1"]),
-            lambda: store.counts(),
-            lambda: claim_runs(store, a_claim(handlers=frozenset({"nothing due"}))),
-        ]
-        for use in uses:
-            with pytest.raises(StoreFileChanged, match="does not recognise"):
-                await use()
-        shutil.copyfile(right, path)
-        async with asyncio.timeout(30):
-            while True:
-                try:
-                    found = await ids_of(store)
-                    break
-                except StoreFileChanged:
-                    await asyncio.sleep(0.01)
-        assert len(found) == 21
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
-async def test_another_database_copied_over_the_file_is_noticed(path: Path, stamped: None) -> None:
-    other = path.with_name("other.db")
-    async with opened(other) as store:
-        for n in range(30):  # its stamp has a higher number
-            await store.add([a_run(f"run-{n}")])
-    async with opened(path) as store:
-        await store.add([a_run("one")])
-        shutil.copyfile(other, path)
-        with pytest.raises(StoreDamaged):
-            await store.add([a_run("lost")])
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc/self/fd")
-@pytest.mark.parametrize("noticed", [False, True])
-@pytest.mark.parametrize("doubt", [0, 3600])
-async def test_a_store_that_is_closed_writes_nothing_to_a_file_that_was_overwritten(
-    path: Path, stamped: None, noticed: bool, doubt: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_identity, "_RECOGNITION_GRACE", doubt)
-    async with opened(path) as store, opened(path) as other:
-        await store.add([a_run("old")])
-        checkpoint(path)
-        backup = back_up(path)
-        await store.add([a_run("new")])
-        checkpoint(path)
-        await other.add([a_run("in the log")])
-        assert len(await ids_of(store)) == len(await ids_of(other)) == 3
-        shutil.copyfile(backup, path)
-        if noticed:
-            with pytest.raises(StoreError):
-                await store.add([a_run("lost")])
-    left, copied = contents_of(path, backup)
-    assert left == copied
-
-
-def contents_of(*paths: Path) -> list[bytes]:
-    return [path.read_bytes() for path in paths]
-
-
-def overwritten_by_a_backup(path: Path, log_is_left: bool) -> None:
-    """The program that used it has died since."""
-    left = path.with_name("left")
-    left.mkdir()
-
-    async def use() -> None:
-        async with opened(path) as store:
-            await store.add([a_run(f"old-{n}") for n in range(10)])
-            checkpoint(path)
-            shutil.copyfile(path, left / "backup.db")
-            for n in range(3):
-                await store.add([a_run(f"new-{n}")])
-                checkpoint(path)
-            await store.add([a_run("last")])
-            shutil.copyfile(path.with_name("jobs.db-wal"), left / "log")
-
-    asyncio.run(use())
-    shutil.copyfile(left / "backup.db", path)
-    if log_is_left:
-        shutil.copyfile(left / "log", path.with_name("jobs.db-wal"))
-
-
-async def test_a_restart_on_an_overwritten_file_with_the_old_log_is_refused(
-    path: Path, stamped: None
-) -> None:
-    await asyncio.to_thread(overwritten_by_a_backup, path, log_is_left=True)
-    log = path.with_name("jobs.db-wal")
-    before = contents_of(path, log)
-    for _ in range(2):
-        with pytest.raises(StoreDamaged, match="overwritten while it was in use"):
-            await SqliteStore(path).open()
-    assert contents_of(path, log) == before
-    log.unlink()
-    path.with_name("jobs.db-shm").unlink(missing_ok=True)
-    shutil.copyfile(path.with_name("left") / "backup.db", path)
-    async with opened(path) as store:
-        await store.add([a_run("after the restore")])
-        assert len(await ids_of(store)) == 11
-
-
-async def test_a_restored_backup_is_taken(path: Path, stamped: None) -> None:
-    await asyncio.to_thread(overwritten_by_a_backup, path, log_is_left=False)
-    async with opened(path) as store:
-        await store.add([a_run("after the restore")])
-        assert len(await ids_of(store)) == 11
-
-
-async def test_changes_that_do_not_overwrite_the_file_are_accepted(
-    path: Path, stamped: None
-) -> None:
-    """A checkpoint or a VACUUM by another program, and a `touch`, change the file's time."""
-    async with opened(path) as store:
-        for n in range(5):
-            await store.add([a_run(f"run-{n}")])
-            checkpoint(path)
-            await store.add([a_run(f"more-{n}")])
-            os.utime(path)
-            await store.add([a_run(f"again-{n}")])
-            os.chmod(path, 0o600)
-            sql(path, "VACUUM")
-        assert len(await ids_of(store)) == 15
 
 
 async def test_a_second_store_in_the_process_leaves_the_locks_of_the_first(path: Path) -> None:

@@ -7,7 +7,7 @@
     reader.py               reader threads, which writers never block
     handler_transaction.py  `ctx.transaction()`: the handler writes in the writer's place
     file_lock.py            a fair order of writing between processes
-    file_identity.py        notices a file that is deleted, moved, replaced or overwritten in use
+    file_identity.py        notices a file that is deleted, moved or replaced in use
     store_clock.py          the store's clock, which allows for steps of the wall clock
     disk_reserve.py         disk space that is freed when the disk is full
     write_transaction.py    what the operations below work in

@@ -8,7 +8,6 @@ process writes next. Without `fcntl` (Windows) there is only SQLite's busy handl
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -24,8 +23,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["FileLock"]
-
-_NOTE_SIZE = 64
 
 
 class FileLock:
@@ -48,16 +45,6 @@ class FileLock:
         elif self._fd is not None:
             os.close(self._fd)
         self._fd = self._queued = None
-
-    def read_note(self) -> bytes:
-        """The bytes that the processes share in the lock file."""
-        return b"" if self._fd is None else os.pread(self._fd, _NOTE_SIZE, 0)
-
-    def write_note(self, note: bytes) -> None:
-        """Call it while the lock is held. A note that does not fit on the disk is not written."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                os.pwrite(self._fd, note.ljust(_NOTE_SIZE), 0)
 
     def __enter__(self) -> None:
         if self._fd is None:

@@ -8,7 +8,6 @@ database of a program keeps its own `user_version`, so the schema version is als
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 from contextlib import closing
@@ -317,14 +316,6 @@ def connect(path: Path, *, create: bool = False, **options: Any) -> sqlite3.Conn
     )
     # SQLite's own lower() handles only ASCII.
     connection.create_function("small", 1, lambda text: text and text.lower(), deterministic=True)
-    return connection
-
-
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that holds a lock on the file, whatever the file contains."""
-    connection: sqlite3.Connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-    with contextlib.suppress(sqlite3.Error):
-        connection.execute("PRAGMA schema_version")
     return connection
 
 

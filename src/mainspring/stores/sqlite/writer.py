@@ -45,7 +45,6 @@ from mainspring.stores.sqlite.schema import (
     check_file,
     check_version,
     connect,
-    connect_read_only,
     migrate,
 )
 from mainspring.stores.sqlite.store_clock import StoreClock
@@ -60,7 +59,6 @@ _MOST_BATCH_ITEMS = 2_000
 wait long."""
 
 _POLL_SECONDS = 0.02
-_RECHECK_SECONDS = 0.2
 
 _REFUSED_ON_FULL_DISK = (add_runs, fire, put_jobs)
 """The operations that a store on a full disk refuses, so that running work can be recorded."""
@@ -79,7 +77,7 @@ class Writer:
         self._reserve = DiskReserve(
             path.with_name(path.name + "-reserve"), former=path.with_name(path.name + "-ballast")
         )
-        self.identity = FileIdentity(path, clock, self._lock)
+        self.identity = FileIdentity(path)
         self._handler_transactions: deque[SqliteTransaction] = deque()
         self.mailbox = Mailbox()
         self.notifier = Notifier(self.mailbox.wake)
@@ -118,28 +116,16 @@ class Writer:
         self.opened.set_result(None)
         while not self.mailbox.finished:
             self._process_batch()
-        self._close_connection()
+        self._connection.close()
         self._lock.close()
         self.notifier.notify()
         self.ended.set_result(None)
         self._refuse_handler_transactions()
 
-    def _close_connection(self) -> None:
-        """Close the connection. The last connection to be closed moves the log into the file. That
-        must not happen if the file was overwritten, because the log belongs to the old content. So
-        a read-only connection, which cannot move the log, is closed last then."""
-        with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
-            self.identity.check_content(self._connection)
-        guard = connect_read_only(self._path) if self.identity.is_foreign else None
-        self._connection.close()
-        if guard is not None:
-            guard.close()
-
     def _open(self) -> sqlite3.Connection:
         check_file(self._path)
         make_private(self._path)
         self._lock.open()
-        self.identity.check_before_open()
         connection = connect(self._path, create=True)
         try:
             migrate(connection, self._path, self._lock)
@@ -147,7 +133,7 @@ class Writer:
                 connection.execute("BEGIN IMMEDIATE")
                 self.clock.begin(connection)
                 connection.execute("COMMIT")
-                self.identity.remember(connection)
+                self.identity.remember()
         except BaseException:
             connection.close()
             raise
@@ -170,8 +156,6 @@ class Writer:
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
-        if self.identity.is_unrecognised and not group:
-            self._recheck_file()
         if (
             any(work.wakes and error is None for work, _, error in outcomes)
             or self._other_process_wrote()
@@ -183,15 +167,7 @@ class Writer:
     def _wait_seconds(self) -> float | None:
         if self._handler_transactions:
             return 0
-        if self.notifier.awaited:
-            return _POLL_SECONDS
-        return _RECHECK_SECONDS if self.identity.is_unrecognised else None
-
-    def _recheck_file(self) -> None:
-        """Check a file that was not recognised again. Reads are refused meanwhile, so this must
-        happen without a write."""
-        with contextlib.suppress(StoreError, sqlite3.Error, OSError), self._lock:
-            self.identity.check_content(self._connection)
+        return _POLL_SECONDS if self.notifier.awaited else None
 
     def _run_handler_transaction(self, transaction: SqliteTransaction) -> None:
         """Run one handler's transaction. The operations that were queued meanwhile come before the
@@ -200,7 +176,7 @@ class Writer:
             return
         try:
             with self._lock:
-                self.identity.check_content(self._connection)
+                self.identity.check()
                 done = run_handler_transaction(transaction, self._path, self.clock, self.identity)
         except BaseException as error:  # the handler's side must not hang
             transaction.fail(translated(error, self._path))
@@ -210,7 +186,7 @@ class Writer:
             self.notifier.notify()
 
     def _execute_checked(self, group: list[Operation]) -> list[Outcome]:
-        self.identity.check_files()
+        self.identity.check()
         if self._reserve.is_held():
             return self._execute(group)
         return self._execute_without_growth(group)
@@ -226,11 +202,7 @@ class Writer:
 
     def _execute(self, group: list[Operation]) -> list[Outcome]:
         only_claims = all(work.run is claim_runs for work in group)
-        if (
-            only_claims
-            and not self.identity.is_unrecognised
-            and (idle := self._answer_idle_claims(group))
-        ):
+        if only_claims and (idle := self._answer_idle_claims(group)):
             return idle
         try:
             return list(zip(group, self._transact(group), [None] * len(group), strict=True))
@@ -277,11 +249,9 @@ class Writer:
 
     def _in_transaction(self, group: list[Operation], *, one_by_one: bool = False) -> list[Any]:
         with self._lock:
-            self.identity.check_content(self._connection)
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 check_version(self._connection, self._path)
-                self.identity.step(self._connection)
                 now = self.clock.follow(self._connection)
                 tx = WriteTransaction(self._connection, from_us(now), now, one_by_one)
                 results = list(_run(tx, group))
@@ -291,7 +261,7 @@ class Writer:
                     self._connection.execute("ROLLBACK")
                 raise
             # A commit to files that no other program can see is not acknowledged.
-            self.identity.check_content(self._connection)
+            self.identity.check()
         return results
 
     def _other_process_wrote(self) -> bool:
