@@ -147,3 +147,13 @@ async def test_the_loop_works_while_the_description_is_made(
     assert (await api.get("/livez")).status_code == 200
     others.set()
     assert (await asked).json() == {"openapi": "3.1.0"}
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/docs.js", "/docs.css"])
+async def test_what_a_client_has_already_is_not_sent_again(api: Api, path: str) -> None:
+    first = await api.get(path)
+    assert (first.status_code, first.headers["cache-control"]) == (200, "no-cache")
+    same = await api.get(path, headers={"If-None-Match": f'"other", {first.headers["etag"]}'})
+    assert (same.status_code, same.content) == (304, b"")
+    assert same.headers["etag"] == first.headers["etag"]
+    assert (await api.get(path, headers={"If-None-Match": '"other"'})).content == first.content

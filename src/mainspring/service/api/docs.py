@@ -4,6 +4,7 @@ nothing from other hosts."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -26,20 +27,20 @@ _PAGES = Path(__file__).parents[1] / "pages"
 
 @router.get("/docs")
 @access("open")
-async def page() -> Response:
-    return _file("docs.html", "text/html; charset=utf-8")
+async def page(request: Request) -> Response:
+    return _file(request, "docs.html", "text/html; charset=utf-8")
 
 
 @router.get("/docs.js")
 @access("open")
-async def script() -> Response:
-    return _file("docs.js", "text/javascript; charset=utf-8")
+async def script(request: Request) -> Response:
+    return _file(request, "docs.js", "text/javascript; charset=utf-8")
 
 
 @router.get("/docs.css")
 @access("open")
-async def style() -> Response:
-    return _file("docs.css", "text/css; charset=utf-8")
+async def style(request: Request) -> Response:
+    return _file(request, "docs.css", "text/css; charset=utf-8")
 
 
 @router.get("/openapi.json")
@@ -50,15 +51,22 @@ async def openapi(request: Request) -> Response:
     document = await asyncio.to_thread(request.app.openapi)
     if where := request.scope.get("root_path", ""):
         document = {**document, "servers": [{"url": where}]}
-    return Response(encode_json(document), media_type="application/json")
+    return _cacheable(request, encode_json(document), "application/json")
 
 
-def _file(name: str, media_type: str) -> Response:
-    return _page(_read(name), media_type)
+def _file(request: Request, name: str, media_type: str) -> Response:
+    response = _cacheable(request, _read(name), media_type)
+    response.headers["content-security-policy"] = _CSP
+    return response
 
 
-def _page(content: bytes, media_type: str) -> Response:
-    headers = {"content-security-policy": _CSP, "cache-control": "no-cache"}
+def _cacheable(request: Request, content: bytes, media_type: str) -> Response:
+    """The content, or 304 without it if the client has the same already."""
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"cache-control": "no-cache", "etag": tag}
+    known = request.headers.get("if-none-match", "").split(",")
+    if tag in (one.strip().removeprefix("W/") for one in known):
+        return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=media_type)
 
 
