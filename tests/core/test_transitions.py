@@ -256,6 +256,20 @@ class TestRescuing:
             assert after.error is not None
             assert "w1" in after.error
 
+    def test_the_fourth_lapse_is_not_poison_if_a_worker_lives_on_after_one(self) -> None:
+        lost = Attempt(2, "w0", BEGAN, BEGAN, Outcome.LOST)
+        run = running(lapses=3, attempts=(FIRST, lost))
+        for seen, reason in (
+            ({}, "poison"),
+            ({"w0": BEGAN - timedelta(seconds=1), "w2": NOW}, "poison"),
+            ({"w0": BEGAN + timedelta(seconds=1)}, "lapsed"),
+        ):
+            change = transitions.rescued(run, NOW, Delivery.AT_LEAST_ONCE, seen=seen)
+            assert change.set["reason"] == reason
+        again = running(lapses=3, attempts=(lost, Attempt(3, "w1", BEGAN, BEGAN, Outcome.LOST)))
+        change = transitions.rescued(again, NOW, Delivery.AT_LEAST_ONCE)
+        assert change.set["reason"] == "lapsed"  # w1 holds it for the second time
+
     def test_at_most_once_is_lost(self) -> None:
         run = running()
         after = transitions.rescued(run, NOW, Delivery.AT_MOST_ONCE).after(run)

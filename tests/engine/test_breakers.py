@@ -60,9 +60,13 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
         assert states(done).count(State.FAILED) == 1
         assert all(run.attempt == 1 for run in done)
         assert (await scheduler.job_health("call")).breaker == "closed"
-    # A run that is admitted between the end of a trial and its count is another trial.
-    assert recorder.names[:2] == ["breaker.opened", "breaker.half_open"]
-    assert recorder.names[-1] == "breaker.closed"
+    assert recorder.names == [
+        "breaker.opened",
+        "breaker.half_open",
+        "breaker.opened",
+        "breaker.half_open",
+        "breaker.closed",
+    ]
 
 
 def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() -> None:
@@ -171,8 +175,11 @@ async def test_failures_are_counted_over_all_nodes_and_all_of_them_stop(make: Ma
         tried.append(1)
         raise RuntimeError
 
+    async def other() -> None: ...
+
     for node in nodes:
         node.job(id="call", breaker=Breaker(failures=4, reset="1h"))(call)
+        node.job()(other)
     async with nodes[0], nodes[1]:
         for name in ("left", "right", "left", "right"):
             await ended(nodes[0], await nodes[0].enqueue("call", queue=name))
@@ -180,16 +187,19 @@ async def test_failures_are_counted_over_all_nodes_and_all_of_them_stop(make: Ma
             await asyncio.sleep(0.01)
         waiting = [await nodes[0].enqueue("call", queue=name) for name in ("left", "right")]
         for node, run in zip(nodes, waiting, strict=True):
-            async with asyncio.timeout(LONG):
-                while (await node.get_run(run.id)).reason is None:
-                    await asyncio.sleep(0.01)
             health = await node.job_health("call")
             assert health.breaker == "open"
             assert health.breaker_until is not None
-            stored = await node.get_run(run.id)
-            assert (stored.state, stored.attempt) == (State.PENDING, 0)
-            assert stored.run_at == health.breaker_until
-            assert stored.reason == "its circuit breaker is open"
+            async with asyncio.timeout(LONG):  # a worker may claim it once, and gives it back
+                while (await node.explain(run.id)).code != "breaker_open":
+                    await asyncio.sleep(0.01)
+        others = [await nodes[0].enqueue("other", queue=name) for name in ("left", "right")]
+        for node, run, later in zip(nodes, waiting, others, strict=True):
+            await ended(node, later)  # it was claimed after the run that waits, or with it
+            async with asyncio.timeout(LONG):
+                while (stored := await node.get_run(run.id)).state is not State.PENDING:
+                    await asyncio.sleep(0.01)
+            assert (stored.attempt, stored.run_at) == (0, run.run_at)
     assert sorted(recorder[0].names + recorder[1].names) == ["breaker.opened"]
     assert len(tried) == 4
 
@@ -267,8 +277,7 @@ async def test_reset_by_hand_starts_the_runs_that_were_put_off(make: Make) -> No
         await call.enqueue()
         await recorder.until("breaker.opened")
         waiting = await call.enqueue()
-        while (await scheduler.get_run(waiting.id)).reason is None:
-            await asyncio.sleep(0.01)
+        await ended(scheduler, await other.enqueue())
         healthy = True
         assert await scheduler.reset_breaker("call") is True
         assert (await ended(scheduler, waiting)).state is State.SUCCEEDED
@@ -376,18 +385,8 @@ def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> Non
     assert half_open.after([outcome("t", True)])[0] == Circuit()
 
 
-def test_a_trial_that_another_one_follows_before_it_is_counted_still_counts() -> None:
-    second = Circuit(state="half_open", failures=2, trial=("2", 7), earlier=("1", 7))
-    opened_again = Circuit(state="open", failures=3)
-    assert second.after([outcome("1", False)]) == (opened_again, {"1": "opened"})
-    assert second.after([outcome("1", True)]) == (Circuit(), {"1": "closed"})
-    # The second trial ends in the reset time of the first one's failure, and changes nothing.
-    assert second.after([outcome("1", False), outcome("2", True)])[0] == opened_again
-    assert second.after([outcome("2", False), outcome("1", True)])[0] == opened_again
-
-
-def test_a_failed_trial_costs_the_reset_time_though_another_one_has_begun() -> None:
-    """The count of the first trial's end is slow, and another worker claims in between."""
+def test_one_run_is_tried_in_a_reset_time_though_the_count_of_its_end_is_slow() -> None:
+    """Another worker claims in between."""
 
     class SlowCount(MemoryStore):
         slow = False
@@ -416,9 +415,8 @@ def test_a_failed_trial_costs_the_reset_time_though_another_one_has_begun() -> N
             await asyncio.sleep(5)
             await nodes[0].enqueue_many("call", [None] * 20)
             await asyncio.sleep(115)
-        # One failure, and after the reset time a trial and those that begin before it is counted.
+        assert len(began) == 2
         assert began[1] - began[0] > 59
-        assert began[-1] - began[1] < 5
 
     run_virtual(main, steps=1_000_000)
 
@@ -508,7 +506,7 @@ def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() ->
             await asyncio.sleep(21)
             assert len(began) == 2
             stored = (await store.find(RunQuery(job="call", limit=2000))).items
-            assert sum(run.token for run in stored) < 4 * len(runs)  # claims: not one each second
+            assert sum(run.token for run in stored) < 50  # claims: of the trial, and few others
             await asyncio.sleep(5)
             assert len(began) == 1 + len(runs)
 

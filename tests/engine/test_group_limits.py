@@ -1,4 +1,4 @@
-"""Limits of groups of attempts: how many run, how many wait, which jobs are not claimed."""
+"""Limits of groups of attempts: how many run, and which jobs are not claimed."""
 
 from __future__ import annotations
 
@@ -7,85 +7,138 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine.attempt import LocalAttempt
-from mainspring.engine.group_limits import MOST_EXCLUDED_JOBS, GroupLimits
+from mainspring.engine import group_limits
+from mainspring.engine.attempt import AttemptError, LocalAttempt
+from mainspring.engine.group_limits import PROMPT_SECONDS, GroupLimits
+
+CAPACITY = 7
 
 
-class Host:
-    """The group that every attempt here is of. Time goes on as the test says."""
+class Hosts:
+    """Attempts whose jobs are named by their host. Time goes on as the test says."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, *, per_host: int | None = None) -> None:
         self.now = 100.0
-        self.limit = limit
-        self.limits = GroupLimits(2 * limit, lambda: self.now)
+        self.per_host = per_host
+        self.limits = GroupLimits(CAPACITY, lambda: self.now)
         self.running: list[LocalAttempt] = []
 
     def group(self, job: Any) -> str:
-        return "host"
+        return str(job).partition("/")[0]
 
-    def group_limit(self, capacity: int) -> int:
-        return self.limit
+    def group_limit(self) -> int | None:
+        return self.per_host
 
-    def claim(self, job: str) -> bool:
-        """Whether the run is kept here."""
-        run: Any = SimpleNamespace(job_id=job, priority=0)
+    def start(self, name: str) -> bool:
+        run: Any = SimpleNamespace(job_id=name)
+        job: Any = name
         handler: Any = self
         nothing: Any = None
-        attempt = LocalAttempt(run, nothing, handler, nothing, self.now)
-        if self.limits.start(attempt):
-            self.running.append(attempt)
-            return True
-        return self.limits.wait(attempt)
+        attempt = LocalAttempt(run, job, handler, nothing, self.now)
+        if not self.limits.start(attempt):
+            return False
+        self.running.append(attempt)
+        return True
 
-    def end_one(self, seconds: float) -> None:
-        if (successor := self.limits.leave(self.running.pop(0), seconds)) is not None:
-            self.running.append(successor)
+    def start_all(self, *names: str) -> int:
+        return sum(self.start(name) for name in names)
 
-
-@pytest.mark.parametrize("limit", [1, 2, 5, 50, 2000])
-@pytest.mark.parametrize("one_job", [True, False])
-def test_a_host_that_stands_still_stays_full_after_it_gave_back(limit: int, one_job: bool) -> None:
-    host = Host(limit)
-    jobs = ["job" if one_job else f"job{number}" for number in range(4 * limit)]
-    for job in jobs:
-        host.claim(job)
-    for _ in range(100):
-        host.now += 1.1
-        host.limits.surplus()
-        assert host.limits.busy_jobs() == set(jobs)
-    assert len(host.limits.waiting) == min(limit, 1000)
+    def end(self, seconds: float, *, failed: bool = False) -> None:
+        attempt = self.running.pop(0)
+        if failed:
+            attempt.error = AttemptError("no", ("ValueError",))
+        self.limits.leave(attempt, seconds)
 
 
-def test_a_host_that_goes_on_gets_the_runs_that_it_gave_back() -> None:
-    host = Host(5)
-    for number in range(30):
-        host.claim(f"job{number}")
-    host.now += 12
-    given_back = {attempt.run.job_id for attempt in host.limits.surplus()}
-    assert len(given_back) == 20
-    assert given_back < host.limits.busy_jobs()
-    while not host.limits.wants_more:
-        host.end_one(12)
-    assert len(host.running) == 5
-    assert host.limits.busy_jobs() == set()
+def test_a_host_that_answers_promptly_has_all_capacity() -> None:
+    hosts = Hosts()
+    hosts.start("a")
+    hosts.end(1.0)
+    for _ in range(20):
+        assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY
+        assert hosts.limits.full_jobs() == set()
+        for _ in range(CAPACITY):
+            hosts.end(1.0)
 
 
-def test_jobs_that_are_over_are_not_remembered() -> None:
-    """One-time jobs, at a host that is never idle."""
-    host = Host(2)
-    for number in range(10):
-        host.claim(f"job{number}")
-    for number in range(10, 1000):
-        host.claim(f"job{number}")
-        host.now += 1
-        host.end_one(1)
-    assert host.limits.busy_jobs() == {f"job{number}" for number in range(990, 1000)}
+def test_a_host_that_has_not_answered_yet_leaves_capacity_to_others() -> None:
+    hosts = Hosts()
+    assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY - 1
+    assert hosts.limits.full_jobs() == {"a"}
+    assert hosts.start("b")
 
 
-def test_no_more_jobs_are_remembered_than_a_claim_can_name() -> None:
-    host = Host(1)
-    for number in range(2 * MOST_EXCLUDED_JOBS):
-        host.claim(f"job{number}")
-        host.now += 2
-        host.limits.surplus()
-    assert len(host.limits.busy_jobs()) <= MOST_EXCLUDED_JOBS + 2
+def test_a_host_beyond_its_share_comes_after_others() -> None:
+    hosts = Hosts()
+    hosts.start_all("a/1", "a/2", "b")
+    assert hosts.limits.large_jobs() == set()
+    hosts.start_all("a/3")
+    assert hosts.limits.large_jobs() == {"a/1", "a/2", "a/3"}
+    hosts.end(1.0)
+    assert hosts.limits.large_jobs() == set()
+
+
+@pytest.mark.parametrize("reason", ["slow", "failing", "hanging"])
+def test_a_slow_or_failing_host_has_half_of_the_capacity(reason: str) -> None:
+    hosts = Hosts()
+    hosts.start("a")
+    hosts.end(1.0)
+    hosts.start_all(*["a"] * CAPACITY)
+    if reason == "hanging":
+        hosts.now += PROMPT_SECONDS + 1
+    else:
+        for _ in range(CAPACITY):
+            hosts.end(30.0 if reason == "slow" else 0.1, failed=reason == "failing")
+        assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY // 2
+    assert not hosts.start("a")
+    assert hosts.limits.full_jobs() == {"a"}
+    assert hosts.start("b")
+    assert hosts.limits.full_jobs() == {"a"}
+
+
+def test_a_host_that_is_prompt_again_has_all_capacity_again() -> None:
+    hosts = Hosts()
+    hosts.start("a")
+    hosts.end(30.0, failed=True)
+    for _ in range(20):
+        assert hosts.start("a")
+        hosts.end(0.1)
+    assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY
+
+
+def test_a_number_of_the_settings_holds_for_every_host() -> None:
+    hosts = Hosts(per_host=2)
+    assert hosts.start_all("a", "a", "a", "b", "b", "b") == 4
+    assert hosts.limits.full_jobs() == {"a", "b"}
+
+
+def test_a_full_host_wants_more_once_it_is_not_full() -> None:
+    hosts = Hosts(per_host=2)
+    assert hosts.start_all("a", "a", "a") == 2
+    assert not hosts.limits.wants_more
+    hosts.end(0.1)
+    assert hosts.limits.wants_more
+    hosts.limits.full_jobs()
+    assert not hosts.limits.wants_more
+
+
+def test_a_job_that_calls_another_host_since_is_not_held_up_by_the_first() -> None:
+    hosts = Hosts(per_host=1)
+    hosts.start_all("a", "b")
+    hosts.limits._remember_job("b", "c")
+    assert hosts.limits.full_jobs() == {"a"}
+
+
+def test_no_more_hosts_and_jobs_are_remembered_than_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_limits, "MOST_GROUPS", 3)
+    monkeypatch.setattr(group_limits, "MOST_JOBS", 5)
+    hosts = Hosts(per_host=1)
+    hosts.start("busy")
+    for number in range(100):
+        hosts.start(f"host{number}")
+        hosts.limits.leave(hosts.running.pop(), 0.1)
+    assert len(hosts.limits._groups) <= 4
+    assert "busy" in hosts.limits._groups
+    assert len(hosts.limits._group_of_job) == 5

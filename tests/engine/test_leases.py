@@ -112,24 +112,30 @@ async def test_a_run_that_cannot_be_written_does_not_hold_up_the_rescue_of_other
         assert (await ended(worker, runs[2])).state is State.SUCCEEDED
 
 
-async def test_the_fourth_lapse_is_poison(make: Make, second_client: Store) -> None:
+@pytest.mark.parametrize("survives", [False, True])
+async def test_the_fourth_lapse_is_poison_unless_a_worker_survived(
+    make: Make, second_client: Store, survives: bool
+) -> None:
     worker = make(queues=["elsewhere"])  # keeps, but claims nothing of this queue
     worker.job()(_answer)
     recorder = EventRecorder(worker)
     async with worker:
         run = await worker.enqueue("_answer")
         for lapse in range(1, 5):
-            [stolen] = await steal(second_client, "_answer", lease=0.05 if lapse <= 2 else 1.0)
+            holder = "dead" if survives else f"dead{lapse}"
+            lease = 0.05 if lapse <= 2 else 1.0
+            [stolen] = await steal(second_client, "_answer", lease=lease, worker=holder)
             if lapse > 2:  # from here on a worker records the begin first
                 assert await second_client.commit([transitions.began(stolen)]) == [True]
             await recorder.until("run.rescued", lapse)
         done = await ended(worker, run)
         failed = await recorder.until("run.failed")
-    assert (done.state, done.reason, done.attempt, done.lapses) == (State.FAILED, "poison", 4, 4)
+    reason = "lapsed" if survives else "poison"
+    assert (done.state, done.reason, done.attempt, done.lapses) == (State.FAILED, reason, 4, 4)
     assert done.error is not None
     assert "dead" in done.error
     assert failed.run is not None
-    assert failed.run.reason == "poison"
+    assert failed.run.reason == reason
 
 
 def test_a_lapse_of_a_suspect_that_never_began_is_not_held_against_it() -> None:

@@ -204,7 +204,6 @@ def test_calls_and_history_are_limited_by_settings(
     usual = made_by_serve(tmp_path)
     calls = usual.webhooks.settings
     assert (calls.per_host, calls.retry_after_cap) == (None, timedelta(hours=1))
-    assert [calls.calls_to_one_host(n) for n in (0, 1, 10, 11)] == [1, 1, 5, 5]
     assert usual.retention == timedelta(days=30)
     monkeypatch.setenv("MAINSPRING_PER_HOST", "7")
     monkeypatch.setenv("MAINSPRING_RETRY_AFTER_CAP", "5m")

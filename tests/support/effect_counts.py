@@ -91,7 +91,7 @@ def _tally(runs: list[Run], workers: WorkerProcesses) -> EffectCounts:
     found = _effects(workers.url)
     counted, tokens = Counter(run_id for run_id, _ in found), dict(found)
     for run in runs:
-        poison = run.state is State.FAILED and run.reason == "poison"
+        poison = run.state is State.FAILED and run.reason in ("poison", "lapsed")
         assert run.state is State.SUCCEEDED or poison, f"{run.id} is {run.state}: {run.error}"
         expected = int(run.state is State.SUCCEEDED)
         assert counted[run.id] == expected, f"{run.id}, {run.state}: {counted[run.id]} effects"

@@ -81,10 +81,12 @@ async def until(condition: Callable[[], Any], what: str = "the condition") -> No
     raise AssertionError(f"{what} never came")
 
 
-async def steal(store: Store, handler: str, lease: float = 1.0, limit: int = 1) -> list[Run]:
+async def steal(
+    store: Store, handler: str, lease: float = 1.0, limit: int = 1, worker: str = "dead"
+) -> list[Run]:
     """Claim as a worker that will never renew: one that died."""
     claim = Claim(
-        worker="dead",
+        worker=worker,
         handlers=frozenset({handler}),
         limit=limit,
         lease=timedelta(seconds=lease),

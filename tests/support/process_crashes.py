@@ -243,7 +243,7 @@ def check(runs: list[Run], log: list[Entry], workers: WorkerProcesses) -> None:
             assert ends[run.id, run.token] == 1, f"{run.id} succeeded, but no handler ended"
         else:
             lost = run.job_id == "once" and run.reason == "lost"
-            poison = run.reason == "poison" and outcomes.count(Outcome.LOST) >= 4
+            poison = run.reason in ("poison", "lapsed") and outcomes.count(Outcome.LOST) >= 4
             assert run.state is State.FAILED, f"{run.id} ended {run.state}"
             assert lost or poison, f"{run.id} failed: {run.error} ({run.reason})"
             assert not wins

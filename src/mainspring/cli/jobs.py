@@ -466,7 +466,7 @@ async def _set_enabled(choice: StoreChoice, output: Output, job_id: str, *, on: 
 def reset_breaker(
     job: JobArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
 ) -> None:
-    """Close a job's circuit breaker on all nodes. The runs that it has put off start."""
+    """Close a job's circuit breaker on all nodes. Its runs that are due start."""
     run_coroutine(_reset_breaker(StoreChoice.of(store, app), Output(as_json=json), job))
 
 

@@ -148,13 +148,14 @@ class Handler:
         self._any_names = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     def group(self, job: Job) -> str | None:
-        """The group of a job's attempts: at most `group_limit` attempts of one group run in this
-        process at once. None: no group."""
+        """The group of a job's attempts, of which this process runs a limited number at once
+        (`engine/group_limits.py`). None: no group."""
         return None
 
-    def group_limit(self, capacity: int) -> int:
-        """How many attempts of a group may run at once in a process of this capacity."""
-        return capacity
+    def group_limit(self) -> int | None:
+        """How many attempts of a group may run at once in a process; None: as many as the process
+        has capacity for, or half of that if the group is slow."""
+        return None
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, as they are stored. Raises `InvalidArguments`."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from mainspring.core.clock import later
+from mainspring.core.clock import EPOCH, later
 from mainspring.core.model import (
     FINISHED,
     MAX_ATTEMPTS_KEPT,
@@ -65,18 +65,17 @@ __all__ = [
     "snoozed",
     "succeeded",
     "unblocked",
-    "unsnoozed",
     "waiting_again",
     "waiting_for_earlier_slot",
     "with_usage",
 ]
 
 MAX_LAPSES = 4
-"""The lapse that ends a run as poison: a run that kills its workers must not kill them all."""
+"""The lapse that ends a run: a run that kills its workers must not kill them all."""
 
 SUSPECT_AFTER = 2
 """Lapses after which a run is a suspect: it may kill its workers, or it was beside one that does.
-From then on it runs alone and its begin is recorded first, so that a lapse tells which."""
+From then on it runs alone, and its begin is recorded first, so that a lapse tells which."""
 
 EDIT_GRACE = timedelta(seconds=10)
 """Workers learn of an edit within a second, and clocks differ a little. A run claimed more than
@@ -260,6 +259,7 @@ def rescued(
     *,
     unbegun: bool = False,
     blameless: bool = False,
+    seen: Mapping[str, datetime] = {},
 ) -> Change:
     """Take a run back from a worker whose lease has lapsed.
 
@@ -269,7 +269,9 @@ def rescued(
 
     `unbegun`: its handler certainly did not begin (`never_began`). Then no attempt is counted and
     no lapse, and an at-most-once run may be given again. `blameless`: the handler may have begun,
-    but it is known that something else ended its worker, so the lapse does not count.
+    but it is known that something else ended its worker, so the lapse does not count. `seen`: when
+    workers were last seen alive. The last lapse is not `poison` but `lapsed` if a worker has
+    survived one: the run does not kill its workers, they were frozen or cut off.
     """
     expect = {
         "state": State.RUNNING,
@@ -294,7 +296,7 @@ def rescued(
     elif lapses >= MAX_LAPSES:
         end = {
             **_ended(run, now, State.FAILED),
-            "reason": "poison",
+            "reason": "lapsed" if _has_survivor(attempts, seen) else "poison",
             "error": _LOST.format(run.worker),
         }
     else:
@@ -303,6 +305,14 @@ def rescued(
         end |= _unstarted(run)
     put = _known(run, {**end, "lapses": lapses, "attempts": attempts})
     return replace(_ending_change(run, expect, put), decided_at=now)
+
+
+def _has_survivor(attempts: tuple[Attempt, ...], seen: Mapping[str, datetime]) -> bool:
+    """Whether a worker that lost the run is alive, or has held the run again since."""
+    lost = [attempt for attempt in attempts if attempt.outcome is Outcome.LOST]
+    if len({attempt.worker for attempt in lost}) < len(lost):
+        return True
+    return any(seen.get(one.worker, EPOCH) >= (one.finished_at or EPOCH) for one in lost)
 
 
 def aborted(
@@ -334,18 +344,12 @@ def released(
 def snoozed(
     run: Run, now: datetime, until: datetime, reason: str | None = None, *, began: bool = False
 ) -> Change:
-    """Give a run back until a later time; the attempt does not count (its breaker is open, or its
-    handler asked for it: `began`). The reason is kept while the run is pending."""
+    """Give a run back until a later time; the attempt does not count (its job cannot be read, say,
+    or its handler asked for it: `began`). The reason is kept while the run is pending."""
     put = {**_pending(run, until), **_unstarted(replace(run, start_by=None) if began else run)}
     if reason is not None:
         put["reason"] = reason
     return Change(run.id, _mine(run), put, decided_at=now)
-
-
-def unsnoozed(run: Run, now: datetime) -> Change:
-    """Let a run start now that was put off to a later time."""
-    expect = {"state": State.PENDING, "token": run.token}
-    return Change(run.id, expect, {"run_at": now, "reason": None}, decided_at=now)
 
 
 def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Change:

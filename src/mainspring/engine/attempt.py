@@ -33,7 +33,8 @@ class StopReason(Enum):
     MEMORY = "memory"
     """It ran when its process reached the memory limit, and did not end in time."""
     LATE = "late"
-    """It never began: its lease may have lapsed while it waited for capacity."""
+    """It never began: while it waited for capacity its lease may have lapsed, or its breaker
+    opened."""
     NO_THREAD = "no thread"
     """It never began: the system started no thread for it."""
 
@@ -103,6 +104,9 @@ class LocalAttempt(Struct, eq=False):
     handler: Handler
     context: RunContext
     held_since: float
+    """When its lease was confirmed last, by the monotonic clock."""
+    admitted_at: float = 0.0
+    """Since when it waits for capacity here, by the monotonic clock."""
     began_at: datetime | None = None
     took: float | None = None
     """Seconds on the program's loop."""

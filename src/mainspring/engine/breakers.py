@@ -4,7 +4,8 @@ The state is a note in the store, changed by compare-and-set. Closed: runs start
 row are counted over all nodes. Open: no run starts until the reset time is over by the store's
 clock. Half-open: one run is the trial; its outcome closes the breaker or opens it again. The trial
 is a run and its token, so the run's own record says whether it is still under way: a trial whose
-worker dies ends with its lease. docs/decisions/0018-shared-breakers.md says why it is so.
+worker dies ends with its lease. A worker claims no runs of a job whose breaker it knows to be open,
+and one run when a trial may begin. docs/decisions/0018-shared-breakers.md says why it is so.
 """
 
 from __future__ import annotations
@@ -15,19 +16,18 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from mainspring.core import transitions
 from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
 from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.policy import Breaker
+from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.context import EngineContext
 from mainspring.errors import Conflict
-from mainspring.stores.paging import all_items, pages
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 
 __all__ = [
     "NOTE_KIND",
-    "PUT_OFF_REASON",
     "BreakerEvent",
     "BreakerNotes",
     "BreakerStatus",
@@ -39,14 +39,10 @@ __all__ = [
     "close_breaker",
     "forget_breakers",
     "open_breakers",
-    "start_put_off",
 ]
 
 NOTE_KIND = "breaker"
 """The kind of the notes; the name of each is the id of its job."""
-
-PUT_OFF_REASON = "its circuit breaker is open"
-"""The reason of a pending run that a breaker has put off."""
 
 NOTE_TTL = timedelta(days=366)
 """How long a state is kept that nothing changes. The end of the reset time is the end of its note
@@ -56,13 +52,13 @@ somebody sets that clock. Stored notes depend on this value."""
 LONGEST_RESET = timedelta(days=36_600)
 """A longer reset time counts as this one, so that its end is a date."""
 
-TRIAL_SNOOZE = timedelta(seconds=1)
-"""How long a run is put off, at least, while another one is the trial."""
+LOOK_AGAIN = 1.0
+"""Seconds after which a worker reads the state of an open breaker again: somebody may have closed
+it, or its trial may have ended."""
 
-TRIAL_GAP, LONGEST_TRIAL_SNOOZE = timedelta(milliseconds=20), timedelta(seconds=30)
-"""The runs of a job that one worker puts off during a trial become due again so far apart, and at
-most so much later. A backlog that was due again all at once each second costs half a processor at
-2,000 runs. The worker whose trial closes the breaker makes all of them due at once."""
+SHORTEST_WAIT = 0.001
+"""Seconds before a run is claimed for a trial again, after one that came before the reset time was
+over by the store's clock."""
 
 TRIES = 10
 """How often a compare-and-set is tried. Each lost try means that another node succeeded."""
@@ -77,19 +73,17 @@ Trial = tuple[str, int]
 
 
 class Circuit(Struct, frozen=True):
-    """The state of one breaker. `until`: when the reset time is over, while it is open. `earlier`:
-    the trial before this one. It may have ended a moment ago, and its outcome is counted then."""
+    """The state of one breaker. `until`: when the reset time is over, while it is open."""
 
     state: Literal["closed", "open", "half_open"] = "closed"
     failures: int = 0
     until: datetime | None = None
     trial: Trial | None = None
-    earlier: Trial | None = None
     version: int = 0
 
     def after(self, outcomes: Sequence[JobOutcome]) -> tuple[Circuit, dict[str, BreakerEvent]]:
         """The state after these outcomes, and which run changed it how. While the breaker is not
-        closed only the outcomes of its trials count: the others began before it opened."""
+        closed only the outcome of its trial counts: the others began before it opened."""
         circuit, events = self, dict[str, BreakerEvent]()
         for one in outcomes:
             run = one.run
@@ -99,13 +93,12 @@ class Circuit(Struct, frozen=True):
                 if failures >= one.breaker.failures:
                     circuit = replace(circuit, state="open")
                     events[run.id] = "opened"
-            elif (run.id, run.token) in (circuit.trial, circuit.earlier):
+            elif (run.id, run.token) == circuit.trial:
                 circuit = replace(
                     circuit,
                     state="closed" if one.ok else "open",
                     failures=0 if one.ok else circuit.failures + 1,
                     trial=None,
-                    earlier=None,
                 )
                 events[run.id] = "closed" if one.ok else "opened"
         return circuit, events
@@ -127,7 +120,6 @@ class StoredCircuit(Struct, frozen=True):
     state: Literal["closed", "open", "half_open"]
     failures: int
     trial: Trial | None = None
-    earlier: Trial | None = None
 
 
 class BreakerStatus(Struct, frozen=True):
@@ -206,36 +198,76 @@ async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
     await store.put_notes([NoteWrite.drop(NOTE_KIND, note.name) for note in found])
 
 
-async def start_put_off(store: Store, job_id: str) -> None:
-    """Make the runs due that the breaker of the job has put off."""
-    query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=1000)
-    async for runs in pages(store.find, query):
-        now = await store.now()
-        put_off = [run for run in runs if run.reason == PUT_OFF_REASON and run.run_at > now]
-        await store.commit([transitions.unsnoozed(run, now) for run in put_off])
-
-
 class Breakers:
-    """The breakers as one worker uses them. Everything here happens on the engine's loop."""
+    """The breakers as one worker uses them. Everything here happens on the engine's loop, except
+    for `may_begin` and `handler_ended`."""
 
     def __init__(self, engine: EngineContext) -> None:
         self._engine = engine
         self._known: dict[str, Circuit] = {}
         """The breakers that were not closed when this worker last read them."""
-        self._put_off_last: dict[str, datetime] = {}
-        """Until when this worker put off a run of each of these jobs last, during a trial."""
+        self._under_way: set[Trial] = set()
+        """Their trials that were under way then."""
+        self._try_at: dict[str, float] = {}
+        """When the reset time of open ones is over, by the monotonic clock."""
+        self._looked_at = 0.0
+        self._counted: dict[str, int] = {}
+        """The failures in a row that the store had counted last, of jobs with a closed breaker."""
+        self._uncounted: dict[str, set[LocalAttempt]] = {}
+        """Attempts in this process that have failed in a row and are not counted yet."""
+
+    # Claiming
+
+    def most_runs(self) -> dict[str, int]:
+        """How many runs may be claimed of each job whose breaker is not closed: one if it would be
+        the trial."""
+        return {job_id: int(self._may_try(job_id)) for job_id in self._known}
+
+    def seconds_to_look(self) -> float | None:
+        """After how many seconds a breaker that keeps runs from being claimed may not do so any
+        more; None if there is no such breaker."""
+        held, monotonic = self._held(), self._engine.clock.monotonic()
+        times = [self._try_at[i] for i in held if i in self._try_at]
+        return max(min([*times, self._looked_at + LOOK_AGAIN]) - monotonic, 0.0) if held else None
+
+    async def look_again(self) -> None:
+        """Read the breakers again that keep runs from being claimed, once in a while."""
+        held, monotonic = self._held(), self._engine.clock.monotonic()
+        if not held or monotonic < self._looked_at + LOOK_AGAIN:
+            return
+        self._looked_at = monotonic
+        with self._engine.outages.suppressed("breakers"):
+            jobs = await self._engine.jobs.get(held)
+            guarded = [job for job in jobs.values() if job is not None and job.policy.breaker]
+            self.forget(jobs.keys() - {job.id for job in guarded})
+            circuits = await _read(self._engine.store, guarded)
+            self._remember(circuits)
+            await self._find_trials(circuits.values(), self._engine.time.now())
+
+    def forget(self, job_ids: Iterable[str]) -> None:
+        """These jobs have no breaker, or are gone."""
+        for job_id in job_ids:
+            self._known.pop(job_id, None)
+
+    def _held(self) -> list[str]:
+        return [job_id for job_id in self._known if not self._may_try(job_id)]
+
+    def _may_try(self, job_id: str) -> bool:
+        """Whether a run of the job would be the trial, as far as this worker knows."""
+        circuit = self._known[job_id]
+        if circuit.state == "open":
+            return self._try_at.get(job_id, 0.0) <= self._engine.clock.monotonic()
+        return circuit.trial not in self._under_way
 
     async def read_notes(self, job_ids: Collection[str]) -> BreakerNotes:
-        """Read the states of these jobs, for `admit`."""
+        """Read the states of these jobs, for `refused`."""
         return await self._engine.retrying_store.repeat(
             "breakers", lambda: _read_notes(self._engine.store, job_ids)
         )
 
-    async def admit(
-        self, runs: Sequence[tuple[Run, Job]], notes: BreakerNotes
-    ) -> dict[str, datetime]:
-        """Decide which of these claimed runs may start, their jobs having breakers; return until
-        when each of the others is put off. `notes` were read after the claim.
+    async def refused(self, runs: Sequence[tuple[Run, Job]], notes: BreakerNotes) -> set[str]:
+        """Decide which of these claimed runs may start, their jobs having breakers; return the
+        others. `notes` were read after the claim.
 
         It is repeated until the store answers: a trial that was won, and whose answer was lost,
         is found by its run and token.
@@ -245,54 +277,46 @@ class Breakers:
             circuits = {i: _circuit(notes[i], job) for i, job in jobs.items()}
             self._remember(circuits)
             if all(circuit.state == "closed" for circuit in circuits.values()):
-                return {}
-        return await self._engine.retrying_store.repeat("breakers", lambda: self._admit(runs, jobs))
+                return set()
+        return await self._engine.retrying_store.repeat(
+            "breakers", lambda: self._refused(runs, jobs)
+        )
 
-    async def _admit(
-        self, runs: Sequence[tuple[Run, Job]], jobs: dict[str, Job]
-    ) -> dict[str, datetime]:
+    async def _refused(self, runs: Sequence[tuple[Run, Job]], jobs: dict[str, Job]) -> set[str]:
         circuits = await _read(self._engine.store, jobs.values())
         self._remember(circuits)
         circuits = {i: circuit for i, circuit in circuits.items() if circuit.state != "closed"}
         if not circuits:
-            return {}
+            return set()
         # The moment of the claim by the store's clock, so that no other clock is asked.
         now = runs[0][0].started_at or self._engine.time.now()
-        under_way = await self._trials_under_way(circuits.values(), now)
-        until: dict[str, datetime] = {}
+        await self._find_trials(circuits.values(), now)
         trials: dict[str, Run] = {}
+        started: set[str] = set()
         for run, job in runs:
             circuit = circuits.get(job.id)
             if circuit is None:
-                continue
-            if circuit.until is not None and now < circuit.until:
-                until[run.id] = circuit.until
+                started.add(run.id)
             elif circuit.trial == (run.id, run.token):
                 self._engine.emit("breaker.half_open", run)
-            elif circuit.trial in under_way or job.id in trials:
-                until[run.id] = self._next_look(job, now)
-            else:
-                trials[job.id] = run
-                until[run.id] = now + min(TRIAL_SNOOZE, _reset(job))  # unless it wins
+                started.add(run.id)
+            elif circuit.until is not None and circuit.until > now:
+                self._set_try_at(job.id, circuit.until - now)
+            elif circuit.trial not in self._under_way:
+                trials.setdefault(job.id, run)
         for run in await self._begin_trials(trials, jobs, circuits):
-            del until[run.id]
             self._engine.emit("breaker.half_open", run)
-        return until
+            started.add(run.id)
+        return {run.id for run, _ in runs} - started
 
-    def _next_look(self, job: Job, now: datetime) -> datetime:
-        """Until when to put off the next run of a job whose trial is under way."""
-        soon = now + min(TRIAL_SNOOZE, _reset(job))
-        last = self._put_off_last.get(job.id, now)
-        at = self._put_off_last[job.id] = min(
-            max(soon, last + TRIAL_GAP), now + LONGEST_TRIAL_SNOOZE
-        )
-        return at
-
-    async def _trials_under_way(self, circuits: Iterable[Circuit], now: datetime) -> set[Trial]:
-        """The trials whose run is still running, with its token and a lease."""
+    async def _find_trials(self, circuits: Iterable[Circuit], now: datetime) -> None:
+        """Find out which trials are under way: their run is running, with its token and a lease."""
         trials = {circuit.trial for circuit in circuits if circuit.trial is not None}
-        if not trials:
-            return set()
+        self._under_way -= trials
+        if trials:
+            self._under_way |= await self._trials_under_way(trials, now)
+
+    async def _trials_under_way(self, trials: set[Trial], now: datetime) -> set[Trial]:
         query = RunQuery(ids=frozenset(run_id for run_id, _ in trials), brief=True)
         return trials & {
             (run.id, run.token)
@@ -308,31 +332,83 @@ class Breakers:
             return []
         after = {
             job_id: replace(
-                circuits[job_id],
-                state="half_open",
-                until=None,
-                trial=(run.id, run.token),
-                earlier=circuits[job_id].trial,
+                circuits[job_id], state="half_open", until=None, trial=(run.id, run.token)
             )
             for job_id, run in trials.items()
         }
         kept = await self._put(jobs, after)
+        if lost := [jobs[job_id] for job_id in trials if job_id not in kept]:
+            circuits = await _read(self._engine.store, lost)  # another node was first
+            self._remember(circuits)
+            await self._find_trials(circuits.values(), self._engine.time.now())
         return [trials[job_id] for job_id in kept]
+
+    # Beginning and ending
+
+    def may_begin(self, attempt: LocalAttempt) -> bool:
+        """Whether an attempt that was admitted may still begin: this worker has not seen its
+        breaker open since, and not so many failures that it will. Called on any thread."""
+        run, breaker = attempt.run, attempt.job.policy.breaker
+        if breaker is None:
+            return True
+        circuit = self._known.get(run.job_id)
+        if circuit is not None:
+            return circuit.trial == (run.id, run.token)
+        uncounted = self._uncounted.get(run.job_id)
+        if not uncounted:
+            return True
+        return self._counted.get(run.job_id, 0) + len(uncounted) < breaker.failures
+
+    def handler_ended(self, attempt: LocalAttempt) -> None:
+        """A handler has ended. Its outcome reaches the store later, and others are about to begin
+        before that. Called on any thread, before they begin."""
+        if attempt.job.policy.breaker is None or attempt.stop_reason not in _COUNTED_STOPS:
+            return
+        job_id, error = attempt.run.job_id, attempt.error
+        if error is None:
+            self._uncounted.pop(job_id, None)
+            self._counted.pop(job_id, None)
+        elif not error.snoozes:
+            self._uncounted.setdefault(job_id, set()).add(attempt)
+
+    def settle(self, attempt: LocalAttempt) -> None:
+        """The outcome of an attempt is counted, or will not be."""
+        uncounted = self._uncounted.get(attempt.run.job_id)
+        if uncounted is not None:
+            uncounted.discard(attempt)
+            if not uncounted:
+                self._uncounted.pop(attempt.run.job_id, None)
+
+    def is_trial(self, run: Run) -> bool:
+        """Whether a run of this worker is the trial of its job's breaker."""
+        circuit = self._known.get(run.job_id)
+        return circuit is not None and circuit.trial == (run.id, run.token)
+
+    async def record_trials(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
+        """Count the outcomes of trials, before the store has them: as long as the run of a trial is
+        running, no other run is tried. It is repeated until the store answers."""
+        events: dict[str, BreakerEvent] = {}
+        await self._engine.retrying_store.repeat("breakers", lambda: self._record(outcomes, events))
+        self._emit(outcomes, events)
+        return events
 
     async def record(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
         """Count the outcomes of attempts, which the store has; return which run changed the state
         of its job's breaker, and how.
 
         A store that fails loses the count and nothing else: the outcome of a run never waits for
-        it, and where a trial's outcome is lost another trial follows.
+        it.
         """
         events: dict[str, BreakerEvent] = {}
         with self._engine.outages.suppressed("breakers"):
             await self._record(outcomes, events)
+        self._emit(outcomes, events)
+        return events
+
+    def _emit(self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]) -> None:
         for one in outcomes:
             if (event := events.get(one.run.id)) is not None:
                 self._engine.emit(f"breaker.{event}", one.run)
-        return events
 
     async def _record(
         self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]
@@ -353,20 +429,6 @@ class Breakers:
             if not by_job:
                 return
 
-    async def start_put_off(self, job_id: str) -> None:
-        """Make the runs due that the breaker of the job has put off, since it is closed. If the
-        store fails they start when they become due by themselves."""
-        with self._engine.outages.suppressed("breakers"):
-            await start_put_off(self._engine.store, job_id)
-
-    def known_wait(self, run: Run, job: Job) -> datetime | None:
-        """Until when a run is put off that was admitted and waits in this process: since then this
-        worker has seen the breaker open. None: it may begin. Asks no store."""
-        circuit = self._known.get(job.id)
-        if circuit is None or circuit.trial == (run.id, run.token):
-            return None
-        return circuit.until or self._engine.time.now() + min(TRIAL_SNOOZE, _reset(job))
-
     async def _put(self, jobs: dict[str, Job], after: dict[str, Circuit]) -> list[str]:
         """Write these states; return the jobs whose state nobody else has changed meanwhile."""
         if not after:
@@ -376,18 +438,33 @@ class Breakers:
         kept = {i: v for i, v in zip(after, versions, strict=True) if v is not None}
         now = self._engine.time.now()
         self._remember({i: _stored(after[i], v, jobs[i], now) for i, v in kept.items()})
+        self._under_way |= {one.trial for i in kept if (one := after[i]).trial is not None}
         return list(kept)
 
     def _remember(self, circuits: dict[str, Circuit]) -> None:
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
-            self._put_off_last.clear()
+            self._under_way.clear()
+            self._try_at.clear()
         for job_id, circuit in circuits.items():
-            if circuit.state == "closed":
-                self._known.pop(job_id, None)
-                self._put_off_last.pop(job_id, None)
-            else:
+            self._try_at.pop(job_id, None)
+            if circuit.until is not None:
+                self._set_try_at(job_id, circuit.until - self._engine.time.now())
+            if circuit.state != "closed":
                 self._known[job_id] = circuit
+                continue
+            self._known.pop(job_id, None)
+            if circuit.failures:
+                self._counted[job_id] = circuit.failures
+            else:
+                self._counted.pop(job_id, None)
+
+    def _set_try_at(self, job_id: str, wait: timedelta) -> None:
+        seconds = max(wait.total_seconds(), SHORTEST_WAIT)
+        self._try_at[job_id] = self._engine.clock.monotonic() + seconds
+
+
+_COUNTED_STOPS = (None, StopReason.TIMEOUT)
 
 
 async def _read(store: Store, jobs: Iterable[Job]) -> dict[str, Circuit]:
@@ -418,7 +495,6 @@ def _circuit(note: Note | None, job: Job) -> Circuit:
         failures=stored.failures,
         until=note.expires_at - NOTE_TTL if stored.state == "open" and note.expires_at else None,
         trial=stored.trial,
-        earlier=stored.earlier,
         version=note.version,
     )
 
@@ -431,8 +507,6 @@ def _write(job: Job, circuit: Circuit) -> NoteWrite:
     }
     if circuit.trial is not None:
         value["trial"] = list(circuit.trial)
-    if circuit.earlier is not None:
-        value["earlier"] = list(circuit.earlier)
     note = Note(kind=NOTE_KIND, name=job.id, value=value, version=circuit.version)
     return NoteWrite.put(note, NOTE_TTL + (_reset(job) if circuit.state == "open" else timedelta()))
 

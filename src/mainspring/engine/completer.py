@@ -2,9 +2,9 @@
 
 Ended attempts, and attempts that are about to begin, queue a change here. One task commits what has
 queued up, in one store call: the more attempts end at once, the less each costs. Outcomes of jobs
-with a circuit breaker are then counted, also in one step for the batch. The completer emits events
-and calls hooks only after the store has committed the outcome. Everything here happens on the
-engine's loop.
+with a circuit breaker are then counted, also in one step for the batch; that of a trial is counted
+first. The completer emits events and calls hooks only after the store has committed the outcome.
+Everything here happens on the engine's loop.
 """
 
 from __future__ import annotations
@@ -146,14 +146,21 @@ class Completer:
         del self._queued[:LARGEST_BATCH]
         if not self._queued:
             self._filled.clear()
+        outcomes = [one.outcome for one in batch if one.outcome is not None]
+        trials = [outcome for outcome in outcomes if self.breakers.is_trial(outcome.run)]
+        events = await self.breakers.record_trials(trials) if trials else {}
         answers = iter(await self._commit_and_count([one.change for one in batch if one.change]))
         kept = [one.change is None or next(answers) for one in batch]
         pairs = list(zip(batch, kept, strict=True))
-        outcomes = [one.outcome for one, ok in pairs if ok and one.outcome is not None]
+        outcomes = [
+            outcome
+            for one, ok in pairs
+            if ok and (outcome := one.outcome) is not None and outcome not in trials
+        ]
         if all(outcome.ok for outcome in outcomes):
-            self._breaker_events, self._uncounted = {}, outcomes
+            self._breaker_events, self._uncounted = events, outcomes
         else:  # the events of these runs say whether one opened its breaker
-            self._breaker_events = await self._count(outcomes)
+            self._breaker_events = events | await self.breakers.record(outcomes)
         for one, ok in pairs:
             one.committed(ok)
         if not self._queued and self._uncounted:
@@ -167,18 +174,10 @@ class Completer:
         if not outcomes:
             return await self._commit(changes) if changes else []
         if not changes:
-            await self._count(outcomes)
+            await self.breakers.record(outcomes)
             return []
-        done, _ = await asyncio.gather(self._commit(changes), self._count(outcomes))
+        done, _ = await asyncio.gather(self._commit(changes), self.breakers.record(outcomes))
         return done
-
-    async def _count(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
-        """Count outcomes; start what a breaker has put off that is closed by one of them."""
-        events = await self.breakers.record(outcomes)
-        for one in outcomes:
-            if events.get(one.run.id) == "closed":
-                self._start(self.breakers.start_put_off(one.job.id))
-        return events
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
@@ -208,6 +207,7 @@ class Completer:
     # After the commit
 
     def _completed(self, attempt: LocalAttempt, decision: Decision, kept: bool) -> None:
+        self.breakers.settle(attempt)
         if not kept:
             self._start(self._end_refused(attempt))
             return

@@ -1,66 +1,53 @@
 """Limits how many attempts of one group run at once in this process: calls to one host, for
 example.
 
-Attempts beyond the limit wait here, higher priority first. They are held (their leases are
-renewed), but they take no capacity, so that one slow host cannot keep others waiting. While enough
-of a group wait, the worker claims no more runs of its jobs: the store gives it those of others.
+A host that answers promptly may use all capacity while nothing else is due. A host that is slow, or
+that fails, is held to its share (half of the capacity), so that it cannot keep others waiting; one
+that has not answered yet leaves them one unit of capacity. While a group is at its limit the worker
+claims no runs of its jobs: the store gives it those of others. Of a group that uses its share
+already, runs are claimed only after those of others.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mainspring.engine.attempt import LocalAttempt
 
-__all__ = ["GroupLimits"]
+PROMPT_SECONDS = 5.0
+"""A group is slow if its attempts take longer than this on average, or if one that runs does."""
 
-AHEAD_SECONDS = 0.1
-"""As many as a group does in this time are claimed ahead for it."""
+FAILING_PART = 0.5
+"""A group fails if more than this part of its latest attempts did."""
 
-FIRST_GUESS = 0.05
-"""Seconds that an attempt of an unknown group is expected to take."""
-
-STALLED_SECONDS = 1.0
-"""A group in which no attempt has ended for this long gives back those that wait beyond the wanted
-number: other processes may have capacity for them."""
-
-MOST_WAITING = 1000
-
-MOST_EXCLUDED_JOBS = 10_000
-"""How many jobs of a full group, of which no run waits here, a claim excludes."""
+MOST_GROUPS, MOST_JOBS = 1000, 10_000
+"""How many groups that are idle, and how many jobs, are remembered."""
 
 
 @dataclass(slots=True)
 class _Group:
-    limit: int
-    last_end: float
-    seconds: float = FIRST_GUESS
-    running: set[LocalAttempt] = field(default_factory=set)
-    waiting: list[LocalAttempt] = field(default_factory=list)
-    excluded_jobs: set[str] = field(default_factory=set)
-    """The jobs of runs that were given back. While the group is full they would only come again."""
+    share: int
+    most: int
+    """How many may run at once before one has ended promptly."""
+    is_fixed: bool = False
+    """Whether that holds for ever."""
+    is_proven: bool = False
+    seconds: float = 0.0
+    failing: float = 0.0
+    running: dict[LocalAttempt, float] = field(default_factory=dict)
+    """Since when each attempt has its place here."""
+    refused: bool = False
 
-    def wanted_waiting(self, now: float) -> int:
-        """How many are to wait. Where nothing ends, attempts take at least so long."""
-        seconds = max(self.seconds, now - self.last_end, 1e-4)
-        return min(max(self.limit, int(self.limit * AHEAD_SECONDS / seconds)), MOST_WAITING)
+    def is_full(self, now: float) -> bool:
+        if self.is_slow(now):
+            return len(self.running) >= self.share
+        return not self.is_proven and len(self.running) >= self.most
 
-    def has_enough_waiting(self, now: float) -> bool:
-        """Whether more than half of the wanted number wait. `surplus` leaves more than that."""
-        return len(self.waiting) > self.wanted_waiting(now) // 2
-
-    @property
-    def jobs(self) -> set[str]:
-        return {
-            attempt.run.job_id for attempt in (*self.running, *self.waiting)
-        } | self.excluded_jobs
-
-    def exclude_job(self, attempt: LocalAttempt) -> None:
-        if len(self.excluded_jobs) >= MOST_EXCLUDED_JOBS:
-            self.excluded_jobs.clear()
-        self.excluded_jobs.add(attempt.run.job_id)
+    def is_slow(self, now: float) -> bool:
+        oldest = next(iter(self.running.values()), now)
+        slow = max(self.seconds, now - oldest) > PROMPT_SECONDS
+        return slow or self.failing > FAILING_PART
 
 
 class GroupLimits:
@@ -70,90 +57,67 @@ class GroupLimits:
         self._capacity = capacity
         self._monotonic = monotonic
         self._groups: dict[str, _Group] = {}
-        self.wants_more = False  # a group is not full any more since the last `busy_jobs`
+        self._group_of_job: dict[str, str] = {}
+        self.wants_more = False  # a full group has capacity again since the last `full_jobs`
 
-    @property
-    def waiting(self) -> list[LocalAttempt]:
-        return [attempt for group in self._groups.values() for attempt in group.waiting]
-
-    def busy_jobs(self) -> frozenset[str]:
-        """The jobs of which enough runs wait here."""
+    def full_jobs(self) -> set[str]:
+        """The jobs of groups that are at their limit."""
         self.wants_more = False
         now = self._monotonic()
-        full = (group.jobs for group in self._groups.values() if group.has_enough_waiting(now))
-        return frozenset[str]().union(*full)
+        return self._jobs_of(lambda group: group.is_full(now))
+
+    def large_jobs(self) -> set[str]:
+        """The jobs of groups that use their share or more: others come first."""
+        return self._jobs_of(lambda group: len(group.running) >= group.share)
 
     def start(self, attempt: LocalAttempt) -> bool:
         """Return whether the attempt may start now. It counts for its group until `leave`."""
         name = attempt.handler.group(attempt.job)
         if name is None:
             return True
+        self._remember_job(attempt.run.job_id, name)
         group = self._groups.get(name)
         if group is None:
-            limit = attempt.handler.group_limit(self._capacity)
-            group = self._groups[name] = _Group(limit, self._monotonic())
-        group.excluded_jobs.discard(attempt.run.job_id)
-        if len(group.running) >= group.limit:
+            group = self._groups[name] = self._make_group(attempt.handler.group_limit())
+        now = self._monotonic()
+        if group.is_full(now):
+            group.refused = True
             return False
-        group.running.add(attempt)
+        group.running[attempt] = now
         return True
 
-    def wait(self, attempt: LocalAttempt) -> bool:
-        """Let an attempt wait that may not start; return False if too many wait already."""
-        group = self._of(attempt)
-        if len(group.waiting) >= MOST_WAITING:
-            group.exclude_job(attempt)
-            return False
-        bisect.insort(group.waiting, attempt, key=lambda one: -one.run.priority)
-        return True
-
-    def leave(self, attempt: LocalAttempt, seconds: float | None = None) -> LocalAttempt | None:
-        """Count an attempt no more that has ended (after so many seconds), or that will not start.
-        Return the one that starts instead."""
+    def leave(self, attempt: LocalAttempt, seconds: float | None = None) -> None:
+        """Count an attempt no more that has ended (after so many seconds), or that will not
+        start."""
         name = attempt.handler.group(attempt.job)
         group = self._groups.get(name) if name is not None else None
-        if name is None or group is None or attempt not in group.running:
-            return None
-        now = self._monotonic()
-        was_full = group.has_enough_waiting(now)
-        group.running.remove(attempt)
-        group.last_end = now
+        if group is None or attempt not in group.running:
+            return
+        del group.running[attempt]
         if seconds is not None:
             group.seconds += (seconds - group.seconds) * 0.25
-        if group.waiting:
-            successor = group.waiting.pop(0)
-            group.running.add(successor)
-            self.wants_more |= was_full and not group.has_enough_waiting(now)
-            return successor
-        group.excluded_jobs.clear()
-        if not group.running:
-            del self._groups[name]
-        return None
+            group.failing += ((attempt.error is not None) - group.failing) * 0.25
+            if attempt.error is None and seconds <= PROMPT_SECONDS and not group.is_fixed:
+                group.is_proven = True
+        if group.refused and not group.is_full(self._monotonic()):
+            group.refused = False
+            self.wants_more = True
+        if len(self._groups) > MOST_GROUPS:
+            self._groups = {i: one for i, one in self._groups.items() if one.running}
 
-    def remove(self, attempt: LocalAttempt) -> bool:
-        """Take out an attempt that waits; return False if it does not wait."""
-        name = attempt.handler.group(attempt.job)
-        group = self._groups.get(name) if name is not None else None
-        if group is None or attempt not in group.waiting:
-            return False
-        group.waiting.remove(attempt)
-        return True
+    def _make_group(self, limit: int | None) -> _Group:
+        if limit is not None:
+            return _Group(limit, limit, is_fixed=True)
+        return _Group(max(1, self._capacity // 2), max(1, self._capacity - 1))
 
-    def surplus(self) -> list[LocalAttempt]:
-        """Remove the attempts that wait beyond the wanted number in groups where no attempt
-        ends."""
-        now = self._monotonic()
-        found: list[LocalAttempt] = []
-        for group in self._groups.values():
-            if now - group.last_end > STALLED_SECONDS:
-                wanted_waiting = group.wanted_waiting(now)
-                for attempt in group.waiting[wanted_waiting:]:
-                    group.exclude_job(attempt)
-                    found.append(attempt)
-                del group.waiting[wanted_waiting:]
-        return found
+    def _jobs_of(self, has: Callable[[_Group], bool]) -> set[str]:
+        names = {name for name, group in self._groups.items() if has(group)}
+        if not names:
+            return set()
+        return {job_id for job_id, name in self._group_of_job.items() if name in names}
 
-    def _of(self, attempt: LocalAttempt) -> _Group:
-        name = attempt.handler.group(attempt.job)
-        assert name is not None
-        return self._groups[name]
+    def _remember_job(self, job_id: str, name: str) -> None:
+        self._group_of_job.pop(job_id, None)
+        self._group_of_job[job_id] = name
+        if len(self._group_of_job) > MOST_JOBS:
+            del self._group_of_job[next(iter(self._group_of_job))]

@@ -25,7 +25,7 @@ from mainspring.core.job_updates import (
 )
 from mainspring.core.model import Job, State, replace
 from mainspring.core.policy import Delivery
-from mainspring.engine.breakers import close_breaker, forget_breakers, start_put_off
+from mainspring.engine.breakers import close_breaker, forget_breakers
 from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
@@ -452,8 +452,8 @@ class JobOperations:
         return removed
 
     async def reset_breaker(self, job_id: str) -> bool:
-        """Close the circuit breaker of a job, forget its failures, and let the runs that it has put
-        off start now. Return whether it was open or half-open."""
+        """Close the circuit breaker of a job and forget its failures. Workers start its due runs
+        within a second or so. Return whether it was open or half-open."""
         job = await self.get_job(job_id)
         refuse_unreadable_job(job)
         if job.policy.breaker is None:
@@ -461,7 +461,6 @@ class JobOperations:
                 f"job {job_id!r} has no circuit breaker to reset: give it one with breaker=…"
             )
         opened = await close_breaker(self._engine.store, job)
-        await start_put_off(self._engine.store, job_id)
         if opened:
             self._engine.emit("breaker.closed", job_id=job_id)
         return opened

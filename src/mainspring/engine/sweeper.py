@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, Source, State, replace
@@ -114,6 +115,11 @@ class Sweeper:
     async def _rescue_these(self, found: list[Run]) -> None:
         now = await self._engine.store.now()
         jobs = await self._engine.jobs.get({run.job_id for run in found})
+        seen: dict[str, datetime] = {}
+        if any(run.lapses + 1 >= transitions.MAX_LAPSES for run in found):
+            workers = await find_workers(self._engine.store)
+            seen = {worker.id: worker.seen_at for worker in workers if worker.seen_at is not None}
+            seen[self._engine.settings.worker_id] = now
         lapsed: dict[str, Run] = {}
         changes = []
         for run in found:
@@ -128,7 +134,9 @@ class Sweeper:
             unbegun = transitions.never_began(run, job)
             blameless = host_was_restarted(run.worker, self._engine.settings.worker_id)
             changes.append(
-                transitions.rescued(run, now, delivery, unbegun=unbegun, blameless=blameless)
+                transitions.rescued(
+                    run, now, delivery, unbegun=unbegun, blameless=blameless, seen=seen
+                )
             )
         for run in await self._change_runs(list(lapsed.values()), changes):
             log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)

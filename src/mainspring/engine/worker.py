@@ -21,7 +21,7 @@ from mainspring.core.node_runs import node_handler, node_of
 from mainspring.core.policy import Isolation
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.engine.attempt import LocalAttempt, StopReason
-from mainspring.engine.breakers import PUT_OFF_REASON, BreakerNotes
+from mainspring.engine.breakers import BreakerNotes
 from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
 from mainspring.engine.default_handler import DefaultHandler
@@ -30,9 +30,8 @@ from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.leases import Leases
 from mainspring.engine.loop_thread import wait_for_event
-from mainspring.engine.outcome import LEAST_SNOOZE, Decision, decide
+from mainspring.engine.outcome import Decision, decide
 from mainspring.engine.slots import job_was_removed
-from mainspring.engine.suspects import Suspects
 from mainspring.engine.telemetry import Telemetry
 from mainspring.errors import HandlerNotFound
 from mainspring.stores.protocol import Claim, RunQuery
@@ -42,10 +41,31 @@ __all__ = ["Worker"]
 log = logging.getLogger("mainspring")
 
 AHEAD_SECONDS = 0.05
-"""Seconds of work that may wait in this process. Runs of long handlers are not claimed ahead; runs
-of short ones are claimed in batches, which share a commit."""
+"""Seconds of work that may wait in this process: runs of short handlers are claimed in batches,
+which share a commit."""
 
 MOST_AHEAD = 1000
+
+SHORT_SECONDS = 0.1
+"""Runs of jobs whose handlers take longer than this on average are not claimed ahead."""
+
+MOST_JOBS = 1000
+"""Of how many jobs the mean duration is remembered."""
+
+LONGEST_WAIT = 1.0
+"""Seconds after which a run that was claimed and has not begun is given back: its worker is busy
+with others, and another worker may be idle."""
+
+LONGEST_ALONE = 60.0
+"""Seconds that a suspect has the process to itself. A handler of an hour must not stop everything
+else for an hour."""
+
+SUSPECT_PATIENCE = timedelta(minutes=5)
+"""A suspect that has met no idle worker for this long begins beside others."""
+
+SHORTEST_SUSPECT_SNOOZE, LONGEST_SUSPECT_SNOOZE = timedelta(seconds=0.1), timedelta(seconds=30)
+"""A suspect that meets a busy worker is given back for a tenth of the time that it has waited,
+within these bounds."""
 
 BUSY_SECONDS = 0.01
 """After a claim that found runs the next one mostly comes soon. Only after so many seconds without
@@ -55,9 +75,8 @@ UNREADABLE_SNOOZE = timedelta(minutes=1)
 """How long a run is snoozed whose job, or whose upstream run, cannot be read."""
 
 SEARCH_PAUSE, LONGEST_SEARCH_PAUSE = 0.05, 0.5
-"""Seconds before the next claim for groups that are not busy, after one that found none. The store
-may have to skip a long backlog of the busy groups, so the pause is also 20 times as long as the
-claim took (10,000 runs on SQLite: 10 ms)."""
+"""Seconds before the next claim for groups that use less than their share, after one that found
+nothing. The pause is also 20 times as long as that claim took."""
 
 NO_THREAD_SNOOZE = timedelta(seconds=5)
 """How long a run is snoozed for whose handler no thread could be started."""
@@ -81,18 +100,16 @@ class Worker:
         self.completer = Completer(engine, self.leases, finished)
         self._ready: deque[LocalAttempt] = deque()
         self._groups = GroupLimits(engine.settings.workers, engine.clock.monotonic)
-        self._search_at = 0.0  # when to claim again while a group is busy
+        self._search_at = 0.0  # when to claim for others again while a group is large
         # A run may be active twice: its first attempt was lost, and it was claimed again.
         self._active: dict[LocalAttempt, None] = {}
         # Attempts whose begin is being committed; each takes capacity.
         self._recording: dict[LocalAttempt, None] = {}
-        self._suspects = Suspects(
-            engine.time,
-            engine.clock,
-            resume_others=self._begin_others,
-            give_back=self._give_back_until,
-        )
         self._default_handler = DefaultHandler(engine)
+        # A suspect that has this process to itself, and until when, by the monotonic clock.
+        self._alone: LocalAttempt | None = None
+        self._alone_until = 0.0
+        self._next_alone_at = 0.0  # the others have the process for as long as the last suspect
         self._capacity_taken = 0
         self._loop_blocked = False  # the program's
         self._stuck: set[LocalAttempt] = set()
@@ -105,7 +122,9 @@ class Worker:
         self._claimed_at = 0.0
         self._turns: dict[int, str] = {}  # by priority, the job of the run that was claimed last
         self._next_due: datetime | None = None  # by the last claim, which found nothing due
-        self._handler_seconds = 1.0
+        self._ended_at = 0.0
+        self._short_seconds = 1.0  # the mean duration of handlers of short jobs
+        self._job_seconds: dict[str, float] = {}
         self._dispatcher: Dispatcher
         self.telemetry: Telemetry | None = None
 
@@ -116,8 +135,7 @@ class Worker:
     @property
     def claimed_ahead(self) -> int:
         """How many claimed runs wait for capacity."""
-        held = len(self._ready) + len(self._recording) + len(self._suspects.waiting)
-        return held + self._dispatcher.queued
+        return len(self._ready) + len(self._recording) + self._dispatcher.queued
 
     @property
     def stuck(self) -> int:
@@ -138,35 +156,25 @@ class Worker:
         """Claim whenever there is capacity, until the worker drains."""
         while not self._draining:
             self._wake.clear()
-            for attempt in self._groups.surplus():
-                self._complete_unbegun(
-                    attempt, transitions.released(attempt.run, self._now(), began=False)
-                )
-            busy = self._groups.busy_jobs()
-            pause = self._search_at - self._engine.clock.monotonic() if busy else 0.0
-            limit = self._claim_limit() if pause <= 0 else 0
-            found = await self._claim(limit, busy) if limit > 0 else 0
-            self._last_claim_was_full = limit <= found
+            self._give_back_waiting()
+            await self.completer.breakers.look_again()
+            limit = sum(self._limits())
+            claimed = await self._claim_for_groups()
+            self._last_claim_was_full = limit <= claimed
             if limit <= 0:
-                poll = self._settings.poll.total_seconds()
-                await wait_for_event(self._wake, min(poll, pause) if pause > 0 else poll)
-            elif busy and not found:
-                took = self._engine.clock.monotonic() - self._claimed_at
-                pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
-                self._search_at = self._engine.clock.monotonic() + pause
-            elif found and not self._last_claim_was_full:
+                await wait_for_event(self._wake, self._longest_sleep())
+            elif claimed and not self._last_claim_was_full:
                 await wait_for_event(self._wake, BUSY_SECONDS)
             elif not self._last_claim_was_full:
                 await self._sleep_until_due()
-        unbegun = [*self._groups.waiting, *self._ready, *self._suspects.waiting, *self._recording]
-        for attempt in [*unbegun, *self._active]:
+        for attempt in [*self._ready, *self._recording, *self._active]:
             if self._take_back(attempt):
                 self._give_back(attempt)
         self._claimed_last.set()
 
     def limit_drain(self, timeout: float) -> None:
         """Let a drain, also one that is under way, wait for handlers no longer than this."""
-        self._drain_ends = min(self._drain_ends, self._engine.clock.monotonic() + timeout)
+        self._drain_ends = min(self._drain_ends, self._monotonic() + timeout)
         self._wake.set()
 
     async def drain(self) -> None:
@@ -180,7 +188,7 @@ class Worker:
         await self._wait_for_active(lambda: self._drain_ends)
         for attempt in list(self._active):
             self._dispatcher.stop(attempt, self._drain_reason(attempt))
-        grace_ends = self._engine.clock.monotonic() + DRAIN_GRACE
+        grace_ends = self._monotonic() + DRAIN_GRACE
         await self._wait_for_active(lambda: grace_ends)
         for attempt in list(self._active):
             log.warning(
@@ -212,20 +220,42 @@ class Worker:
         # A blocked loop cannot release what it does not use.
         return free + self._dispatcher.unused_capacity if self._loop_blocked else free
 
-    def _claim_limit(self) -> int:
-        """How many runs to claim. Runs are claimed ahead again when half of them have begun: fewer
-        and larger claims cost fewer commits."""
-        if self._suspects.blocks_others or self.memory_limit_reached:
-            return 0
-        free, ready = max(self._free(), 0), self.claimed_ahead
-        asked = self._settings.workers / self._handler_seconds * AHEAD_SECONDS
-        ahead = min(int(asked), MOST_AHEAD)
-        return free + ahead - ready if free > ready or ready <= ahead // 2 else 0
+    def _limits(self) -> tuple[int, int]:
+        """How many runs to claim for free capacity, and how many ahead of it. Runs are claimed
+        ahead again when half of them have begun: fewer and larger claims cost fewer commits."""
+        if self._runs_alone() or self.memory_limit_reached:
+            return 0, 0
+        free, held = max(self._free(), 0), self.claimed_ahead
+        seconds = self._short_seconds
+        if not free:  # where nothing ends, handlers take at least so long
+            seconds = max(seconds, self._monotonic() - self._ended_at)
+        ahead = min(int(self._settings.workers / seconds * AHEAD_SECONDS), MOST_AHEAD)
+        if held < free:
+            return free - held, ahead
+        waiting = held - free
+        return 0, ahead - waiting if waiting <= ahead // 2 else 0
 
-    async def _claim(self, limit: int, busy: frozenset[str]) -> int:
+    async def _claim_for_groups(self) -> int:
+        """Claim runs; return how many. Groups that use their share already come after all others,
+        for which the worker searches every now and then."""
+        full = self._groups.full_jobs()
+        large = self._groups.large_jobs() - full
+        claimed = 0
+        if large and self._search_at <= self._monotonic():
+            claimed = await self._claim(full | large)
+            if not claimed:
+                took = self._monotonic() - self._claimed_at
+                pause = min(max(20 * took, SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
+                self._search_at = self._monotonic() + pause
+        return claimed + await self._claim(full)
+
+    async def _claim(self, excluded: set[str]) -> int:
+        free, ahead = self._limits()
+        if free + ahead <= 0:
+            return 0
         await self._default_handler.search()
-        sent = self._claimed_at = self._engine.clock.monotonic()
-        claim = self._make_claim(limit, busy)
+        sent = self._claimed_at = self._monotonic()
+        claim = self._make_claim(free, ahead, excluded)
         claimed = await self._engine.retrying_store.claim(claim)
         runs, self._next_due = claimed.runs, claimed.next_due
         self._turns |= {run.priority: run.job_id for run in runs}
@@ -237,14 +267,22 @@ class Worker:
             await self._admit(runs, sent)
         return len(runs)
 
-    def _make_claim(self, limit: int, busy: frozenset[str]) -> Claim:
+    def _make_claim(self, free: int, ahead: int, excluded: set[str]) -> Claim:
+        long = (job_id for job_id, took in self._job_seconds.items() if took > SHORT_SECONDS)
+        most = dict.fromkeys(long, free) if ahead else {}
+        most |= self.completer.breakers.most_runs() | dict.fromkeys(excluded, 0)
+        # While a backlog of short runs goes on there is no free capacity, and runs of jobs with a
+        # limit begin soon all the same. Otherwise they would wait for the end of that backlog.
+        goes_on = self._monotonic() - self._ended_at < 2 * AHEAD_SECONDS
+        limited = max(free, self._settings.workers) if goes_on else free
         return Claim(
             worker=self._settings.worker_id,
             handlers=self.handlers(),
             queues=self._settings.queues,
-            limit=limit,
+            limit=free + ahead,
+            ahead=max(free + ahead - limited, 0),
             lease=self._settings.lease,
-            most=dict.fromkeys(busy, 0),
+            most=most,
             turns=dict(self._turns),
         )
 
@@ -257,8 +295,19 @@ class Worker:
         found = {name: registry.get_for_run(name) for name in names}
         return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
 
-    async def _sleep_until_due(self) -> None:
+    def _longest_sleep(self) -> float:
+        """After how many seconds to look at the store, and at what waits here, at the latest."""
         seconds = self._settings.poll.total_seconds()
+        if (look := self.completer.breakers.seconds_to_look()) is not None:
+            seconds = min(seconds, look)
+        if self._runs_alone():
+            seconds = min(seconds, self._alone_until - self._monotonic())
+        if self.claimed_ahead:
+            seconds = min(seconds, LONGEST_WAIT / 4)
+        return max(seconds, 0.001)
+
+    async def _sleep_until_due(self) -> None:
+        seconds = self._longest_sleep()
         if self._next_due is not None:
             seconds = min(seconds, (self._next_due - self._engine.time.now()).total_seconds())
         await wait_for_event(self._wake, max(seconds, 0.001))
@@ -284,7 +333,8 @@ class Worker:
         now = self._now()
         late = {run.id for run in runs if run.start_by is not None and now > run.start_by}
         in_time = [run for run in runs if run.id not in late]
-        put_off = await self._runs_with_open_breaker(in_time, jobs, notes)
+        refused = await self._refused_by_breaker(in_time, jobs, notes)
+        suspects: list[LocalAttempt] = []
         for run in runs:
             job = jobs[run.job_id]
             if job is None or job_was_removed(
@@ -313,9 +363,9 @@ class Worker:
                     run, transitions.skipped(run, self._now(), transitions.EXPIRED)
                 )
                 continue
-            if run.id in put_off:
+            if run.id in refused:
                 self.completer.complete_without_attempt(
-                    run, self._put_off_by_breaker(run, put_off[run.id])
+                    run, transitions.released(run, self._now(), began=False)
                 )
                 continue
             try:
@@ -330,31 +380,62 @@ class Worker:
             context = RunContext(
                 run, self._engine.resources, results.get(run.id), job, self._transact
             )
-            attempt = LocalAttempt(run, job, handler, context, sent)
+            attempt = LocalAttempt(run, job, handler, context, sent, self._monotonic())
             self.leases.hold(attempt)
-            if transitions.is_suspect(run):
-                if not self._put_off(attempt):
-                    self._suspects.add(attempt)
-            elif self._groups.start(attempt):
+            if transitions.is_suspect(run) and self._has_waited(run) < SUSPECT_PATIENCE:
+                suspects.append(attempt)
+            else:
                 self._make_ready(attempt)
-            elif not self._groups.wait(attempt):
-                self._complete_unbegun(attempt, transitions.released(run, self._now(), began=False))
         self._begin()
+        for suspect in suspects:
+            self._begin_alone(suspect)
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
-        """Let an attempt begin that its group has capacity for. One that is too late, or whose
-        breaker is open, is completed instead, and the next one of the group begins."""
-        while not self._draining and self._put_off(attempt):
-            successor = self._groups.leave(attempt)
-            if successor is None:
-                return
-            attempt = successor
-        self._ready.append(attempt)
+        """Let an attempt begin that is in time, and that its breaker and its group let begin."""
+        run = attempt.run
+        if run.start_by is not None and (now := self._now()) > run.start_by:
+            self._complete_unbegun(attempt, transitions.skipped(run, now, transitions.EXPIRED))
+        elif not self.can_begin(attempt) or not self._groups.start(attempt):
+            self._complete_unbegun(attempt, transitions.released(run, self._now(), began=False))
+        else:
+            self._ready.append(attempt)
 
-    def _leave_group(self, attempt: LocalAttempt, seconds: float | None = None) -> None:
-        """Let the next attempt of the group begin, after one that has ended or will not begin."""
-        if (successor := self._groups.leave(attempt, seconds)) is not None:
-            self._make_ready(successor)
+    def _begin_alone(self, attempt: LocalAttempt) -> None:
+        """Begin a suspect if nothing else is held here. Otherwise give it back for a while."""
+        run, now = attempt.run, self._now()
+        left = timedelta(seconds=self._next_alone_at - self._monotonic())
+        busy = self._active or self._recording or self._ready
+        if busy or left > timedelta() or not self.can_begin(attempt):
+            snooze = max(self._has_waited(run) / 10, left, SHORTEST_SUSPECT_SNOOZE)
+            snooze = min(snooze, LONGEST_SUSPECT_SNOOZE)
+            self._complete_unbegun(attempt, transitions.snoozed(run, now, now + snooze))
+            return
+        log.warning(
+            "run %s of job %s was held by %d workers that died; it runs alone now, to find out"
+            " whether it kills its worker",
+            run.id,
+            run.job_id,
+            run.lapses,
+        )
+        self._alone, self._alone_until = attempt, self._monotonic() + LONGEST_ALONE
+        self._record_begin(attempt)
+
+    def _has_waited(self, run: Run) -> timedelta:
+        """How long a suspect has waited for an idle worker, about."""
+        return self._now() - (run.attempts[-1].finished_at if run.attempts else run.scheduled_at)
+
+    def _runs_alone(self) -> bool:
+        """Whether a suspect has this process to itself: nothing is claimed beside it."""
+        return self._alone is not None and self._monotonic() < self._alone_until
+
+    def can_begin(self, attempt: LocalAttempt) -> bool:
+        """Whether an attempt may still begin that has waited here: its lease cannot have lapsed,
+        its breaker has not opened since it was claimed, and if its job has a rate, it has not
+        waited for long: else such runs might start in a burst. Called on any thread."""
+        rated = attempt.job.policy.rate is not None
+        if rated and self._monotonic() - attempt.admitted_at > LONGEST_WAIT:
+            return False
+        return self.leases.is_safe(attempt) and self.completer.breakers.may_begin(attempt)
 
     def _complete_unbegun(self, attempt: LocalAttempt, change: transitions.Change) -> None:
         """Complete an attempt that is held and has not begun."""
@@ -364,28 +445,18 @@ class Worker:
     def _now(self) -> datetime:
         return self._engine.time.now()
 
+    def _monotonic(self) -> float:
+        return self._engine.clock.monotonic()
+
     def _transact(self, context: RunContext) -> RunTransaction:
         return RunTransaction(self._engine, self.leases.attempt_of(context))
 
-    def _put_off(self, attempt: LocalAttempt) -> bool:
-        """Skip a run that is too late; snooze one whose breaker has opened while it waited here.
-        Return whether it did."""
-        run, breaker = attempt.run, attempt.job.policy.breaker
-        if run.start_by is not None and (now := self._now()) > run.start_by:
-            self._complete_unbegun(attempt, transitions.skipped(run, now, transitions.EXPIRED))
-            return True
-        if breaker is None:
-            return False
-        until = self.completer.breakers.known_wait(run, attempt.job)
-        if until is None:
-            return False
-        self._complete_unbegun(attempt, self._put_off_by_breaker(run, until))
-        return True
-
-    async def _runs_with_open_breaker(
+    async def _refused_by_breaker(
         self, runs: list[Run], jobs: dict[str, Job | None], notes: BreakerNotes
-    ) -> dict[str, datetime]:
-        """Which of the runs their job's circuit breaker does not let start, and until when."""
+    ) -> set[str]:
+        """Which of the runs their job's circuit breaker does not let start."""
+        breakers = self.completer.breakers
+        breakers.forget(i for i, job in jobs.items() if job is None or job.policy.breaker is None)
         guarded = [
             (run, job)
             for run in runs
@@ -393,11 +464,7 @@ class Worker:
             and job.policy.breaker is not None
             and not job_was_removed(run, job)
         ]
-        return await self.completer.breakers.admit(guarded, notes) if guarded else {}
-
-    def _put_off_by_breaker(self, run: Run, until: datetime) -> transitions.Change:
-        now = self._now()
-        return transitions.snoozed(run, now, max(until, now + LEAST_SNOOZE), PUT_OFF_REASON)
+        return await breakers.refused(guarded, notes) if guarded else set()
 
     async def _upstream_results(
         self, runs: list[Run]
@@ -426,19 +493,12 @@ class Worker:
         """Give ready attempts to the dispatcher, in order, as far as there is capacity."""
         if self._draining:
             return
-        idle = not self._active and not self._recording
-        if (suspect := self._suspects.next_to_begin(idle=idle)) is not None:
-            self._record_begin(suspect)
-        if self._suspects.blocks_others:
-            return
         batch: list[LocalAttempt] = []
         free = self._free()
         while self._ready:
             attempt = self._ready[0]
             if self._must_wait_for_loop(attempt):
-                self._ready.popleft()
-                self._leave_group(attempt)
-                self._give_back(attempt)
+                self._give_back(self._ready.popleft())
                 continue
             if transitions.records_begin(attempt.run, attempt.job):
                 if free <= 0:
@@ -449,10 +509,8 @@ class Worker:
             if not self._dispatcher.runs_on_loop(attempt):
                 if free <= 0:
                     break
-                if not self.leases.is_safe(attempt):
-                    self._ready.popleft()
-                    self._leave_group(attempt)
-                    self._give_back(attempt)
+                if not self.can_begin(attempt):
+                    self._give_back(self._ready.popleft())
                     continue
                 free -= 1
             batch.append(self._ready.popleft())
@@ -471,14 +529,14 @@ class Worker:
             return
         del self._recording[attempt]
         self._capacity_taken -= 1
-        if kept and self.leases.is_safe(attempt) and not self._must_wait_for_loop(attempt):
+        if kept and self.can_begin(attempt) and not self._must_wait_for_loop(attempt):
             self._active[attempt] = None
             self._capacity_taken += self._dispatcher.begin([attempt], self._free(), first=True)
             return
-        self._suspects.attempt_ended(attempt)
-        self._leave_group(attempt)
         if kept:
             self._give_back(attempt)
+        else:
+            self._leave(attempt)
         self._begin_others()
 
     def _begin_others(self) -> None:
@@ -533,6 +591,7 @@ class Worker:
     def ended(self, attempts: list[LocalAttempt], released: int) -> None:
         """Decide what becomes of each run whose attempt has ended, and complete it."""
         self._capacity_taken -= released
+        self._ended_at = self._monotonic()
         now = self._engine.time.now()
         for attempt in attempts:
             try:
@@ -544,19 +603,21 @@ class Worker:
                     attempt.run.id,
                 )
                 self._engine.emit("scheduler.error", attempt.run, error)
-                self.leases.release(attempt)
-        self._update_handler_seconds(attempts)
+                self._drop(attempt)
+        self._update_durations(attempts)
         self._begin_others()
 
     def _end_attempt(self, attempt: LocalAttempt, now: datetime) -> None:
         self._active.pop(attempt, None)
-        self._leave_group(attempt, _seconds(attempt, now) if attempt.stop_reason is None else None)
-        self._suspects.attempt_ended(attempt)
+        has_run = attempt.stop_reason in (None, StopReason.TIMEOUT)
+        self._leave(attempt, _seconds(attempt, now) if has_run else None)
+        if not self._dispatcher.runs_on_loop(attempt):
+            self.completer.breakers.handler_ended(attempt)
         if attempt.lingering:
             self._add_stuck(attempt)
         decision = None
         if attempt.stop_reason is StopReason.LOST and not attempt.committed:
-            self.leases.release(attempt)
+            self._drop(attempt)
         elif attempt.stop_reason is StopReason.LATE:
             self._give_back(attempt)
         elif attempt.stop_reason is StopReason.NO_THREAD:
@@ -585,7 +646,30 @@ class Worker:
         if self._last_claim_was_full or self._draining or self._groups.wants_more:
             self._wake.set()
 
+    def _give_back_waiting(self) -> None:
+        """Give back the attempts that were claimed a while ago and have not begun."""
+        before = self._monotonic() - LONGEST_WAIT
+        waiting = [*self._ready, *self._active] if self.claimed_ahead else []
+        for attempt in waiting:
+            has_begun = attempt.began_at is not None
+            if not has_begun and attempt.admitted_at < before and self._take_back(attempt):
+                self._give_back(attempt)
+
+    def _leave(self, attempt: LocalAttempt, seconds: float | None = None) -> None:
+        """An attempt has ended (after so many seconds), or will not begin."""
+        self._groups.leave(attempt, seconds)
+        if attempt is self._alone:
+            self._alone, now = None, self._monotonic()
+            self._next_alone_at = now + min(now - self._alone_until + LONGEST_ALONE, LONGEST_ALONE)
+            self._wake.set()
+
+    def _drop(self, attempt: LocalAttempt) -> None:
+        """Nothing is written about an attempt: its run is not this worker's any more."""
+        self.leases.release(attempt)
+        self.completer.breakers.settle(attempt)
+
     def _give_back(self, attempt: LocalAttempt) -> None:
+        self._leave(attempt)
         now = self._engine.time.now()
         self.completer.complete(
             attempt, Decision(transitions.released(attempt.run, now, began=False))
@@ -599,8 +683,6 @@ class Worker:
 
     def _take_back(self, attempt: LocalAttempt) -> bool:
         """Take an attempt that has not begun out of all queues; return False if it has begun."""
-        if self._groups.remove(attempt):
-            return True
         if attempt in self._recording:
             del self._recording[attempt]
             self._capacity_taken -= 1
@@ -610,8 +692,7 @@ class Worker:
             del self._active[attempt]
         elif attempt in self._ready:
             self._ready.remove(attempt)
-        self._suspects.attempt_ended(attempt)
-        self._leave_group(attempt)
+        self._leave(attempt)
         return True
 
     def _cancel(self, attempt: LocalAttempt) -> None:
@@ -634,19 +715,26 @@ class Worker:
 
     async def _wait_for_active(self, ends: Callable[[], float]) -> None:
         """Wait until no attempt is active, or until a moment that may come nearer meanwhile."""
-        while self._active and (left := ends() - self._engine.clock.monotonic()) > 0:
+        while self._active and (left := ends() - self._monotonic()) > 0:
             self._wake.clear()
             await wait_for_event(self._wake, max(left, 0.001))
 
-    def _update_handler_seconds(self, attempts: list[LocalAttempt]) -> None:
-        """Update the mean duration of handlers, which decides how far ahead to claim. The initial
-        value is too long for most handlers, so the mean falls faster than it rises."""
-        if not attempts:
-            return
-        now = self._engine.time.now()
-        seconds = sum(_seconds(attempt, now) for attempt in attempts) / len(attempts)
-        change = max(seconds, 1e-5) - self._handler_seconds
-        self._handler_seconds += change * (0.75 if change < 0 else 0.5)
+    def _update_durations(self, attempts: list[LocalAttempt]) -> None:
+        """Update the mean durations, which decide what is claimed ahead, and how much. The initial
+        value is too long for most handlers, so the mean of short ones falls faster than it
+        rises."""
+        now, short = self._engine.time.now(), []
+        for attempt in attempts:
+            job_id, took = attempt.run.job_id, _seconds(attempt, now)
+            before = self._job_seconds.pop(job_id, took)
+            mean = self._job_seconds[job_id] = before + (took - before) * 0.5
+            if mean <= SHORT_SECONDS:
+                short.append(took)
+        while len(self._job_seconds) > MOST_JOBS:
+            del self._job_seconds[next(iter(self._job_seconds))]
+        if short:
+            change = max(sum(short) / len(short), 1e-5) - self._short_seconds
+            self._short_seconds += change * (0.75 if change < 0 else 0.5)
 
     def _add_stuck(self, attempt: LocalAttempt) -> None:
         self._stuck.add(attempt)

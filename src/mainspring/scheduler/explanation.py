@@ -18,7 +18,7 @@ from mainspring.core import node_runs, transitions
 from mainspring.core.durations import duration, humanize
 from mainspring.core.model import LIVE, Job, Run, State, replace, slot_of, slot_run_id
 from mainspring.core.plurals import list_some
-from mainspring.engine.breakers import PUT_OFF_REASON, breaker_status
+from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
 from mainspring.engine.live_workers import (
     LiveWorker,
@@ -476,7 +476,8 @@ async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
 
 
 FAILURES = {
-    "poison": "each worker that held it died or lost its lease, until no further try was allowed",
+    "poison": "each worker that held it died, until no further try was allowed",
+    "lapsed": "its workers lost its lease, frozen or cut off, until no further try was allowed",
     "lost": "its worker died or stopped, and no other worker may start it again",
     "memory": "it ran when its process reached its memory limit, and no further try was allowed",
 }
@@ -512,9 +513,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
 
 
 def _explain_later(run: Run, now: datetime) -> Explanation:
-    if run.reason == PUT_OFF_REASON:  # and is closed by now, or the next run is its trial
-        why = "its circuit breaker was open"
-    elif run.reason is not None:
+    if run.reason is not None:
         why = run.reason
     elif run.failures:
         why = f"its last attempt failed ({run.error})"
@@ -665,7 +664,7 @@ async def _breaker_open(engine: Engine, run: Run, job: Job, now: datetime) -> Ex
     breaker = await breaker_status(engine.store, job)
     if breaker is None or breaker.state == "closed":
         return None
-    if run.run_at > (breaker.until or now) and run.reason != PUT_OFF_REASON:
+    if run.run_at > (breaker.until or now):
         return None
     facts: dict[str, Any] = {
         "until": breaker.until,

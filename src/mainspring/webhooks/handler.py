@@ -78,8 +78,8 @@ class WebhookHandler(Handler):
         capacity."""
         return None if job.webhook is None else host_of(job.webhook.url)
 
-    def group_limit(self, capacity: int) -> int:
-        return self._webhooks.settings.calls_to_one_host(capacity)
+    def group_limit(self) -> int | None:
+        return self._webhooks.settings.per_host
 
     async def send(self, ctx: RunContext) -> dict[str, Any]:
         """Call the endpoint once. Return its status, or raise the error that decides whether the

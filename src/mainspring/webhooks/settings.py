@@ -26,10 +26,10 @@ MAX_PER_HOST = 10_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
     """`allow`: hosts, addresses and CIDR ranges outside the public internet that webhooks may call.
-    `per_host`: how many calls this process makes to one host at once; None means half of its
-    capacity, at least one. `retry_after_cap`: the longest wait that an endpoint may ask for.
-    `secret_keys`: encryption keys for secrets, the newest first, in addition to those of the
-    environment."""
+    `per_host`: how many calls this process makes to one host at once; None means all that it has
+    capacity for, and half of that to a slow or failing host. `retry_after_cap`: the longest wait
+    that an endpoint may ask for. `secret_keys`: encryption keys for secrets, the newest first, in
+    addition to those of the environment."""
 
     allow: Iterable[str] = ()
     per_host: int | None = None
@@ -47,10 +47,6 @@ class WebhookSettings:
         cap = duration(self.retry_after_cap, what="retry_after_cap")
         object.__setattr__(self, "retry_after_cap", cap)
         AllowList.of(self.allow)
-
-    def calls_to_one_host(self, capacity: int) -> int:
-        """How many calls a process of this capacity makes to one host at once."""
-        return max(1, capacity // 2) if self.per_host is None else self.per_host
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> WebhookSettings:

@@ -36,7 +36,6 @@ from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery, MisfireKind, Overlap, Policy
 from mainspring.core.schedules import FixedDelay, Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
-from mainspring.engine.breakers import PUT_OFF_REASON
 from mainspring.stores.election import WORKERS
 from mainspring.stores.evaluation import is_claimable
 from mainspring.stores.memory import MemoryStore
@@ -59,16 +58,19 @@ INVARIANTS = {
     "deadline": "a start deadline ends only a run whose handler has never begun",
     "begin": "what may begin once, or may kill its worker, is begun on record, and lost only then",
     "poison": "a lapse is held against a run only if its handler began; a killer is soon found",
-    "suspects": "a run that may kill its worker has the worker to itself",
-    "turns": "after such a run of a second or more, the others have the worker for as long",
+    "suspects": "a run that may kill its worker begins where nothing else runs, unless it has"
+    " waited for minutes",
     "fair": "jobs take turns: none gives a second run to a claim while another one has given none,"
     " and a worker's next claim goes on behind the job that had the last turn",
     "limit": "no valid lease is given beyond a concurrency limit",
     "dedupe": "a dedupe key has one holder at most",
-    "rate": "no span of a rate limit's length has more claims than it allows",
+    "rate": "no span of a rate limit's length has more claims than it allows, and starts do not"
+    " come in bursts",
+    "held": "a worker that is not frozen begins what it has claimed soon, or gives it back",
     "breaker": "while a breaker is open by the store's clock no attempt begins that was claimed"
-    " since it opened; then only the trial does",
-    "trial": "a breaker has one trial at a time",
+    " since it opened, nor one that was waiting when as many had failed as open it; then only the"
+    " trial does",
+    "trial": "a breaker has one trial at a time, and one in each reset time",
     "slots": "every slot of a schedule is accounted for by exactly one record",
     "delay": "a slot that counts from the end of the run before comes one interval after that end,"
     " and as long as the job is enabled, another one comes",
@@ -107,6 +109,13 @@ MUTATORS = frozenset(
     {"add", "claim", "renew", "commit", "maintain", "put_jobs", "put_notes", "fire"}
 )
 TICK = timedelta(microseconds=1)
+HELD = 6.0
+"""Seconds that a run may be held before it begins, or its begin is recorded: the store may keep its
+worker from reading its job, though not for longer than a lease."""
+
+PATIENCE = timedelta(minutes=5)
+"""How long a suspect may wait for an idle worker."""
+
 LATE = timedelta(seconds=8)
 """What delays on the way may add to the time of a firing."""
 
@@ -172,8 +181,6 @@ class Monitor:
     _starts_before: Counter[str] = field(default_factory=Counter)
     """Of revived runs: how often they had begun by then."""
     _stopped: Counter[str] = field(default_factory=Counter)
-    _next_turn: dict[str, float] = field(default_factory=dict)
-    _began_as_suspect: set[tuple[str, int]] = field(default_factory=set)
     _revived: Counter[str] = field(default_factory=Counter)
     _slots: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
     _backfilled: dict[str, Counter[datetime]] = field(default_factory=lambda: defaultdict(Counter))
@@ -187,6 +194,13 @@ class Monitor:
     _open_until: dict[str, float] = field(default_factory=dict)
     _trials: set[Key] = field(default_factory=set)
     _fired_on_nodes: dict[tuple[str, datetime], datetime] = field(default_factory=dict)
+    _ended_trials: set[Key] = field(default_factory=set)
+    """Trials whose handler has returned or raised on a machine that lives."""
+    _failed_in_row: dict[tuple[str, str], set[Key]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
+    """By worker and job: attempts that have failed since one succeeded, and are not stored yet."""
+    _begun_at_rate: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _clock_set_at: float = -1.0
     _announced: dict[str, float] = field(default_factory=dict)
     """The workers that are alive by their notes, and since when."""
@@ -250,7 +264,8 @@ class Monitor:
             if not _was_frozen(other) and not _was_frozen(handling):
                 self.fail("alone", f"{run_id} began on {author} while {other.author} works on it")
         self._check_begin(run, token, author)
-        self._check_breaker(run, key)
+        self._check_breaker(run, key, author)
+        self._check_held(run, handling)
         self._started.add(key)
         self._starts[run_id] += 1
         job = self._jobs.get(run.job_id)
@@ -273,21 +288,37 @@ class Monitor:
             for other_token, handling in handlings.items()
             if handling.author == author and (suspect or self._is_suspect(other_id, other_token))
         ]
-        if beside and held:
+        since = run.attempts[-1].finished_at if run.attempts else run.scheduled_at
+        if beside and held and not (suspect and self.clock.now() - since > PATIENCE):
             self.fail("suspects", f"{run.id} began on {author} beside {beside}")
         self.counted["suspect began"] += suspect
-        if suspect:
-            self._began_as_suspect.add((run.id, token))
-        early = self._next_turn.get(author, 0.0) - self.last_began[author]
-        if suspect and held and early > 0:
-            self.fail("turns", f"{run.id} began on {author} {early} s before its turn")
         if run.job_id == "killer":
             self.counted["killer began"] += 1
             killed = self._starts[run.id] - self._stopped[run.id]
             if killed >= 4 * (1 + self._revived[run.id]):
                 self.fail("poison", f"{run.id} killed {killed} workers and goes on")
 
-    def _check_breaker(self, run: Run, key: Key) -> None:
+    def _check_held(self, run: Run, handling: _Handling) -> None:
+        held = handling.began_at - handling.claimed_at
+        if held > HELD and not _was_frozen(handling) and run.began is not True:
+            self.fail("held", f"{run.id} began {held} s after its claim")
+        job = self._jobs.get(run.job_id)
+        if job is None or (rate := job.policy.rate) is None:
+            return
+        begun = self._begun_at_rate[job.policy.rate_key or job.id]
+        begun.append(handling.began_at)
+        within = sum(at > begun[-1] - rate.span.total_seconds() for at in begun)
+        # A claim may take a moment to become a start, so that those of two spans come together.
+        if within > 2 * rate.count:
+            self.fail("rate", f"{run.id} is the {within}th start within {rate.span}")
+
+    def _check_breaker(self, run: Run, key: Key, author: str) -> None:
+        job = self._jobs.get(run.job_id)
+        failed = self._failed_in_row[author, run.job_id]
+        if job is not None and job.policy.breaker is not None:
+            self.counted["breaker asked"] += 1
+            if len(failed) >= job.policy.breaker.failures and key not in self._trials:
+                self.fail("breaker", f"{run.id} began on {author}, where {len(failed)} had failed")
         since = self._not_closed_since.get(run.job_id)
         if since is not None and key not in self._trials and self._claimed[key] > since:
             self.fail("breaker", f"{run.id} began, and its breaker is open since {since:.3f} s")
@@ -339,9 +370,12 @@ class Monitor:
     def _check_earlier_trial(self, trial: Key, successor: str) -> None:
         run_id, token = trial
         handling = self._active[run_id].get(token)
+        held = self._leases[trial] > self.clock.now()
+        if trial in self._ended_trials and held and not self._runs[run_id].cancel_requested:
+            self.fail("trial", f"{successor} is the trial, and the end of {run_id} is not counted")
         if handling is None or _was_frozen(handling):
             return
-        if self._leases[trial] > self.clock.now():
+        if held:
             self.fail(
                 "trial", f"{successor} is the trial while {run_id} is it on {handling.author}"
             )
@@ -358,14 +392,14 @@ class Monitor:
         self.note(handling.author, f"{outcome} {_short(run_id)} t{token}")
         self.counted[outcome] += 1
         self._stopped[run_id] += outcome == "stopped"
-        now = asyncio.get_running_loop().time()
-        took = now - handling.began_at
-        # A run that began as any other may have become a suspect since: its worker froze.
-        # The worker measures a second by its own clock, which may be slow by a fiftieth.
-        if took >= 1.05 and (run_id, token) in self._began_as_suspect:
-            self._next_turn[handling.author] = now + took
+        key, worker = (run_id, token), (handling.author, self._runs[run_id].job_id)
         if outcome == "returned":
-            self._returned.add((run_id, token))
+            self._returned.add(key)
+            self._failed_in_row.pop(worker, None)
+        elif outcome == "raised" and not _was_frozen(handling):
+            self._failed_in_row[worker].add(key)
+        if outcome != "stopped" and key in self._trials and not _was_frozen(handling):
+            self._ended_trials.add(key)
         self._check_overrun(handling, (run_id, token), self.clock.now())
 
     def _check_overrun(self, handling: _Handling, key: Key, now: datetime) -> None:
@@ -442,6 +476,10 @@ class Monitor:
             if (old := self._runs.get(i)) is not run and old != run
         ]
         joined = [run for old, run in changed if self._step(author, method, old, run, now)]
+        for old, run in changed:
+            if old is not None and old.state is State.RUNNING and run.state is not State.RUNNING:
+                for failed in self._failed_in_row.values():
+                    failed.discard((run.id, old.token))
         made = sum(old is None for old, _ in changed)
         if len(stored) != len(self._runs) + made:
             self._check_gone(method, now)
@@ -598,7 +636,7 @@ class Monitor:
         began = old.began is True or (run.id, run.token) in self._started
         if old.lapses >= 2 and run.lapses > old.lapses and not began:
             self.fail("poison", f"a lapse is held against {run.id}, which did not begin")
-        if run.reason == "poison" and run.state is State.FAILED:
+        if run.reason in ("poison", "lapsed") and run.state is State.FAILED:
             self.counted["poison"] += 1
             if run.lapses < 4:
                 self.fail("poison", f"{run.id} is poison after {run.lapses} lapses")
@@ -682,8 +720,6 @@ class Monitor:
             return
         if run.state in (State.CANCELLED, State.SKIPPED):
             return
-        if old.state is run.state is State.PENDING and old.reason == PUT_OFF_REASON:
-            return  # its breaker has closed: it starts earlier than it was put off to
         if old.state is not State.WAITING or run.state is not State.PENDING:
             self.fail("fence", f"{run.id} went from {old.state} to {run.state}")
         self._check_order(run)

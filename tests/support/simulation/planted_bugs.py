@@ -31,6 +31,7 @@ from mainspring.engine import (
     slot_firer,
     slots,
     sweeper,
+    worker,
 )
 from mainspring.engine.breakers import Breakers
 from mainspring.engine.completer import Completer, Queued
@@ -43,7 +44,6 @@ from mainspring.engine.leader import Leader
 from mainspring.engine.leases import Leases
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.store_retry import RetryingStore
-from mainspring.engine.suspects import Suspects
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
@@ -345,30 +345,32 @@ def _killers_at_large() -> Patches:
 
 
 def _suspects_in_company() -> Patches:
-    right = Suspects.next_to_begin
-
-    def next_at_once(self: Suspects, *, idle: bool) -> Any:
-        return right(self, idle=True)
-
-    return [patch.object(Suspects, "next_to_begin", next_at_once)]
+    return [patch.object(worker, "SUSPECT_PATIENCE", timedelta(0))]
 
 
-def _suspects_in_a_row() -> Patches:
-    right = Suspects._end_turn
-
-    def end_turn(self: Suspects, *, others_have: float) -> None:
-        right(self, others_have=0.0)
-
-    return [patch.object(Suspects, "_end_turn", end_turn)]
+def _others_beside_suspects() -> Patches:
+    return [patch.object(Worker, "_runs_alone", lambda self: False)]
 
 
-def _turns_far_apart() -> Patches:
-    right = Suspects._end_turn
+def _suspects_wait_for_ever() -> Patches:
+    return [
+        patch.object(worker, "SHORTEST_SUSPECT_SNOOZE", timedelta(hours=1)),
+        patch.object(worker, "LONGEST_SUSPECT_SNOOZE", timedelta(hours=1)),
+    ]
 
-    def end_turn(self: Suspects, *, others_have: float) -> None:
-        right(self, others_have=others_have * 1000)
 
-    return [patch.object(Suspects, "_end_turn", end_turn)]
+def _claims_far_ahead() -> Patches:
+    """Claims a hundred runs ahead of its capacity, also of jobs with limits, and keeps them."""
+    right = Worker._make_claim
+
+    def make_claim(self: Worker, free: int, ahead: int, excluded: Any) -> Claim:
+        return replace(right(self, free, 0, excluded), limit=100)
+
+    return [
+        patch.object(Worker, "_make_claim", make_claim),
+        patch.object(Worker, "_give_back_waiting", lambda self: None),
+        patch.object(worker, "LONGEST_WAIT", 1e9),
+    ]
 
 
 def _begins_unrecorded() -> Patches:
@@ -651,24 +653,37 @@ def _fixed_spans() -> Patches:
 
 
 def _breaker_by_own_clock() -> Patches:
-    right = Breakers._admit
+    right = Breakers._refused
 
-    async def admit(self: Breakers, runs: Any, jobs: Any) -> Any:
+    async def refused(self: Breakers, runs: Any, jobs: Any) -> Any:
         now = self._engine.clock.now()
         return await right(self, [(replace(run, started_at=now), job) for run, job in runs], jobs)
 
-    return [patch.object(Breakers, "_admit", admit)]
+    return [patch.object(Breakers, "_refused", refused), _claims_at_any_time()]
+
+
+def _claims_at_any_time() -> AbstractContextManager[Any]:
+    return patch.object(Breakers, "most_runs", lambda self: {})
 
 
 def _breaker_of_each_process() -> Patches:
     """A worker asks the store about a breaker only if it has seen it open itself."""
-    right = Breakers.admit
+    right = Breakers.refused
 
-    async def admit(self: Breakers, runs: Any, notes: Any) -> Any:
+    async def refused(self: Breakers, runs: Any, notes: Any) -> Any:
         known = [(run, job) for run, job in runs if job.id in self._known]
-        return await right(self, known, {}) if known else {}
+        return await right(self, known, {}) if known else set()
 
-    return [patch.object(Breakers, "admit", admit)]
+    return [patch.object(Breakers, "refused", refused)]
+
+
+def _failures_seen_late() -> Patches:
+    """Attempts that wait begin until the store has counted the failures of those before them."""
+    return [patch.object(Breakers, "handler_ended", lambda self, attempt: None)]
+
+
+def _trial_counted_later() -> Patches:
+    return [patch.object(Breakers, "is_trial", lambda self, run: False)]
 
 
 def _trial_without_comparing() -> Patches:
@@ -677,7 +692,7 @@ def _trial_without_comparing() -> Patches:
     def write(job: Any, circuit: Any) -> Any:
         return replace(right(job, circuit), expected_version=None)
 
-    async def none(self: Breakers, circuits: Any, now: datetime) -> set[Any]:
+    async def none(self: Breakers, trials: Any, now: datetime) -> set[Any]:
         return set()
 
     return [
@@ -687,23 +702,22 @@ def _trial_without_comparing() -> Patches:
 
 
 def _half_open_to_all() -> Patches:
-    right = Breakers._admit
+    right = Breakers._refused
 
-    async def admit(self: Breakers, runs: Any, jobs: Any) -> Any:
-        until = await right(self, runs, jobs)
-        now = runs[0][0].started_at
-        return {run_id: at for run_id, at in until.items() if at > now + timedelta(seconds=1)}
+    async def refused(self: Breakers, runs: Any, jobs: Any) -> Any:
+        refused = await right(self, runs, jobs)
+        return {i for i in refused if any(c.state == "open" for c in self._known.values())}
 
-    return [patch.object(Breakers, "_admit", admit), _knows_no_breaker()]
-
-
-def _knows_no_breaker() -> AbstractContextManager[Any]:
-    return patch.object(Breakers, "known_wait", lambda self, run, job: None)
+    return [
+        patch.object(Breakers, "_refused", refused),
+        patch.object(Breakers, "may_begin", lambda self, attempt: True),
+        _claims_at_any_time(),
+    ]
 
 
 def _trial_for_ever() -> Patches:
-    async def all_of_them(self: Breakers, circuits: Any, now: datetime) -> set[Any]:
-        return {circuit.trial for circuit in circuits}
+    async def all_of_them(self: Breakers, trials: Any, now: datetime) -> set[Any]:
+        return set(trials)
 
     return [patch.object(Breakers, "_trials_under_way", all_of_them)]
 
@@ -826,10 +840,12 @@ def _bugs() -> Iterator[Planted]:
               "poison", patches=_killers_at_large, first_seed=2)  # fmt: skip
     yield bug("suspects beside others", "a suspect begins beside others", "suspects",
               patches=_suspects_in_company, first_seed=2)  # fmt: skip
-    yield bug("suspects in a row", "suspects run one after the other and stop all else", "turns",
-              patches=_suspects_in_a_row, first_seed=2)  # fmt: skip
-    yield bug("turns far apart", "suspects that are left after a turn wait for hours", "lost",
-              patches=_turns_far_apart, first_seed=2)  # fmt: skip
+    yield bug("others beside suspects", "others begin beside a suspect", "suspects",
+              patches=_others_beside_suspects, first_seed=7)  # fmt: skip
+    yield bug("suspects wait for ever", "a suspect that meets a busy worker waits for hours",
+              "lost", patches=_suspects_wait_for_ever, first_seed=2)  # fmt: skip
+    yield bug("claims far ahead", "a worker claims a hundred runs and keeps them", "held", "rate",
+              patches=_claims_far_ahead, stress=True, calm=False)  # fmt: skip
     yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("deadline kept", "a start deadline still counts when the handler has begun",
@@ -925,13 +941,18 @@ def _bugs() -> Iterator[Planted]:
     yield bug("breaker of each process", "a worker looks only at what it has seen fail itself",
               "breaker", patches=_breaker_of_each_process, focus="broken",
               calm=False)  # fmt: skip
+    yield bug("failures seen late", "what waits in a queue begins until failures are counted",
+              "breaker", patches=_failures_seen_late, focus="broken", calm=False,
+              first_seed=40)  # fmt: skip
+    yield bug("trial counted later", "the next run is tried before the end of the last is counted",
+              "trial", patches=_trial_counted_later, focus="broken", calm=False)  # fmt: skip
     yield bug("trial without comparing", "two nodes write that their run is the trial", "trial",
               "breaker", patches=_trial_without_comparing, focus="broken",
               calm=False)  # fmt: skip
     yield bug("half open to all", "after the reset time every run starts beside the trial",
               "breaker", patches=_half_open_to_all, focus="broken", calm=False)  # fmt: skip
     yield bug("trial never over", "a trial whose worker died is waited for", "lost",
-              patches=_trial_for_ever, focus="broken", first_seed=1)  # fmt: skip
+              patches=_trial_for_ever, focus="broken", first_seed=11)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
               "alone", patches=_keeps_dedupe_key, calm=False, first_seed=17)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",

@@ -48,9 +48,10 @@ program run."""
 class LoopExecutor:
     """Made and used on the engine's loop, except for the part that says otherwise.
 
-    `can_begin(attempt)` says whether its lease is still safe. `began(attempt)` is called on the
-    program's loop when a handler is about to begin. `ended(attempts, released)` is called on the
-    engine's loop: these attempts have ended, and so much capacity is free again.
+    `can_begin(attempt)` says whether it may still begin: its lease may have lapsed while it waited.
+    `began(attempt)` is called on the program's loop when a handler is about to begin, and
+    `ran(attempt)` when it has ended, before the next one begins. `ended(attempts, released)` is
+    called on the engine's loop: these attempts have ended, and so much capacity is free again.
     `ended_late(attempt)`: a handler has ended whose attempt was given up before.
     """
 
@@ -63,6 +64,7 @@ class LoopExecutor:
         thread_cpu: Callable[[], float] | None = None,
         can_begin: Callable[[LocalAttempt], bool],
         began: Callable[[LocalAttempt], None],
+        ran: Callable[[LocalAttempt], None],
         ended: Callable[[list[LocalAttempt], int], None],
         ended_late: Callable[[LocalAttempt], None],
         telemetry: Telemetry | None = None,
@@ -74,6 +76,7 @@ class LoopExecutor:
         self._time = time
         self._can_begin = can_begin
         self._began = began
+        self._ran = ran
         self._ended = ended
         self._ended_late = ended_late
         self._telemetry = telemetry
@@ -220,6 +223,7 @@ class LoopExecutor:
                 await self._run(attempt, task)
                 began, now = now, self._monotonic()
                 attempt.took = now - began
+                self._ran(attempt)
                 self._report(attempt)
                 if task.cancelling() or not self._left_task_clean(attempt):
                     break

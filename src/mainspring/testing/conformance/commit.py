@@ -323,7 +323,7 @@ class RescueTests(Suite):
             rescue = transitions.rescued(run, await store.now(), Delivery.AT_LEAST_ONCE)
             assert await store.commit([rescue]) == [True]
         ended = await self.one(store)
-        assert (ended.state, ended.reason, ended.lapses) == (State.FAILED, "poison", 4)
+        assert (ended.state, ended.reason, ended.lapses) == (State.FAILED, "lapsed", 4)
         assert await self.claim(store) == []
 
 
