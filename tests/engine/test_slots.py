@@ -801,3 +801,28 @@ async def test_slots_fire_in_real_time(url: str, tmp_path: Any) -> None:
     assert all(slot.microsecond == 0 for slot in seen["each"])
     step = timedelta(milliseconds=200)
     assert [slot - made for slot in sorted(seen["often"])[:5]] == [step * n for n in range(1, 6)]
+
+
+@virtual
+async def test_slots_that_are_due_when_a_job_is_paused_leave_a_record(shared: SharedStore) -> None:
+    for job_id in ("one", "many"):
+        node = shared.scheduler()
+
+        @node.job("10s", id=job_id)
+        async def tick() -> None: ...
+
+        async with node:
+            await asyncio.sleep(15)
+        await asyncio.sleep(30)  # nothing fires
+        async with shared.scheduler(workers=0) as client:
+            if job_id == "one":
+                await client.pause_job(job_id)
+            else:
+                await client.pause_jobs([job_id])
+            ran, passed = await runs(client, job_id)
+        assert (ran.state, passed.state, passed.reason) == (
+            State.SUCCEEDED,
+            State.SKIPPED,
+            "job paused",
+        )
+        assert passed.result["count"] == 3

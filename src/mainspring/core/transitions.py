@@ -33,6 +33,7 @@ from mainspring.core.statistics import Ending, ending_of
 __all__ = [
     "EDIT_GRACE",
     "EXPIRED",
+    "JOB_PAUSED",
     "MAX_LAPSES",
     "MISFIRE",
     "NODE_GONE",
@@ -411,6 +412,9 @@ MISFIRE = "misfire"
 
 STARTED_TOGETHER = "another node started too"
 """The reason of a skipped run at the start of a node that shares the run of another node."""
+
+JOB_PAUSED = "job paused"
+"""The reason of a skipped run that records slots which were due when somebody paused their job."""
 
 PAUSED = "paused"
 """The reason of a skipped run that records slots which passed while all firing was paused."""

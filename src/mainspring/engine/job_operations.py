@@ -32,7 +32,7 @@ from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firi
 from mainspring.engine.live_workers import LiveWorker, find_orphans
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
-from mainspring.engine.slots import over_before
+from mainspring.engine.slots import over_before, passed_slots
 from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.workflow import check_order
 from mainspring.errors import (
@@ -169,6 +169,8 @@ class JobOperations:
             if keep_from_stored is not None and stored is not None:
                 wanted = keep_from_stored(draft, stored)
             job = with_first_slot(draft, now) if stored is None else merge_job(wanted, stored, now)
+            if stored and not job.enabled and await self._record_passed_slots([stored], now):
+                continue
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
             if await self._put(job):
@@ -291,6 +293,8 @@ class JobOperations:
             refuse_concurrent_edit(job, expected_version)
             now = await self._engine.store.now()
             edited = replace(edit(job, now), updated_at=now)
+            if not edited.enabled and await self._record_passed_slots([job], now):
+                continue
             if not operator and not differ_only_in_enabled(job, edited):
                 refuse_owned(job)
             if edited.policy.after != job.policy.after:
@@ -342,7 +346,7 @@ class JobOperations:
             slot = next_slot(job, enabled, now)
             return JobWrite.put(replace(job, enabled=enabled, next_run_at=slot, updated_at=now))
 
-        return await self._write_many(job_ids, make_write)
+        return await self._write_many(job_ids, make_write, pauses=not enabled)
 
     async def remove_many(
         self, job_ids: Iterable[str], *, force: bool
@@ -356,11 +360,26 @@ class JobOperations:
 
         return await self._write_many(job_ids, make_write)
 
+    async def _record_passed_slots(self, jobs: Iterable[Job], now: datetime) -> bool:
+        """Leave a record of the slots of these jobs that are due and will not fire, because the
+        jobs are about to be paused. Return whether there were any: then read the jobs again."""
+        readable = (job for job in jobs if job.unreadable is None)
+        firings = [firing for job in readable if (firing := passed_slots(job, now)) is not None]
+        for fired in await self._engine.store.fire(firings) if firings else ():
+            for run in fired.runs:
+                self._engine.emit("run.skipped", run)
+        return bool(firings)
+
     async def _write_many(
-        self, job_ids: Iterable[str], make_write: Callable[[Job, datetime], JobWrite | None]
+        self,
+        job_ids: Iterable[str],
+        make_write: Callable[[Job, datetime], JobWrite | None],
+        *,
+        pauses: bool = False,
     ) -> dict[str, MainspringError | None]:
         """Read jobs, decide what to write for each, and write; repeat for those that somebody else
-        changed meanwhile. `make_write` returns None if there is nothing to write."""
+        changed meanwhile. `make_write` returns None if there is nothing to write. `pauses`: it
+        pauses the jobs."""
         outcome: dict[str, MainspringError | None] = dict.fromkeys(job_ids)
         ids = list(outcome)
         for start in range(0, len(ids), MANY_AT_ONCE):
@@ -371,6 +390,8 @@ class JobOperations:
                 query = JobQuery(ids=frozenset(left), limit=len(left))
                 jobs = {job.id: job for job in (await self._engine.store.jobs(query)).items}
                 now = await self._engine.store.now()
+                if pauses and await self._record_passed_slots(jobs.values(), now):
+                    continue
                 writes = []
                 for job_id in left:
                     try:

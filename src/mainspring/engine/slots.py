@@ -20,7 +20,7 @@ from mainspring.core.model import (
 from mainspring.core.node_runs import on_each_node, without_node
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
-from mainspring.core.transitions import MISFIRE, PAUSED
+from mainspring.core.transitions import JOB_PAUSED, MISFIRE, PAUSED
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.workflow import Followers
 from mainspring.stores.protocol import Firing, may_never_start
@@ -31,6 +31,7 @@ __all__ = [
     "make_run",
     "on_nodes",
     "over_before",
+    "passed_slots",
     "plan",
     "slot_after_end",
     "with_followers",
@@ -124,12 +125,24 @@ def plan(
     return firings, gap
 
 
-def _plan_paused(job: Job, now: datetime, resumed_at: datetime) -> tuple[list[Firing], Gap]:
+def passed_slots(job: Job, now: datetime) -> Firing | None:
+    """The firing that records the slots of a job which are due while somebody pauses it; None if
+    there is none. Whether a slot is due that counts from the end of a run is not known here."""
+    due = job.enabled and job.next_run_at is not None and job.next_run_at <= now
+    if not due or job.schedule is None or job.schedule.after_end:
+        return None
+    [firing], _ = _plan_paused(job, now, now, JOB_PAUSED)
+    return firing
+
+
+def _plan_paused(
+    job: Job, now: datetime, resumed_at: datetime, reason: str = PAUSED
+) -> tuple[list[Firing], Gap]:
     """Record the slots that passed while all firing was paused."""
     assert job.schedule is not None
     assert job.next_run_at is not None
     last = max(job.schedule.previous(resumed_at + _INSTANT) or job.next_run_at, job.next_run_at)
-    gap = _gap(job, job.next_run_at, last, PAUSED)
+    gap = _gap(job, job.next_run_at, last, reason)
     upcoming = job.schedule.next(resumed_at)
     return [_firing(job, job.version, (_gap_run(job, gap, now),), last, upcoming, now)], gap
 

@@ -44,7 +44,7 @@ MOST_GAPS = 10_000
 _RUN_ID = re.compile(r"@|^[0-9a-f]{32}$")
 """No job id contains `@`, and enqueued runs have 32 digits."""
 
-_GAP_REASONS = (transitions.MISFIRE, transitions.PAUSED)
+_GAP_REASONS = (transitions.MISFIRE, transitions.PAUSED, transitions.JOB_PAUSED)
 _INSTANT = timedelta(microseconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -289,6 +289,9 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
         text = f"its time has not come: the slot is in {_span(at - now)}"
         return _of_job(job, Reason.NOT_DUE, text, at=at)
     gap = run or await _find_gap(engine, job, at)
+    if gap is not None and gap.reason == transitions.JOB_PAUSED:
+        text = "somebody paused the job before this slot had fired"
+        return _of_job(job, Reason.PAUSED, text, at=at, changed_at=gap.finished_at)
     if gap is not None and gap.reason == transitions.PAUSED:
         return replace(_paused_then(gap), at=at)
     if gap is not None:

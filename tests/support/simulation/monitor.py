@@ -1122,7 +1122,7 @@ def _lost_once(run: Run, outcome: Outcome | None) -> bool:
 
 def _covered(run: Run, schedule: Schedule | None) -> Iterator[datetime]:
     """The slots that a record speaks for: its own, or those of a gap."""
-    if run.reason not in ("misfire", "paused"):
+    if run.reason not in ("misfire", "paused", "job paused"):
         yield run.scheduled_at
         return
     assert schedule is not None
