@@ -52,6 +52,19 @@ def test_commands_show_each_example_and_mark_what_is_required() -> None:
     assert "    mainspring worker [MODULE:ATTR] [OPTIONS]\n" in text
 
 
+def test_the_job_document_is_printed_once() -> None:
+    text = GENERATED()["http-documents.md"]
+    assert text.count("| `startDeadline` |") == 1
+    assert "The fields of [JobBody](#jobbody), and:" in text
+
+
+def test_every_problem_code_is_listed_under_errors() -> None:
+    schemas = Scheduler("memory://", workers=0).asgi(auth=None).openapi()["components"]["schemas"]
+    codes = set(re.findall(r"- `(\w+)`", schemas["Problem"]["properties"]["code"]["description"]))
+    assert len(codes) > 20
+    assert missing(codes, page("http-api.md")) == set()
+
+
 def test_every_extra_is_described_with_its_packages() -> None:
     text = (DOCS / "how-to" / "install.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

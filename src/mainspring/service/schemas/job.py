@@ -773,8 +773,9 @@ _EXAMPLE = {spec.alias: spec.example for spec in _SENT if spec.name in _IN_EXAMP
 
 @takes(*_SENT)
 class JobBody(TolerantBody):
-    """A new job. Fields that the service sets (`owner`, `nextRunAt`, …) may be sent as they were
-    read from another job, and mean nothing."""
+    """A new job. It needs `endpoint` or `handler`, and `schedule`, `every`, `runAt` or `after`; a
+    null `schedule` makes a job that runs only when it is triggered. Fields that the service sets
+    (`owner`, `nextRunAt`, …) may be sent as they were read from another job, and mean nothing."""
 
     model_config = ConfigDict(
         json_schema_extra={"additionalProperties": False, "examples": [_EXAMPLE]}
