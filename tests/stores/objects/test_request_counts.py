@@ -48,7 +48,7 @@ def test_an_idle_scheduler_makes_few_requests() -> None:
     """The leader's term takes 12 writes a minute and the note of the live worker 6."""
     found = spent(idle)
     assert found["put"] <= 18.5 * 10
-    assert found["get"] <= 100 * 10
+    assert found["get"] <= 100.5 * 10  # and a few at the start
 
 
 async def many(scheduler: Scheduler) -> None:
