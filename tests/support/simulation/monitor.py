@@ -109,7 +109,7 @@ MUTATORS = frozenset(
     {"add", "claim", "renew", "commit", "maintain", "put_jobs", "put_notes", "fire"}
 )
 TICK = timedelta(microseconds=1)
-HELD = 6.0
+HELD = 9.0
 """Seconds that a run may be held before it begins, or its begin is recorded: the store may keep its
 worker from reading its job, though not for longer than a lease."""
 
