@@ -707,7 +707,9 @@ class Monitor:
     def _waits_for_retried(self, old: Run, run: Run) -> bool:
         """Whether the step is that of a follower of a run that is tried again."""
         fits = old.state in (State.WAITING, State.SKIPPED) and run.state is State.WAITING
-        return fits and run.token == old.token + 1 and self._follows_retried(run)
+        # A queued slot may have been let wait for an earlier one since the retry read it.
+        follows = _by_slot(run) or self._follows_retried(run)
+        return fits and run.token == old.token + 1 and follows
 
     def _check_unstarted(self, old: Run, run: Run) -> None:
         if old.state is run.state is State.WAITING and self._waits_for_retried(old, run):
