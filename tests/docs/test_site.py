@@ -48,7 +48,7 @@ def test_every_page_is_in_the_site_and_in_its_menu(site: Path) -> None:
 
 def test_no_page_is_in_the_menu_twice(site: Path) -> None:
     """The menu names a folder's index page twice: as the title of its section and as a page."""
-    menu = (site / "how-to" / "limit-rates.html").read_text()
+    menu = (site / "how-to" / "limit-concurrency.html").read_text()
     links = re.findall(r'<a href="?([^\s">]+\.html)"? class="?md-nav__link', menu)
     links = [link for link in links if not link.endswith("index.html")]
     assert len(links) > 60

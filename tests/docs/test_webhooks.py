@@ -24,7 +24,7 @@ from tests.support.doc_examples import DOCS, blocks
 from tests.support.webhook_endpoint import endpoint
 
 REFERENCE = (DOCS / "reference" / "webhooks.md").read_text()
-RECEIVE = DOCS / "how-to" / "receive-webhooks.md"
+RECEIVE = DOCS / "how-to" / "call-endpoints.md"
 
 
 async def test_the_examples_run(tmp_path: Path) -> None:

@@ -121,10 +121,10 @@ async def test_the_program_of_the_page_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = DOCS / "how-to" / "mount-the-api.md"
+    page = DOCS / "how-to" / "use-the-http-api.md"
     [program] = [block.text for block in blocks(page) if block.kind == "mounted"]
     names: dict[str, Any] = {}
-    exec(compile(program, "mount-the-api.md", "exec"), names)
+    exec(compile(program, "use-the-http-api.md", "exec"), names)
     app = names["app"]
     async with app.router.lifespan_context(app), client(app) as api:
         assert (await api.get("/jobs/api/v1/jobs")).status_code == 401
