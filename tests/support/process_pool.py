@@ -13,7 +13,8 @@ import pytest
 from mainspring.core.context import RunContext
 from mainspring.core.model import Progress, Run, State
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
-from mainspring.engine.executors.process_pool import ProcessPool, RemoteError, Reply, Target
+from mainspring.engine.executors.child_handle import RemoteError, Reply
+from mainspring.engine.executors.process_pool import ProcessPool, Target
 from tests.support.engine import LONG
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

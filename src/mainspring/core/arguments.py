@@ -23,8 +23,6 @@ from uuid import UUID
 
 import msgspec
 
-__all__ = ["ArgumentMismatch", "ArgumentTypes", "type_hints"]
-
 _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
 """The types beyond JSON that the codec keeps."""
 

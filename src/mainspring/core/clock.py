@@ -12,19 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-__all__ = [
-    "EPOCH",
-    "BootClock",
-    "CarriedClock",
-    "Clock",
-    "SteadyClock",
-    "SystemClock",
-    "from_us",
-    "later",
-    "to_us",
-    "utcnow",
-]
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LATEST = datetime(9999, 1, 1, tzinfo=UTC)

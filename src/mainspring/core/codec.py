@@ -21,8 +21,6 @@ import msgspec
 
 from mainspring.errors import InvalidPayload
 
-__all__ = ["MAX_BYTES", "TAGS", "decode", "encode", "untag"]
-
 MAX_BYTES = 256 * 1024
 
 _READERS: dict[str, Callable[[str], Any]] = {

@@ -18,18 +18,6 @@ from mainspring.core.model import Job, Progress, Run
 from mainspring.core.upstream_results import UpstreamResults
 from mainspring.errors import InvalidInput, InvalidPayload, InvalidState
 
-__all__ = [
-    "CONTEXT_IN_TRANSACTION",
-    "MAX_DETAIL_BYTES",
-    "MAX_LOG_BYTES",
-    "MAX_PROGRESS_MESSAGE",
-    "HandlerTransaction",
-    "ProcessResources",
-    "RunContext",
-    "Transact",
-    "keep_detail",
-]
-
 MAX_LOG_BYTES = 64 * 1024
 MAX_DETAIL_BYTES = 128 * 1024
 MAX_PROGRESS_MESSAGE = 1_000

@@ -10,8 +10,6 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-__all__ = ["to_document"]
-
 
 def to_document(
     value: Any, *, time: Callable[[datetime], str | None], name: Callable[[str], str] = str

@@ -9,8 +9,6 @@ from datetime import timedelta
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["duration", "humanize", "humanize_measured", "warn_of_bare_number"]
-
 log = logging.getLogger("mainspring")
 
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}

@@ -21,8 +21,6 @@ from mainspring.core.policy import AfterFailure, Policy, Span
 from mainspring.core.schedules import dst
 from mainspring.errors import InvalidInput, UnknownOption
 
-__all__ = ["CheckedEnqueueOptions", "Enqueue"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedEnqueueOptions:

@@ -17,8 +17,6 @@ from msgspec import Struct
 from mainspring.core.model import Run
 from mainspring.errors import InvalidInput
 
-__all__ = ["EVENTS", "Event", "Events", "Listener"]
-
 log = logging.getLogger("mainspring")
 
 EVENTS = frozenset(

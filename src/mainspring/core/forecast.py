@@ -24,18 +24,6 @@ from mainspring.core.schedules.cron_syntax import MACROS
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput
 
-__all__ = [
-    "MOST_DAYS",
-    "ClockChange",
-    "Collision",
-    "Forecast",
-    "JobLoad",
-    "Overrun",
-    "Suggestion",
-    "add_overruns",
-    "forecast_load",
-]
-
 SLOTS_AT_ONCE, SCHEDULES_AT_ONCE = 32, 8
 """Searches for a slot, and schedules that are made, between two rests: a millisecond or so."""
 

@@ -26,17 +26,6 @@ from mainspring.errors import (
     JobExists,
 )
 
-__all__ = [
-    "Around",
-    "Handler",
-    "Hooks",
-    "Registry",
-    "call_inside",
-    "check_around",
-    "is_async_function",
-    "name_of",
-]
-
 log = logging.getLogger("mainspring")
 
 Around = Callable[[RunContext], "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mainspring.errors import HandlerNotFound, InvalidInput
 
-__all__ = ["InputErrors"]
-
 
 class InputErrors:
     """The errors found so far.

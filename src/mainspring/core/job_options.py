@@ -25,20 +25,6 @@ from mainspring.core.policy import (
 )
 from mainspring.errors import InvalidInput
 
-__all__ = [
-    "EnqueueOptions",
-    "JobChanges",
-    "JobLike",
-    "JobOptions",
-    "JobRef",
-    "PolicyOptions",
-    "RunFilter",
-    "RunRef",
-    "job_id_of",
-    "option_names",
-    "run_id_of",
-]
-
 
 class JobLike(Protocol):
     """A decorated function or a `Job`: it carries the job's id."""

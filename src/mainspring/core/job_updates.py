@@ -23,19 +23,6 @@ from mainspring.errors import (
     RecordUnreadable,
 )
 
-__all__ = [
-    "differ_only_in_enabled",
-    "ended_schedule_error",
-    "merge_job",
-    "next_slot",
-    "rebind",
-    "refuse_concurrent_edit",
-    "refuse_ended_schedule",
-    "refuse_owned",
-    "refuse_unreadable_job",
-    "with_first_slot",
-]
-
 _INSTANT = timedelta(microseconds=1)
 
 

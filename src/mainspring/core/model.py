@@ -18,38 +18,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import replace as replace  # re-exported: how a job or run is changed
 
 from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.policy import Policy
 from mainspring.core.schedules import Schedule
 from mainspring.errors import InvalidInput
-
-__all__ = [
-    "FINISHED",
-    "LIVE",
-    "MAX_ATTEMPTS_KEPT",
-    "Attempt",
-    "Job",
-    "Note",
-    "Origin",
-    "Outcome",
-    "Owner",
-    "Page",
-    "Progress",
-    "Run",
-    "Sealed",
-    "SigningSecret",
-    "Source",
-    "State",
-    "Webhook",
-    "check_job_id",
-    "check_key",
-    "new_run_id",
-    "replace",
-    "slot_of",
-    "slot_run_id",
-]
 
 T = TypeVar("T")
 if TYPE_CHECKING:

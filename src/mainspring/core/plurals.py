@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["list_some", "plural"]
-
 
 def plural(count: float, word: str, words: str | None = None) -> str:
     """`1 run`, `1,234 runs`. `words` is the plural where it is not the word with an s."""

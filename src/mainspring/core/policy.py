@@ -19,29 +19,6 @@ from mainspring.core.durations import duration, humanize
 from mainspring.core.input_errors import InputErrors
 from mainspring.errors import InvalidInput, UnknownOption
 
-__all__ = [
-    "MAX_COUNT",
-    "MAX_MEMORY",
-    "MAX_NAME",
-    "MAX_PRIORITY",
-    "MAX_SPAN",
-    "MAX_UPSTREAM",
-    "AfterFailure",
-    "Backoff",
-    "BackoffKind",
-    "Breaker",
-    "Delivery",
-    "Isolation",
-    "Misfire",
-    "MisfireKind",
-    "Overlap",
-    "Policy",
-    "Rate",
-    "Span",
-    "error_names",
-    "memory_size",
-]
-
 Span = str | float | timedelta
 E = TypeVar("E", bound=StrEnum)
 

@@ -13,8 +13,6 @@ from mainspring.core.model import Job, Origin
 from mainspring.core.policy import Backoff, Delivery, Isolation, Policy
 from mainspring.errors import InvalidInput, UnknownOption
 
-__all__ = ["check_defaults", "field_of", "merge_policy", "origins_of"]
-
 _NOT_FOR_WEBHOOKS = ("isolation", "memory_limit")
 
 _NEEDED: dict[str, tuple[str, Any]] = {

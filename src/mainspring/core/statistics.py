@@ -21,22 +21,6 @@ from msgspec import Struct, field
 from mainspring.core.clock import EPOCH
 from mainspring.core.model import FINISHED, Run, Source, State, replace
 
-__all__ = [
-    "HOUR",
-    "MINUTE",
-    "PERIODS_KEPT",
-    "WHOLE_STORE",
-    "CounterDelta",
-    "Distribution",
-    "Ending",
-    "LastRun",
-    "Period",
-    "Totals",
-    "ending_of",
-    "period_start",
-    "tally",
-]
-
 WHOLE_STORE = ""
 """The name under which all jobs are counted together. No job has it."""
 

@@ -30,47 +30,6 @@ from mainspring.core.model import (
 from mainspring.core.policy import Delivery
 from mainspring.core.statistics import Ending, ending_of
 
-__all__ = [
-    "EDIT_GRACE",
-    "EXPIRED",
-    "JOB_PAUSED",
-    "MAX_LAPSES",
-    "MISFIRE",
-    "NODE_GONE",
-    "OVERLAP",
-    "PAUSED",
-    "STARTED_TOGETHER",
-    "SUSPECT_AFTER",
-    "UPSTREAM_DELETED",
-    "UPSTREAM_FAILED",
-    "UPSTREAM_SKIPPED",
-    "Change",
-    "Failure",
-    "aborted",
-    "awaited_again",
-    "began",
-    "cancelled",
-    "cancelled_or_requested",
-    "deleted",
-    "failed",
-    "is_suspect",
-    "never_began",
-    "node_gone",
-    "records_begin",
-    "released",
-    "request_cancel",
-    "rescued",
-    "retrying",
-    "revived",
-    "skipped",
-    "snoozed",
-    "succeeded",
-    "unblocked",
-    "waiting_again",
-    "waiting_for_earlier_slot",
-    "with_usage",
-]
-
 MAX_LAPSES = 4
 """The lapse that ends a run: a run that kills its workers must not kill them all."""
 

@@ -11,8 +11,6 @@ from msgspec import Struct
 
 from mainspring.core.model import Run, Source, State
 
-__all__ = ["UpstreamResults", "UpstreamRun", "runs_with_results"]
-
 
 def runs_with_results(run: Run) -> tuple[str, ...]:
     """The runs whose results the handler of a run is given. A queued slot comes after the slot

@@ -10,8 +10,6 @@ from msgspec import Struct
 
 from mainspring.core.model import State
 
-__all__ = ["Workflow", "WorkflowNode"]
-
 
 class WorkflowNode(Struct, frozen=True, kw_only=True):
     """A job (`run_id` and `state` are None) or a run, and the ids of the nodes it comes after."""

@@ -24,8 +24,6 @@ from mainspring.engine.slots import make_run, with_followers
 from mainspring.errors import InvalidInput, InvalidState, RecordUnreadable
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["MOST_SLOTS", "MOST_WITHOUT_LIMIT", "Backfill", "BackfillPlan", "Progress", "backfill"]
-
 MOST_WITHOUT_LIMIT = 1000
 """Slots that may be backfilled without saying how many."""
 

@@ -26,21 +26,6 @@ from mainspring.errors import Conflict
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 
-__all__ = [
-    "NOTE_KIND",
-    "BreakerEvent",
-    "BreakerNotes",
-    "BreakerStatus",
-    "Breakers",
-    "Circuit",
-    "JobOutcome",
-    "breaker_status",
-    "breaker_statuses",
-    "close_breaker",
-    "forget_breakers",
-    "open_breakers",
-]
-
 NOTE_KIND = "breaker"
 """The kind of the notes; the name of each is the id of its job."""
 

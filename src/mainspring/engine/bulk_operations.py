@@ -18,8 +18,6 @@ from mainspring.engine.run_operations import RunOperations
 from mainspring.errors import Conflict, NotFound
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["BulkOperations", "Matched"]
-
 PAGE = 500
 _REVIVABLE = frozenset({State.FAILED, State.CANCELLED})
 

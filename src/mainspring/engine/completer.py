@@ -24,8 +24,6 @@ from mainspring.engine.leases import Leases
 from mainspring.engine.outcome import Decision
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["Completer", "Queued"]
-
 log = logging.getLogger("mainspring")
 
 LARGEST_BATCH = 1000

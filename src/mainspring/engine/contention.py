@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from mainspring.errors import Conflict
 
-__all__ = ["TRIES", "contended"]
-
 TRIES = 20
 """How often a compare-and-set is tried before the operation raises Conflict."""
 

@@ -19,8 +19,6 @@ from mainspring.engine.settings import Settings
 from mainspring.engine.store_retry import Outages, RetryingStore
 from mainspring.stores.protocol import Store
 
-__all__ = ["EVENT_OF", "EngineContext"]
-
 EVENT_OF = {
     State.SUCCEEDED: "run.succeeded",
     State.FAILED: "run.failed",

@@ -44,8 +44,6 @@ from mainspring.engine.workflow import Followers
 from mainspring.errors import RecordUnreadable, StoreMissing
 from mainspring.stores.protocol import Store
 
-__all__ = ["Engine"]
-
 log = logging.getLogger("mainspring")
 
 CANCEL_AGAIN_AFTER = 0.5

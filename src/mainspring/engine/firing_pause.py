@@ -17,8 +17,6 @@ from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.notes import read_note
 from mainspring.stores.protocol import NoteWrite, Store
 
-__all__ = ["FiringPause", "pause_firing", "read_pause", "resume_firing"]
-
 KIND = "mainspring.pause"
 NAME = "all"
 

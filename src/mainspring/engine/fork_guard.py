@@ -8,8 +8,6 @@ import traceback
 
 from mainspring.engine.attempt import AttemptError
 
-__all__ = ["end_if_forked"]
-
 
 def end_if_forked(pid: int, error: AttemptError | None) -> None:
     """End this process if it is a fork that came back from its handler.

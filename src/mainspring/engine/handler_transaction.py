@@ -28,8 +28,6 @@ from mainspring.errors import (
 )
 from mainspring.stores.protocol import Held, Transaction
 
-__all__ = ["RunTransaction"]
-
 T = TypeVar("T")
 
 

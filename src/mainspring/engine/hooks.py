@@ -9,8 +9,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Hook", "call_hook", "start_hook"]
-
 log = logging.getLogger("mainspring")
 
 Hook = Callable[..., Any]

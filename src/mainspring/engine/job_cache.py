@@ -15,8 +15,6 @@ from mainspring.engine.workflow import Followers
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, Store
 
-__all__ = ["JobCache"]
-
 
 class JobCache:
     MAX_AGE = 1.0

@@ -46,8 +46,6 @@ from mainspring.errors import (
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
 
-__all__ = ["JobOperations", "KeepFromStored", "Replacement"]
-
 log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000

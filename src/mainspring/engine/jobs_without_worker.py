@@ -16,14 +16,6 @@ from mainspring.engine.workflow import Followers
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
 
-__all__ = [
-    "GRACE",
-    "drop_job_without_worker",
-    "followers_to_run",
-    "note_job_without_worker",
-    "read_jobs_without_worker",
-]
-
 KIND = "mainspring.absence"
 """The kind of the notes. Their name is the job's id."""
 

@@ -13,8 +13,6 @@ from datetime import timedelta
 from mainspring.engine.context import EngineContext
 from mainspring.stores.election import LEADER, elect
 
-__all__ = ["Leader"]
-
 SWEEPER = "sweeper"
 """The name of the election among nodes with `enabled=False`."""
 

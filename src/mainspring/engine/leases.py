@@ -18,8 +18,6 @@ from mainspring.engine.context import EngineContext
 from mainspring.errors import StoreUnavailable, TransactionAborted
 from mainspring.stores.protocol import Held, Renewed, RunQuery
 
-__all__ = ["Leases"]
-
 log = logging.getLogger("mainspring")
 
 STOP_HANDLER_AFTER = 0.8

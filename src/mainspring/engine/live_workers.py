@@ -45,22 +45,6 @@ from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.stores.url_redaction import without_password
 
-__all__ = [
-    "LiveWorker",
-    "LiveWorkers",
-    "describe_full_worker",
-    "describe_missing_worker",
-    "find_leader",
-    "find_orphans",
-    "find_workers",
-    "keeping_code",
-    "lacks_only_queue",
-    "no_worker_fires",
-    "prune_command",
-    "removal_command",
-    "without_worker",
-]
-
 log = logging.getLogger("mainspring")
 
 REFRESH = timedelta(seconds=5)

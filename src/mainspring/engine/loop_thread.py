@@ -17,15 +17,6 @@ from typing import Any, TypeVar
 
 from mainspring.errors import NotStarted
 
-__all__ = [
-    "EngineLoop",
-    "LoopThread",
-    "call_on",
-    "call_soon",
-    "run_in_this_thread",
-    "wait_for_event",
-]
-
 log = logging.getLogger("mainspring")
 
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from mainspring.engine.executors.procfs import resident_memory
 from mainspring.errors import InvalidInput
 
-__all__ = ["MemoryWatch", "megabytes", "refuse_low_limit"]
-
 log = logging.getLogger("mainspring")
 
 INTERVAL = 0.25

@@ -5,8 +5,6 @@ from __future__ import annotations
 from mainspring.core.model import Note
 from mainspring.stores.protocol import NoteQuery, Store
 
-__all__ = ["read_note"]
-
 
 async def read_note(store: Store, kind: str, name: str) -> Note | None:
     """The note, or None if there is none or it has expired."""

@@ -30,8 +30,6 @@ from mainspring.errors import (
     TransactionAborted,
 )
 
-__all__ = ["LEAST_SNOOZE", "Decision", "decide", "make_completion"]
-
 LEAST_SNOOZE = timedelta(seconds=0.1)
 """A run that is snoozed for no time would be claimed and snoozed as fast as the store can."""
 

@@ -21,8 +21,6 @@ from mainspring.engine.settings import Settings
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
 
-__all__ = ["Pruner", "history_begins", "history_of", "retention_of"]
-
 BATCH = 1000
 
 CHECK_INTERVAL = 2.0

@@ -11,8 +11,6 @@ from typing import Any
 from mainspring.core import codec
 from mainspring.core.context import RunContext
 
-__all__ = ["LONGEST_REPR", "storable_result"]
-
 LONGEST_REPR = 8_000
 """Characters that are kept of the `repr` of a result that cannot be kept as it is."""
 

@@ -30,8 +30,6 @@ from mainspring.errors import StoreError
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery
 
-__all__ = ["complete_retries", "forget_retry", "note_retry", "revive_followers"]
-
 KIND = "mainspring.retry"
 
 RETRY_NOTE_TTL = timedelta(days=1)

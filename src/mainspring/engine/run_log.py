@@ -18,8 +18,6 @@ from mainspring.core.model import Attempt, Run
 from mainspring.core.transitions import EXPIRED
 from mainspring.engine.tracebacks import without_engine_frames
 
-__all__ = ["log_runs"]
-
 log = logging.getLogger("mainspring.run")
 
 

@@ -37,8 +37,6 @@ from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.protocol import NoteWrite, RunQuery
 
-__all__ = ["EnqueueBatch", "RunOperations", "Target", "check_payloads"]
-
 log = logging.getLogger("mainspring")
 
 MANY_AT_ONCE = 1000

@@ -14,8 +14,6 @@ from mainspring.engine.store_retry import reason_of
 from mainspring.errors import RunNotFound, StoreUnavailable
 from mainspring.stores.protocol import RunQuery, Store
 
-__all__ = ["RunWaiters"]
-
 POLL = 1.0
 """Seconds between two reads without a hint."""
 

@@ -12,8 +12,6 @@ from mainspring.core.durations import duration
 from mainspring.core.policy import Policy, Span, memory_size
 from mainspring.errors import InvalidInput
 
-__all__ = ["Choices", "Settings", "read_prune_every"]
-
 
 class Choices(TypedDict, total=False):
     """Settings that an operator overrides; None keeps what the code says."""

@@ -25,8 +25,6 @@ from mainspring.engine.workflow import Followers
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import Fired, Firing, JobQuery, JobWrite, RunQuery
 
-__all__ = ["NON_LEADER_GRACE", "SlotFirer"]
-
 log = logging.getLogger("mainspring")
 
 NON_LEADER_GRACE = timedelta(seconds=2)

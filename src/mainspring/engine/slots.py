@@ -25,18 +25,6 @@ from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.workflow import Followers
 from mainspring.stores.protocol import Firing, may_never_start
 
-__all__ = [
-    "Gap",
-    "job_was_removed",
-    "make_run",
-    "on_nodes",
-    "over_before",
-    "passed_slots",
-    "plan",
-    "slot_after_end",
-    "with_followers",
-]
-
 MOST_COUNTED = 100
 """Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to this
 number: of a longer gap only this many are reported."""

@@ -29,8 +29,6 @@ from mainspring.errors import (
 )
 from mainspring.stores.protocol import Claim, Claimed, JobQuery, RunQuery, Store
 
-__all__ = ["OPERATIONS", "Outages", "RetryingStore", "reason_of", "wait_for_store"]
-
 log = logging.getLogger("mainspring")
 T = TypeVar("T")
 

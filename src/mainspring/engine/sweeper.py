@@ -26,8 +26,6 @@ from mainspring.errors import StoreError
 from mainspring.stores.paging import pages
 from mainspring.stores.protocol import RunQuery
 
-__all__ = ["Sweeper"]
-
 log = logging.getLogger("mainspring")
 
 LEADER_SWEEP = 2.0

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from mainspring.engine.outcome import Decision
 
-__all__ = ["Telemetry", "traced"]
-
 log = logging.getLogger("mainspring")
 
 NAME = "mainspring"

@@ -7,8 +7,6 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["error_text", "trace_of", "without_engine_frames"]
-
 LONGEST_ERROR = 8_000
 """Characters of an error that are kept; its traceback keeps more."""
 

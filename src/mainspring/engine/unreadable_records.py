@@ -6,8 +6,6 @@ from mainspring.core.model import Job, Run, State, replace
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, RunQuery, Store
 
-__all__ = ["find_unreadable"]
-
 SEARCHED = 1000
 """The newest runs of each state that are searched, and how many records are read at once."""
 

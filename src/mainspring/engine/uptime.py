@@ -14,8 +14,6 @@ from mainspring.core.model import Note
 from mainspring.engine.notes import read_note
 from mainspring.stores.protocol import NoteWrite, Store
 
-__all__ = ["Downtime", "Uptime", "read_uptime", "record_alive"]
-
 KIND, NAME = "mainspring.uptime", "workers"
 
 MOST_DOWNTIMES = 100

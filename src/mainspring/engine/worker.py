@@ -36,8 +36,6 @@ from mainspring.engine.telemetry import Telemetry
 from mainspring.errors import HandlerNotFound
 from mainspring.stores.protocol import Claim, RunQuery
 
-__all__ = ["Worker"]
-
 log = logging.getLogger("mainspring")
 
 AHEAD_SECONDS = 0.05

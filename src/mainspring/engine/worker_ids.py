@@ -9,8 +9,6 @@ import socket
 from functools import cache
 from pathlib import Path
 
-__all__ = ["host_was_restarted", "make_worker_id", "node_name", "process_is_gone"]
-
 MOST_CHARACTERS = 100
 """Of a node's name. It is a part of the ids of runs, which have at most 400."""
 

@@ -13,15 +13,6 @@ from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Job, Run
 from mainspring.errors import InvalidInput
 
-__all__ = [
-    "Followers",
-    "check_order",
-    "refuse_cycle_of_links",
-    "runs_after",
-    "upstream_first",
-    "upstream_of",
-]
-
 Order = Mapping[str, Collection[str]]
 """The upstream jobs of each job that runs after others."""
 

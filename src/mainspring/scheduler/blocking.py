@@ -13,8 +13,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from mainspring.errors import InvalidState
 
-__all__ = ["BlockingMethod", "WaitFor", "refuse_running_loop"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

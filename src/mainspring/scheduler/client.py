@@ -101,8 +101,6 @@ from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.service import Webhooks
 from mainspring.webhooks.settings import WebhookSettings
 
-__all__ = ["BlockingClient", "Client", "ScheduleLike"]
-
 T = TypeVar("T")
 L = TypeVar("L", bound=Listener)
 ScheduleLike = Schedule | str | float | timedelta | datetime | None

@@ -25,8 +25,6 @@ from mainspring.core.model import Run
 from mainspring.engine.run_operations import EnqueueBatch
 from mainspring.scheduler.blocking import WaitFor
 
-__all__ = ["BlockingQueue", "DecoratedJob", "JobDecorator", "Queue"]
-
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")

@@ -36,18 +36,6 @@ from mainspring.errors import (
 )
 from mainspring.webhooks.service import HANDLER, Webhooks
 
-__all__ = [
-    "WEBHOOK_TIMEOUT",
-    "adopt_job",
-    "draft_job",
-    "edit_job",
-    "is_stored_as",
-    "new_job",
-    "refuse_unknown_options",
-    "replace_job",
-    "zone_of_new_schedule",
-]
-
 _SCHEDULE_OPTIONS: tuple[str, ...] = ("schedule", "timezone", "jitter")
 MAX_DESCRIPTION = 65_536
 MAX_TAGS = 1000

@@ -32,8 +32,6 @@ from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.stores.rates import next_start
 
-__all__ = ["Explanation", "Reason", "explain", "explain_run"]
-
 MAX_UPSTREAM_DEPTH = 10
 """Upstream runs that are followed to find what a run waits for in the end."""
 

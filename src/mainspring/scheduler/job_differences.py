@@ -16,8 +16,6 @@ from mainspring.engine.job_operations import Replacement
 from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.service import masked_webhook
 
-__all__ = ["AppliedJobs", "ChangedJob", "Difference", "applied_jobs", "differences"]
-
 
 class Difference(Struct, frozen=True):
     """A field of a job before and after, in JSON's types. Secrets are not shown."""

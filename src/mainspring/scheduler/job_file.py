@@ -32,18 +32,6 @@ from mainspring.errors import HandlerNotFound, InvalidInput, JobExists, UnknownO
 from mainspring.scheduler.decorator import DecoratedJob
 from mainspring.scheduler.toml_lines import find_lines
 
-__all__ = [
-    "DEFAULT_FILE",
-    "FILE_KEYS",
-    "JOB_KEYS",
-    "JobSet",
-    "read_job_file",
-    "read_jobs",
-    "read_value",
-]
-
-DEFAULT_FILE = "mainspring.toml"
-
 FILE_KEYS = ("name", "timezone", "prune_every", "defaults", "jobs")
 JOB_KEYS = frozenset({*option_names(JobOptions), "schedule", "handler", "url", "webhook"})
 """The keys of one job: the options of `add_job`, and `url`, which is short for a webhook's."""

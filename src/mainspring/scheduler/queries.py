@@ -12,18 +12,6 @@ from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.codec import RUN
 from mainspring.stores.protocol import JobOrder, RunQuery, Store
 
-__all__ = [
-    "MOST_AT_ONCE",
-    "aware_time",
-    "find_timed_out",
-    "job_order",
-    "matching_runs",
-    "named_ids",
-    "page_limit",
-    "page_offset",
-    "state_set",
-]
-
 MOST_AT_ONCE = 10_000
 """Runs that one bulk operation changes."""
 

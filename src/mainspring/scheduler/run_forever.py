@@ -18,8 +18,6 @@ from mainspring.core.durations import humanize
 from mainspring.engine.loop_thread import call_soon
 from mainspring.scheduler.start_message import show
 
-__all__ = ["drain_notice", "run_until_signal"]
-
 START_GRACE = 1.0
 """Seconds that a start may take after a signal before it is cancelled."""
 

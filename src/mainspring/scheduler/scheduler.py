@@ -49,8 +49,6 @@ from mainspring.stores import STORE_OF_ENVIRONMENT
 from mainspring.stores.protocol import Store
 from mainspring.webhooks.settings import WebhookSettings
 
-__all__ = ["BlockingScheduler", "Scheduler"]
-
 log = logging.getLogger("mainspring")
 
 T = TypeVar("T")

@@ -9,8 +9,6 @@ import sys
 from mainspring.core.plurals import plural
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["HOW_TO_STOP", "show", "summary"]
-
 log = logging.getLogger("mainspring")
 
 HOW_TO_STOP = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."

@@ -33,8 +33,6 @@ from mainspring.errors import InvalidInput, StoreError
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 
-__all__ = ["FailedRun", "JobHealth", "JobMetrics", "SchedulerHealth", "Spread", "Stats"]
-
 LOOKUPS_AT_ONCE = 50
 
 JOBS_AT_ONCE = 200

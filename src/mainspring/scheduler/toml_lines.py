@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["find_lines"]
-
 _PART = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')"
 _KEY = rf"{_PART}(?:\s*\.\s*{_PART})*"
 _TABLE = re.compile(rf"\s*\[\[?\s*({_KEY})\s*\]\]?")

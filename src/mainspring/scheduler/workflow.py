@@ -14,8 +14,6 @@ from mainspring.errors import JobNotFound, RunNotFound
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, RunQuery
 
-__all__ = ["SEARCHED_RUNS", "read_workflow"]
-
 MOST_RUNS = 2000
 """The most runs of a workflow that are read; a larger graph is not readable."""
 

@@ -16,8 +16,6 @@ from msgspec import Struct
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["AllowList", "is_literal", "why_refused"]
-
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 

@@ -23,8 +23,6 @@ from mainspring.webhooks.request import PreparedRequest
 from mainspring.webhooks.response import PartialResponse
 from mainspring.webhooks.transport import Refusal, Transport
 
-__all__ = ["WebhookClient"]
-
 log = logging.getLogger("mainspring")
 
 _QUOTED = re.compile(r"""[:\s]*(\n|(?<!\w)b?['"]|\bwhen reading\b)""")

@@ -22,18 +22,6 @@ from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.headers import MASK, check_headers, is_secret
 from mainspring.webhooks.vault import Vault, new_signing_secret, signing_bytes
 
-__all__ = [
-    "FIELDS",
-    "MAX_STATUS_CODES",
-    "MAX_URL",
-    "Given",
-    "change",
-    "check_payload",
-    "define",
-    "host_of",
-    "origin_of",
-]
-
 Given = str | Mapping[str, Any] | Webhook
 """A URL, an object of `FIELDS`, or a Webhook without secrets."""
 

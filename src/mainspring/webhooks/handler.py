@@ -36,8 +36,6 @@ from mainspring.webhooks.response import PartialResponse
 from mainspring.webhooks.service import HANDLER, Webhooks
 from mainspring.webhooks.telemetry import trace_call
 
-__all__ = ["MAX_KEPT_BODY", "WebhookHandler"]
-
 MAX_KEPT_BODY = 16 * 1024
 """How many bytes of a body are kept with the attempt."""
 

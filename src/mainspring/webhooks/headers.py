@@ -7,15 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from mainspring.errors import InvalidInput
 
-__all__ = [
-    "MASK",
-    "MAX_HEADERS",
-    "check_headers",
-    "is_secret",
-    "shown_name",
-    "without_secrets",
-]
-
 MASK = "********"
 """Shown in place of a secret. As a value in an edit it means "unchanged"."""
 

@@ -16,8 +16,6 @@ from urllib.parse import quote, quote_plus, unquote
 
 from mainspring.webhooks.headers import MASK
 
-__all__ = ["SecretRedactor"]
-
 SHORTEST = 6
 """A shorter text would match parts of ordinary words."""
 

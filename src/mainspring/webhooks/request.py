@@ -20,8 +20,6 @@ from mainspring.core.version import __version__
 from mainspring.webhooks.headers import MASK
 from mainspring.webhooks.templates import Template
 
-__all__ = ["AttemptFacts", "HmacKey", "PreparedRequest", "RequestTemplate", "prepare", "webhook_id"]
-
 USER_AGENT = f"Mainspring/{__version__}"
 
 _BLOCK = 64

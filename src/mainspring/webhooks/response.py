@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["PartialResponse"]
-
 
 class PartialResponse:
     """Filled while a response arrives, so that a cancelled call keeps what it received."""

@@ -42,8 +42,6 @@ from mainspring.webhooks.vault import (
 if TYPE_CHECKING:
     from mainspring.webhooks.client import WebhookClient
 
-__all__ = ["HANDLER", "Webhooks", "masked_headers", "masked_webhook"]
-
 log = logging.getLogger("mainspring")
 
 HANDLER = "webhook"

@@ -14,8 +14,6 @@ from mainspring.core.policy import Span
 from mainspring.errors import InvalidInput
 from mainspring.webhooks.address_policy import AllowList
 
-__all__ = ["ALLOW_VARIABLE", "CAP_VARIABLE", "PER_HOST_VARIABLE", "WebhookSettings"]
-
 ALLOW_VARIABLE = "MAINSPRING_ALLOW_PRIVATE"
 PER_HOST_VARIABLE = "MAINSPRING_PER_HOST"
 CAP_VARIABLE = "MAINSPRING_RETRY_AFTER_CAP"

@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 from mainspring.core.context import RunContext
 from mainspring.webhooks.request import PreparedRequest
 
-__all__ = ["trace_call"]
-
 NOTHING: Mapping[str, str] = {}
 
 

@@ -17,8 +17,6 @@ from msgspec import Struct
 
 from mainspring.errors import InvalidInput
 
-__all__ = ["NAMES", "Template", "check", "strip_spaces"]
-
 NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
 
 _MARK = re.compile(r"\{\{([^{}]{0,200})\}\}")

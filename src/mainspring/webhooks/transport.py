@@ -33,8 +33,6 @@ from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.request import PreparedRequest
 from mainspring.webhooks.response import PartialResponse
 
-__all__ = ["MAX_RESPONSE_BYTES", "Refusal", "Transport"]
-
 MAX_RESPONSE_BYTES = 64 * 1024
 MAX_RESPONSE_HEADERS = 100
 MAX_INTERIM_RESPONSES = 20

@@ -19,7 +19,8 @@ import pytest
 from mainspring import Event, RunContext, Scheduler, State
 from mainspring.core.model import Outcome
 from mainspring.engine import worker
-from mainspring.engine.executors.process_pool import ProcessPool, Reply
+from mainspring.engine.executors.child_handle import Reply
+from mainspring.engine.executors.process_pool import ProcessPool
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs

@@ -14,8 +14,6 @@ from mainspring.core.schedules import dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
-__all__ = ["Schedule", "WallClockSchedule", "in_utc", "iso", "moment", "stable_hash"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule(ABC):

@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-__all__ = ["NO_DAYS", "Days", "WallTimes", "bits", "mask_of"]
-
 Days = tuple[int, ...]
 NO_DAYS: Days = (0,) * 13
 _SECOND = timedelta(seconds=1)

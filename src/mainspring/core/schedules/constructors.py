@@ -22,8 +22,6 @@ from mainspring.core.schedules.rrule_syntax import read_recurrence_text
 from mainspring.core.schedules.zones import check_zone, zone_name, zone_named
 from mainspring.errors import InvalidInput, InvalidSchedule
 
-__all__ = ["at", "cron", "cron_of", "every", "from_dict", "parse", "rrule"]
-
 SHORTEST_INTERVAL = timedelta(milliseconds=100)
 """Each slot is a record in the store, so an interval of 1 ms would flood it. Shorter intervals
 that an earlier version stored are still read and fired."""

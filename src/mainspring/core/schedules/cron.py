@@ -14,8 +14,6 @@ from mainspring.core.schedules.description import cron_in_words
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["Cron"]
-
 _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 
 

@@ -14,8 +14,6 @@ from functools import cache, lru_cache
 from mainspring.core.schedules.calendar import NO_DAYS, Days, WallTimes
 from mainspring.core.schedules.cron_syntax import DaysOfMonth, DaysOfWeek, Fields, parse_cron
 
-__all__ = ["CronWallTimes", "calendar_of", "wall_times_of"]
-
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 

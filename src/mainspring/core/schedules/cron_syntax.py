@@ -15,18 +15,6 @@ from mainspring.core.schedules.base import stable_hash
 from mainspring.core.schedules.calendar import mask_of
 from mainspring.errors import InvalidSchedule
 
-__all__ = [
-    "LONGEST",
-    "MACROS",
-    "DaysOfMonth",
-    "DaysOfWeek",
-    "Fields",
-    "parse_cron",
-    "resolve_hash",
-    "split_cron",
-    "values_of",
-]
-
 LONGEST = 256
 MACROS = {
     "@YEARLY": "0 0 1 1 *",

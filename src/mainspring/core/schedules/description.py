@@ -23,8 +23,6 @@ from mainspring.core.schedules.cron_syntax import (
 )
 from mainspring.core.schedules.rrule_syntax import Freq, Rule
 
-__all__ = ["cron_in_words", "rule_in_words"]
-
 _MOST_TIMES = 6
 _BY_UNIT = {"second": SECOND, "minute": MINUTE, "hour": HOUR, "day": MONTH_DAY}
 _MONTHS = [

@@ -18,18 +18,6 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = [
-    "TEN_YEARS",
-    "TICK",
-    "Jump",
-    "count_instants",
-    "instant_of",
-    "jumps",
-    "next_instant",
-    "previous_instant",
-    "wall_of",
-]
-
 TICK = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 TEN_YEARS = timedelta(days=3653)

@@ -11,8 +11,6 @@ from mainspring.core.schedules.base import Schedule, in_utc, iso, moment
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["FixedDelay", "Interval"]
-
 _SHORTEST = timedelta(milliseconds=1)
 
 

@@ -11,8 +11,6 @@ from mainspring.core.schedules.base import Schedule, iso, moment
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["Once"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once(Schedule):

@@ -14,8 +14,6 @@ from mainspring.core.schedules.rrule_syntax import Freq, read_recurrence_text
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["Recurrence"]
-
 _UNBOUND = datetime(1970, 1, 1)
 _EARLIEST = datetime(1900, 1, 1)
 

@@ -19,8 +19,6 @@ from mainspring.core.schedules.rrule_days import matching_days, month_lengths
 from mainspring.core.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["MOST_STEPS", "RuleWallTimes", "rule_wall_times"]
-
 MOST_STEPS = 1_000
 """Steps of search for one answer, about 4 µs each. A search that needs more is an error."""
 

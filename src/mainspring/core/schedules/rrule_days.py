@@ -12,8 +12,6 @@ from functools import lru_cache
 
 from mainspring.core.schedules.rrule_syntax import Freq, Rule
 
-__all__ = ["matching_days", "month_lengths"]
-
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _LEAP_LENGTHS = (31, 29, *_LENGTHS[2:])
 _EACH_SEVENTH = sum(1 << 7 * n for n in range(54))

@@ -19,8 +19,6 @@ from mainspring.core.schedules import dst
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["Freq", "RecurrenceText", "Rule", "parse_rule", "read_recurrence_text"]
-
 LONGEST = 4096
 _WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 _DAY = re.compile(rf"([+-]?[0-9]{{1,2}})?({'|'.join(_WEEKDAYS)})")

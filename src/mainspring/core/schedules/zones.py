@@ -12,8 +12,6 @@ from zoneinfo import ZoneInfo
 
 from mainspring.errors import InvalidSchedule
 
-__all__ = ["check_zone", "zone_name", "zone_named"]
-
 _LONGEST = 64
 _OF_THE_MACHINE = ("localtime", "posixrules", "factory")
 """Files beside the zones, in lower case. What is in them depends on the machine."""

@@ -20,8 +20,6 @@ from mainspring.engine.executors.child_main import HEADER
 from mainspring.engine.executors.procfs import any_alive, memory_of_tree
 from mainspring.errors import MainspringError, MemoryExceeded, ProcessDied, RunCancelled
 
-__all__ = ["Child", "RemoteError", "Reply"]
-
 GRACE: Final = 1.0  # seconds between SIGTERM and SIGKILL, and for what should end by itself
 SAMPLE: Final = 0.05  # seconds between two looks at the memory in use
 _POLL: Final = 0.01

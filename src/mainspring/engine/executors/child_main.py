@@ -42,8 +42,6 @@ from mainspring.engine.results import storable_result
 from mainspring.engine.tracebacks import error_text, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 
-__all__ = ["HEADER", "main", "make_frame", "refuse_while_loading"]
-
 HEADER: Final = struct.Struct("!I")
 MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__` guard fires
 _NO_LIMIT: Final = 2**32 - 1  # of a frame; what may be kept is checked where it is made

@@ -29,8 +29,6 @@ from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
 
-__all__ = ["Dispatcher"]
-
 log = logging.getLogger("mainspring")
 
 

@@ -32,8 +32,6 @@ from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
 
-__all__ = ["LoopExecutor"]
-
 CANCEL_AGAIN_AFTER = 1.0
 """Seconds between two cancellations. A handler may swallow one, so they go on until it ends."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.loop_thread import call_soon
 
-__all__ = ["LoopWatch"]
-
 BLOCKED_AFTER = 1.0
 """Seconds without an answer after which a loop counts as blocked."""
 

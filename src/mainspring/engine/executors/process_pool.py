@@ -22,11 +22,9 @@ from msgspec import structs
 from mainspring.core.codec import encode
 from mainspring.core.context import ProcessResources, RunContext
 from mainspring.core.model import Run
-from mainspring.engine.executors.child_handle import Child, RemoteError, Reply
+from mainspring.engine.executors.child_handle import Child, Reply
 from mainspring.engine.executors.child_main import make_frame, refuse_while_loading
 from mainspring.errors import InvalidInput, NotStarted, ProcessDied
-
-__all__ = ["ProcessPool", "RemoteError", "Reply", "Target"]
 
 _RUN_FIELDS: Final = (
     *("id", "job_id", "handler", "attempt", "token"),

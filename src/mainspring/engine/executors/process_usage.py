@@ -8,8 +8,6 @@ from typing import Any
 
 from mainspring.core.clock import process_cpu
 
-__all__ = ["ProcessUsage"]
-
 
 class ProcessUsage:
     """What this process, and the processes that it has waited for, use from now on."""

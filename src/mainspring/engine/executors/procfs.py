@@ -6,8 +6,6 @@ import contextlib
 import os
 from typing import Final
 
-__all__ = ["any_alive", "memory_of_tree", "resident_memory"]
-
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 

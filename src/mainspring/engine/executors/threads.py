@@ -11,8 +11,6 @@ import queue
 import threading
 from collections.abc import Callable
 
-__all__ = ["ThreadExecutor"]
-
 IDLE_SECONDS = 30.0
 
 

@@ -14,8 +14,6 @@ from itertools import takewhile
 from mainspring.core.clock import Clock
 from mainspring.engine.attempt import LocalAttempt
 
-__all__ = ["Timeouts"]
-
 
 class Timeouts:
     """Used on one loop. `expire(attempt)` is called there when its timeout is over."""
