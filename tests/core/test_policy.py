@@ -75,10 +75,6 @@ class TestBackoff:
         with pytest.raises(InvalidInput, match="backoff cap"):
             Policy.make(base, retry_delay="31s")
 
-    def test_a_stored_cap_below_the_delay_is_raised_to_it(self) -> None:
-        stored = {"backoff": {"kind": "fixed", "delay": 7200.0, "cap": 3600.0, "jitter": 0.0}}
-        assert Policy.from_dict(stored).backoff == Backoff("fixed", "2h", jitter=False)
-
     @pytest.mark.parametrize("factor", [1.0001, 2, 10.5, 10**5, 1e300])
     @pytest.mark.parametrize("failures", [63, 64, 65, 1100, 10**9])
     def test_no_number_of_failures_overflows(self, factor: float, failures: int) -> None:

@@ -24,7 +24,7 @@ from mainspring.stores.protocol import JobQuery, NoteQuery, StoreInfo
 from mainspring.testing.store_calls import put_job
 from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
 from mainspring.webhooks.service import masked_headers
-from mainspring.webhooks.vault import VARIABLE, key_files, signing_bytes
+from mainspring.webhooks.vault import VARIABLE, signing_bytes
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import with_database
 from tests.support.webhook_endpoint import Request, endpoint, response, scheduler
@@ -106,21 +106,6 @@ def test_the_file_is_made_at_first_use_for_its_owner_alone(tmp_path: Path) -> No
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert Vault.of(file=file, environ={}).open(sealed, "job", "x") == TOKEN
     assert os.listdir(tmp_path) == ["jobs.db-secret.key"]
-
-
-def test_a_key_under_its_former_name_opens_and_seals_on(tmp_path: Path) -> None:
-    """0.1.0 kept it in `jobs.db.key`: nothing that was sealed is lost, and no second key is made,
-    which a process of the older version could not read."""
-    file, former = key_files(tmp_path / "jobs.db")
-    assert (file.name, former.name) == ("jobs.db-secret.key", "jobs.db.key")
-    sealed = Vault.of(file=former, environ={}).seal(TOKEN, "job", "x")
-    vault = Vault.of(file=file, former_file=former, environ={})
-    assert vault.open(sealed, "job", "x") == TOKEN
-    again = vault.seal(TOKEN, "job", "y")
-    assert again.key == sealed.key
-    assert os.listdir(tmp_path) == ["jobs.db.key"]
-    former.rename(file)
-    assert Vault.of(file=file, former_file=former, environ={}).open(again, "job", "y") == TOKEN
 
 
 def test_a_key_that_others_may_read_is_told(

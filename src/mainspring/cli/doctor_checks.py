@@ -222,12 +222,12 @@ async def check_store_clock(store: Store, clock: SystemClock) -> Check:
 def _check_files(found: LocatedStore) -> Iterator[Check]:
     """Whether other users of this machine can read or stop an embedded store."""
     from mainspring.stores.sqlite.files import all_files, wide_open
-    from mainspring.webhooks.vault import key_files
+    from mainspring.webhooks.vault import key_file
 
     database = database_file(found.url or "")
     if database is None:
         return
-    files = [*all_files(database), *key_files(database)]
+    files = [*all_files(database), key_file(database)]
     wide = [(file, mode) for file in files if (mode := wide_open(file))]
     if not wide:
         yield Check("ok", "files", "other users of this machine cannot use them")

@@ -82,10 +82,9 @@ def _key_of(source: str) -> str:
     variable = "MAINSPRING_SECRET_KEY"
     if path is None:
         return variable
-    from mainspring.webhooks.vault import key_files
+    from mainspring.webhooks.vault import key_file
 
-    file, former = key_files(path)
-    return f"{variable}, or what is in {former if former.exists() else file}"
+    return f"{variable}, or what is in {key_file(path)}"
 
 
 def _print(output: Output, seen: StoreContents, *, source: str, target: str, already: int) -> None:

@@ -389,18 +389,8 @@ class Policy:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
-        """The policy that `to_dict` wrote, also in an earlier version."""
-        backoff = data.get("backoff")
-        if isinstance(backoff, Mapping) and _is_capped_below_delay(backoff):
-            data = {**data, "backoff": {**backoff, "cap": None}}
+        """The policy that `to_dict` wrote."""
         return cls.make(**data)
-
-
-def _is_capped_below_delay(backoff: Mapping[str, Any]) -> bool:
-    """Whether the cap of a stored backoff is shorter than its delay. Earlier versions capped every
-    delay at an hour, also where no cap was given."""
-    delay, cap = backoff.get("delay"), backoff.get("cap")
-    return isinstance(delay, int | float) and isinstance(cap, int | float) and cap < delay
 
 
 def error_names(error: BaseException | type[BaseException]) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import os
 from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -33,7 +32,7 @@ from mainspring.webhooks.settings import WebhookSettings
 from mainspring.webhooks.vault import (
     VARIABLE,
     Vault,
-    key_files,
+    key_file,
     new_key,
     new_signing_secret,
     signing_bytes,
@@ -114,11 +113,10 @@ class Webhooks:
     @cached_property
     def vault(self) -> Vault:
         self._require_extra()
-        file, former_file = _files(self._store)
+        database = self._store.info().file
         return Vault.of(
             [*self.settings.secret_keys, *_keys_of(self._store)],
-            file=file,
-            former_file=former_file,
+            file=None if database is None else key_file(database),
         )
 
     async def load_store_key(self, *, again: bool = False) -> None:
@@ -318,12 +316,6 @@ def _of(job: Job) -> Webhook:
             field="webhook",
         )
     return job.webhook
-
-
-def _files(store: Store) -> tuple[Path, Path] | tuple[None, None]:
-    """The key file of an embedded store, beside its database, and its former name."""
-    file = store.info().file
-    return (None, None) if file is None else key_files(file)
 
 
 def _keys_of(store: Store) -> list[str]:

@@ -33,7 +33,7 @@ from mainspring.errors import InvalidInput, SecretKeyMissing
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["VARIABLE", "Vault", "key_files", "new_key", "new_signing_secret", "signing_bytes"]
+__all__ = ["VARIABLE", "Vault", "key_file", "new_key", "new_signing_secret", "signing_bytes"]
 
 log = logging.getLogger("mainspring")
 
@@ -72,15 +72,9 @@ class Vault:
     """Encrypts and decrypts secrets. Without a key it raises `SecretKeyMissing`, which says what to
     do."""
 
-    def __init__(
-        self,
-        keys: Sequence[bytes] = (),
-        file: Path | None = None,
-        former_file: Path | None = None,
-    ) -> None:
+    def __init__(self, keys: Sequence[bytes] = (), file: Path | None = None) -> None:
         self._given = tuple(keys)
         self._file = file
-        self._former_file = former_file
         self._ciphers: dict[str, AESGCM] = {}
         self._newest: str | None = None
         self._load()
@@ -91,15 +85,13 @@ class Vault:
         given: Sequence[str] = (),
         *,
         file: Path | None = None,
-        former_file: Path | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Vault:
         """A vault with the given keys, those of the environment and those of the file. The file is
-        created only if there is no other key to encrypt with. `former_file` is the name of the file
-        in an earlier version; it is read too."""
+        created only if there is no other key to encrypt with."""
         environ = os.environ if environ is None else environ
         texts = [*given, *environ.get(VARIABLE, "").split(",")]
-        return cls([_key(text) for text in map(str.strip, texts) if text], file, former_file)
+        return cls([_key(text) for text in map(str.strip, texts) if text], file)
 
     @property
     def is_usable(self) -> bool:
@@ -162,7 +154,7 @@ class Vault:
     def _load(self) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        for key in (*self._given, *_read_file(self._file), *_read_file(self._former_file)):
+        for key in (*self._given, *_read_file(self._file)):
             self._ciphers.setdefault(_key_id(key), AESGCM(key))
         self._newest = next(iter(self._ciphers), None)
 
@@ -188,9 +180,9 @@ class Vault:
         self._load()
 
 
-def key_files(database: Path) -> tuple[Path, Path]:
-    """The key file of an embedded store, and its name in early checkouts."""
-    return Path(f"{database}-secret.key"), Path(f"{database}.key")
+def key_file(database: Path) -> Path:
+    """The key file of an embedded store."""
+    return Path(f"{database}-secret.key")
 
 
 def _key(text: str) -> bytes:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
-from mainspring.errors import StoreError
+from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb import MongoStore, schema
+from mainspring.stores.mongodb.collections import Database
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
@@ -69,3 +70,42 @@ async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(
         await store.open()
     with MongoClient[Document](standalone_url) as client:
         assert client[database_name].list_collection_names() == []
+
+
+async def test_a_newer_database_is_refused(replica_set_url: str, database_name: str) -> None:
+    url = with_database(replica_set_url, database_name)
+    with MongoClient[Document](replica_set_url) as client:
+        client[database_name]["mainspring_meta"].insert_one({"_id": "schema", "version": 999})
+        with pytest.raises(StoreTooNew, match="schema 999; this one knows up to 1"):
+            await MongoStore(url).open()
+        assert client[database_name].list_collection_names() == ["mainspring_meta"]
+
+
+async def test_a_step_of_a_migration_is_applied_to_an_existing_database_once(
+    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MongoStore(with_database(replica_set_url, database_name))
+    applied = 0
+
+    async def step(database: Database) -> None:
+        nonlocal applied
+        applied += 1
+        await database.meta.update_one({"_id": "schema"}, {"$set": {"colour": "red"}})
+
+    await store.open()
+    await store.close()
+    monkeypatch.setattr(schema, "MIGRATIONS", [step])
+    for _ in range(2):
+        await store.open()
+        kept = await store._db.meta.find_one({"_id": "schema"})
+        assert kept == {"_id": "schema", "version": 2, "colour": "red"}
+        await store.close()
+    assert applied == 1
+    new = MongoStore(with_database(replica_set_url, f"{database_name}_new"))
+    await new.open()
+    await new._db.client.drop_database(f"{database_name}_new")
+    await new.close()
+    assert applied == 1
+    monkeypatch.setattr(schema, "MIGRATIONS", [])
+    with pytest.raises(StoreTooNew, match="schema 2; this one knows up to 1"):
+        await store.open()

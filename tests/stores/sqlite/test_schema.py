@@ -20,14 +20,11 @@ from typing import Any
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import State, Webhook, replace
-from mainspring.core.policy import Policy
+from mainspring.core.model import State
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.stores.election import elect
-from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery
+from mainspring.stores.protocol import RunQuery
 from mainspring.stores.sqlite import SqliteStore, file_lock, schema
-from mainspring.stores.sqlite.codec import _INSERTED, job_row, lane_of, run_row, to_us
-from mainspring.stores.sqlite.file_lock import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
 
@@ -224,78 +221,65 @@ async def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_steps_of_a_migration_are_applied_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_value_of_another_type_than_its_columns_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     async with opened(path) as store:
         await store.add([a_run("one")])
-    step = "CREATE TABLE mainspring_more (x); INSERT INTO mainspring_more VALUES (1)"
+    tables = "SELECT sql FROM sqlite_schema WHERE type = 'table' AND name LIKE 'mainspring_%'"
+    with closing(sqlite3.connect(path)) as connection:
+        assert all("STRICT" in sql for [sql] in connection.execute(tables))
+        for wrong in ("run_at = 'soon'", "lane = x'ff'", "token = 1.5"):
+            with pytest.raises(sqlite3.IntegrityError, match="cannot store"):
+                connection.execute(f"UPDATE mainspring_runs SET {wrong}")
+
+
+async def test_an_older_sqlite_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "OLDEST_SQLITE", (99, 0, 0))
+    path = tmp_path / "jobs.db"
+    await refused(path, StoreError, rf"SQLite {sqlite3.sqlite_version}, .* needs 99.0.0 or later")
+    assert not path.exists()
+
+
+async def test_a_step_of_a_migration_is_applied_once_and_keeps_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, shared = tmp_path / "jobs.db", tmp_path / "shop.db"
+    sql(shared, "PRAGMA user_version = 42; CREATE TABLE orders (x)")
+    step = """
+    ALTER TABLE mainspring_runs ADD COLUMN colour TEXT;
+    UPDATE mainspring_runs SET colour = 'red';
+    CREATE TABLE mainspring_more (x INTEGER) STRICT;
+    INSERT INTO mainspring_more VALUES (1)
+    """
+    for file in (path, shared):
+        async with opened(file) as store:
+            await store.add([a_run("old")])
     monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, step])
-    for _ in range(2):
-        async with opened(path) as store:
-            assert await ids_of(store) == ["one"]
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (1,)
+    for file, user_version in ((path, 2), (shared, 42)):
+        for n in range(2):
+            async with opened(file) as store:
+                await store.add([a_run(f"new-{n}")])
+                assert len(await ids_of(store)) == n + 2
+        with closing(sqlite3.connect(file)) as connection:
+            assert connection.execute("PRAGMA user_version").fetchone() == (user_version,)
+            assert connection.execute(schema._VERSION).fetchall() == [(2,)]
+            assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (1,)
+            colours = connection.execute("SELECT id FROM mainspring_runs WHERE colour = 'red'")
+            assert colours.fetchall() == [("old",)]
 
 
-async def test_a_file_of_an_earlier_schema_gets_its_lists(
+async def test_a_new_file_gets_every_step_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 4 had no index of followers, tags and descriptions; one job in it is damaged."""
+    step = "CREATE TABLE mainspring_more (x INTEGER) STRICT"
+    monkeypatch.setattr(schema, "MIGRATIONS", [*schema.MIGRATIONS, step])
     path = tmp_path / "jobs.db"
-    known = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", known[:4])
-    with closing(schema.connect(path, create=True)) as connection:
-        schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
-        waiting = replace(a_run("waiting"), state=State.WAITING, after=("root", "other"))
-        for run in (a_run("root"), waiting):
-            row = run_row(run, lane_of(run), None)
-            old = dict(zip(_INSERTED, row, strict=True))
-            del old["began"]  # it came later
-            connection.execute(*_insertion("mainspring_runs", old, old.values()))
-        policy = Policy.make(after=("root",))
-        job = replace(a_job("behind"), policy=policy, tags=("t",), description="Über")
-        for made in (job_row(job), {**job_row(a_job("damaged")), "body": "{"}):
-            for later in ("origins", "stated_enabled", "file", "rate"):
-                del made[later]
-            connection.execute(*_insertion("mainspring_jobs", made, made.values()))
-    monkeypatch.setattr(schema, "MIGRATIONS", known)
     async with opened(path) as store:
-        for upstream in ("root", "other"):
-            page = await store.find(RunQuery(upstream=frozenset({upstream})))
-            assert [run.id for run in page.items] == ["waiting"]
-        for query in (JobQuery(follows=True), JobQuery(tag="t"), JobQuery(text="ÜBER")):
-            assert [job.id for job in (await store.jobs(query)).items] == ["behind"]
-        assert len((await store.jobs(JobQuery())).items) == 2
-        for query in (JobQuery(queue="default"), JobQuery(order="updated_at")):
-            assert len((await store.jobs(query)).items) == 2
-
-
-async def test_terms_of_an_earlier_schema_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Version 6 kept terms in a table of their own. A leader that is in office stays so, also
-    while another node has upgraded already; the number of a term that is over is not used again."""
-    path = tmp_path / "jobs.db"
-    monkeypatch.setattr(schema, "MIGRATIONS", (known := schema.MIGRATIONS)[:6])
-    async with opened(path) as store:
-        now = to_us(await store.now())
-    sql(
-        path,
-        f"INSERT INTO mainspring_terms VALUES ('keeper', 'old', 7, {now + 60_000_000}),"
-        f" ('over', 'old', 9, {now - 60_000_000})",
-    )
-    monkeypatch.setattr(schema, "MIGRATIONS", known)
-    async with opened(path) as store:
-        assert await elect(store, "keeper", "new", timedelta(seconds=30)) is None
-        assert await elect(store, "keeper", "old", timedelta(seconds=30)) == 7
-        assert await elect(store, "over", "new", timedelta(seconds=30)) == 10
-
-
-def _insertion(table: str, columns: Any, values: Any) -> tuple[str, tuple[Any, ...]]:
-    marks = ", ".join("?" * len(tuple(values)))
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(values)
+        await store.add([a_run("one")])
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM mainspring_more").fetchone() == (0,)
+    monkeypatch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:1])
+    await refused(path, StoreTooNew, "schema 2; this one knows up to 1")
 
 
 async def test_a_step_that_fails_leaves_the_file_as_it_was(
@@ -369,14 +353,6 @@ async def test_the_reserve_is_made_by_whoever_comes_first(tmp_path: Path) -> Non
     await asyncio.gather(*(store.close() for store in stores))
     reserve = [name for name in os.listdir(tmp_path) if "reserve" in name]
     assert reserve == ["jobs.db-reserve"]
-
-
-async def test_a_reserve_under_its_former_name_is_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "jobs.db-ballast").write_bytes(b"former")
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run("one")])
-    assert (tmp_path / "jobs.db-reserve").read_bytes() == b"former"
-    assert not (tmp_path / "jobs.db-ballast").exists()
 
 
 # -- who may use the files ----------------------------------------------------------------------
@@ -579,50 +555,3 @@ async def test_a_locked_file_is_away_for_now(
         other.close()
         await store.add([a_run("one")])
         assert await elect(store, "x", "me", timedelta(seconds=1)) == 1
-
-
-async def test_a_file_from_before_webhooks_is_brought_up_to_date(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, known = tmp_path / "jobs.db", schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", known[:1])
-    async with opened(path):
-        pass
-    body = '["work",0,0,null,"{}","api","",[],[]]'
-    attempts = '[[1,"w",0,1,"failed","no",null,["line"]]]'
-    plain = "'r','old','work','default',5,'l','enqueue','failed',1,1,0,1,0,0,0,0,0"
-    sql(
-        path,
-        f"INSERT INTO mainspring_jobs (id, version, enabled, body) VALUES ('old', 1, 1, '{body}');"
-        "INSERT INTO mainspring_runs (id, job_id, handler, queue, priority, lane, source, state,"
-        " attempt, failures, lapses, token, cancel_requested, after_any, created_at, scheduled_at,"
-        f" run_at, attempts) VALUES ({plain}, '{attempts}')",
-    )
-    monkeypatch.setattr(schema, "MIGRATIONS", known)
-    async with opened(path) as store:
-        [job] = (await store.jobs(JobQuery())).items
-        assert (job.id, job.webhook) == ("old", None)
-        assert await put_job(store, replace(job, webhook=Webhook(url="https://example.org/")))
-        [job] = (await store.jobs(JobQuery())).items
-        assert job.webhook == Webhook(url="https://example.org/")
-        [attempt] = (await get_runs(store, ["r"]))["r"].attempts
-        assert (attempt.log, attempt.detail) == (("line",), None)
-
-
-async def test_jobs_of_a_file_without_origins_are_read_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "jobs.db"
-    known = schema.MIGRATIONS
-    monkeypatch.setattr(schema, "MIGRATIONS", known[: known.index(schema._ADD_ORIGINS)])
-    with closing(schema.connect(path, create=True)) as connection:
-        schema.migrate(connection, path, FileLock(path.with_suffix(".lock"), 1))
-        have = {row[1] for row in connection.execute("PRAGMA table_xinfo(mainspring_jobs)")}
-        old = {name: value for name, value in job_row(a_job("old")).items() if name in have}
-        connection.execute(*_insertion("mainspring_jobs", old, old.values()))
-    monkeypatch.setattr(schema, "MIGRATIONS", known)
-    async with opened(path) as store:
-        [job] = (await store.jobs(JobQuery())).items
-        assert job.origins is None
-        assert await store.put_jobs([JobWrite.put(replace(job, origins={}))]) == [True]
-        assert (await store.jobs(JobQuery())).items[0].origins == {}

@@ -21,7 +21,6 @@ handler_transaction.py  `ctx.transaction()`
 codec.py                values to documents and back
 collections.py          the collections and the clock, which all of the above use
 schema.py               collections and indexes
-migration.py            completes what a database of layout 1 has half made
 server_clock.py         the clock of the server that holds the data
 url.py                  servers, database and prefix in a URL
 errors.py               MongoDB's errors as errors of Mainspring

@@ -80,7 +80,7 @@ class FreeCapacity:
         """Make every other transaction that counts for the limits of these jobs conflict with this
         one."""
         for key in sorted({self.limits[job_id][1] for job_id in job_ids if job_id in self.limits}):
-            mark = {"$set": {"mark": ObjectId()}, "$unset": {"reserved": ""}}
+            mark = {"$set": {"mark": ObjectId()}}
             await db.limits.update_one({"_id": key}, mark, upsert=True, session=db.session)
 
 

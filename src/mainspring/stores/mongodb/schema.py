@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from pymongo import IndexModel
@@ -12,12 +12,11 @@ from pymongo.errors import CollectionInvalid, OperationFailure
 from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.errors import OLDEST, OLDEST_SHARDED, ambiguous, too_old
-from mainspring.stores.mongodb.migration import complete_half_made
 
 __all__ = [
     "INDEXES",
+    "MIGRATIONS",
     "SHARDED",
-    "VERSION",
     "Index",
     "is_there",
     "make_wakeups",
@@ -26,8 +25,10 @@ __all__ = [
     "setup_script",
 ]
 
-VERSION = 2
-"""Since 2, documents that belong together are written in transactions (migration.py)."""
+MIGRATIONS: list[Callable[[Database], Awaitable[None]]] = []
+"""Step n takes a database from version n + 1 to n + 2; a new database has the last version. Several
+clients may apply a step at once, and again after one of them has crashed. A step that was released
+is never edited."""
 UNTRIED = ["waiting", "pending", "cancelled", "skipped"]
 """The states that a run may have without an attempt."""
 
@@ -101,12 +102,13 @@ INDEXES = (
 
 async def is_there(database: Database) -> bool:
     """Whether `prepare` has completed at any time."""
-    return await database.meta.find_one({"_id": "schema"}) is not None
+    return await database.meta.find_one(_SCHEMA) is not None
 
 
 async def prepare(database: Database) -> None:
     """Create what is missing. Several clients may do this at once, and again."""
-    await _check_version(database, sharded=await refuse_standalone(database))
+    await _check_server(database, sharded=await refuse_standalone(database))
+    await _refuse_newer(database)
     await make_wakeups(database)
     await _make_collections(database)
     there = await _existing(database)
@@ -118,17 +120,27 @@ async def prepare(database: Database) -> None:
         ]
         if missing:
             await database.handle[database.prefix + collection].create_indexes(missing)
-    schema = {"_id": "schema"}
-    await database.meta.update_one(schema, {"$setOnInsert": {"version": VERSION}}, upsert=True)
-    found = await database.meta.find_one(schema)
-    if found is not None and found["version"] < VERSION:
-        await complete_half_made(database)
-        await database.meta.update_one(schema, {"$max": {"version": VERSION}})
-    if found is not None and found["version"] > VERSION:
+    newest = 1 + len(MIGRATIONS)
+    await database.meta.update_one(_SCHEMA, {"$setOnInsert": {"version": newest}}, upsert=True)
+    for step in MIGRATIONS[await _refuse_newer(database) - 1 :]:
+        await step(database)
+    await database.meta.update_one(_SCHEMA, {"$max": {"version": newest}})
+
+
+_SCHEMA = {"_id": "schema"}
+
+
+async def _refuse_newer(database: Database) -> int:
+    """The version of the database, 1 if it is new; `StoreTooNew` if this program does not know
+    it."""
+    schema = await database.meta.find_one(_SCHEMA)
+    version: int = 1 if schema is None else schema["version"]
+    if version > 1 + len(MIGRATIONS):
         raise StoreTooNew(
-            f"the database was written by a newer Mainspring (version {found['version']} of its"
-            f" layout; this one knows {VERSION}). Upgrade this program"
+            f"the database was written by a newer Mainspring (schema {version}; this one knows up"
+            f" to {1 + len(MIGRATIONS)}). Upgrade Mainspring and restart, or name another database"
         )
+    return version
 
 
 async def refuse_standalone(database: Database) -> bool:
@@ -146,7 +158,7 @@ async def refuse_standalone(database: Database) -> bool:
     return sharded
 
 
-async def _check_version(database: Database, *, sharded: bool) -> None:
+async def _check_server(database: Database, *, sharded: bool) -> None:
     oldest = OLDEST_SHARDED if sharded else OLDEST
     build: dict[str, Any] = await database.client.admin.command("buildInfo")
     if tuple(build["versionArray"][:2]) < oldest:

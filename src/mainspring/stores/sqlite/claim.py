@@ -42,14 +42,8 @@ WITH RECURSIVE lanes (lane) AS (
 )"""
 LANES = _LANES.format("", "")
 """All lanes with a pending run: one seek from each lane to the next."""
-# A limit that is damaged allows 0 runs: it is unknown how many it should allow.
-_LIMITS = """
-    CASE typeof(concurrency) WHEN 'integer' THEN concurrency WHEN 'null' THEN NULL ELSE 0 END,
-    CASE typeof(limit_key) WHEN 'text' THEN limit_key END,
-    CASE typeof(rate) WHEN 'text' THEN rate WHEN 'null' THEN NULL ELSE '' END
-"""
 _LANES_DUE = f"""{_LANES.format("AND lane > ?1 AND lane < ?2", "AND lane < ?2")}
-SELECT json_group_array(json_array(lane, first, {_LIMITS})) FROM (
+SELECT json_group_array(json_array(lane, first, concurrency, limit_key, rate)) FROM (
     SELECT lane, first FROM (
         SELECT lane, (
             SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
@@ -70,10 +64,10 @@ LANES_AFTER = f"""{LANES}, heads (lane, head) AS (
     ) FROM lanes WHERE lane IS NOT NULL
 )
 SELECT json_group_array(json_array(lane, head)) FROM heads
-WHERE typeof(lane) = 'text' AND head < 253402300800000000
+WHERE head < 253402300800000000
 """
-"""A `run_at` that is text, a blob or later than the year 9999 is damaged. It sorts last."""
-_LIMIT_OF_JOB = f"SELECT json_array({_LIMITS}) FROM mainspring_jobs WHERE id = ?"
+"""A `run_at` later than the year 9999 is damaged. It sorts last."""
+_LIMIT_OF_JOB = "SELECT json_array(concurrency, limit_key, rate) FROM mainspring_jobs WHERE id = ?"
 # A limit of one job is counted by the job. A limit that jobs share is counted by what is running,
 # because a key may have thousands of jobs, and all of them would be looked up.
 _USED = """

@@ -24,7 +24,6 @@ from mainspring.stores.codec import (
     ATTEMPT,
     JOB,
     RUN,
-    Table,
     as_list,
     compile_reader,
     compile_row,
@@ -145,7 +144,7 @@ def _detail_text(value: Any) -> str:
     return codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text
 
 
-# An attempt is a list of its fields in order; earlier versions wrote fewer fields at the end.
+# An attempt is a list of its fields in order.
 # Every run that ends is written here, mostly with one attempt. Formatting the text like this takes
 # half as long as a JSON encoder.
 _PARTS = ATTEMPT.adapted(
@@ -158,7 +157,6 @@ _PARTS = ATTEMPT.adapted(
     decimal={"write": repr},
 )
 _PART_NAMES = tuple(_PARTS.fields)
-_NO_PARTS: list[Any] = [None] * len(_PART_NAMES)
 _attempt_parts = compile_row(
     _PARTS,
     _PART_NAMES,
@@ -166,13 +164,7 @@ _attempt_parts = compile_row(
     | dict.fromkeys(("detail", "cpu_seconds", "peak_memory"), "'null'"),
 )
 _ATTEMPT_TEXT = f"[{','.join(['%s'] * len(_PART_NAMES))}]"
-_attempt = compile_reader(
-    _PARTS,
-    "row",
-    f"if len(row) < {len(_PART_NAMES)}: row = row + no_parts[len(row):]",
-    f"{', '.join(_PART_NAMES)} = row",
-    names={"no_parts": _NO_PARTS},
-)
+_attempt = compile_reader(_PARTS, "row", f"{', '.join(_PART_NAMES)} = row")
 
 
 def _attempts(attempts: Sequence[Attempt]) -> str:
@@ -331,7 +323,7 @@ _BY_ID = ("WHERE id IN (VALUES ", ")", 1)
 # A page is read in one step, and one damaged value makes the whole page unreadable. Then its rows
 # are read one by one, and each row part by part.
 
-_CONTENT = ("Could not decode to UTF-8", "JSON cannot hold BLOB", "malformed JSON")
+_CONTENT = ("Could not decode to UTF-8", "malformed JSON")
 
 
 def raise_unless_damage(error: Exception) -> None:
@@ -370,21 +362,13 @@ def _raw_rows(
 
 
 def _salvaged_run(row: Mapping[str, Any]) -> Run:
-    return read_parts(_ROWS, lambda name: _raw(_ROWS, row, name), repr(row["id"]))
+    return read_parts(_ROWS, lambda name: _raw(row, name), repr(row["id"]))
 
 
-def _raw(table: Table[Any], row: Mapping[str, Any], name: str) -> Any:
-    """A column's value, text decoded; raises if it is of a type that the column never has."""
+def _raw(row: Mapping[str, Any], name: str) -> Any:
+    """A column's value, text decoded; raises if it is not valid Unicode."""
     value = row[name]
-    if value is None or table.fields[name].kind.name in ("number", "flag", "time"):
-        return value
-    return _as_text(value)
-
-
-def _as_text(value: Any) -> str:
-    if not isinstance(value, bytes):
-        raise ValueError(f"{value!r} is not text")
-    return value.decode()
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def name_list(names: Iterable[str]) -> str:
@@ -488,7 +472,7 @@ def decode_jobs(text: str | None) -> list[Job]:
 
 def _salvaged_job(row: Mapping[str, Any]) -> Job:
     def body() -> list[Any]:
-        parts = _read_list(_as_text(row["body"]))
+        parts = _read_list(row["body"].decode())
         if len(parts) != len(_NO_BODY):
             raise ValueError(f"it has {len(parts)} parts, this version knows {len(_NO_BODY)}")
         return parts
@@ -500,7 +484,7 @@ def _salvaged_job(row: Mapping[str, Any]) -> Job:
     found = dict(zip(_BODY, parts, strict=False))
 
     def raw(name: str) -> Any:
-        return found[name] if name in found else _raw(_JOB_ROWS, row, name)
+        return found[name] if name in found else _raw(row, name)
 
     return read_parts(_JOB_ROWS, raw, repr(row["id"]), checks={"definition": body})
 

@@ -21,7 +21,7 @@ from mainspring.stores.batching import split_in_order
 from mainspring.stores.evaluation import CLOCK_SET_BACK
 from mainspring.stores.sqlite.codec import LANE_SQL, change_column
 from mainspring.stores.sqlite.counters import count
-from mainspring.stores.sqlite.row_batches import BulkSql, bulk, not_blob, select
+from mainspring.stores.sqlite.row_batches import BulkSql, bulk, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["IS_AWAITED_SQL", "EncodedChange", "PartlyRepeated", "commit_changes"]
@@ -178,8 +178,8 @@ def _find_applied(tx: WriteTransaction, group: Sequence[EncodedChange]) -> list[
 
 
 _LAST_CHANGES = (
-    f"SELECT json_group_array(json_array(id, {not_blob('last_change')}))"
-    " FROM mainspring_runs WHERE id IN (VALUES ",
+    "SELECT json_group_array(json_array(id, last_change)) FROM mainspring_runs"
+    " WHERE id IN (VALUES ",
     ")",
     1,
 )

@@ -15,7 +15,7 @@ from mainspring.core.statistics import PERIODS_KEPT, Ending
 from mainspring.stores.counters import Key, add_to, added_by, counts_of, decode, encode, first_start
 from mainspring.stores.protocol import Counts
 from mainspring.stores.sqlite.codec import from_us, span_us, to_us
-from mainspring.stores.sqlite.row_batches import bulk, not_blob, one_value, select
+from mainspring.stores.sqlite.row_batches import bulk, one_value, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = ["count", "drop", "prune", "read"]
@@ -37,7 +37,7 @@ def count(tx: WriteTransaction, endings: Sequence[Ending]) -> None:
     bulk(tx.connection, _PUT, rows)
 
 
-_ROW = f"json_array({not_blob('job_id')}, start, {not_blob('body')})"
+_ROW = "json_array(job_id, start, body)"
 _STORED = (
     f"SELECT json_group_array({_ROW}) FROM (VALUES ",
     ") AS v CROSS JOIN mainspring_counters ON job_id = v.column1 AND start = v.column2",

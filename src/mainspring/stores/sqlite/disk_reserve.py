@@ -22,9 +22,8 @@ _SPACE_NEEDED = 4 * _SIZE
 
 
 class DiskReserve:
-    def __init__(self, path: Path, former: Path | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._former = former  # its name in early checkouts
         self._unfinished_path = path.with_name(f"{path.name}.{os.getpid()}.{id(self):x}")
         self._given_up = False
 
@@ -41,10 +40,6 @@ class DiskReserve:
         return True
 
     def _create(self) -> bool:
-        if self._former is not None:
-            with contextlib.suppress(OSError):
-                self._former.rename(self._path)
-                return True
         try:
             if shutil.disk_usage(self._path.parent).free < _SPACE_NEEDED:
                 return False

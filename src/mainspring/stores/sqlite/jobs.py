@@ -26,7 +26,7 @@ from mainspring.stores.sqlite.codec import (
 )
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.counters import drop as drop_counters
-from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
+from mainspring.stores.sqlite.row_batches import bulk, select
 from mainspring.stores.sqlite.runs import NewRun, add_runs
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
@@ -75,15 +75,14 @@ def _is_expected(item: JobRow, versions: Mapping[str, int | None]) -> bool:
     return item.expected_version in (None, versions.get(item.id, 0))
 
 
-def _versions(tx: WriteTransaction, job_ids: Sequence[str]) -> dict[str, int | None]:
-    """The versions of those of the jobs that are there. None: it is damaged."""
+def _versions(tx: WriteTransaction, job_ids: Sequence[str]) -> dict[str, int]:
+    """The versions of those of the jobs that are there."""
     texts = select(tx.connection, _VERSIONS, [(job_id,) for job_id in job_ids])
     return {job_id: version for text in texts for job_id, version in json.loads(text)}
 
 
 _VERSIONS = (
-    f"SELECT json_group_array(json_array(id, {not_blob('version')})) FROM mainspring_jobs"
-    " WHERE id IN (VALUES ",
+    "SELECT json_group_array(json_array(id, version)) FROM mainspring_jobs WHERE id IN (VALUES ",
     ")",
     1,
 )

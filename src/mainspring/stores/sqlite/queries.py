@@ -27,7 +27,7 @@ from mainspring.stores.sqlite.codec import (
     select_runs,
     to_us,
 )
-from mainspring.stores.sqlite.row_batches import not_blob, one_value
+from mainspring.stores.sqlite.row_batches import one_value
 
 __all__ = ["counts", "find", "jobs"]
 
@@ -187,8 +187,7 @@ def _set_aside(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
 _PASSED_OVER = f"""{LANES}
 SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_lane
 WHERE state = 'pending' AND lane IN (
-    SELECT lane FROM lanes WHERE typeof(lane) <> 'text'
-    OR length(lane) - length(replace(lane, char(31), '')) <> 3
+    SELECT lane FROM lanes WHERE length(lane) - length(replace(lane, char(31), '')) <> 3
     OR lane NOT GLOB '[0-9]' || char(31) || '*'
 ) AND seq < ?"""
 
@@ -231,8 +230,8 @@ SELECT run.seq FROM newest JOIN mainspring_runs AS run ON run.seq IN (
 
 # -- counts ---------------------------------------------------------------------------------
 
-_COUNTS = f"""
-SELECT json_group_array(json_array({not_blob("job_id")}, state, n)) FROM (
+_COUNTS = """
+SELECT json_group_array(json_array(job_id, state, n)) FROM (
     SELECT job_id, 'pending' AS state, count(*) AS n
     FROM mainspring_runs INDEXED BY mainspring_runs_pending WHERE state = 'pending' GROUP BY 1
     UNION ALL
@@ -248,7 +247,7 @@ SELECT json_group_array(json_array(lane, n, oldest)) FROM (
     SELECT lane, count(*) AS n, min(run_at) AS oldest
     FROM mainspring_runs INDEXED BY mainspring_runs_lane
     WHERE state = 'pending' AND run_at <= ? GROUP BY lane
-) WHERE typeof(lane) = 'text'
+)
 """
 
 
@@ -263,8 +262,7 @@ def counts(
         return counters.read(connection, since, jobs)
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     for job_id, state, count in json.loads(_value(connection, _COUNTS)):
-        of_job = runs[job_id or ""]  # none, where it is damaged
-        of_job[State(state)] = of_job.get(State(state), 0) + count  # the statement names the states
+        runs[job_id][State(state)] = count
     due: dict[str, Due] = {}
     for lane, count, oldest in json.loads(_value(connection, _DUE, now)):
         if (parts := Lane.parse(lane)) is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["BulkSql", "bulk", "not_blob", "one_value", "select"]
+__all__ = ["BulkSql", "bulk", "one_value", "select"]
 
 # A batch is padded with empty rows up to one of these sizes, so that few statements are needed and
 # all stay prepared.
@@ -22,12 +22,6 @@ _MOST_PARAMETERS = 32_000  # SQLite allows 32,766
 
 BulkSql = tuple[str, str, int]
 """The SQL before and after the rows of a `VALUES`, and the number of columns of a row."""
-
-
-def not_blob(column: str) -> str:
-    """The column, or null if it holds a blob, which JSON cannot hold: only a damaged record has
-    one."""
-    return f"CASE typeof({column}) WHEN 'blob' THEN NULL ELSE {column} END"
 
 
 def one_value(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:

@@ -42,7 +42,7 @@ from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.counters import prune as prune_counters
 from mainspring.stores.sqlite.notes import NoteRow
 from mainspring.stores.sqlite.notes import put as put_notes
-from mainspring.stores.sqlite.row_batches import bulk, not_blob, select
+from mainspring.stores.sqlite.row_batches import bulk, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 __all__ = [
@@ -251,10 +251,8 @@ def renew_leases(tx: WriteTransaction, items: Sequence[tuple[Held, int]]) -> lis
     return [_if_held(tx, found.get(row[0]), row) for row in rows]
 
 
-# A blob in one of these columns is damage. It must not keep the run from being renewed.
 _HELD = (
-    f"SELECT json_group_array(json_array(id, {not_blob('token')}, {not_blob('lease_until')},"
-    f" coalesce({not_blob('job_id')}, ''), cancel_requested IS 1, {not_blob('reason')}))"
+    "SELECT json_group_array(json_array(id, token, lease_until, job_id, cancel_requested, reason))"
     " FROM mainspring_runs WHERE state = 'running' AND id IN (VALUES ",
     ")",
     1,

@@ -32,6 +32,12 @@ __all__ = [
 APPLICATION_ID = 0x4D53_5052  # "MSPR"
 BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 
+OLDEST_SQLITE = (3, 38, 0)
+"""The first version that has `STRICT` tables (3.37) and the operator `->>` (3.38). A distribution's
+Python uses the SQLite of the system, which may be older."""
+
+# All tables are STRICT: SQLite itself refuses a value of another type than its column's.
+#
 # Every run is written to these indexes, so each is as small as possible: partial, by state. `find`
 # reads one index per state (see queries.py), `claim` reads the one of pending runs.
 #
@@ -40,8 +46,11 @@ BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 #
 # The conditions use OR, not IN: only with OR does SQLite recognise that `state = 'failed'` is
 # covered by the index.
-_CREATE_TABLES = """
-CREATE TABLE mainspring_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+_CREATE_RUNS = """
+CREATE TABLE mainspring_meta (
+    name TEXT PRIMARY KEY,
+    value ANY NOT NULL
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE mainspring_runs (
     seq INTEGER PRIMARY KEY,
@@ -75,8 +84,10 @@ CREATE TABLE mainspring_runs (
     result TEXT,
     progress TEXT,
     "after" TEXT,
-    attempts TEXT
-);
+    attempts TEXT,
+    began INTEGER,
+    last_change INTEGER  -- the id of the last change: a change that is sent again is recognised
+) STRICT;
 CREATE INDEX mainspring_runs_lane ON mainspring_runs (lane, run_at, state) WHERE state = 'pending';
 CREATE INDEX mainspring_runs_pending ON mainspring_runs (job_id, state) WHERE state = 'pending';
 CREATE INDEX mainspring_runs_running ON mainspring_runs (job_id, lease_until, state)
@@ -88,178 +99,106 @@ CREATE INDEX mainspring_runs_rare_job ON mainspring_runs (job_id, state) WHERE
     state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped';
 CREATE INDEX mainspring_runs_slots ON mainspring_runs (job_id, scheduled_at) WHERE
     source = 'schedule' AND (state = 'waiting' OR state = 'pending' OR state = 'running');
-CREATE INDEX mainspring_runs_finished ON mainspring_runs (finished_at)
+-- Runs that ended, counted without the table.
+CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
     WHERE finished_at IS NOT NULL;
+CREATE INDEX mainspring_runs_failing ON mainspring_runs (seq) WHERE failures > 0;
+-- Runs with an attempt, in the states that a run may have without one: few among many.
+CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE attempt > 0 AND
+    (state = 'waiting' OR state = 'pending' OR state = 'cancelled' OR state = 'skipped');
 CREATE INDEX mainspring_runs_dedupe ON mainspring_runs (dedupe_key)
     WHERE dedupe_key IS NOT NULL;
 
+-- The unfinished runs that come after a run, so that a run that ends finds its followers at once
+-- and is not deleted before they have ended. The next prune deletes the rows of finished runs.
+CREATE TABLE mainspring_upstream (
+    upstream TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    PRIMARY KEY (upstream, seq)
+) WITHOUT ROWID, STRICT;
+"""
+
+# `rate` is a list: the name of the note, how many starts, in how many microseconds. `file` is the
+# name of the file that lists the job. `origins` says which policy options are the job's own.
+#
+# The virtual columns are what lists of jobs are filtered and sorted by. SQLite computes them when a
+# definition is written, so that a list parses only the jobs that it shows. A damaged definition has
+# none of them. The policy is a JSON text inside the definition, and names its queue if that is not
+# the default one.
+_CREATE_JOBS = """
 CREATE TABLE mainspring_jobs (
-    id TEXT PRIMARY KEY,
+    id TEXT PRIMARY KEY NOT NULL,
     version INTEGER NOT NULL,
     enabled INTEGER NOT NULL,
     next_run_at INTEGER,
     last_run_at INTEGER,
     concurrency INTEGER,
     limit_key TEXT,
+    rate TEXT,
     body TEXT NOT NULL,
     payload TEXT,
-    metadata TEXT
-);
+    metadata TEXT,
+    webhook TEXT,
+    origins TEXT,
+    file TEXT,
+    stated_enabled INTEGER,
+    follows INTEGER AS (
+        CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END
+    ) VIRTUAL,
+    tags TEXT AS (CASE WHEN json_valid(body) THEN json_extract(body, '$[7]') END) VIRTUAL,
+    description TEXT AS (CASE WHEN json_valid(body) THEN json_extract(body, '$[6]') END) VIRTUAL,
+    queue TEXT AS (
+        CASE WHEN json_valid(body) AND json_valid(json_extract(body, '$[4]'))
+        THEN coalesce(json_extract(json_extract(body, '$[4]'), '$.queue'), 'default')
+        ELSE 'default' END
+    ) VIRTUAL,
+    updated_at INTEGER AS (CASE WHEN json_valid(body) THEN json_extract(body, '$[2]') END) VIRTUAL
+) STRICT;
 CREATE INDEX mainspring_jobs_due ON mainspring_jobs (next_run_at, id)
     WHERE enabled AND next_run_at IS NOT NULL;
-
-CREATE TABLE mainspring_terms (
-    name TEXT PRIMARY KEY,
-    holder TEXT NOT NULL,
-    token INTEGER NOT NULL,
-    until INTEGER NOT NULL
-) WITHOUT ROWID;
+CREATE INDEX mainspring_jobs_follows ON mainspring_jobs (id) WHERE follows;
+CREATE INDEX mainspring_jobs_listed
+    ON mainspring_jobs (id, enabled, follows, tags, description, queue, updated_at);
 """
 
-# Notes, an index of runs that failed at least once, and one to count ended runs without the table.
-_ADD_NOTES = """
+# A note with a `ttl` keeps its length when the clock is set.
+#
+# Counters of ended runs: `start` is 0 for the totals of a job, else when a period began. The job
+# '' stands for all jobs together.
+_CREATE_NOTES = """
 CREATE TABLE mainspring_notes (
     kind TEXT NOT NULL,
     name TEXT NOT NULL,
     version INTEGER NOT NULL,
     expires_at INTEGER,
+    ttl INTEGER,
     value TEXT NOT NULL,
     PRIMARY KEY (kind, name)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX mainspring_notes_expiring ON mainspring_notes (expires_at)
     WHERE expires_at IS NOT NULL;
-CREATE INDEX mainspring_runs_failing ON mainspring_runs (seq) WHERE failures > 0;
-CREATE INDEX mainspring_runs_ended ON mainspring_runs (finished_at, state)
-    WHERE finished_at IS NOT NULL;
-DROP INDEX mainspring_runs_finished;
-"""
 
-# Runs with an attempt, in the states that a run may have without one: few among many.
-_ADD_TRIED_INDEX = """
-CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE attempt > 0 AND
-    (state = 'waiting' OR state = 'pending' OR state = 'cancelled' OR state = 'skipped');
-"""
-
-# The columns that lists of jobs are filtered by, computed when a definition is written, so that a
-# list parses only the jobs that it shows. A damaged definition has none of these.
-#
-# And the unfinished runs that come after a run, so that a run that ends finds its followers at once
-# and is not deleted before they have ended. The next prune deletes the rows of finished runs.
-_ADD_JOB_FILTERS = """
-ALTER TABLE mainspring_jobs ADD COLUMN follows INTEGER AS (
-    CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END
-) VIRTUAL;
-ALTER TABLE mainspring_jobs ADD COLUMN tags TEXT AS (
-    CASE WHEN json_valid(body) THEN json_extract(body, '$[7]') END
-) VIRTUAL;
-ALTER TABLE mainspring_jobs ADD COLUMN description TEXT AS (
-    CASE WHEN json_valid(body) THEN json_extract(body, '$[6]') END
-) VIRTUAL;
-CREATE INDEX mainspring_jobs_follows ON mainspring_jobs (id) WHERE follows;
-CREATE INDEX mainspring_jobs_listed ON mainspring_jobs (id, enabled, follows, tags, description);
-
-CREATE TABLE mainspring_upstream (
-    upstream TEXT NOT NULL,
-    seq INTEGER NOT NULL,
-    PRIMARY KEY (upstream, seq)
-) WITHOUT ROWID;
-INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)
-SELECT name.value, run.seq FROM mainspring_runs AS run INDEXED BY mainspring_runs_rare,
-    json_each(CASE WHEN json_valid(run."after") THEN run."after" END) AS name
-WHERE run.state = 'waiting';
-"""
-
-_ADD_WEBHOOK = "ALTER TABLE mainspring_jobs ADD COLUMN webhook TEXT"
-
-_ADD_BEGAN = "ALTER TABLE mainspring_runs ADD COLUMN began INTEGER"
-
-# The id of the change that was applied last: a change that is sent again is recognised by it.
-_ADD_LAST_CHANGE = "ALTER TABLE mainspring_runs ADD COLUMN last_change INTEGER"
-
-# Terms of elections become notes with a ttl, which keep their length when the clock is set.
-_ADD_NOTE_TTL = """
-ALTER TABLE mainspring_notes ADD COLUMN ttl INTEGER;
-INSERT OR IGNORE INTO mainspring_notes (kind, name, version, expires_at, value, ttl)
-SELECT 'mainspring.term', name, token, until, json_object('holder', holder), 0
-FROM mainspring_terms;
-DROP TABLE mainspring_terms;
-"""
-
-# Which policy options are a job's own, and which were defaults; and whether it states `enabled`.
-_ADD_ORIGINS = """
-ALTER TABLE mainspring_jobs ADD COLUMN origins TEXT;
-ALTER TABLE mainspring_jobs ADD COLUMN stated_enabled INTEGER;
-"""
-
-# Counters of ended runs: `start` is 0 for the totals of a job, else when a period began. The job
-# '' stands for all jobs together. Runs that ended before are counted here, once, as totals alone.
-_ALREADY_ENDED = """
-SELECT job_id, 'succeeded' AS state, count(*) AS n
-FROM mainspring_runs INDEXED BY mainspring_runs_succeeded WHERE state = 'succeeded' GROUP BY 1
-UNION ALL
-SELECT job_id, state, count(*) FROM mainspring_runs INDEXED BY mainspring_runs_rare_job
-WHERE state = 'waiting' OR state = 'failed' OR state = 'cancelled' OR state = 'skipped'
-GROUP BY 1, 2 HAVING state <> 'waiting'
-"""
-_ADD_COUNTERS = f"""
 CREATE TABLE mainspring_counters (
     job_id TEXT NOT NULL,
     start INTEGER NOT NULL,
     body TEXT NOT NULL,
     PRIMARY KEY (job_id, start)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX mainspring_counters_start ON mainspring_counters (start);
-INSERT INTO mainspring_counters
-SELECT job_id, 0, json_object('ended', json_group_object(state, n)) FROM ({_ALREADY_ENDED})
-WHERE typeof(job_id) = 'text' AND job_id <> '' GROUP BY job_id;
-INSERT INTO mainspring_counters
-SELECT '', 0, json_object('ended', json_group_object(state, n))
-FROM (SELECT state, sum(n) AS n FROM ({_ALREADY_ENDED}) GROUP BY state) HAVING count(*) > 0;
 """
 
-# The column `file`: the name of the file that lists the job.
-_ADD_JOB_FILE = "ALTER TABLE mainspring_jobs ADD COLUMN file TEXT"
-
-# The rate limit of a job as a list: the name of its note, how many starts, in how many
-# microseconds.
-_ADD_RATE = "ALTER TABLE mainspring_jobs ADD COLUMN rate TEXT"
-
-# The queue and the last edit, which lists of jobs are filtered and sorted by. The policy is a JSON
-# text inside the definition, and names its queue if that is not the default one.
-_ADD_JOB_ORDERS = """
-ALTER TABLE mainspring_jobs ADD COLUMN queue TEXT AS (
-    CASE WHEN json_valid(body) AND json_valid(json_extract(body, '$[4]'))
-    THEN coalesce(json_extract(json_extract(body, '$[4]'), '$.queue'), 'default')
-    ELSE 'default' END
-) VIRTUAL;
-ALTER TABLE mainspring_jobs ADD COLUMN updated_at INTEGER AS (
-    CASE WHEN json_valid(body) THEN json_extract(body, '$[2]') END
-) VIRTUAL;
-DROP INDEX mainspring_jobs_listed;
-CREATE INDEX mainspring_jobs_listed
-    ON mainspring_jobs (id, enabled, follows, tags, description, queue, updated_at);
-"""
-
-MIGRATIONS: list[str] = [
-    _CREATE_TABLES,
-    _ADD_WEBHOOK,
-    _ADD_NOTES,
-    _ADD_TRIED_INDEX,
-    _ADD_JOB_FILTERS,
-    _ADD_BEGAN,
-    _ADD_LAST_CHANGE,
-    _ADD_NOTE_TTL,
-    _ADD_ORIGINS,
-    _ADD_COUNTERS,
-    _ADD_JOB_FILE,
-    _ADD_RATE,
-    _ADD_JOB_ORDERS,
-]
+MIGRATIONS: list[str] = [_CREATE_RUNS + _CREATE_JOBS + _CREATE_NOTES]
 """Step n takes a file from version n to n + 1. A step that was released is never edited."""
 
 
 def check_file(path: Path) -> None:
     """Raise `StoreError` for a path that cannot work, before SQLite opens it."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreError(
+            f"{path} cannot be opened: this Python uses SQLite {sqlite3.sqlite_version}, and"
+            f" Mainspring needs {'.'.join(map(str, OLDEST_SQLITE))} or later. Use a Python that"
+            " has it (those of python.org, uv and conda do), or another store"
+        )
     if path.name == ":memory:":
         raise StoreError("an SQLite store needs a file; for one in memory use memory://")
     if path.is_dir():

@@ -74,9 +74,7 @@ class Writer:
         self._path = path
         self.clock = StoreClock(clock)
         self._lock = FileLock(path.with_name(path.name + "-lock"), BUSY_SECONDS, path)
-        self._reserve = DiskReserve(
-            path.with_name(path.name + "-reserve"), former=path.with_name(path.name + "-ballast")
-        )
+        self._reserve = DiskReserve(path.with_name(path.name + "-reserve"))
         self.identity = FileIdentity(path)
         self._handler_transactions: deque[SqliteTransaction] = deque()
         self.mailbox = Mailbox()
