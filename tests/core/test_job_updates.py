@@ -113,6 +113,8 @@ class TestMerge:
             assert job.next_run_at == NOON + (15 if minute % 2 else 10) * MINUTE
         job = merge_job(draft("10m"), job, NOON + 12 * MINUTE)
         assert job.next_run_at == NOON + 12 * MINUTE + TICK  # at once: its time has passed
+        job = merge_job(draft("15m"), job, NOON + 12 * MINUTE)
+        assert job.next_run_at == NOON + 15 * MINUTE  # still counted from the first registration
 
     @pytest.mark.parametrize(
         ("before", "after", "edited_at", "upcoming"),

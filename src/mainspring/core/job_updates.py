@@ -164,10 +164,10 @@ def _merge_schedule(
 def rebind(schedule: Schedule, stored: Job, now: datetime) -> Schedule:
     """A schedule as that of a stored job: the stored one, if it is the same.
 
-    A changed interval counts from the last slot: if "1h" becomes "2h", the next slot is two hours
-    after the last one, or now if that has passed. (Two versions of a program that register the job
-    by turns, as in a rolling deploy, do not postpone it so.) A changed rule goes on from the anchor
-    of the stored one."""
+    A changed interval counts from the last slot (or from when its job was added): if "1h" becomes
+    "2h", the next slot is two hours after that, or now if that has passed. (Two versions of a
+    program that register the job by turns, as in a rolling deploy, do not postpone it so.) A
+    changed rule goes on from the anchor of the stored one."""
     anchor = _anchor_of(stored)
     unchanged = _bind(schedule, stored.id, anchor, now)
     if unchanged == stored.schedule:
@@ -175,7 +175,7 @@ def rebind(schedule: Schedule, stored: Job, now: datetime) -> Schedule:
     # The stored schedule may start in the future; its replacement starts now.
     anchor = min(anchor, now) if _keeps_anchor(schedule) else now
     if isinstance(schedule, Interval) and isinstance(stored.schedule, Interval):
-        anchor = max(stored.last_run_at or anchor, now - schedule.interval + _INSTANT)
+        anchor = max(stored.last_run_at or stored.created_at, now - schedule.interval + _INSTANT)
     return _bind(schedule, stored.id, anchor, now)
 
 
