@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 HANDLER = "send_email"
-LANE = f"{{}}\x1f{HANDLER}\x1fdefault\x1f{HANDLER}"
 
 _INSERT = """
 INSERT INTO mainspring_runs (
@@ -63,6 +62,11 @@ WHERE id = ? AND state = 'running' AND token = ? AND cancel_requested = 0
 
 def payload(number: int) -> dict[str, object]:
     return {"to": "someone@example.org", "subject": "hello", "number": number}
+
+
+def lane(handler: str, priority: int) -> str:
+    """The lane that the store gives to runs of a job that is named after its handler."""
+    return f"{9 - priority}\x1f{handler}\x1fdefault\x1f{handler}"
 
 
 def us() -> int:
@@ -101,10 +105,9 @@ def fill(
             rows = []
             for number in range(start, min(start + batch, first + count)):
                 now = us() if run_at is None else run_at
-                lane = f"{9 - priority}\x1f{handler}\x1fdefault\x1f{handler}"
                 rows.append((
                     f"{now // 1000:012x}{rng.getrandbits(80):020x}", handler, handler, priority,
-                    lane, now, now, now, json.dumps(payload(number)),
+                    lane(handler, priority), now, now, now, json.dumps(payload(number)),
                 ))  # fmt: skip
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(_INSERT, rows)
@@ -146,7 +149,7 @@ def _bare_claim(
 ) -> list[tuple[str, int, int, int, object]]:
     connection.execute("BEGIN IMMEDIATE")
     now = us()
-    rows = connection.execute(_DUE, (LANE.format(5), now, batch)).fetchall()
+    rows = connection.execute(_DUE, (lane(HANDLER, 5), now, batch)).fetchall()
     connection.executemany(_TAKE, [("bare", now, now + 30_000_000, row[0]) for row in rows])
     connection.execute("COMMIT")
     return [
