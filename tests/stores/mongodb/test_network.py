@@ -119,7 +119,7 @@ async def test_a_server_too_old_for_the_driver_is_named() -> None:
     old = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = old.sockets[0].getsockname()[1]
     with pytest.raises(
-        StoreError, match=r"MongoDB server is too old .* needs 8\.0 or later"
+        StoreError, match=r"MongoDB server is too old .* needs 7\.0 or later"
     ) as told:
         await MongoStore(f"mongodb://127.0.0.1:{port}/jobs").open()
     assert not isinstance(told.value, StoreUnavailable)
