@@ -1,6 +1,7 @@
 // The start of every page's scripts.
 import { startActions } from "./actions.js";
 import { startCopying } from "./copy.js";
+import { startFilters } from "./filters.js";
 import { startLive } from "./live.js";
 import { startSelection } from "./selection.js";
 import { startShortcuts } from "./shortcuts.js";
@@ -9,6 +10,7 @@ import { startTimes } from "./times.js";
 startTimes();
 startActions();
 startCopying();
+startFilters();
 startLive();
 startSelection();
 startShortcuts();
@@ -25,7 +27,7 @@ if (document.getElementById("key-form")) {
   const { startKeys } = await import("./keys.js");
   startKeys();
 }
-const OWN_SCRIPTS = { "#filters": "./filters.js", "#bulk": "./bulk.js", "form[data-api]": "./forms.js", "#job-form": "./job_form.js" };
+const OWN_SCRIPTS = { "#bulk": "./bulk.js", "form[data-api]": "./forms.js", "#job-form": "./job_form.js" };
 for (const [selector, script] of Object.entries(OWN_SCRIPTS)) {
   if (document.querySelector(selector)) (await import(script)).start();
 }
