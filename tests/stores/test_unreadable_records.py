@@ -13,7 +13,7 @@ import pytest
 
 from mainspring import RunContext, Scheduler
 from mainspring.core.model import State
-from mainspring.engine import sweeper
+from mainspring.engine import rescuer
 from mainspring.errors import RecordUnreadable
 from mainspring.stores import unreadable_records
 from tests.support.engine import LONG
@@ -136,7 +136,7 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
 async def test_lapsed_runs_of_a_damaged_job_hide_no_older_ones(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper, "BATCH", 2)
+    monkeypatch.setattr(rescuer, "BATCH", 2)
 
     def made(workers: int) -> Scheduler:
         scheduler = Scheduler(f"sqlite:///{place}", workers=workers)

@@ -1,7 +1,7 @@
 """Puts the components of one process together, starts and stops them.
 
-These are the worker with its executors, the leader, the slot firer, the sweeper and the operations
-on jobs and runs.
+These are the worker with its executors, the leader, the slot firer, the sweeper with its rescuer
+and its releaser of followers, and the operations on jobs and runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.executors.loop import LoopExecutor
 from mainspring.engine.executors.loop_watch import LoopWatch
+from mainspring.engine.follower_releaser import FollowerReleaser
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.job_operations import JobOperations, KeepFromStored
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
 from mainspring.engine.pruner import Pruner, history_begins, history_of, retention_of
+from mainspring.engine.rescuer import Rescuer
 from mainspring.engine.run_operations import RunOperations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
@@ -96,23 +98,23 @@ class Engine:
             memory_limit_reached=lambda: self.worker.memory_limit_reached,
         )
         self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
-        self.sweeper = Sweeper(self._context, self.leader, self._on_run_finished)
+        self.follower_releaser = FollowerReleaser(self._context, self._on_run_finished)
         self.slot_firer = SlotFirer(
             self._context,
             self.live_workers,
             leads=lambda: self.leader.leads,
             finished=self._on_run_finished,
-            unblock=self.sweeper.run_ended,
+            unblock=self.follower_releaser.run_ended,
         )
         self.run_waiters = RunWaiters(self._context.store)
         self.job_operations = JobOperations(
-            self._context, self.slot_firer, self.sweeper, self.run_waiters
+            self._context, self.slot_firer, self.follower_releaser, self.run_waiters
         )
         self.run_operations = RunOperations(
             self._context,
             self.job_operations,
             self.worker,
-            self.sweeper,
+            self.follower_releaser,
             self.run_waiters,
             self.live_workers,
         )
@@ -204,7 +206,7 @@ class Engine:
         context = self._context
         self._start_component(self._pass_on_hints)
         if context.settings.workers == 0:
-            self._start_component(self.sweeper.release_periodically)
+            self._start_component(self.follower_releaser.release_periodically)
         else:
             for part in (
                 self.worker.completer.commit_batches,
@@ -215,7 +217,7 @@ class Engine:
                 self.worker.leases.watch_cancels,
                 self.leader.elect_periodically,
                 *([self.slot_firer.fire_periodically] if context.settings.enabled else []),
-                self.sweeper.sweep_periodically,
+                self._sweeper().sweep_periodically,
                 Pruner(self._context, self.leader).prune_periodically,
                 self.live_workers.announce_periodically,
             ):
@@ -232,6 +234,10 @@ class Engine:
             context.emit("worker.started", worker=context.settings.worker_id)
             await self._run_on_start(drafts)
         context.emit("scheduler.started")
+
+    def _sweeper(self) -> Sweeper:
+        rescuer = Rescuer(self._context, self._on_run_finished)
+        return Sweeper(self._context, self.leader, rescuer, self.follower_releaser)
 
     async def define_after_start(self, draft: Job) -> Job:
         """Store a job that was decorated after the start, and give it its run at the start. An
@@ -337,7 +343,7 @@ class Engine:
             await asyncio.wait(left, timeout=CANCEL_AGAIN_AFTER)
         await self.worker.close()
         try:
-            await self.sweeper.release_last()
+            await self.follower_releaser.release_last()
         except Exception as error:
             log.warning(
                 "could not release the runs that wait for this process's last runs; the leader"
@@ -422,7 +428,7 @@ class Engine:
 
     def _on_run_finished(self, run_id: str) -> None:
         self.run_waiters.finished(run_id)
-        self.sweeper.run_ended(run_id)
+        self.follower_releaser.run_ended(run_id)
         self.slot_firer.run_ended(run_id)
 
     def _start_component(self, part: Callable[[], Awaitable[None]]) -> None:

@@ -29,11 +29,11 @@ from mainspring.engine.breakers import close_breaker, forget_breakers
 from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
+from mainspring.engine.follower_releaser import FollowerReleaser
 from mainspring.engine.live_workers import LiveWorker, find_orphans
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import over_before, passed_slots
-from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.workflow import check_order
 from mainspring.errors import (
     InvalidInput,
@@ -63,12 +63,12 @@ class JobOperations:
         self,
         engine: EngineContext,
         slot_firer: SlotFirer,
-        sweeper: Sweeper,
+        releaser: FollowerReleaser,
         run_waiters: RunWaiters,
     ) -> None:
         self._engine = engine
         self._slot_firer = slot_firer
-        self._sweeper = sweeper
+        self._releaser = releaser
         self._run_waiters = run_waiters
 
     def all_jobs(self) -> AsyncIterator[Job]:
@@ -518,7 +518,7 @@ class JobOperations:
             for run, change, kept in zip(left, changes, done, strict=True):
                 if kept:
                     self._run_waiters.finished(run.id)
-                    self._sweeper.run_ended(run.id)
+                    self._releaser.run_ended(run.id)
                     self._engine.emit("run.cancelled", change.after(run))
 
     async def _check_reorder(self, job: Job) -> None:

@@ -23,6 +23,7 @@ from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfil
 from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
+from mainspring.engine.follower_releaser import FollowerReleaser
 from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
 from mainspring.engine.live_workers import LiveWorkers, find_workers
@@ -30,7 +31,6 @@ from mainspring.engine.notes import read_note
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_followers
-from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.engine.worker_ids import process_is_gone
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
@@ -69,14 +69,14 @@ class RunOperations:
         engine: EngineContext,
         jobs: JobOperations,
         worker: Worker,
-        sweeper: Sweeper,
+        releaser: FollowerReleaser,
         run_waiters: RunWaiters,
         live_workers: LiveWorkers,
     ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._worker = worker
-        self._sweeper = sweeper
+        self._releaser = releaser
         self._run_waiters = run_waiters
         self._live_workers = live_workers
 
@@ -112,7 +112,7 @@ class RunOperations:
         added = await self._engine.store.add(_flatten(instances))
         if upstream:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
-                await self._sweeper.release_followers(upstream)
+                await self._releaser.release_followers(upstream)
         stored: dict[str, Run] = {}
         for run, one in zip(_flatten(instances), added, strict=True):
             stored[run.id] = one.run
@@ -207,7 +207,7 @@ class RunOperations:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""
         if after.finished:
             self._run_waiters.finished(after.id)
-            self._sweeper.run_ended(after.id)
+            self._releaser.run_ended(after.id)
             self._engine.emit("run.cancelled", after)
         else:
             self._worker.leases.apply_remote_changes([after])
@@ -278,7 +278,7 @@ class RunOperations:
             # One may have ended before its followers waited again, and one that a retried run comes
             # after may have ended before that one waited.
             for start in range(0, len(reached), MANY_AT_ONCE):
-                await self._sweeper.release_followers(reached[start : start + MANY_AT_ONCE])
+                await self._releaser.release_followers(reached[start : start + MANY_AT_ONCE])
         return kept
 
     async def find_runs_of_removed_jobs(self, runs: Sequence[Run]) -> set[str]:

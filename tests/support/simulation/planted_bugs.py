@@ -25,25 +25,27 @@ from mainspring.core.transitions import Change
 from mainspring.engine import (
     backfill,
     breakers,
+    follower_releaser,
     outcome,
     revival,
     run_operations,
     slot_firer,
     slots,
-    sweeper,
     worker,
 )
 from mainspring.engine.breakers import Breakers
 from mainspring.engine.completer import Completer, Queued
+from mainspring.engine.context import EngineContext
 from mainspring.engine.engine import Engine
 from mainspring.engine.firing_pause import FiringPause
+from mainspring.engine.follower_releaser import FollowerReleaser
 from mainspring.engine.handler_transaction import RunTransaction
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.leader import Leader
 from mainspring.engine.leases import Leases
 from mainspring.engine.live_workers import LiveWorkers
+from mainspring.engine.rescuer import Rescuer
 from mainspring.engine.store_retry import RetryingStore
-from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
 from mainspring.stores import evaluation, protocol, rates
@@ -301,7 +303,7 @@ def _rescued_by_age() -> Patches:
 
 
 def _rescued_by_own_clock() -> Patches:
-    async def rescue(self: Sweeper) -> None:
+    async def rescue(self: Rescuer) -> None:
         engine = self._engine
         running = await engine.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
         now = engine.clock.now()
@@ -315,7 +317,7 @@ def _rescued_by_own_clock() -> Patches:
         ]
         await self._change_runs(lapsed, changes)
 
-    return [patch.object(Sweeper, "_rescue", rescue)]
+    return [patch.object(Rescuer, "rescue_lapsed", rescue)]
 
 
 def _rescued_as_any() -> Patches:
@@ -458,10 +460,10 @@ def _overlap_unseen() -> Patches:
 
 
 def _queue_jumped() -> Patches:
-    async def none(self: Sweeper, run: Run, upstream: Any) -> tuple[str, ...]:
+    async def none(self: FollowerReleaser, run: Run, upstream: Any) -> tuple[str, ...]:
         return ()
 
-    return [patch.object(Sweeper, "_earlier_slots", none)]
+    return [patch.object(FollowerReleaser, "_earlier_slots", none)]
 
 
 def _delay_from_start() -> Patches:
@@ -534,9 +536,9 @@ def _all_wait_again() -> Patches:
 def _stale_skips() -> Patches:
     """With sweepers that take a second from a skip's decision to its commit: otherwise one seed in
     150 shows it, so one in five. That alone breaks nothing."""
-    right = Sweeper._commit
+    right = EngineContext._commit
 
-    async def commit(self: Sweeper, changes: list[Change]) -> list[bool]:
+    async def commit(self: EngineContext, changes: list[Change]) -> list[bool]:
         if any(change.set.get("state") is State.SKIPPED for change in changes):
             await asyncio.sleep(1)
         return await right(self, changes)
@@ -545,7 +547,7 @@ def _stale_skips() -> Patches:
         return []
 
     return [
-        patch.object(Sweeper, "_commit", commit),
+        patch.object(EngineContext, "_commit", commit),
         patch.object(revival, "_waiting_after", none),
     ]
 
@@ -582,7 +584,7 @@ def _results_pruned_too_soon() -> Patches:
 def _retries_left_half_done() -> Patches:
     async def nothing(engine: Any) -> None: ...
 
-    return [patch.object(sweeper, "complete_retries", nothing)]
+    return [patch.object(follower_releaser, "complete_retries", nothing)]
 
 
 def _registered_afresh() -> Patches:

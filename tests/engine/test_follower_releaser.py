@@ -47,7 +47,7 @@ def test_a_client_releases_the_followers_of_what_it_cancels() -> None:
             await client.cancel_runs([run.id for run in runs])
             await asyncio.sleep(1)
             assert client._engine is not None
-            assert not client._engine.sweeper._ended
+            assert not client._engine.follower_releaser._ended
 
     run_virtual(main)
 

@@ -1,0 +1,103 @@
+"""Rescues the runs of workers that are gone: those with a lapsed lease, and those that wait for a
+node that is gone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from mainspring.core import transitions
+from mainspring.core.model import Run, State
+from mainspring.core.node_runs import is_node_handler, node_of
+from mainspring.core.policy import Delivery
+from mainspring.core.transitions import Change
+from mainspring.engine.context import EVENT_OF, EngineContext
+from mainspring.engine.live_workers import find_workers
+from mainspring.engine.worker_ids import host_was_restarted
+from mainspring.stores.paging import pages
+from mainspring.stores.protocol import RunQuery
+
+log = logging.getLogger("mainspring")
+
+BATCH = 1000
+
+
+class Rescuer:
+    """`finished(run_id)` is called for runs that a rescue has ended."""
+
+    def __init__(self, engine: EngineContext, finished: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._finished = finished
+        self._missing: set[str] = set()  # workers with due node runs, at the last search
+
+    async def rescue_lapsed(self) -> None:
+        """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
+        must not hide the others: so this reads all pages."""
+        await self._engine.store.maintain(None, BATCH)
+        async for runs in pages(self._engine.store.find, RunQuery(lapsed=True, limit=BATCH)):
+            await self._rescue_these(runs)
+
+    async def _rescue_these(self, runs: list[Run]) -> None:
+        now = await self._engine.store.now()
+        jobs = await self._engine.jobs.get({run.job_id for run in runs})
+        seen: dict[str, datetime] = {}
+        if any(run.lapses + 1 >= transitions.MAX_LAPSES for run in runs):
+            workers = await find_workers(self._engine.store)
+            seen = {worker.id: worker.seen_at for worker in workers if worker.seen_at is not None}
+            seen[self._engine.settings.worker_id] = now
+        lapsed: dict[str, Run] = {}
+        changes = []
+        for run in runs:
+            job = jobs[run.job_id]
+            if job is not None and job.unreadable is not None:
+                continue  # its delivery is not known: it waits until the job is readable
+            # A removed job's run becomes pending, and is cancelled when it is claimed.
+            delivery = job.policy.delivery if job else Delivery.AT_LEAST_ONCE
+            if node_of(run) is not None:  # no other worker may run it
+                delivery = Delivery.AT_MOST_ONCE
+            lapsed[run.id] = run
+            unbegun = transitions.never_began(run, job)
+            blameless = host_was_restarted(run.worker, self._engine.settings.worker_id)
+            changes.append(
+                transitions.rescued(
+                    run, now, delivery, unbegun=unbegun, blameless=blameless, seen=seen
+                )
+            )
+        for run in await self._change_runs(list(lapsed.values()), changes):
+            log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
+            self._engine.emit("run.rescued", run)
+            if run.finished:
+                self._engine.emit(EVENT_OF[run.state], run)
+
+    async def end_runs_of_gone_nodes(self) -> None:
+        """End due node runs whose worker is gone: nobody else may take them. After an outage of the
+        store workers need a while to announce themselves again, so a worker is gone only if two
+        searches in a row did not find it."""
+        counts = await self._engine.store.counts()
+        waited_for = {handler[1:] for handler in counts.due if is_node_handler(handler)}
+        alive = {worker.id for worker in await find_workers(self._engine.store)}
+        missing = waited_for - alive - {self._engine.settings.worker_id}
+        gone, self._missing = missing & self._missing, missing
+        if not gone:
+            return
+        busy = [job_id for job_id, runs in counts.runs.items() if runs.get(State.PENDING)]
+        jobs = await self._engine.jobs.get(busy)
+        for job_id, job in jobs.items():
+            if job is not None and job.unreadable is None and job.policy.each_node:
+                await self._end_runs_of_nodes(job_id, gone)
+
+    async def _end_runs_of_nodes(self, job_id: str, nodes: set[str]) -> None:
+        query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
+        async for page in pages(self._engine.store.find, query):
+            runs = [run for run in page if node_of(run) in nodes and run.unreadable is None]
+            now = self._engine.time.now()
+            changes = [transitions.node_gone(run, now) for run in runs]
+            await self._engine.emit_ended(await self._change_runs(runs, changes))
+
+    async def _change_runs(self, runs: list[Run], changes: list[Change]) -> list[Run]:
+        changed = await self._engine.change_runs(runs, changes)
+        for run in changed:
+            if run.finished:
+                self._finished(run.id)
+        return changed
