@@ -21,6 +21,7 @@ from typing import Self
 
 from mainspring import Run, Scheduler, State
 from mainspring.core.model import Outcome
+from mainspring.core.transitions import JOB_PAUSED
 from tests.support.crash_worker import LEASE, LIMIT, build
 
 __all__ = [
@@ -241,6 +242,10 @@ def check(runs: list[Run], log: list[Entry], workers: WorkerProcesses) -> None:
             assert outcomes[-1] is Outcome.SUCCEEDED, f"{run.id} went on after success: {outcomes}"
             assert run.result["token"] == run.token, f"{run.id}: another token's result"
             assert ends[run.id, run.token] == 1, f"{run.id} succeeded, but no handler ended"
+        elif run.state is State.SKIPPED:
+            # A scenario ends by pausing the job: a slot that is due at that moment is recorded.
+            assert run.reason == JOB_PAUSED, f"{run.id} was skipped: {run.reason}"
+            assert not starts[run.id]
         else:
             lost = run.job_id == "once" and run.reason == "lost"
             poison = run.reason in ("poison", "lapsed") and outcomes.count(Outcome.LOST) >= 4

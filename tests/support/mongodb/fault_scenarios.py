@@ -211,7 +211,8 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
             runs = await until_over(producer, 60)
         check(runs, read_log(processes.logs), processes)
         slots = _check_slots(runs)
-        assert {run.state for run in runs} == {State.SUCCEEDED}
+        # `check` allows only a slot that was due when the job was paused to be skipped.
+        assert {run.state for run in runs} <= {State.SUCCEEDED, State.SKIPPED}
         return len(slots)
 
 
