@@ -22,6 +22,8 @@ import msgspec
 from mainspring.errors import InvalidPayload
 
 MAX_BYTES = 256 * 1024
+MAX_REPR = 8_000
+"""Characters that are kept of the `repr` of a value that cannot be kept as it is."""
 
 _READERS: dict[str, Callable[[str], Any]] = {
     "$datetime": datetime.fromisoformat,
@@ -50,6 +52,18 @@ def encode(value: Any, *, what: str = "payload", limit: int = MAX_BYTES) -> str:
             advice="Store large data elsewhere and pass a reference to it",
         )
     return text
+
+
+def kept_as_text(value: Any) -> dict[str, str]:
+    """What is kept of a value that is not JSON or too large, so that the run need not fail."""
+    try:
+        text = repr(value)
+    except BaseException as error:
+        text = f"<a {type(value).__name__}, whose __repr__ raises {type(error).__name__}>"
+    return {
+        "kept_as": "text",
+        "repr": text if len(text) <= MAX_REPR else text[: MAX_REPR - 1] + "…",
+    }
 
 
 def decode(text: str | None) -> Any:

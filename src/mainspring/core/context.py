@@ -150,13 +150,18 @@ class RunContext:
 
     @property
     def detail(self) -> Any:
-        """What is kept with the attempt beside its log, however it ends: JSON, at most 128 KiB."""
+        """What is kept with the attempt and its log, however it ends: JSON, at most 128 KiB.
+        Anything else is kept as text, like a result, with a warning in the log."""
         return self._detail
 
     @detail.setter
     def detail(self, value: Any) -> None:
-        # Refused here, in the handler that gave it, and copied: what is changed later is not kept.
-        self._detail = msgspec.json.decode(_bounded(value))
+        # Copied here, in the handler that gave it: what is changed later is not kept.
+        try:
+            self._detail = msgspec.json.decode(_bounded(value))
+        except InvalidPayload as error:
+            self.log.warning("job %s: %s. It is kept as text only", self.job_id, error)
+            self._detail = codec.kept_as_text(value)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
         """Say how far the work has come; kept with the run at its next renewal. Of the message

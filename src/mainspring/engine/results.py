@@ -11,9 +11,6 @@ from typing import Any
 from mainspring.core import codec
 from mainspring.core.context import RunContext
 
-LONGEST_REPR = 8_000
-"""Characters that are kept of the `repr` of a result that cannot be kept as it is."""
-
 
 def storable_result(result: Any, context: RunContext) -> Any:
     """The result itself where it can be stored, else `{"kept_as": "text", "repr": "…"}`.
@@ -31,16 +28,8 @@ def storable_result(result: Any, context: RunContext) -> Any:
             context.job_id,
             _describe(error),
         )
-        return {"kept_as": "text", "repr": _repr(result)}
+        return codec.kept_as_text(result)
     return result
-
-
-def _repr(result: Any) -> str:
-    try:
-        text = repr(result)
-    except BaseException as error:
-        return f"<a {type(result).__name__}, whose __repr__ raises {type(error).__name__}>"
-    return text if len(text) <= LONGEST_REPR else text[: LONGEST_REPR - 1] + "…"
 
 
 def _describe(error: BaseException) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from mainspring.core.codec import MAX_REPR
 from mainspring.core.model import Progress
 from mainspring.engine.executors.process_pool import ProcessPool, Target
-from mainspring.engine.results import LONGEST_REPR
 from mainspring.errors import InvalidInput, InvalidPayload
 from tests.support import process_handlers as handlers
 from tests.support.process_pool import NOW, Function, Started, error, pool, result
@@ -84,7 +84,7 @@ async def test_a_result_that_cannot_be_kept_is_kept_as_text(pool: ProcessPool) -
     huge = await result(pool, handlers.huge)
     assert huge["kept_as"] == "text"
     assert huge["repr"].startswith("'xxx")
-    assert len(huge["repr"]) == LONGEST_REPR
+    assert len(huge["repr"]) == MAX_REPR
 
 
 async def test_arguments_that_are_not_json_are_refused_before_a_process_is_used(
