@@ -17,8 +17,8 @@ A new field of `Run`, `Job`, `Note` or `Attempt` is added to its table here and 
 SQLite a migration must add its column, too.) `Webhook`, `Progress` and `Policy` need no table:
 they are one JSON text, made from the fields of their class.
 
-A store that keeps a field in another form changes its kind (`Table.adapted`) and compiles its own
-functions from the table (`compile_reader`, `compile_row`, `compile_writer`).
+A store that keeps a field in another form changes its kind (`Table.adapted`) and makes its own
+functions from the table (`record_reader`, `record_writer`, `row_reader`, `row_writer`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache, partial, wraps
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -65,17 +66,17 @@ __all__ = [
     "Table",
     "as_list",
     "as_number",
-    "compile_reader",
-    "compile_row",
-    "compile_writer",
     "from_us",
     "job_from_record",
     "job_to_record",
     "json_text",
-    "lookups",
     "note_from_record",
     "note_to_record",
     "read_parts",
+    "record_reader",
+    "record_writer",
+    "row_reader",
+    "row_writer",
     "run_from_record",
     "run_to_record",
     "to_us",
@@ -162,17 +163,16 @@ class Kind(Struct, frozen=True):
     """How records hold one kind of value. `write` and `read` are never called with None.
 
     `write` makes the value of the record (None: it is kept as it is). `read` checks what it is
-    given, and raises if it is damaged; the field is then `damaged`. `fast_read` is an expression
-    over `{}` for compiled readers, which read whole records and check less: a wrong type in a
-    text column changes nothing that a store decides. `names` are the names that it refers to.
+    given, and raises if it is damaged; the field is then `damaged`. `fast_read` reads it in a whole
+    record (None: it is kept as it is), and checks less: a wrong type in a text column changes
+    nothing that a store decides.
     """
 
     name: str
     write: Callable[[Any], Any] | None
     read: Callable[[Any], Any]
     damaged: Any = None
-    fast_read: str = "{}"
-    names: Mapping[str, Any] = {}
+    fast_read: Callable[[Any], Any] | None = None
 
 
 def _of_type(kind: type) -> Callable[[Any], Any]:
@@ -196,16 +196,14 @@ as_list: Callable[[Any], list[Any]] = _of_type(list)
 
 def _enum(kind: type[StrEnum], damaged: StrEnum) -> Kind:
     members = {str(member): member for member in kind}
-    name = kind.__name__.lower()
-    table = f"members_of_{name}"
-    return Kind(name, str, kind, damaged, f"{table}[{{}}]", {table: members})
+    return Kind(kind.__name__.lower(), str, kind, damaged, members.__getitem__)
 
 
 def _value(what: str) -> Kind:
     def write(value: Any) -> str:
         return codec.encode(value, what=what)
 
-    return Kind("value", write, codec.decode, None, "decode({})", {"decode": codec.decode})
+    return Kind("value", write, codec.decode, None, codec.decode)
 
 
 def _note_value() -> Kind:
@@ -218,9 +216,7 @@ def _note_value() -> Kind:
         except Exception:  # a damaged value may raise anything
             return None
 
-    return replace(
-        _value("note"), read=read, fast_read="read_value({})", names={"read_value": read}
-    )
+    return replace(_value("note"), read=read, fast_read=read)
 
 
 def _write_mapping(value: Mapping[str, Any]) -> str:
@@ -232,34 +228,23 @@ FREE_TEXT = Kind("free_text", _encodable_text, _of_type(str), "")
 NUMBER = Kind("number", None, as_number, 0)
 DECIMAL = Kind("decimal", None, as_decimal, 0.0)
 FLAG = Kind("flag", None, lambda value: bool(as_number(value)), False)
-TIME = Kind(
-    "time", to_us, lambda us: from_us(as_number(us)), EPOCH, "from_us({})", {"from_us": from_us}
-)
-NAMES = Kind(
-    "names",
-    list,
-    lambda value: tuple(as_list(value)),
-    (),
-    "tuple(as_list({}))",
-    {"as_list": as_list},
-)
-MAPPING = Kind("mapping", _write_mapping, codec.decode, {}, "decode({})", {"decode": codec.decode})
-SCHEDULE = Kind(
-    "schedule", _definition_text, read_schedule, None, "read_schedule({})",
-    {"read_schedule": read_schedule},
-)  # fmt: skip
-POLICY = Kind(
-    "policy", _definition_text, read_policy, Policy(), "read_policy({})",
-    {"read_policy": read_policy},
-)  # fmt: skip
-WEBHOOK = Kind(
-    "webhook", json_text, read_webhook, None, "read_webhook({})", {"read_webhook": read_webhook}
-)
+TIME = Kind("time", to_us, lambda us: from_us(as_number(us)), EPOCH, from_us)
+
+
+def _read_names(value: Any) -> tuple[Any, ...]:
+    return tuple(as_list(value))
+
+
+NAMES = Kind("names", list, _read_names, (), _read_names)
+MAPPING = Kind("mapping", _write_mapping, codec.decode, {}, codec.decode)
+SCHEDULE = Kind("schedule", _definition_text, read_schedule, None, read_schedule)
+POLICY = Kind("policy", _definition_text, read_policy, Policy(), read_policy)
+WEBHOOK = Kind("webhook", json_text, read_webhook, None, read_webhook)
 
 
 def _struct(name: str, kind: Any, damaged: Any) -> Kind:
     read = msgspec.json.Decoder(kind).decode
-    return Kind(name, json_text, read, damaged, f"read_{name}({{}})", {f"read_{name}": read})
+    return Kind(name, json_text, read, damaged, read)
 
 
 PROGRESS = _struct("progress", Progress, None)
@@ -434,104 +419,114 @@ NOTE: Table[Note] = Table(
 )
 
 
-# -- compiled functions ---------------------------------------------------------------------
+# -- readers and writers --------------------------------------------------------------------
 #
-# Every claim, commit and list passes here. A loop over the table takes three times as long as a
-# function that names each field, so those functions are made from the table, as msgspec and
-# dataclasses make theirs.
+# Every claim, commit and list passes here. What a function needs of each field is looked up once,
+# when the function is made.
 
 
-def _compile(name: str, lines: Sequence[str], names: Mapping[str, Any]) -> Any:
-    made = dict(names)
-    exec("\n    ".join(lines), made)
-    return made[name]
+def row_reader(table: Table[T], names: Sequence[str]) -> Callable[[Iterable[Any]], T]:
+    """A function that makes a value of the raw values of these fields, in this order. What is no
+    stored field is passed on as it is."""
+    made = table.made
+    steps = [
+        (field.name, field.kind.fast_read or _unchanged, field.sparse)
+        for field in map(table.fields.get, names)
+        if field is not None
+        and (field.kind.fast_read is not None or (field.sparse and field.default is not None))
+    ]
 
+    def read(row: Iterable[Any]) -> T:
+        values = dict(zip(names, row, strict=True))
+        for name, decode, sparse in steps:
+            raw = values[name]
+            if raw is None and sparse:
+                del values[name]  # the class has a default
+            else:
+                values[name] = decode(raw)
+        return made(**values)
 
-def compile_reader(
-    table: Table[T],
-    parameters: str,
-    *lines: str,
-    values: Mapping[str, str] | None = None,
-    names: Mapping[str, Any] | None = None,
-) -> Callable[..., T]:
-    """A function of these parameters that makes a value. Its lines of code set a variable for each
-    field, named as the field is, to the raw value (`lookups` makes such lines). `values` are the
-    expressions of values that are found in another way, `names` what all of that refers to."""
-    values = values or {}
-    known: dict[str, Any] = {"Made": table.made, **(names or {})}
-    made = [f"{name}={value}" for name, value in values.items()]
-    for field in table.fields.values():
-        if field.name not in values:
-            known |= field.kind.names
-            made.append(f"{field.name}={_read_code(field)}")
-    source = [f"def read({parameters}):", *lines, f"return Made({', '.join(made)})"]
-    read: Callable[..., T] = _compile("read", source, known)
     return read
 
 
-def _read_code(field: Field) -> str:
-    read = field.kind.fast_read.format(field.name)
-    if not field.sparse or (field.default is None and read == field.name):
-        return read
-    return f"{field.default!r} if {field.name} is None else {read}"
+def _unchanged(value: Any) -> Any:
+    return value
 
 
-def lookups(fields: Iterable[Field], **keys: str) -> list[str]:
-    """Lines for `compile_reader`, which look the fields up in the dict `record`. `keys` are the
-    keys of fields that it has under other names."""
-    return [
-        f"{field.name} = record" + (f".get({key!r})" if field.sparse else f"[{key!r}]")
-        for field in fields
-        for key in [keys.get(field.name, field.name)]
+def row_writer(
+    table: Table[T], names: Sequence[str], absent: Mapping[str, Any] | None = None
+) -> Callable[[T], list[Any]]:
+    """A function that makes a list of the raw values of these fields. `absent` are the raw values
+    of fields that are None or empty (else None)."""
+    absent = absent or {}
+    get = attrgetter(*names)
+    steps = [
+        (at, field.kind.write, field.sparse, field.default is None, absent.get(field.name))
+        for at, field in enumerate(map(table.fields.__getitem__, names))
+        if field.kind.write is not None
     ]
 
+    def write(value: T) -> list[Any]:
+        row = list(get(value))
+        for at, encode, sparse, only_none, otherwise in steps:
+            raw = row[at]
+            if sparse and (raw is None if only_none else not raw):
+                row[at] = otherwise
+            else:
+                row[at] = encode(raw)
+        return row
 
-def compile_row(
-    table: Table[T],
-    fields: Sequence[str],
-    values: Mapping[str, str] | None = None,
-    absent: Mapping[str, str] | None = None,
-) -> Callable[..., tuple[Any, ...]]:
-    """A function of a value, and of the names in `values`, that makes a tuple of these columns.
-    `values` are the expressions of other columns, `absent` those of fields that are None or empty
-    (else None)."""
-    values, absent = values or {}, absent or {}
-    known: dict[str, Any] = {}
-    arguments = [text for text in values.values() if text.isidentifier()]
-    made = [
-        values.get(name) or _write_code(table.fields[name], known, absent.get(name, "None"))
-        for name in fields
-    ]
-    source = [f"def write({', '.join(['value', *arguments])}):", f"return ({', '.join(made)},)"]
-    write: Callable[..., tuple[Any, ...]] = _compile("write", source, known)
     return write
 
 
-def _write_code(field: Field, known: dict[str, Any], absent: str = "None") -> str:
-    raw, write = f"value.{field.name}", f"write_{field.name}"
-    if field.kind.write is None:
-        return raw
-    known[write] = field.kind.write
-    if not field.sparse:
-        return f"{write}({raw})"
-    is_absent = f"{raw} is None" if field.default is None else f"not {raw}"
-    return f"{absent} if {is_absent} else {write}({raw})"
-
-
-def compile_writer(table: Table[T], leave_out: Iterable[str] = ()) -> Callable[[T], Record]:
-    """A function that makes a record, without the fields to leave out."""
-    known: dict[str, Any] = {}
-    fields = [field for field in table.fields.values() if field.name not in set(leave_out)]
-    always = [
-        f"{field.name!r}: {_write_code(field, known)}" for field in fields if not field.sparse
+def record_reader(
+    table: Table[T],
+    keys: Mapping[str, str] | None = None,
+    leave_out: Iterable[str] = (),
+    *,
+    checked: bool = False,
+) -> Callable[..., T]:
+    """A function that makes a value of a record, and of the fields to leave out, which its caller
+    gives by name. `keys` are the keys of fields that the record has under other names. `checked`:
+    check every field."""
+    made, keys, left_out = table.made, keys or {}, frozenset(leave_out)
+    steps = [
+        (
+            field.name,
+            keys.get(field.name, field.name),
+            field.kind.read if checked else field.kind.fast_read,
+            field.sparse,
+        )
+        for field in table.fields.values()
+        if field.name not in left_out
     ]
-    lines = ["def write(value):", f"made = {{{', '.join(always)}}}"]
-    for field in fields:
-        if field.sparse:
-            is_there = " is not None" if field.default is None else ""
-            made = _write_code(replace(field, sparse=False), known)
-            lines.append(f"if value.{field.name}{is_there}: made[{field.name!r}] = {made}")
-    write: Callable[[T], Record] = _compile("write", [*lines, "return made"], known)
+
+    def read(record: Record, **values: Any) -> T:
+        for name, key, decode, sparse in steps:
+            raw = record.get(key) if sparse else record[key]
+            if raw is not None or not sparse:
+                values[name] = raw if decode is None else decode(raw)
+        return made(**values)
+
+    return read
+
+
+def record_writer(table: Table[T], leave_out: Iterable[str] = ()) -> Callable[[T], Record]:
+    """A function that makes a record, without the fields to leave out."""
+    left_out = frozenset(leave_out)
+    fields = [field for field in table.fields.values() if field.name not in left_out]
+    get = attrgetter(*(field.name for field in fields))
+    steps = [
+        (field.name, field.kind.write, field.sparse, field.default is None) for field in fields
+    ]
+
+    def write(value: T) -> Record:
+        record = {}
+        for (name, encode, sparse, only_none), raw in zip(steps, get(value), strict=True):
+            if not (sparse and (raw is None if only_none else not raw)):
+                record[name] = raw if encode is None else encode(raw)
+        return record
+
     return write
 
 
@@ -592,26 +587,12 @@ def read_parts(
 # -- records --------------------------------------------------------------------------------
 
 
-def _record_reader(table: Table[T]) -> Callable[[Record], T]:
-    """A reader that checks every field."""
-    checked = Table(
-        table.made,
-        [
-            replace(field, kind=replace(field.kind, fast_read=f"{name}({{}})", names=names))
-            for field in table.fields.values()
-            for name in [f"read_{field.name}"]
-            for names in [{name: field.kind.read}]
-        ],
-    )
-    return compile_reader(checked, "record", *lookups(checked.fields.values()))
-
-
-run_to_record: Callable[[Run], Record] = compile_writer(RUN)
-job_to_record: Callable[[Job], Record] = compile_writer(JOB)
-note_to_record: Callable[[Note], Record] = compile_writer(NOTE)
-note_from_record: Callable[[Record], Note] = _record_reader(NOTE)
-_read_run = _record_reader(RUN)
-_read_job = _record_reader(JOB)
+run_to_record: Callable[[Run], Record] = record_writer(RUN)
+job_to_record: Callable[[Job], Record] = record_writer(JOB)
+note_to_record: Callable[[Note], Record] = record_writer(NOTE)
+note_from_record: Callable[[Record], Note] = record_reader(NOTE, checked=True)
+_read_run = record_reader(RUN, checked=True)
+_read_job = record_reader(JOB, checked=True)
 
 
 def run_from_record(record: Record, *, brief: bool = False) -> Run:

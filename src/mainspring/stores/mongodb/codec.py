@@ -30,12 +30,11 @@ from mainspring.stores.codec import (
     JOB,
     RUN,
     as_number,
-    compile_reader,
-    compile_writer,
     from_us,
     json_text,
-    lookups,
     read_parts,
+    record_reader,
+    record_writer,
     to_us,
 )
 from mainspring.stores.mongodb.collections import Document
@@ -100,13 +99,12 @@ def _time(kept: Any) -> datetime:
 # A server may have stamped a time, and then it is a date. Most are numbers.
 TIMES = {
     "read": _time,
-    "fast_read": "from_us({0}) if {0}.__class__ is int else read_moment({0})",
-    "names": {"from_us": from_us, "read_moment": read_moment},
+    "fast_read": lambda kept: from_us(kept) if kept.__class__ is int else read_moment(kept),
 }
 # The driver gives large numbers as a class of its own, which other stores cannot encode.
 NUMBERS = {
     "read": lambda kept: int(as_number(kept)),
-    "fast_read": "{0} if {0}.__class__ is int else int({0})",
+    "fast_read": lambda kept: kept if kept.__class__ is int else int(kept),
 }
 _RUN = RUN.adapted(time=TIMES, number=NUMBERS)
 _JOB = JOB.adapted(time=TIMES, number=NUMBERS)
@@ -180,7 +178,7 @@ def has_numbers(kept: Document) -> bool:
 _ELSEWHERE = ("handler", "queue", "lease_until")
 """Fields that a document has in `lane`, and in `leased_at` and `lease`."""
 
-_run_document = compile_writer(_RUN, leave_out=("id", "payload", *_ELSEWHERE))
+_run_document = record_writer(_RUN, leave_out=("id", "payload", *_ELSEWHERE))
 
 
 def run_document(run: Run, payload: str | None) -> Document:
@@ -197,7 +195,10 @@ def read_run(kept: Document, *, brief: bool = False) -> Run:
     """The run of a document. If not all of it can be read, `unreadable` is set and the other fields
     are read. `brief`: the document was read with `BRIEF`."""
     try:
-        run = _read_run(kept)
+        _check(kept)
+        lane = kept["lane"]
+        lease = _lease_until(kept)
+        run = _read_run(kept, handler=lane["h"], queue=lane["q"], lease_until=lease)
     except Exception:  # a damaged document may raise anything
         run = _salvaged_run(kept)
     return replace(run, brief=True) if brief else run
@@ -222,19 +223,7 @@ def _lease_until(kept: Document) -> datetime | None:
     return None if leased is None else _time(leased) + timedelta(microseconds=kept["lease"])
 
 
-_read_run = compile_reader(
-    _RUN,
-    "record",
-    "check(record)",
-    *lookups((field for name, field in _RUN.fields.items() if name not in _ELSEWHERE), id="_id"),
-    "lane, leased_at = record['lane'], record.get('leased_at')",
-    values={
-        "handler": "lane['h']",
-        "queue": "lane['q']",
-        "lease_until": "None if leased_at is None else lease_until(record)",
-    },
-    names={"check": _check, "lease_until": _lease_until},
-)
+_read_run = record_reader(_RUN, {"id": "_id"}, leave_out=_ELSEWHERE)
 
 
 def _salvaged_run(kept: Document) -> Run:
@@ -319,7 +308,7 @@ def expecting(expect: Mapping[str, Any]) -> Document:
     return found
 
 
-_job_document = compile_writer(_JOB, leave_out=("id",))
+_job_document = record_writer(_JOB, leave_out=("id",))
 
 
 def job_document(job: Job) -> Document:
@@ -341,7 +330,7 @@ def _limit(job: Job) -> Document | None:
     return made if rate is None else {**made, "rate": list(rate)}
 
 
-_read_job = compile_reader(_JOB, "record", *lookups(_JOB.fields.values(), id="_id"))
+_read_job = record_reader(_JOB, {"id": "_id"})
 
 
 def read_job(kept: Document) -> Job:

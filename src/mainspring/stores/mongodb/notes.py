@@ -12,7 +12,7 @@ from typing import Any
 from pymongo.errors import DuplicateKeyError
 
 from mainspring.core.model import Note, Page
-from mainspring.stores.codec import NOTE, compile_reader, compile_writer, lookups, to_us
+from mainspring.stores.codec import NOTE, record_reader, record_writer, to_us
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.mongodb.codec import NUMBERS, TIMES
 from mainspring.stores.mongodb.collections import Database, Document
@@ -75,9 +75,9 @@ async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | N
     return version if done.matched_count else None
 
 
-_write_note = compile_writer(NOTE, leave_out=("version",))
+_write_note = record_writer(NOTE, leave_out=("version",))
 _NOTE = NOTE.adapted(time=TIMES, number=NUMBERS)
-_read_note = compile_reader(_NOTE, "record", *lookups(_NOTE.fields.values()))
+_read_note = record_reader(_NOTE)
 
 
 def _document(note: Note) -> Document:

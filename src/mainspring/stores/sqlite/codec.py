@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
-from functools import cache
+from datetime import timedelta
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,10 +25,10 @@ from mainspring.stores.codec import (
     JOB,
     RUN,
     as_list,
-    compile_reader,
-    compile_row,
     from_us,
     read_parts,
+    row_reader,
+    row_writer,
     to_us,
 )
 from mainspring.stores.rates import rate_limit
@@ -151,24 +151,24 @@ _PARTS = ATTEMPT.adapted(
     text={"write": _quoted},
     outcome={"write": {outcome: f'"{outcome}"' for outcome in Outcome}.__getitem__},
     free_text={"write": _quoted},
-    names={"write": _encode, "fast_read": "tuple({})"},
-    value={"write": _detail_text, "fast_read": "{}"},
+    names={"write": _encode},
+    value={"write": _detail_text, "fast_read": None},
     number={"write": str},
     decimal={"write": repr},
 )
 _PART_NAMES = tuple(_PARTS.fields)
-_attempt_parts = compile_row(
+_attempt_parts = row_writer(
     _PARTS,
     _PART_NAMES,
-    absent={"error": "'null'", "traceback": "'null'", "log": "'[]'"}
-    | dict.fromkeys(("detail", "cpu_seconds", "peak_memory"), "'null'"),
+    dict.fromkeys(("error", "traceback", "detail", "cpu_seconds", "peak_memory"), "null")
+    | {"log": "[]"},
 )
 _ATTEMPT_TEXT = f"[{','.join(['%s'] * len(_PART_NAMES))}]"
-_attempt = compile_reader(_PARTS, "row", f"{', '.join(_PART_NAMES)} = row")
+_attempt = row_reader(_PARTS, _PART_NAMES)
 
 
 def _attempts(attempts: Sequence[Attempt]) -> str:
-    return f"[{','.join([_ATTEMPT_TEXT % _attempt_parts(attempt) for attempt in attempts])}]"
+    return f"[{','.join([_ATTEMPT_TEXT % (*_attempt_parts(attempt),) for attempt in attempts])}]"
 
 
 def _read_list(text: str) -> list[Any]:
@@ -178,21 +178,19 @@ def _read_list(text: str) -> list[Any]:
 _ROWS = RUN.adapted(
     source={"write": None},
     state={"write": None},
-    time={"fast_read": "moments[{}]"},
-    flag={"fast_read": "bool({})"},
-    value={"fast_read": "{}"},
+    time={"fast_read": lru_cache(maxsize=4096)(from_us)},  # the runs of a page share many
+    flag={"fast_read": bool},
+    value={"fast_read": None},
     progress={
         "write": progress_text,
         "read": lambda text: Progress(*_read_list(text)),
-        "fast_read": "Progress(*{})",
-        "names": {"Progress": Progress},
+        "fast_read": lambda parts: Progress(*parts),
     },
     names={"write": _encode, "read": lambda text: tuple(_read_list(text))},
     attempts={
         "write": _attempts,
         "read": lambda text: tuple(map(_attempt, _read_list(text))),
-        "fast_read": "tuple(map(read_attempt, {}))",
-        "names": {"read_attempt": _attempt},
+        "fast_read": lambda attempts: tuple(map(_attempt, attempts)),
     },
 )
 
@@ -204,7 +202,8 @@ _FIELDS = RUN.fields.values()
 _PLAIN = ("seq", *(f.name for f in _FIELDS if f.kind.name not in _JSON_KINDS))
 _JSON_FIELDS = tuple(f.name for f in _FIELDS if f.kind.name in _JSON_KINDS)
 _JSON = tuple(f'"{name}"' for name in _JSON_FIELDS)
-_INSERTED = (*_PLAIN[1:], "lane", *_JSON)
+_WRITTEN = tuple(name for name in RUN.fields if name != "payload")
+_INSERTED = (*(f'"{name}"' for name in _WRITTEN), "lane", "payload")
 
 # The JSON columns are inserted unchanged: SQLite need not parse them, and Python reads the whole
 # page in one pass of its C decoder.
@@ -232,28 +231,15 @@ RUN_INSERT = (
 _STRIDE = 1 + len(_JSON)
 
 
-run_row = compile_row(
-    _ROWS,
-    (*_PLAIN[1:], "lane", *_JSON_FIELDS),
-    {"lane": "lane", "payload": "payload"},
-)
-"""Makes the row of a run, its lane and its encoded payload, in the order of `_INSERTED`."""
+_run_columns = row_writer(_ROWS, _WRITTEN)
 
 
-class _Moments(dict[int | None, datetime | None]):
-    """Makes each time once, because the runs of a page share many of them."""
-
-    def __missing__(self, us: int) -> datetime:
-        made = self[us] = from_us(us)
-        return made
+def run_row(run: Run, lane: str, payload: str | None) -> list[Any]:
+    """The row of a run, its lane and its encoded payload, in the order of `_INSERTED`."""
+    return [*_run_columns(run), lane, payload]
 
 
-_run = compile_reader(
-    _ROWS,
-    f"moments, brief, plain, {', '.join(_JSON_FIELDS)}",
-    f"{', '.join(_PLAIN)} = plain",
-    values={"brief": "brief"},
-)
+_run = row_reader(_ROWS, (*_PLAIN[1:], *_JSON_FIELDS, "brief"))
 
 
 def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]:
@@ -262,9 +248,8 @@ def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    moments = _Moments({None: None})
     return [
-        (flat[at][0], _run(moments, brief, *flat[at : at + _STRIDE]))
+        (flat[at][0], _run((*flat[at][1:], *flat[at + 1 : at + _STRIDE], brief)))
         for at in range(0, len(flat), _STRIDE)
     ]
 
@@ -395,11 +380,10 @@ _BODY = (
 names the jobs that this job comes after. All other fields are columns, and so is each new one."""
 
 _JOB_ROWS = JOB.adapted(
-    flag={"fast_read": "bool({})"},
-    value={"fast_read": "{}"},
-    mapping={"fast_read": "{} or {{}}"},
+    flag={"fast_read": bool},
+    value={"fast_read": None},
+    mapping={"fast_read": None},
     free_text={"write": None},
-    names={"fast_read": "tuple({})"},
 )
 _JOB_COLUMNS = tuple(name for name in JOB.fields if name not in _BODY)
 JOB_COLUMNS = (*_JOB_COLUMNS, "concurrency", "limit_key", "rate", "body")
@@ -409,10 +393,9 @@ _JOB_TEXTS = tuple(
     name for name in _JOB_COLUMNS if JOB.fields[name].kind.name in ("value", "mapping", "webhook")
 )
 _JOB_PLAIN = tuple(name for name in _JOB_COLUMNS if name not in _JOB_TEXTS)
-_JOB_PAGE = ", ".join(_JOB_PLAIN)
 
 JOB_SELECT = (
-    f"SELECT group_concat(json_array({_JOB_PAGE}) || ',' || body"
+    f"SELECT group_concat(json_array({', '.join(_JOB_PLAIN)}) || ',' || body"
     + "".join(
         f" || ',' || json_quote({name})"
         if JOB.fields[name].kind.name == "webhook"
@@ -423,16 +406,9 @@ JOB_SELECT = (
 )
 _JOB_STRIDE = 2 + len(_JOB_TEXTS)
 
-_job_columns = compile_row(_JOB_ROWS, _JOB_COLUMNS)
-_job_body = compile_row(
-    _JOB_ROWS, (*_BODY, "after"), {"tags": "value.tags", "after": "value.policy.after"}
-)
-_job = compile_reader(
-    _JOB_ROWS,
-    f"columns, body, {', '.join(_JOB_TEXTS)}",
-    f"{_JOB_PAGE} = columns",
-    f"{', '.join(_BODY)}, _ = body",
-)
+_job_columns = row_writer(_JOB_ROWS, _JOB_COLUMNS)
+_job_body = row_writer(_JOB_ROWS, _BODY[:-1])
+_job = row_reader(_JOB_ROWS, (*_JOB_PLAIN, *_BODY, *_JOB_TEXTS))
 
 
 def job_row(job: Job) -> dict[str, Any]:
@@ -444,7 +420,7 @@ def job_row(job: Job) -> dict[str, Any]:
         "concurrency": policy.concurrency,
         "limit_key": None if policy.concurrency is None else limit_key,
         "rate": None if (rate := rate_limit(job)) is None else _encode(rate),
-        "body": _encode(_job_body(job)),
+        "body": _encode([*_job_body(job), job.tags, policy.after]),
     }
 
 
@@ -467,7 +443,10 @@ def decode_jobs(text: str | None) -> list[Job]:
     if text is None:
         return []
     flat = codec.decode(f"[{text}]")
-    return [_job(*flat[at : at + _JOB_STRIDE]) for at in range(0, len(flat), _JOB_STRIDE)]
+    return [
+        _job((*flat[at], *flat[at + 1][:-1], *flat[at + 2 : at + _JOB_STRIDE]))
+        for at in range(0, len(flat), _JOB_STRIDE)
+    ]
 
 
 def _salvaged_job(row: Mapping[str, Any]) -> Job:

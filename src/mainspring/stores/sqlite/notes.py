@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mainspring.core.model import Note, Page
-from mainspring.stores.codec import NOTE, compile_reader, compile_row
+from mainspring.stores.codec import NOTE, row_reader, row_writer
 from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
 from mainspring.stores.sqlite.codec import name_list, span_us, to_us
@@ -16,9 +16,9 @@ from mainspring.stores.sqlite.write_transaction import WriteTransaction
 __all__ = ["NoteRow", "find", "put"]
 
 _COLUMNS = ", ".join(NOTE.fields)
-_note = compile_reader(NOTE, "row", f"{_COLUMNS} = row")
+_note = row_reader(NOTE, tuple(NOTE.fields))
 _WRITTEN = tuple(name for name in NOTE.fields if name not in ("version", "expires_at"))
-_note_row = compile_row(NOTE, _WRITTEN)
+_note_row = row_writer(NOTE, _WRITTEN)
 _LIVE = "(expires_at IS NULL OR expires_at > ?)"
 
 
@@ -28,7 +28,7 @@ class NoteRow(NamedTuple):
     kind: str
     name: str
     expected_version: int | None
-    columns: tuple[Any, ...] | None
+    columns: list[Any] | None
     expires_at: int | None
     ttl: int | None
 
