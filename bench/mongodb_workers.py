@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import bare_mongodb
 from mainspring import Scheduler
-from mainspring.cli.gc_tuning import tune_garbage_collector
+from mainspring.cli.processes import tune_garbage_collector
 from mainspring.stores.mongodb import MongoStore
 
 __all__ = [

@@ -32,7 +32,7 @@ from typing import Any
 from bench.measure import cpu_of, folder, milliseconds
 from bench.mongodb_workers import MeasuredProcesses, receive_word
 from mainspring import Run, RunContext, Scheduler
-from mainspring.cli.gc_tuning import tune_garbage_collector
+from mainspring.cli.processes import tune_garbage_collector
 from mainspring.core.model import State
 from mainspring.stores import open_store
 from mainspring.stores.protocol import RunQuery

@@ -36,7 +36,7 @@ import aiohttp
 
 from bench.measure import cpu_of, folder, milliseconds, ratio, rounded, spread
 from mainspring import Event, Run, Scheduler, State
-from mainspring.cli.gc_tuning import tune_garbage_collector
+from mainspring.cli.processes import tune_garbage_collector
 from mainspring.stores import open_store
 from mainspring.stores.protocol import RunQuery
 from mainspring.webhooks import PreparedRequest, WebhookSettings

@@ -11,8 +11,11 @@ import pytest
 
 from mainspring import Breaker, Client, Scheduler
 from mainspring.cli.app_loader import load_scheduler
+from mainspring.cli.jobs import describe_plan
+from mainspring.cli.worker import print_start
 from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
+from tests.support.service import until as until_true
 
 StoredRuns = dict[str, str]
 
@@ -461,3 +464,45 @@ def test_a_private_url_is_refused_with_the_variable_that_allows_it(
     assert "MAINSPRING_ALLOW_PRIVATE=127.0.0.1" in refused.err
     monkeypatch.setenv("MAINSPRING_ALLOW_PRIVATE", "127.0.0.1")
     assert run(*words).code == 0
+
+
+def work() -> None: ...
+
+
+async def test_jobs_without_a_next_slot_say_what_makes_them_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scheduler = Scheduler("memory://")
+    scheduler.add_handler("work", work)
+    scheduler.job("2020-01-01T00:00:00Z", id="once")(work)
+
+    async def is_over() -> bool:
+        return (await scheduler.get_job("once")).next_run_at is None
+
+    async with scheduler:
+        await until_true(is_over)
+        await scheduler.add_job("asked", handler="work")
+        await scheduler.add_job("warm", handler="work", run_on_start=True)
+        await scheduler.add_job("later", handler="work", after=["asked"], run_on_start=True)
+        plans = {job.id: describe_plan(job) for job in (await scheduler.list_jobs()).items}
+        await print_start(scheduler, as_json=False)
+    assert plans == {
+        "asked": "when enqueued",
+        "later": "after asked, when a worker starts",
+        "once": "its schedule is over (Once, at 2020-01-01 00:00:00, UTC)",
+        "warm": "when a worker starts",
+    }
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert "once   its schedule is over" in lines
+    assert "warm   when a worker starts" in lines
+    assert "asked  when enqueued" in lines
+
+
+def test_jobs_are_listed_by_queue_and_text(run: Run, stored_runs: StoredRuns) -> None:
+    def ids(*words: str) -> list[str]:
+        return [item["id"] for item in run("jobs", "list", *words, "--json").json["items"]]
+
+    assert ids("--search", "numbers") == ["daily_report"]
+    assert len(ids("--queue", "default")) == 5
+    assert ids("--queue", "mail") == []
+    assert run("jobs", "list", "--queue", "mail").err == "no jobs match\n"

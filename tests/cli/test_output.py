@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from mainspring import Client
-from mainspring.cli import jobs, log_format, runs, workers
-from mainspring.cli.output import Column, Output, printable
-from mainspring.cli.table_layout import shortest_prefixes
+from mainspring.cli import jobs, log_format, runs, worker
+from mainspring.cli.output import Column, Output, printable, shortest_prefixes
 from mainspring.core import model
 from mainspring.core.clock import utcnow
 from mainspring.core.model import replace, slot_run_id
@@ -148,7 +147,7 @@ def test_runs_jobs_and_workers_are_listed_one_on_a_line(
     other = replace(run, id="01a1e9c51aa7e2a2f47e51af8edeef83", job_id="send_email")
     client = Client("memory://")
     job = client.draft("nightly_report", handler="x", schedule="0 9 * * 1-5")
-    worker = LiveWorker(
+    live = LiveWorker(
         id="build-host-7:19700:d705ba2b892c",
         handlers=frozenset({"x"}),
         queues=frozenset({"default", "mail", "reports"}),
@@ -160,8 +159,8 @@ def test_runs_jobs_and_workers_are_listed_one_on_a_line(
     output.pretty = True
     tables: list[tuple[list[Column[Any]], list[Any]]] = [
         (runs.COLUMNS, [run, other]),
-        (jobs._columns(set(), {}), [job]),
-        (workers.COLUMNS, [worker]),
+        (jobs.job_columns(set(), {}), [job]),
+        (worker.WORKER_COLUMNS, [live]),
     ]
     for shown, rows in tables:
         output.table(shown, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 import time
@@ -15,7 +16,12 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Scheduler
+from mainspring.cli import runs
 from mainspring.cli.app_loader import load_scheduler
+from mainspring.cli.errors import CommandError
+from mainspring.cli.runs import find_run_id
+from mainspring.core.model import new_run_id
+from mainspring.errors import RunNotFound
 from mainspring.webhooks import WebhookSettings
 from tests.support.command_line import Run, until
 
@@ -248,3 +254,108 @@ def test_show_says_when_a_run_was_created_and_was_first_due(
     run("runs", "retry", made)
     assert (field("created"), field("first due")) == (created, due)
     assert field("due") != due
+
+
+def test_a_run_is_named_by_the_beginning_of_its_id(run: Run, stored_runs: StoredRuns) -> None:
+    bad = stored_runs["bad"]
+    beginning = next(bad[:n] for n in range(12, 32) if not stored_runs["good"].startswith(bad[:n]))
+    assert run("runs", "show", beginning, "--json").json["id"] == bad
+    assert run("explain", beginning, "--json").json["run_id"] == bad
+    assert run("runs", "retry", beginning).out == f"{bad} is pending again\n"
+    assert run("runs", "cancel", beginning).out == f"cancelled {bad}\n"
+
+
+def test_a_beginning_of_several_ids_lists_them(run: Run, stored_runs: StoredRuns) -> None:
+    shared = stored_runs["bad"][:8]
+    for words in (("runs", "cancel", shared), ("explain", shared)):
+        refused = run(*words)
+        assert refused.code == 2
+        assert f"the ids of 2 runs begin with '{shared}': give more" in refused.err
+        assert f"{stored_runs['bad']}  send_email, failed" in refused.err
+        assert f"{stored_runs['good']}  send_email, succeeded" in refused.err
+
+
+def test_a_short_or_unknown_beginning_is_refused(run: Run, stored_runs: StoredRuns) -> None:
+    short = run("runs", "show", stored_runs["bad"][:5])
+    assert short.code == 2
+    assert "give the id, or its first 6 characters or more" in short.err
+    unknown = run("runs", "show", "0123456789")
+    assert unknown.code == 2
+    assert "no run has an id that begins so" in unknown.err
+
+
+def test_explain_suggests_a_job_where_no_run_begins_so(run: Run, stored_runs: StoredRuns) -> None:
+    refused = run("explain", "daily_repot")
+    assert refused.code == 2
+    assert "there is no job 'daily_repot': did you mean 'daily_report'?" in refused.err
+
+
+async def test_only_the_newest_runs_that_can_match_are_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "MOST_SEARCHED", 2)
+    scheduler = Scheduler("memory://", workers=0)
+    scheduler.add_handler("work", lambda: None)
+    async with scheduler:
+        await scheduler.add_job("ping", handler="work")
+        made = [await scheduler.enqueue("ping") for _ in range(3)]
+        old = made[0].id
+        with pytest.raises(CommandError, match="the ids of 2 runs"):
+            await find_run_id(scheduler, old[:8])
+        with pytest.raises(RunNotFound, match="none of the newest 2 runs has an id"):
+            await find_run_id(scheduler, f"{old[:8]}!")
+
+
+@pytest.mark.parametrize("digits", range(8, 32, 3))
+def test_the_time_in_an_id_bounds_the_search(digits: int) -> None:
+    made = datetime(2026, 11, 16, 9, 30, tzinfo=UTC)
+    searched = runs._known_of(new_run_id(made, random.Random(1))[:digits])
+    assert searched["since"] < made < searched["until"]
+    assert searched["until"] - searched["since"] < timedelta(minutes=4)
+
+
+def test_the_job_of_a_slot_bounds_the_search() -> None:
+    assert runs._known_of("nightly@2026") == {"job": "nightly"}
+    assert runs._known_of("nightl") == {}
+    assert runs._known_of("ffffffffffff") == {}
+
+
+def test_runs_that_match_are_retried_and_cancelled_together(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    for words in ((), (stored_runs["bad"], "--job", "send_email")):
+        assert run("runs", "retry", *words).code == 2
+    unasked = run("runs", "retry", "--state", "failed")
+    assert unasked.code == 2
+    assert "stdin is not a terminal, so the command cannot ask" in unasked.err
+    assert "--yes does so without asking" in unasked.err
+    retried = run("runs", "retry", "--job", "send_email", "--state", "failed", "--yes")
+    assert retried.out == "retried 1 of 1 run\n"
+    assert run("runs", "show", stored_runs["bad"], "--json").json["state"] == "pending"
+    cancelled = run("runs", "cancel", "--all", "--yes", "--json").json
+    assert cancelled == {"matched": 1, "done": 1, "more": False}
+    assert run("runs", "cancel", "--job", "nobody", "--yes").code == 2
+
+
+def test_retry_asks_with_the_number_of_runs_that_it_can_retry(
+    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("mainspring.cli.command.Call.check_can_ask", lambda *_: None)
+    monkeypatch.setattr("typer.confirm", lambda question, **_: asked.append(question))
+    assert run("runs", "retry", "--job", "send_email").out == "retried 1 of 1 run\n"
+    assert asked == ["Retry 1 run?"]
+    assert run("runs", "retry", "--all").err == "no run matches that can be retried\n"
+    assert asked == ["Retry 1 run?"]
+
+
+def test_runs_are_listed_since_a_time_or_for_the_last_while(
+    run: Run, stored_runs: StoredRuns
+) -> None:
+    def count(since: str) -> int:
+        return len(run("runs", "list", "--since", since, "--json").json["items"])
+
+    assert (count("1h"), count("2020-01-01"), count("2100-01-01T00:00:00Z")) == (2, 2, 0)
+    refused = run("runs", "list", "--since", "yesterday")
+    assert refused.code == 2
+    assert "--since" in refused.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from mainspring import Scheduler
+from mainspring.cli.app_loader import load_scheduler
+from mainspring.errors import SecretKeyMissing
 from mainspring.stores.mongodb import schema
 from mainspring.webhooks import WebhookSettings, new_key
-from tests.support.command_line import Run
+from tests.support.command_line import Run, Start, until
+from tests.support.servers.fixtures import *  # noqa: F403
+from tests.support.servers.mongodb import with_database
 
 URL = "mongodb://db.example.org/things?mainspringPrefix=app_"
 
@@ -78,3 +83,142 @@ def test_keys_of_an_apps_code_are_taken_too(run: Run, folder: Path) -> None:
     sys.modules.pop("hooks", None)
     assert run("store", "reseal", "--app", "hooks:scheduler", "--json").json["jobs"] == 1
     sys.modules.pop("hooks", None)
+
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+HERE, THERE = "sqlite:///mainspring.db", "sqlite:///copy.db"
+
+
+def test_a_copy_back_equals_the_original(
+    run: Run, stored_runs: dict[str, str], replica_set_url: str, database_name: str
+) -> None:
+    cluster = with_database(replica_set_url, database_name)
+    answer = run("store", "copy", HERE, cluster)
+    assert answer.code == 0
+    assert answer.out.startswith(f"copied {HERE} to {cluster}\njobs:        5\nruns:        2\n")
+    assert answer.out.endswith("counted on both sides, and equal\n")
+    back = run("store", "copy", cluster, THERE, "--json").json
+    assert back == {
+        "from": cluster,
+        "to": THERE,
+        "jobs": 5,
+        "notes": 0,
+        "runs": {"failed": 1, "succeeded": 1},
+        "added": 2,
+        "existing": 0,
+        "corrected": 0,
+        "jobs_with_secrets": 0,
+    }
+    for words in (["runs", "list"], ["jobs", "list"], ["runs", "show", stored_runs["bad"]]):
+        before = run(*words, "--store", HERE, "--json").json
+        assert run(*words, "--store", cluster, "--json").json["items" if "list" in words else "id"]
+        after = run(*words, "--store", THERE, "--json").json
+        for document in (before, after):
+            document.pop("cursor", None)
+        assert after == before
+
+
+def test_secrets_need_their_key_over_there(run: Run, stored_runs: dict[str, str]) -> None:
+    with Scheduler(HERE, workers=0).blocking as blocking:
+        webhook = {"url": "https://example.org/", "headers": {"Authorization": "Bearer t0k3n"}}
+        blocking.add_job("call", webhook=webhook)
+    answer = run("store", "copy", HERE, THERE)
+    assert "secrets of 1 job are encrypted with the key of" in answer.out
+    assert "MAINSPRING_SECRET_KEY, or what is in " in answer.out
+    assert "mainspring.db-secret.key)" in answer.out
+    key = Path("mainspring.db-secret.key").read_text()
+    for keys, opens in (([key], True), ([], False)):
+        settings = WebhookSettings(secret_keys=keys)
+        there = Scheduler(THERE, workers=0, webhooks=settings)
+        with there.blocking as blocking:
+            job = blocking.get_job("call")
+            if opens:
+                assert there.webhooks.preview(job, NOW).headers["Authorization"] == "Bearer t0k3n"
+                continue
+            with pytest.raises(SecretKeyMissing):
+                there.webhooks.preview(job, NOW)
+
+
+def test_a_second_copy_adds_nothing(run: Run, stored_runs: dict[str, str]) -> None:
+    run("store", "copy", HERE, THERE)
+    answer = run("store", "copy", HERE, THERE)
+    assert answer.code == 0
+    assert "already in TO: 2 runs, of which 0 had changed in FROM" in answer.out
+
+
+def test_a_dry_run_writes_nothing(run: Run, stored_runs: dict[str, str], folder: Path) -> None:
+    answer = run("store", "copy", HERE, THERE, "--dry-run")
+    assert answer.code == 0
+    assert answer.out.startswith(f"would copy {HERE} to {THERE}\njobs:        5\nruns:        2\n")
+    assert "TO is empty" in answer.out
+    assert run("store", "copy", HERE, THERE, "--dry-run", "--json").json["dry_run"] is True
+    assert not (folder / "copy.db").exists()
+
+
+def names(folder: Path) -> set[str]:
+    """The files there are, but for those that SQLite keeps for a while."""
+    return {path.name for path in folder.iterdir() if not path.name.endswith(("-wal", "-shm"))}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("sqlite:///missing.db", THERE, "sqlite:///missing.db holds no Mainspring data"),
+        (HERE, "sqlite:///./mainspring.db", "FROM and TO are the same store"),
+        (HERE, "memory://", "TO is memory://"),
+        ("memory://", HERE, "FROM is memory://"),
+        (HERE, "redis://here", "there is no store for redis://"),
+        (HERE, "copy.db", "a store is named by a URL"),
+        (HERE, "sqlite:///no/folder/x.db", "does not exist"),
+    ],
+)
+def test_a_wrong_source_or_target_is_refused_and_leaves_no_file(
+    run: Run, stored_runs: dict[str, str], folder: Path, source: str, target: str, words: str
+) -> None:
+    before = names(folder)
+    answer = run("store", "copy", source, target)
+    assert answer.code in (2, 3)
+    assert words in answer.err
+    assert names(folder) == before
+
+
+def test_a_database_that_is_not_there_is_not_made(
+    run: Run, folder: Path, replica_set_url: str, database_name: str
+) -> None:
+    answer = run("store", "copy", with_database(replica_set_url, database_name), THERE)
+    assert answer.code == 2
+    assert "holds no Mainspring data" in answer.err
+    assert not (folder / "copy.db").exists()
+
+
+def test_a_store_is_copied_only_after_its_worker_has_stopped(
+    run: Run, start: Start, folder: Path
+) -> None:
+    worker = start("worker", "app:scheduler")
+    worker.wait_for_output("Press Ctrl+C to stop")
+    scheduler = load_scheduler("app:scheduler").configure(workers=0)
+    with scheduler.blocking as blocking:
+        blocking.enqueue("linger", {"until": str(folder / "end")})
+    until((folder / "end.began").exists)
+    answer = run("store", "copy", HERE, THERE)
+    assert answer.code == 1
+    assert "stop" in answer.err
+    (folder / "end").touch()
+    worker.popen.send_signal(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert run("store", "copy", HERE, THERE).code == 0
+
+
+def test_a_store_in_a_directory_is_copied_there_and_back(
+    run: Run, stored_runs: dict[str, str], tmp_path: Path
+) -> None:
+    directory = f"file://{tmp_path}/objects"
+    answer = run("store", "copy", HERE, directory)
+    assert answer.code == 0, answer.err
+    assert answer.out.endswith("counted on both sides, and equal\n")
+    assert run("store", "copy", directory, THERE).code == 0
+    before, after = (run("runs", "list", "--store", url, "--json").json for url in (HERE, THERE))
+    assert after["items"] == before["items"]
+    same = run("store", "copy", directory, f"file://{tmp_path}/./objects/")
+    assert same.code != 0
+    assert "the same store" in same.err

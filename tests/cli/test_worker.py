@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Client
-from mainspring.cli.gc_tuning import YOUNG_THRESHOLD
+from mainspring import Client, Scheduler, __version__
+from mainspring.cli.app_loader import load_scheduler
+from mainspring.cli.processes import YOUNG_THRESHOLD
+from mainspring.cli.worker import print_lines, print_start
 from tests.support.command_line import Run, Start, until
 
 READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
@@ -439,3 +441,71 @@ def test_a_limit_that_each_process_reaches_at_once_makes_the_pauses_grow(
     assert worker.popen.poll() is None
     worker.popen.send_signal(signal.SIGTERM)  # the pause does not delay a stop
     assert worker.ends() == 0
+
+
+def work() -> None: ...
+
+
+def test_brackets_and_control_characters_are_printed_as_they_are_stored(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_lines("Mainspring 1 on sqlite:///a[bold]b.db", "jobs in [red]x\x1b[2J", last="stop")
+    assert capsys.readouterr().err.splitlines() == [
+        "Mainspring 1 on sqlite:///a[bold]b.db",
+        r"  jobs in [red]x\x1b[2J",
+        "  stop",
+    ]
+
+
+async def test_jobs_that_run_next_come_first_in_even_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with Scheduler("memory://", enabled=False) as scheduler:
+        scheduler.add_handler("work", work)
+        for number in range(20):
+            await scheduler.add_job(f"a{number:02}", handler="work")
+        await scheduler.add_job("z_the_longest_name", handler="work", schedule="1h")
+        for number in range(1100):
+            await scheduler.add_job(f"b{number:04}", handler="work")
+        await print_start(scheduler, as_json=False)
+        lines = capsys.readouterr().err.splitlines()
+        first = next(at for at, line in enumerate(lines) if "z_the_longest_name" in line)
+        assert lines[first].startswith("  z_the_longest_name  in ")
+        assert lines[first + 1] == "  a00                 when enqueued"
+        assert "  and 1,101 more: mainspring jobs list" in lines
+        await print_start(scheduler, as_json=True)
+        document = json.loads(capsys.readouterr().out)
+        assert (document["job_count"], len(document["jobs"])) == (1121, 1000)
+        assert document["jobs"][0]["id"] == "z_the_longest_name"
+
+
+StoredRuns = dict[str, str]
+
+
+def test_without_a_worker_the_list_says_how_to_start_one(run: Run, stored_runs: StoredRuns) -> None:
+    answer = run("workers", "list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no worker is alive: start one" in answer.err
+    assert run("workers", "list", "--json").json == {"items": []}
+
+
+def test_a_worker_is_listed_with_its_load_and_its_queues(run: Run, folder: Path) -> None:
+    with load_scheduler("app:scheduler").blocking:
+        until(lambda: bool(run("workers", "list", "--json").json["items"]))
+        [worker] = run("workers", "list", "--json").json["items"]
+        answer = run("workers", "list")
+    assert (answer.code, answer.err) == (0, "")
+    heads, row = answer.out.splitlines()
+    assert heads.split()[:4] == ["ID", "LEADS", "FIRES", "RUNNING"]
+    assert row.split()[:6] == [worker["id"], "yes", "yes", "0", "of", "2"]
+    assert " all " in row
+    assert f" {__version__} " in row
+    assert (worker["pid"], worker["capacity"], worker["queues"]) == (os.getpid(), 2, None)
+
+
+def test_workers_alone_lists_them(run: Run, stored_runs: StoredRuns) -> None:
+    store = ("--store", "sqlite:///mainspring.db")
+    for words in ((), store, ("--json",)):
+        assert run("workers", *words) == run("workers", "list", *words)
+    assert "COMMAND" in run("workers", "--help").out
+    assert run("workers", "lst").code == 2

@@ -17,8 +17,6 @@ from mainspring.cli.errors import BAD_INPUT, CommandError, Stopped
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
 
-__all__ = ["load_scheduler"]
-
 
 def load_scheduler(spec: str) -> Scheduler:
     """Import the module (the current folder comes first) and return the scheduler in it."""

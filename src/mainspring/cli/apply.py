@@ -8,34 +8,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.options import (
-    AppOption,
-    FileArgument,
-    JsonOption,
-    StoreOption,
-    example,
-    run_coroutine,
-)
+from mainspring.cli.command import CHANGE, Call, command
+from mainspring.cli.options import FileArgument
 from mainspring.cli.output import Output
-from mainspring.cli.store_access import StoreChoice, check_shared, find_store
+from mainspring.cli.store_access import check_shared, find_store
 from mainspring.core.plurals import list_some
 
 if TYPE_CHECKING:
     from mainspring.scheduler.job_differences import AppliedJobs
 
-__all__ = ["register"]
-
 _DURATIONS = ("timeout", "start_deadline", "retention")
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "apply",
-        epilog=example("mainspring apply --dry-run", "mainspring apply shop.toml --store URL"),
-    )(apply)
+commands = typer.Typer()
 
 
-def apply(
+@command(
+    commands,
+    "apply",
+    "mainspring apply --dry-run",
+    "mainspring apply shop.toml --store URL",
+    panel=CHANGE,
+)
+async def apply(
+    call: Call,
     file: FileArgument = "mainspring.toml",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the difference, and change nothing.")
@@ -54,32 +50,17 @@ def apply(
             help="Do not import the handlers: for a machine that does not have their code.",
         ),
     ] = False,
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Make the stored jobs of a file equal to what the file says now.
 
     Everything is checked first, then written in one step. Jobs that the file no longer lists are
     removed, if they came from a file of the same name and this file states its `name`.
     """
-    run_coroutine(
-        _apply(
-            StoreChoice.of(store, app),
-            Output(as_json=json),
-            file,
-            dry_run=dry_run,
-            take_over=take_over,
-            with_handlers=not without_code,
-        )
-    )
-
-
-async def _apply(choice: StoreChoice, output: Output, file: str, **options: bool) -> None:
     from mainspring.errors import StoreMissing
     from mainspring.scheduler import Client
 
-    found = find_store(choice)
+    options = {"dry_run": dry_run, "take_over": take_over, "with_handlers": not without_code}
+    found = find_store(call.choice)
     check_shared(found)
     applied, is_missing = None, False
     try:
@@ -90,13 +71,13 @@ async def _apply(choice: StoreChoice, output: Output, file: str, **options: bool
         # Checked against an empty store first: what is wrong, or a dry run, makes no store.
         async with Client("memory://", inline=True) as client:
             applied = await client.apply_jobs(file, **{**options, "dry_run": True})
-    if applied is None or not options["dry_run"]:
+    if applied is None or not dry_run:
         async with Client(found.store, inline=True, wait_for_store=0) as client:
             applied = await client.apply_jobs(file, **options)
-    if output.as_json:
-        output.document(_document(applied))
+    if call.output.as_json:
+        call.output.document(_document(applied))
     else:
-        _show(output, applied)
+        _show(call.output, applied)
 
 
 def _document(applied: AppliedJobs) -> dict[str, Any]:
@@ -155,6 +136,6 @@ def _describe_value(field: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    from mainspring.cli.json_output import plain_json
+    from mainspring.cli.json_values import plain_json
 
     return plain_json(value)

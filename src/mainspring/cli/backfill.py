@@ -11,17 +11,10 @@ import typer
 from msgspec import structs
 
 from mainspring.cli import time_format
+from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import FAILED, CommandError
-from mainspring.cli.options import (
-    AppOption,
-    JobArgument,
-    JsonOption,
-    StoreOption,
-    example,
-    run_coroutine,
-)
+from mainspring.cli.options import JobArgument
 from mainspring.cli.output import Output, progress_bar
-from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
 
@@ -29,20 +22,19 @@ if TYPE_CHECKING:
     from mainspring.engine.backfill import Backfill
     from mainspring.scheduler import Client
 
-__all__ = ["register"]
+
+commands = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "backfill",
-        epilog=example(
-            "mainspring backfill daily_report --from 2026-11-01 --to 2026-11-08 --dry-run",
-            "mainspring backfill import_hour --from 2026-01-01 --limit 5000",
-        ),
-    )(backfill)
-
-
-def backfill(
+@command(
+    commands,
+    "backfill",
+    "mainspring backfill daily_report --from 2026-11-01 --to 2026-11-08 --dry-run",
+    "mainspring backfill import_hour --from 2026-01-01 --limit 5000",
+    panel=RUN,
+)
+async def backfill(
+    call: Call,
     job: JobArgument,
     start: Annotated[
         str,
@@ -70,29 +62,12 @@ def backfill(
         int, typer.Option("--priority", min=0, max=MAX_PRIORITY, help="0 to 9; higher runs first.")
     ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Run the slots of a job that have not run. Slots that have a run are left alone."""
-    choice, output = StoreChoice.of(store, app), Output(as_json=json)
-    run_coroutine(_backfill(choice, output, job, start, end, limit, priority, dry_run))
-
-
-async def _backfill(
-    choice: StoreChoice,
-    output: Output,
-    job_id: str,
-    start: str,
-    end: str | None,
-    limit: int | None,
-    priority: int,
-    dry_run: bool,
-) -> None:
-    async with open_client(choice) as client:
-        first, last = await _range(client, job_id, start, end)
+    async with call.client() as client:
+        first, last = await _range(client, job, start, end)
         done = 0
-        with progress_bar(quiet=output.as_json) as move:
+        with progress_bar(quiet=call.output.as_json) as move:
 
             def count(slots: int, total: int) -> None:
                 nonlocal done
@@ -101,7 +76,7 @@ async def _backfill(
 
             try:
                 found = await client.backfill(
-                    job_id,
+                    job,
                     first,
                     last,
                     limit=limit,
@@ -115,8 +90,9 @@ async def _backfill(
                     code=FAILED,
                     advice="the same command goes on: slots that have a run are left alone",
                 ) from None
+    output = call.output
     if output.as_json:
-        output.document({"job_id": job_id, "dry_run": dry_run, **structs.asdict(found)})
+        output.document({"job_id": job, "dry_run": dry_run, **structs.asdict(found)})
     else:
         _print(output, found, dry_run=dry_run)
 

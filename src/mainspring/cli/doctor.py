@@ -6,37 +6,36 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mainspring.cli.command import INSPECT, Call, command
 from mainspring.cli.errors import FAILED
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
 from mainspring.cli.output import STYLES, Output
-from mainspring.cli.store_access import StoreChoice
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from mainspring.cli.doctor_checks import Check
 
-__all__ = ["register"]
+
+commands = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "doctor",
-        epilog=example("mainspring doctor --store sqlite:///jobs.db", "mainspring doctor --json"),
-    )(doctor)
-
-
-def doctor(store: StoreOption = None, app: AppOption = None, json: JsonOption = False) -> None:
+@command(
+    commands,
+    "doctor",
+    "mainspring doctor --store sqlite:///jobs.db",
+    "mainspring doctor --json",
+    panel=INSPECT,
+)
+async def doctor(call: Call) -> None:
     """Check the store, the clock, the workers and the jobs. Exit code 1 if a check fails."""
     from mainspring.cli.doctor_checks import run_checks
 
-    output = Output(as_json=json)
-    checks = run_coroutine(run_checks(StoreChoice.of(store, app)))
-    if json:
-        output.document(
+    checks = await run_checks(call.choice)
+    if call.output.as_json:
+        call.output.document(
             {"ok": _all_passed(checks), "checks": [check.document() for check in checks]}
         )
     else:
-        _print(output, checks)
+        _print(call.output, checks)
     if not _all_passed(checks):
         raise typer.Exit(FAILED)
 

@@ -53,8 +53,6 @@ from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 if TYPE_CHECKING:
     from mainspring.scheduler.statistics import JobHealth
 
-__all__ = ["Check", "run_checks"]
-
 DUE_TOO_LONG = timedelta(seconds=60)
 """Due work that no worker takes for longer than this is reported."""
 

@@ -1,24 +1,20 @@
-"""`mainspring enqueue`: queues one run, or one for each line of a file."""
+"""`mainspring enqueue` queues one run, or one for each line of a file; `mainspring chain` queues
+runs one after another."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import contextlib
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
-from mainspring.cli.options import (
-    AppOption,
-    JobArgument,
-    JsonOption,
-    StoreOption,
-    example,
-    read_duration,
-    run_coroutine,
-)
-from mainspring.cli.output import Output, when
-from mainspring.cli.payload import read_payload
-from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.cli.options import JobArgument, complete_job, read_duration
+from mainspring.cli.output import Output, progress_bar, when
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
 
@@ -28,21 +24,22 @@ if TYPE_CHECKING:
     from mainspring.core.model import Run
     from mainspring.scheduler import Client
 
-__all__ = ["register"]
+commands = typer.Typer()
+
+CHUNK = 1000
+"""Runs in one commit: enough to make it cheap, few enough to show progress."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "enqueue",
-        epilog=example(
-            'mainspring enqueue send_email \'{"to": "a@example.org"}\' --delay 5m',
-            "mainspring enqueue resize - --wait --timeout 1m < payload.json",
-            "mainspring enqueue send_email --many addresses.jsonl",
-        ),
-    )(enqueue)
-
-
-def enqueue(
+@command(
+    commands,
+    "enqueue",
+    'mainspring enqueue send_email \'{"to": "a@example.org"}\' --delay 5m',
+    "mainspring enqueue resize - --wait --timeout 1m < payload.json",
+    "mainspring enqueue send_email --many addresses.jsonl",
+    panel=RUN,
+)
+async def enqueue(
+    call: Call,
     job: JobArgument,
     payload: Annotated[
         str | None,
@@ -97,9 +94,6 @@ def enqueue(
             help="Queue a run for each line of JSON in this file; - is stdin.",
         ),
     ] = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Queue a run of a job. With --app the handler's arguments are checked first."""
     given = {
@@ -111,7 +105,6 @@ def enqueue(
         "dedupe_for": _duration(dedupe_for, "--dedupe-for"),
     }
     options = {name: value for name, value in given.items() if value is not None}
-    choice, output = StoreChoice.of(store, app), Output(as_json=json)
     if timeout is not None and not wait:
         raise CommandError("--timeout needs --wait: it says how long to wait", code=BAD_INPUT)
     if many is not None:
@@ -121,31 +114,21 @@ def enqueue(
                 " --dedupe-key",
                 code=BAD_INPUT,
             )
-        run_coroutine(_enqueue_many(choice, output, job, many, options))
-    else:
-        content = None if payload is None else read_payload(payload, "PAYLOAD")
-        run_coroutine(_enqueue(choice, output, job, content, options, wait, timeout))
+        await _enqueue_many(call, job, many, options)
+        return
+    from mainspring.cli.json_values import read_payload
 
-
-async def _enqueue(
-    choice: StoreChoice,
-    output: Output,
-    job_id: str,
-    payload: Any,
-    options: dict[str, Any],
-    wait: bool,
-    timeout: str | None,
-) -> None:
+    content = None if payload is None else read_payload(payload, "PAYLOAD")
     patience = _duration(timeout, "--timeout")  # refused before anything is queued
-    async with open_client(choice, with_code=True) as client:
-        run = await client.enqueue(job_id, payload, **options)
+    async with call.client(with_code=True) as client:
+        run = await client.enqueue(job, content, **options)
         if wait:
-            with output.waiting(f"waiting for run {run.id} of {job_id}"):
+            with call.output.waiting(f"waiting for run {run.id} of {job}"):
                 run = await _wait_for_end(client, run, patience)
     if wait:
-        _tell_end(output, run)
+        _tell_end(call.output, run)
     else:
-        _tell_queued(output, run)
+        _tell_queued(call.output, run)
 
 
 async def _wait_for_end(client: Client, run: Run, timeout: timedelta | None) -> Run:
@@ -174,7 +157,7 @@ async def _wait_for_end(client: Client, run: Run, timeout: timedelta | None) -> 
 
 def _tell_queued(output: Output, run: Run) -> None:
     if output.as_json:
-        from mainspring.cli.json_output import run_document
+        from mainspring.cli.json_values import run_document
 
         output.document(run_document(run))
     elif not output.pretty:
@@ -193,22 +176,16 @@ def _tell_end(output: Output, run: Run) -> None:
         raise typer.Exit(FAILED)
 
 
-async def _enqueue_many(
-    choice: StoreChoice, output: Output, job_id: str, name: str, options: dict[str, Any]
-) -> None:
-    from mainspring.cli.bulk_enqueue import enqueue_lines
-
-    async with open_client(choice, with_code=True) as client:
+async def _enqueue_many(call: Call, job_id: str, name: str, options: dict[str, Any]) -> None:
+    async with call.client(with_code=True) as client:
         await client.get_job(job_id)
-        count = await enqueue_lines(client, job_id, name, options, quiet=output.as_json)
-    if output.as_json:
-        output.document({"job_id": job_id, "enqueued": count})
+        count = await enqueue_lines(client, job_id, name, options, quiet=call.output.as_json)
+    if call.output.as_json:
+        call.output.document({"job_id": job_id, "enqueued": count})
+    elif count:
+        call.output.line(f"enqueued {plural(count, 'run')} of {job_id}")
     else:
-        output.line(
-            f"enqueued {plural(count, 'run')} of {job_id}"
-            if count
-            else "the file has no lines: nothing was enqueued"
-        )
+        call.output.line("the file has no lines: nothing was enqueued")
 
 
 def _duration(text: str | None, option: str) -> timedelta | None:
@@ -221,3 +198,125 @@ def _moment(text: str | None) -> Any:
     from mainspring.core.schedules.base import moment
 
     return moment(text, "UTC", "--at")
+
+
+async def enqueue_lines(
+    client: Client, job_id: str, name: str, options: dict[str, Any], *, quiet: bool
+) -> int:
+    """Enqueue a run for each line of a file (`-` is stdin). Returns how many. Each chunk is queued
+    completely or not at all.
+
+    A file is checked first, so that an invalid line is found before anything is queued.
+    """
+    total = _checked(name)
+    with _opened(name) as lines, progress_bar(quiet=quiet) as move:
+        payloads, done = _payloads(lines, name), 0
+        while True:
+            try:
+                chunk = [payload for _, payload in islice(payloads, CHUNK)]
+                if not chunk:
+                    return done
+                await client.enqueue_many(job_id, chunk, **options)
+            except Exception as error:
+                if done:
+                    error.add_note(f"enqueued before that: {plural(done, 'line')}")
+                raise
+            done += len(chunk)
+            move(done, total)
+
+
+def _checked(name: str) -> int | None:
+    """The number of payloads in a file, after checking each; None for stdin."""
+    if name == "-":
+        return None
+    from mainspring.core import codec
+
+    count = 0
+    with _opened(name) as lines:
+        for number, payload in _payloads(lines, name):
+            codec.encode(payload, what=f"payload of line {number}")
+            count += 1
+    return count
+
+
+def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
+    from mainspring.cli.json_values import parse_json
+
+    place = "stdin" if name == "-" else name
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, parse_json(line)
+        except ValueError as error:
+            raise CommandError(
+                f"{place}, line {number} is not JSON: {error}",
+                code=BAD_INPUT,
+                advice="write one JSON payload on each line",
+            ) from None
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[TextIO]:
+    if name == "-":
+        yield sys.stdin
+        return
+    try:
+        file = open(name, encoding="utf-8")  # noqa: SIM115 - only errors of open() are caught
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}", code=BAD_INPUT) from None
+    with file:
+        yield file
+
+
+@command(
+    commands,
+    "chain",
+    "mainspring chain extract load report",
+    'mainspring chain extract \'load={"table": "orders"}\' --after-failure run',
+    panel=RUN,
+)
+async def chain(
+    call: Call,
+    links: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB[=PAYLOAD]",
+            help="Jobs in order; JSON after = is the payload of that run.",
+            autocompletion=complete_job,
+        ),
+    ],
+    after_failure: Annotated[
+        str | None,
+        typer.Option(
+            "--after-failure",
+            metavar="skip|run",
+            help="What becomes of a run if the one before it did not succeed. Default: what its"
+            " job says.",
+        ),
+    ] = None,
+) -> None:
+    """Queue a run of each job, each after the one before it. All are queued, or none."""
+    if after_failure not in (None, "skip", "run"):
+        raise CommandError(f"--after-failure is skip or run, not {after_failure!r}", code=BAD_INPUT)
+    from mainspring.cli.json_values import run_document
+
+    pairs = [_link(text) for text in links]
+    how: Any = after_failure
+    async with call.client(with_code=True) as client:
+        runs = await client.chain(*pairs, after_failure=how)
+    if call.output.as_json:
+        call.output.document([run_document(run) for run in runs])
+    elif not call.output.pretty:
+        for run in runs:
+            call.output.line(run.id)
+    else:
+        call.output.line(f"enqueued {' → '.join(run.job_id for run in runs)}")
+        call.output.line(f"`mainspring workflow {runs[0].id}` shows how far it is")
+
+
+def _link(text: str) -> tuple[str, Any]:
+    from mainspring.cli.json_values import read_payload
+
+    name, equals, payload = text.partition("=")
+    return name, read_payload(payload, f"the payload of {name}") if equals else None

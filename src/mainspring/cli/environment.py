@@ -9,8 +9,6 @@ from pathlib import Path
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 
-__all__ = ["read_env_file"]
-
 FILE = ".env"
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 _QUOTED = re.compile(r"""(?:'([^']*)'|"([^"\\]*)")\s*(?:#.*)?""")

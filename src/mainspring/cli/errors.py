@@ -18,17 +18,6 @@ from mainspring.errors import (
     StoreError,
 )
 
-__all__ = [
-    "BAD_INPUT",
-    "FAILED",
-    "OK",
-    "UNREACHABLE",
-    "CommandError",
-    "Stopped",
-    "exit_code",
-    "print_error",
-]
-
 OK = 0
 FAILED = 1
 BAD_INPUT = 2

@@ -1,4 +1,5 @@
-"""`mainspring explain`: says why a job or a run did not run."""
+"""`mainspring explain` says why a job or a run did not run; `mainspring workflow` draws what
+belongs to it."""
 
 from __future__ import annotations
 
@@ -8,38 +9,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import structs
 
-from mainspring.cli import completion
-from mainspring.cli.job_plan import describe_last_run
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
-from mainspring.cli.output import Output
-from mainspring.cli.run_lookup import find_run_id
-from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.cli.command import INSPECT, Call, command
+from mainspring.cli.jobs import describe_last_run
+from mainspring.cli.options import complete_job
+from mainspring.cli.runs import find_run_id
 from mainspring.errors import JobNotFound, RunNotFound
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client
 
-__all__ = ["register"]
+commands = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "explain",
-        epilog=example(
-            "mainspring explain daily_report",
-            "mainspring explain daily_report 2026-11-16T09:00",
-            "mainspring explain daily_report@20261116T033000Z",
-        ),
-    )(explain)
-
-
-def explain(
+@command(
+    commands,
+    "explain",
+    "mainspring explain daily_report",
+    "mainspring explain daily_report 2026-11-16T09:00",
+    "mainspring explain daily_report@20261116T033000Z",
+    panel=INSPECT,
+)
+async def explain(
+    call: Call,
     name: Annotated[
         str,
         typer.Argument(
             metavar="JOB|RUN",
             help="The id of a job or of a run; of a run also its beginning.",
-            autocompletion=completion.job_ids,
+            autocompletion=complete_job,
         ),
     ],
     at: Annotated[
@@ -51,18 +48,11 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Say why a job or a run has not run. With TIME: why the job did not run then.
 
     Of a job also how its last run ended."""
-    run_coroutine(_explain(StoreChoice.of(store, app), Output(as_json=json), name, at))
-
-
-async def _explain(choice: StoreChoice, output: Output, name: str, at: str | None) -> None:
-    async with open_client(choice) as client:
+    async with call.client() as client:
         moment = None if at is None else await _moment(client, name, at)
         try:
             found = await client.explain(name, moment)
@@ -70,6 +60,7 @@ async def _explain(choice: StoreChoice, output: Output, name: str, at: str | Non
             found = await client.explain(await _find_run(client, name, unknown), moment)
         is_about_job = found.job_id == name and moment is None
         last = (await client.job_health(name)).last_run if is_about_job else None
+    output = call.output
     if output.as_json:
         document = structs.asdict(found)
         output.document({**document, "last_run": last} if is_about_job else document)
@@ -98,3 +89,33 @@ async def _moment(client: Client, job_id: str, text: str) -> datetime:
         return moment(datetime.combine(today, time.fromisoformat(text)), zone, "TIME")
     except ValueError:
         return moment(text, zone, "TIME")
+
+
+@command(
+    commands,
+    "workflow",
+    "mainspring workflow extract",
+    "mainspring workflow report@20260301T090000Z",
+    panel=INSPECT,
+)
+async def workflow(
+    call: Call,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|RUN",
+            help="The id of a job or of a run.",
+            autocompletion=complete_job,
+        ),
+    ],
+) -> None:
+    """Draw the workflow of a job or a run, with the state of each run."""
+    async with call.client() as client:
+        tree = await client.workflow(name)
+    if call.output.as_json:
+        call.output.document(tree.to_dict())
+        return
+    for line in tree.text().splitlines():
+        call.output.line(line)
+    if not tree.complete:
+        call.output.line("There may be more runs: only the newest 10,000 were searched.")

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.import_file import HANDLERS, Imported, Remark, module_beside
-from mainspring.cli.options import JsonOption, example
+from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name, module_beside
 from mainspring.cli.output import Output
+from mainspring.core import schedules
 from mainspring.core.plurals import plural
-
-__all__ = ["group"]
+from mainspring.errors import InvalidInput
 
 group = typer.Typer(help="Turn a crontab or CronJob manifests into a file of jobs.")
+
+_VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\"[^\"]*\"|'[^']*')\s*=\s*(.*?)\s*$")
+_CHANGES_FOLDER = re.compile(r"""\s*cd\s+('[^']*'|"[^"]*"|[^\s;&'"]+)\s*(&&|;)\s*(?=\S)""")
+_ZONE = "CRON_TZ"  # TZ is a variable of the command, as any other
+_FIELDS = ("minute", "hour", "day of month", "month", "day of week")
+_MAIL = ("MAILTO", "MAILFROM")
+_AT_START = "@reboot"
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")
@@ -43,14 +53,15 @@ NameOption = Annotated[
 ]
 
 
-@group.command(
+@command(
+    group,
     "crontab",
-    epilog=example(
-        "crontab -l | mainspring import crontab - --out mainspring.toml",
-        "mainspring import crontab /etc/crontab --system",
-    ),
+    "crontab -l | mainspring import crontab - --out mainspring.toml",
+    "mainspring import crontab /etc/crontab --system",
+    uses_store=False,
 )
 def crontab(
+    call: Call,
     source: SourceArgument,
     out: OutOption = None,
     name: NameOption = None,
@@ -67,15 +78,12 @@ def crontab(
             help="The zone of the crontab. Default: this machine's.",
         ),
     ] = None,
-    json: JsonOption = False,
 ) -> None:
     """Make a job of each line of a crontab.
 
     Each job gets a function that runs the command of the line. What cannot be carried over is
     listed with its line. If no job is left, nothing is written.
     """
-    from mainspring.cli.crontab import local_timezone, read_crontab
-
     if timezone is not None and (wrong := _wrong_zone(timezone)):
         raise CommandError(f"--timezone: {wrong}", code=BAD_INPUT)
     zone = timezone or local_timezone()
@@ -87,16 +95,16 @@ def crontab(
     )
     if zone is None:
         made.remarks.insert(0, Remark(1, "timezone", "this machine's is not known: UTC is assumed"))
-    _finish(made, out, name, Output(as_json=json))
+    _finish(made, out, name, call.output)
 
 
-@group.command("k8s", epilog=example("mainspring import k8s cronjobs.yaml --out mainspring.toml"))
-def k8s(
-    source: SourceArgument,
-    out: OutOption = None,
-    name: NameOption = None,
-    json: JsonOption = False,
-) -> None:
+@command(
+    group,
+    "k8s",
+    "mainspring import k8s cronjobs.yaml --out mainspring.toml",
+    uses_store=False,
+)
+def k8s(call: Call, source: SourceArgument, out: OutOption = None, name: NameOption = None) -> None:
     """Make a job of each CronJob of a manifest.
 
     Each job gets a function that runs the command of the container. What cannot be carried over is
@@ -104,13 +112,12 @@ def k8s(
     """
     from mainspring.cli.kubernetes import read_manifests
 
-    _finish(read_manifests(_read(source), source, _module(out)), out, name, Output(as_json=json))
+    _finish(read_manifests(_read(source), source, _module(out)), out, name, call.output)
 
 
 def _wrong_zone(name: str) -> str | None:
     """What is wrong with the name of a time zone, if anything."""
     from mainspring.core.schedules.zones import zone_named
-    from mainspring.errors import InvalidInput
 
     try:
         zone_named(name)
@@ -205,3 +212,149 @@ def _write(made: Imported, path: Path) -> None:
             code=BAD_INPUT,
             advice="name a file in another folder with --out",
         ) from None
+
+
+# Reading a crontab
+
+
+def read_crontab(
+    text: str,
+    source: str,
+    *,
+    system: bool = False,
+    timezone: str = "UTC",
+    module: str = HANDLERS,
+) -> Imported:
+    """The jobs of a crontab. `system`: its lines name a user before the command, as those of
+    /etc/crontab do. `timezone` is the zone of lines before a CRON_TZ."""
+    # As cron does: runs of one line may overlap, and missed slots do not run later.
+    defaults = {"overlap": "allow", "misfire": "skip"}
+    made = Imported(source, module, timezone=timezone, defaults=defaults)
+    environment: dict[str, str] = {}
+    zone, comments = timezone, list[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped:
+            comments = []
+        elif stripped.startswith("#"):
+            comments.append(stripped.lstrip("#").strip())
+        elif found := _VARIABLE.match(line):
+            name, value = found[1].strip("\"'"), found[2].strip("\"'")
+            if name == _ZONE:
+                zone = value
+            elif name == "RANDOM_DELAY":
+                why = f'no job is delayed: jitter = "{value}m" of a job does the same'
+                made.remarks.append(Remark(number, stripped, why))
+            elif name in _MAIL:
+                why = "no mail is sent: the output is the run's result; listen to run.failed"
+                made.remarks.append(Remark(number, stripped, why))
+            else:
+                environment[name] = value
+            comments = []
+        else:
+            _add(made, number, stripped, comments, zone, environment, system=system)
+            comments = []
+    return made
+
+
+def _add(
+    made: Imported,
+    number: int,
+    line: str,
+    comments: list[str],
+    zone: str,
+    environment: dict[str, str],
+    *,
+    system: bool,
+) -> None:
+    fields = ("schedule",) if line.startswith("@") else _FIELDS
+    count = len(fields)
+    parts = line.split(None, count + system)
+    if len(parts) <= count + system:
+        wanted = (*fields, *(["user"] if system else []), "command")
+        why = f"the job was left out: it has no {', '.join(wanted[len(parts) :])}"
+        made.remarks.append(Remark(number, line, why))
+        return
+    schedule, command = " ".join(parts[:count]), parts[-1]
+    options: dict[str, Any] = {}
+    if schedule == _AT_START:
+        options["run_on_start"] = True
+        why = "it runs when a worker starts, not when the machine does"
+        made.remarks.append(Remark(number, schedule, why))
+    else:
+        try:
+            schedules.parse(schedule, timezone=zone)
+        except InvalidInput as error:
+            made.remarks.append(Remark(number, line, f"the job was left out: {error}"))
+            return
+        options["schedule"] = schedule
+    if zone != made.timezone and schedule != _AT_START:
+        options["timezone"] = zone
+    if system:
+        why = f"the command runs as the worker's user, not as {parts[count]!r}"
+        made.remarks.append(Remark(number, parts[count], why))
+    elif _is_user(first := command.split()[0]):
+        why = f"{first!r} is a user here and no program: if the line names a user, add --system"
+        made.remarks.append(Remark(number, first, why))
+    shell_command, stdin = _split_stdin(command)
+    name = free_name(_program(shell_command), made.jobs)
+    options["description"] = " ".join(comments) or shell_command
+    made.add(name, options, _function(name, number, shell_command, stdin, environment))
+
+
+def _program(command: str) -> str:
+    """The name of the program that a command runs: in `cd /srv/app && ./manage.py cleanup` it is
+    `manage`."""
+    while change := _CHANGES_FOLDER.match(command):
+        command = command[change.end() :]
+    words = [word for word in command.split() if not word.startswith("-")]
+    return Path(words[0]).stem if words else "job"
+
+
+def _is_user(word: str) -> bool:
+    """Whether a word is a user of this machine, and no program that a shell would find."""
+    try:
+        import pwd  # Windows has none
+    except ImportError:
+        return False
+    try:
+        pwd.getpwnam(word)
+    except KeyError:
+        return False
+    return shutil.which(word) is None
+
+
+def _split_stdin(command: str) -> tuple[str, str | None]:
+    r"""The command, and what follows the first `%`: the input, with a new line for each further
+    `%`. `\%` is the character itself."""
+    parts = [part.replace(r"\%", "%") for part in re.split(r"(?<!\\)%", command)]
+    return parts[0].strip(), "\n".join(parts[1:]) if len(parts) > 1 else None
+
+
+def _function(
+    name: str, number: int, command: str, stdin: str | None, environment: dict[str, str]
+) -> str:
+    shell = environment.get("SHELL", "/bin/sh")
+    home = environment.get("HOME")
+    folder = repr(home) if home is not None else 'os.path.expanduser("~")'
+    given = "" if stdin is None else f"\n        stdin={stdin!r},"
+    return (
+        f"def {name}() -> str:\n"
+        f'    """Line {number}."""\n'
+        f"    return run(\n"
+        f'        [{shell!r}, "-c", {command!r}],\n'
+        f"        {environment!r},{given}\n"
+        f"        folder={folder},\n"
+        f"    )\n"
+    )
+
+
+def local_timezone() -> str | None:
+    """The zone of this machine, which its cron uses; None if it cannot be found out."""
+    if zone := os.environ.get("TZ", "").removeprefix(":"):
+        return zone
+    file = Path("/etc/timezone")
+    if file.is_file() and (text := file.read_text("utf-8", errors="replace").strip()):
+        return text
+    _, found, zone = str(Path("/etc/localtime").resolve()).partition("/zoneinfo/")
+    return zone if found else None

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HANDLERS", "Imported", "Remark", "free_name", "module_beside"]
-
 HANDLERS = "imported_handlers"
 """The module that holds the functions, where no file is named that it could stand beside."""
 

@@ -15,8 +15,6 @@ from mainspring.core.job_options import PolicyOptions, option_names
 from mainspring.core.policy import Policy
 from mainspring.errors import InvalidInput, install_advice
 
-__all__ = ["read_manifests"]
-
 _OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
 _RETRIES = 6
 """What Kubernetes has where backoffLimit is left out."""

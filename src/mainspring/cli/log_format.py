@@ -10,8 +10,6 @@ from typing import Any
 
 from mainspring.cli.output import json_text, printable
 
-__all__ = ["set_up"]
-
 _OF_JOB = "mainspring.run."
 """The logger of a handler's own lines, `ctx.log`, is named by this and the job's id."""
 

@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mainspring.cli import completion
 from mainspring.cli.store_access import DEFAULT_STORE
 
-__all__ = [
-    "AppOption",
-    "CursorOption",
-    "FileArgument",
-    "FileOption",
-    "JobArgument",
-    "JsonOption",
-    "LimitOption",
-    "QuietOption",
-    "RunArgument",
-    "StoreOption",
-    "VerboseOption",
-    "check_memory_limit",
-    "example",
-    "read_duration",
-    "read_prune_interval",
-    "run_coroutine",
-]
+if TYPE_CHECKING:
+    from mainspring.stores.protocol import Store
 
-T = TypeVar("T")
+COMPLETION_TIMEOUT = 1.0
+"""Seconds to wait for a store: a shell must not hang."""
+
+
+def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
+    async def ask(store: Store) -> list[str]:
+        from mainspring.stores.protocol import JobQuery
+
+        page = await store.jobs(JobQuery(limit=1000))
+        return [job.id for job in page.items]
+
+    return _offered(ctx, incomplete, ask)
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    async def ask(store: Store) -> list[str]:
+        from mainspring.stores.protocol import RunQuery
+
+        page = await store.find(RunQuery(brief=True, limit=100))
+        return [run.id for run in page.items]
+
+    return _offered(ctx, incomplete, ask)
+
+
+def complete_state(incomplete: str) -> list[str]:
+    from mainspring.core.model import State
+
+    return [state for state in State if state.startswith(incomplete)]
+
+
+def _offered(
+    ctx: typer.Context, incomplete: str, ask: Callable[[Store], Awaitable[list[str]]]
+) -> list[str]:
+    found: list[str] = []
+    with contextlib.suppress(Exception):
+        import asyncio
+
+        found = asyncio.run(asyncio.wait_for(_asked(ctx, ask), COMPLETION_TIMEOUT))
+    return [item for item in found if item.startswith(incomplete)]
+
+
+async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
+    from mainspring.cli.store_access import StoreChoice, existing_store, open_existing
+
+    # `.env` is not read: it may name an app, and the Tab key must not run code of a strange folder.
+    store = existing_store(StoreChoice.of(ctx.params.get("store"), ctx.params.get("app")))
+    await open_existing(store)
+    try:
+        return await ask(store)
+    finally:
+        await store.close()
+
 
 StoreOption = Annotated[
     str | None,
@@ -51,11 +86,26 @@ AppOption = Annotated[
         show_default=False,
     ),
 ]
+AppToLoadArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODULE:ATTR",
+        help="A Scheduler, or a function without arguments that returns one (env MAINSPRING_APP).",
+        show_default=False,
+    ),
+]
+AppToLoadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app", metavar="MODULE:ATTR", help="The same as the argument.", show_default=False
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of tables.")
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The most to list.")]
 CursorOption = Annotated[
     str | None,
@@ -63,7 +113,7 @@ CursorOption = Annotated[
 ]
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="The job's id.", autocompletion=completion.job_ids),
+    typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete_job),
 ]
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The file that lists the jobs.")]
 FileOption = Annotated[
@@ -80,14 +130,18 @@ RunArgument = Annotated[
     typer.Argument(
         metavar="RUN",
         help="The run's id, or its beginning (6 characters or more).",
-        autocompletion=completion.run_ids,
+        autocompletion=complete_run,
     ),
 ]
 
 
-def example(*lines: str) -> str:
-    """The last lines of a help text. (Typer ends a line only at a blank one.)"""
-    return "\n\n".join(["Example:" if len(lines) == 1 else "Examples:", *lines])
+def either_app(argument: str | None, option: str | None) -> str | None:
+    """The app of a command that takes it as an argument or as an option."""
+    from mainspring.cli.errors import BAD_INPUT, CommandError
+
+    if argument is not None and option is not None:
+        raise CommandError("give MODULE:ATTR or --app, not both", code=BAD_INPUT)
+    return option if argument is None else argument
 
 
 def read_duration(
@@ -139,10 +193,3 @@ def check_memory_limit(text: str | None) -> str | None:
         message = f"--memory-limit is {allowed}, not {text!r}"
         raise InvalidInput(message, field="--memory-limit", given=text, allowed=allowed) from None
     return text
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. (Only commands that run import asyncio: `--help` is quicker.)"""
-    import asyncio
-
-    return asyncio.run(coroutine)

@@ -15,23 +15,19 @@ from mainspring.cli import (
     enqueue,
     errors,
     explain,
-    firing,
+    forecast,
     import_command,
+    job_changes,
     jobs,
     keys,
     runs,
-    schedule,
     serve,
-    simulate,
     store,
     worker,
-    workers,
-    workflow,
 )
+from mainspring.cli.command import CHANGE, INSPECT, STORE, Call, command, example
 from mainspring.cli.environment import read_env_file
-from mainspring.cli.options import JsonOption, example
-
-__all__ = ["app"]
+from mainspring.cli.output import Output
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's error for a wrong command line. (It has no public name that all versions share.)"""
@@ -79,7 +75,7 @@ def _usage(error: Any, words: list[str]) -> errors.CommandError:
 
 
 def _file_advice(error: Any, command: str) -> str | None:
-    """`worker`, `serve` and `simulate` take --file; `apply` takes the file itself."""
+    """`worker`, `serve` and `forecast` take --file; `apply` takes the file itself."""
     if getattr(error, "option_name", None) != "--file" or error.ctx is None:
         return None
     takes_file = any(param.metavar == "FILE" for param in error.ctx.command.params)
@@ -129,12 +125,10 @@ app = typer.Typer(
 )
 
 
-def _print_version(*, as_json: bool) -> None:
+def _print_version(output: Output) -> None:
     from mainspring import __version__
-    from mainspring.cli.output import Output
 
-    output = Output(as_json=as_json)
-    if as_json:
+    if output.as_json:
         output.document({"version": __version__})
     else:
         output.line(f"mainspring {__version__}")
@@ -142,7 +136,7 @@ def _print_version(*, as_json: bool) -> None:
 
 def _version_asked(asked: bool) -> None:
     if asked:
-        _print_version(as_json=False)
+        _print_version(Output())
         raise typer.Exit
 
 
@@ -159,26 +153,24 @@ def mainspring(
     read_env_file()
 
 
-@app.command("version", epilog=example("mainspring version --json"))
-def version(json: JsonOption = False) -> None:
+app.add_typer(serve.commands)
+app.add_typer(worker.commands)
+app.add_typer(enqueue.commands)
+app.add_typer(backfill.commands)
+app.add_typer(jobs.group, name="jobs", rich_help_panel=INSPECT)
+app.add_typer(runs.group, name="runs", rich_help_panel=INSPECT)
+app.add_typer(worker.group, name="workers", rich_help_panel=INSPECT)
+app.add_typer(explain.commands)
+app.add_typer(doctor.commands)
+app.add_typer(job_changes.commands)
+app.add_typer(apply.commands)
+app.add_typer(import_command.group, name="import", rich_help_panel=CHANGE)
+app.add_typer(forecast.commands)
+app.add_typer(store.group, name="store", rich_help_panel=STORE)
+app.add_typer(keys.group, name="keys", rich_help_panel=STORE)
+
+
+@command(app, "version", "mainspring version --json", panel=STORE, uses_store=False)
+def version(call: Call) -> None:
     """Print the version."""
-    _print_version(as_json=json)
-
-
-serve.register(app)
-worker.register(app)
-app.add_typer(jobs.group, name="jobs")
-app.add_typer(runs.group, name="runs")
-app.add_typer(workers.group, name="workers")
-firing.register(app)
-apply.register(app)
-app.add_typer(import_command.group, name="import")
-enqueue.register(app)
-backfill.register(app)
-workflow.register(app)
-schedule.register(app)
-explain.register(app)
-simulate.register(app)
-doctor.register(app)
-app.add_typer(store.group, name="store")
-app.add_typer(keys.group, name="keys")
+    _print_version(call.output)

@@ -3,103 +3,128 @@
 from __future__ import annotations
 
 import json as jsonlib
+import re
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
-from mainspring.cli import completion, time_format
+from mainspring.cli import time_format
+from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
-    AppOption,
     CursorOption,
-    JsonOption,
     LimitOption,
     RunArgument,
-    StoreOption,
-    example,
-    run_coroutine,
+    YesOption,
+    complete_job,
+    complete_run,
+    complete_state,
 )
 from mainspring.cli.output import STYLES, Column, Output, when, when_short
-from mainspring.cli.run_lookup import find_run_id
-from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import plural
+from mainspring.errors import RunNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 
-    from mainspring.core.model import Attempt, Page, Run
+    from mainspring.core.model import Attempt, Page, Run, State
+    from mainspring.engine.bulk_operations import Matched
     from mainspring.scheduler import Client
-
-__all__ = ["COLUMNS", "group", "print_run"]
 
 BODY_SHOWN = 500
 """Characters of an answer's body that are printed. `--json` has all that was kept."""
 
 WHOLE_RUNS_AT_ONCE = 10
+MOST_COUNTED = 1000
+
+SHORTEST_BEGINNING = 6
+"""Characters of an id that must be given."""
+
+MOST_SEARCHED = 1000
+MOST_NAMED = 10
+
+_WHOLE = re.compile(r"[0-9a-f]{32}|[^@]+@[0-9]{8}T[0-9]{6}(\.[0-9]+)?Z")
+_TIME = re.compile(r"[0-9a-f]{8,31}")
+_TIME_DIGITS = 12
+_CLOCK_ERROR = timedelta(minutes=1)
+"""How far the time in an id may be from the time at which the store says the run was made."""
 
 
 class Filters(TypedDict):
     job: str | None
     state: list[str] | None
-    timed_out: bool
+    since: datetime | None
 
 
 group = typer.Typer(help="List and show runs; cancel and retry them.")
 
-
-@group.command(
-    "list",
-    epilog=example(
-        "mainspring runs list --job send_email --state failed --limit 20",
-        "mainspring runs list --state pending,running --json",
+JobOption = Annotated[
+    str | None, typer.Option("--job", help="Only runs of this job.", autocompletion=complete_job)
+]
+StateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state",
+        help="Only runs in this state; several with commas, or the option again.",
+        autocompletion=complete_state,
     ),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        help="Only runs made since then: ISO 8601 (UTC if it has no offset), or 2h for the last two"
+        " hours.",
+    ),
+]
+FILTERS = {"job": JobOption, "state": StateOption, "since": SinceOption}
+"""The options that choose runs."""
+
+RunsArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, or its beginning (6 characters or more). Without it: the runs that"
+        " --job, --state, --since or --all choose.",
+        autocompletion=complete_run,
+        show_default=False,
+    ),
+]
+
+
+@command(
+    group,
+    "list",
+    "mainspring runs list --job send_email --state failed --limit 20",
+    "mainspring runs list --state pending,running --since 2h --json",
+    shared=FILTERS,
 )
-def list_(
-    job: Annotated[
-        str | None,
-        typer.Option("--job", help="Only runs of this job.", autocompletion=completion.job_ids),
-    ] = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--state",
-            help="Only runs in this state; several with commas, or the option again.",
-            autocompletion=completion.states,
-        ),
-    ] = None,
+async def list_(
+    call: Call,
     timed_out: Annotated[
         bool, typer.Option("--timed-out", help="Only runs of which an attempt timed out.")
     ] = False,
     limit: LimitOption = 20,
     cursor: CursorOption = None,
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """List runs, newest first."""
-    states = [_check_state(name.strip()) for given in state or [] for name in given.split(",")]
-    filters: Filters = {"job": job, "state": states or None, "timed_out": timed_out}
-    run_coroutine(_list(StoreChoice.of(store, app), Output(as_json=json), filters, limit, cursor))
-
-
-async def _list(
-    choice: StoreChoice,
-    output: Output,
-    filters: Filters,
-    limit: int,
-    cursor: str | None,
-) -> None:
+    filters, output = _filters(**options), call.output
     job = filters["job"]
-    async with open_client(choice) as client:
+    async with call.client() as client:
         if job is not None and not (await client.list_runs(job=job, brief=True, limit=1)).items:
             await client.get_job(job)  # an unknown job is an error, not an empty list
         if output.as_json:
-            from mainspring.cli.json_output import run_document
+            from mainspring.cli.json_values import run_document
 
-            await output.item_pages(_read_pages(client, filters, limit, cursor), run_document)
+            pages = _read_pages(client, {**filters, "timed_out": timed_out}, limit, cursor)
+            await output.item_pages(pages, run_document)
             return
-        page = await client.list_runs(**filters, brief=True, limit=limit, cursor=cursor)
+        page = await client.list_runs(
+            **filters, timed_out=timed_out, brief=True, limit=limit, cursor=cursor
+        )
         page.items[:] = [
             await client.get_run(run.id) if _stands_for_slots(run) else run for run in page.items
         ]
@@ -108,11 +133,12 @@ async def _list(
     if page.cursor:
         output.note(f"there are more: --cursor {page.cursor}")
     elif not page.items:
-        output.note(_nothing(filters) if cursor is None else "no more runs")
+        nothing = _nothing(filters, timed_out=timed_out)
+        output.note(nothing if cursor is None else "no more runs")
 
 
 async def _read_pages(
-    client: Client, filters: Filters, limit: int, cursor: str | None
+    client: Client, filters: dict[str, Any], limit: int, cursor: str | None
 ) -> AsyncIterator[Page[Run]]:
     """Whole runs, a few at a time: each may hold megabytes of payload, result and logs."""
     while limit > 0:
@@ -122,6 +148,11 @@ async def _read_pages(
         limit, cursor = limit - len(page.items), page.cursor
         if cursor is None:
             return
+
+
+def _filters(job: str | None, state: list[str] | None, since: str | None) -> Filters:
+    states = [_check_state(name.strip()) for names in state or [] for name in names.split(",")]
+    return {"job": job, "state": states or None, "since": _read_since(since)}
 
 
 def _check_state(name: str) -> str:
@@ -136,86 +167,239 @@ def _check_state(name: str) -> str:
     return name
 
 
-def _nothing(filters: Filters) -> str:
-    job, states = filters["job"], filters["state"] or []
-    if any(filters.values()):
-        which = f"{' or '.join(states)} " if states else ""
-        timed_out = " with an attempt that timed out" if filters["timed_out"] else ""
-        return f"no {which}runs" + (f" of {job}" if job else "") + timed_out
-    return "no runs yet: `mainspring enqueue JOB` or `mainspring jobs trigger JOB` makes one"
+def _read_since(text: str | None) -> datetime | None:
+    from mainspring.core.clock import utcnow
+    from mainspring.core.durations import duration
+    from mainspring.core.schedules.base import moment
+    from mainspring.errors import InvalidInput
+
+    if text is None:
+        return None
+    try:
+        return utcnow() - duration(text)
+    except InvalidInput:
+        return moment(text, "UTC", "--since")
 
 
-@group.command("show", epilog=example("mainspring runs show 0199c2f4a1b3"))
-def show(
-    run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
-) -> None:
+def _nothing(filters: Filters, *, timed_out: bool = False) -> str:
+    job, states, since = filters["job"], filters["state"] or [], filters["since"]
+    if not (timed_out or any(filters.values())):
+        return "no runs yet: `mainspring enqueue JOB` or `mainspring jobs trigger JOB` makes one"
+    which = f"{' or '.join(states)} " if states else ""
+    return (
+        f"no {which}runs"
+        + (f" of {job}" if job else "")
+        + (f" since {time_format.seconds(since)}" if since else "")
+        + (" with an attempt that timed out" if timed_out else "")
+    )
+
+
+@command(group, "show", "mainspring runs show 0199c2f4a1b3")
+async def show(call: Call, run: RunArgument) -> None:
     """Show a run: its result, attempts and logs, or why it has not run."""
-    run_coroutine(_show(StoreChoice.of(store, app), Output(as_json=json), run))
-
-
-async def _show(choice: StoreChoice, output: Output, run_id: str) -> None:
-    async with open_client(choice) as client:
-        run_id = await find_run_id(client, run_id)
-        run = await client.get_run(run_id)
+    async with call.client() as client:
+        run_id = await find_run_id(client, run)
+        whole = await client.get_run(run_id)
         why = await client.explain(run_id)
-    print_run(output, run, why.problem)
+    print_run(call.output, whole, why.problem)
 
 
-@group.command("cancel", epilog=example("mainspring runs cancel 0199c2f4a1b3"))
-def cancel(
-    run: RunArgument,
+AllOption = Annotated[bool, typer.Option("--all", help="All runs, whatever their job.")]
+
+
+@command(
+    group,
+    "cancel",
+    "mainspring runs cancel 0199c2f4a1b3",
+    "mainspring runs cancel --job send_email --state pending",
+    shared=FILTERS,
+)
+async def cancel(
+    call: Call,
+    run: RunsArgument = None,
     reason: Annotated[
         str, typer.Option("--reason", help="Stored with the run.")
     ] = "cancelled on the command line",
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
+    everything: AllOption = False,
+    yes: YesOption = False,
+    **options: Any,
 ) -> None:
-    """Cancel a run. If it is running, its worker stops it."""
-    run_coroutine(_cancel(StoreChoice.of(store, app), Output(as_json=json), run, reason))
+    """Cancel a run, or all that match. If one is running, its worker stops it."""
+    from mainspring.cli.json_values import run_document
+    from mainspring.core.model import LIVE
 
-
-async def _cancel(choice: StoreChoice, output: Output, run_id: str, reason: str) -> None:
-    from mainspring.cli.json_output import run_document
-
-    async with open_client(choice) as client:
-        run_id = await find_run_id(client, run_id)
+    filters = _chosen(run, everything, _filters(**options))
+    async with call.client() as client:
+        if filters is not None:
+            await _change_all(
+                call,
+                client,
+                "cancel",
+                filters,
+                LIVE,
+                yes=yes,
+                change=lambda: client.cancel_runs(reason=reason, **filters),
+            )
+            return
+        run_id = await find_run_id(client, run or "")
         done = await client.cancel(run_id, reason=reason)
-        run = await client.get_run(run_id)
+        cancelled = await client.get_run(run_id)
     if not done:
-        raise CommandError(f"run {run_id} had ended already: it is {run.state}")
-    if output.as_json:
-        output.document(run_document(run))
-    elif run.finished:
-        output.line(f"cancelled {run_id}")
+        raise CommandError(f"run {run_id} had ended already: it is {cancelled.state}")
+    if call.output.as_json:
+        call.output.document(run_document(cancelled))
+    elif cancelled.finished:
+        call.output.line(f"cancelled {run_id}")
     else:
-        output.line(f"{run_id} is being cancelled: its worker {run.worker} stops it")
+        call.output.line(f"{run_id} is being cancelled: its worker {cancelled.worker} stops it")
 
 
-@group.command("retry", epilog=example("mainspring runs retry 0199c2f4a1b3"))
-def retry(
-    run: RunArgument, store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+@command(
+    group,
+    "retry",
+    "mainspring runs retry 0199c2f4a1b3",
+    "mainspring runs retry --job send_email --state failed --since 1d --yes",
+    shared=FILTERS,
+)
+async def retry(
+    call: Call,
+    run: RunsArgument = None,
+    everything: AllOption = False,
+    yes: YesOption = False,
+    **options: Any,
 ) -> None:
-    """Make a failed or cancelled run pending again. Its earlier failures do not count."""
-    run_coroutine(_retry(StoreChoice.of(store, app), Output(as_json=json), run))
+    """Make a failed or cancelled run pending again, or all that match. Its earlier failures do not
+    count."""
+    from mainspring.cli.json_values import run_document
+    from mainspring.core.model import State
 
-
-async def _retry(choice: StoreChoice, output: Output, run_id: str) -> None:
-    from mainspring.cli.json_output import run_document
-
-    async with open_client(choice) as client:
-        run_id = await find_run_id(client, run_id)
-        run = await client.retry(run_id)
-    if output.as_json:
-        output.document(run_document(run))
+    filters = _chosen(run, everything, _filters(**options))
+    async with call.client() as client:
+        if filters is not None:
+            await _change_all(
+                call,
+                client,
+                "retry",
+                filters,
+                {State.FAILED, State.CANCELLED},
+                yes=yes,
+                change=lambda: client.retry_runs(**filters),
+            )
+            return
+        run_id = await find_run_id(client, run or "")
+        revived = await client.retry(run_id)
+    if call.output.as_json:
+        call.output.document(run_document(revived))
     else:
-        output.line(f"{run_id} is {run.state} again")
+        call.output.line(f"{run_id} is {revived.state} again")
+
+
+def _chosen(run: str | None, everything: bool, filters: Filters) -> Filters | None:
+    """The filters that choose several runs; None if one is named."""
+    if run is not None and (everything or any(filters.values())):
+        raise CommandError(
+            "give RUN, or options that choose several runs, not both", code=BAD_INPUT
+        )
+    if run is None and not (everything or any(filters.values())):
+        raise CommandError(
+            "name a run, or choose several with --job, --state, --since or --all",
+            code=BAD_INPUT,
+            advice="`mainspring runs list` lists runs",
+        )
+    return filters if run is None else None
+
+
+async def _change_all(
+    call: Call,
+    client: Client,
+    verb: str,
+    filters: Filters,
+    changeable: Collection[State],
+    *,
+    yes: bool,
+    change: Callable[[], Awaitable[Matched]],
+) -> None:
+    """Cancel or retry the runs that match, after a question that tells how many they are."""
+    if not yes:
+        call.check_can_ask(f"it {_THIRD_PERSON[verb]} runs", "--yes does so without asking")
+    if filters["job"] is not None:
+        await client.get_job(filters["job"])  # an unknown job is an error
+    if not yes:
+        named = filters["state"]
+        states = [state for state in changeable if named is None or state in named]
+        matching: dict[str, Any] = {**filters, "state": states}
+        page = await client.list_runs(**matching, brief=True, limit=MOST_COUNTED)
+        if not page.items:
+            call.output.note(f"no run matches that can be {_DONE[verb]}")
+            return
+        count = f"{MOST_COUNTED:,} runs or more" if page.cursor else plural(len(page.items), "run")
+        typer.confirm(f"{verb.capitalize()} {count}?", abort=True)
+    matched = await change()
+    if call.output.as_json:
+        call.output.document(matched)
+        return
+    call.output.line(f"{_DONE[verb]} {matched.done:,} of {plural(matched.matched, 'run')}")
+    if matched.more:
+        call.output.note("more runs match: the same command goes on with them")
+
+
+_DONE = {"cancel": "cancelled", "retry": "retried"}
+_THIRD_PERSON = {"cancel": "cancels", "retry": "retries"}
+
+
+async def find_run_id(client: Client, given: str) -> str:
+    """The whole id of the one run whose id is given or begins so; `RunNotFound` if there is none.
+    Only the newest runs that can match are searched, at most MOST_SEARCHED."""
+    if _WHOLE.fullmatch(given):
+        return given
+    try:
+        return (await client.get_run(given)).id
+    except RunNotFound as unknown:
+        if len(given) < SHORTEST_BEGINNING:
+            wanted = f"give the id, or its first {SHORTEST_BEGINNING} characters or more"
+            unknown.args = (f"there is no run {given!r}: {wanted}",)
+            raise
+    page = await client.list_runs(brief=True, limit=MOST_SEARCHED, **_known_of(given))
+    found = [run for run in page.items if run.id.startswith(given)]
+    if not found:
+        missing = RunNotFound(given)
+        searched = f"none of the newest {MOST_SEARCHED:,} runs has" if page.cursor else "no run has"
+        missing.args = (f"{missing}, and {searched} an id that begins so",)
+        raise missing
+    if len(found) > 1:
+        named = [f"{run.id}  {run.job_id}, {run.state}" for run in found[:MOST_NAMED]]
+        more = len(found) - MOST_NAMED
+        raise CommandError(
+            f"the ids of {len(found)} runs begin with {given!r}: give more of the one you mean",
+            code=BAD_INPUT,
+            advice="\n  ".join([*named, f"and {more:,} more"] if more > 0 else named),
+        )
+    return found[0].id
+
+
+def _known_of(given: str) -> dict[str, Any]:
+    """What is known of a run by the beginning of its id: the job of a slot's run, or about when
+    another one was made. So a run is found among millions of newer ones."""
+    job, at, _ = given.partition("@")
+    if at:
+        return {"job": job}
+    if not _TIME.fullmatch(given):
+        return {}
+    digits = given[:_TIME_DIGITS]
+    try:
+        since, until = (
+            datetime.fromtimestamp(int(digits.ljust(_TIME_DIGITS, fill), 16) / 1000, UTC)
+            for fill in "0f"
+        )
+    except (ValueError, OverflowError, OSError):  # no time of this epoch: a job may be named so
+        return {}
+    return {"since": since - _CLOCK_ERROR, "until": until + _CLOCK_ERROR}
 
 
 def print_run(output: Output, run: Run, why: str | None = None) -> None:
     """Print a run; `why` says why it has not run, or not yet."""
     if output.as_json:
-        from mainspring.cli.json_output import run_document
+        from mainspring.cli.json_values import run_document
 
         output.document({**run_document(run), "why": why})
         return
@@ -309,7 +493,7 @@ def _call(detail: Any) -> list[str]:
 
 
 def _json(value: Any) -> str:
-    from mainspring.cli.json_output import plain_json
+    from mainspring.cli.json_values import plain_json
 
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 

@@ -14,23 +14,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mainspring.cli.command import RUN, example, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
+    AppToLoadArgument,
+    AppToLoadOption,
     FileOption,
     JsonOption,
     QuietOption,
     StoreOption,
     VerboseOption,
     check_memory_limit,
-    example,
+    either_app,
     read_duration,
     read_prune_interval,
-    run_coroutine,
 )
-from mainspring.cli.replacement import (
+from mainspring.cli.processes import (
     Replacements,
     end_quietly_on_signals,
     replace_process,
+    tune_garbage_collector,
 )
 from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
 from mainspring.core.plurals import plural
@@ -39,34 +42,27 @@ if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
     from mainspring.service.settings import ServiceSettings
 
-__all__ = ["register"]
+
+commands = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "serve",
-        epilog=example(
-            "mainspring serve",
-            "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
-            "mainspring serve --allow-private 10.0.0.0/8",
-            "mainspring serve --app app:scheduler",
-            "mainspring serve --file mainspring.toml",
-            "mainspring serve --demo",
-        ),
-    )(end_quietly_on_signals()(serve))
-
-
+@commands.command(
+    "serve",
+    rich_help_panel=RUN,
+    epilog=example(
+        "mainspring serve",
+        "mainspring serve app:scheduler",
+        "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
+        "mainspring serve --allow-private 10.0.0.0/8",
+        "mainspring serve --file mainspring.toml",
+        "mainspring serve --demo",
+    ),
+)
+@end_quietly_on_signals()
 def serve(
+    app: AppToLoadArgument = None,
+    app_option: AppToLoadOption = None,
     store: StoreOption = None,
-    app: Annotated[
-        str | None,
-        typer.Option(
-            "--app",
-            metavar="MODULE:ATTR",
-            help="Serve this scheduler, with its handlers and its store (env MAINSPRING_APP).",
-            show_default=False,
-        ),
-    ] = None,
     file: FileOption = None,
     host: Annotated[
         str | None,
@@ -157,7 +153,6 @@ def serve(
 
     require_server()
     folder = os.getcwd()
-    from mainspring.cli.gc_tuning import tune_garbage_collector
     from mainspring.dashboard.app import create_app
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
@@ -171,8 +166,9 @@ def serve(
         prune_every=read_prune_interval(prune_every),
         memory_limit=check_memory_limit(memory_limit),
     )
+    app = either_app(app, app_option)
     if demo and (store or app or file):
-        named = {"--store": store, "--app": app, "--file": file}
+        named = {"--store": store, "the app": app, "--file": file}
         given = " and ".join(name for name, value in named.items() if value)
         raise CommandError(
             f"--demo uses a temporary store and its own jobs: leave out {given}", code=BAD_INPUT
@@ -298,7 +294,7 @@ def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
 def _greet(url: str, scheduler: Scheduler, *, as_json: bool, demo: bool) -> None:
     from mainspring import __version__
     from mainspring.cli.output import Output
-    from mainspring.cli.start_output import print_lines
+    from mainspring.cli.worker import print_lines
     from mainspring.scheduler.start_message import HOW_TO_STOP
 
     store = LocatedStore(scheduler.store, scheduler.url).name

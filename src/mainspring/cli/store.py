@@ -2,104 +2,243 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption, example, run_coroutine
-from mainspring.cli.output import Output
-from mainspring.cli.store_access import StoreChoice, find_store, open_client
-from mainspring.cli.store_copy import copy_stores
+from mainspring.cli.output import Output, progress_bar
+from mainspring.cli.store_access import LocatedStore, StoreChoice, database_file, find_store
+from mainspring.core.plurals import plural
+from mainspring.errors import StoreMissing
 
-__all__ = ["group"]
+if TYPE_CHECKING:
+    from mainspring.stores.copy import StoreContents
+    from mainspring.stores.protocol import Store
 
-group = typer.Typer(
-    help="Copy a store, print its set-up script, re-encrypt its secrets.", no_args_is_help=False
-)
+group = typer.Typer(help="Copy a store, print its set-up script, re-encrypt its secrets.")
 
-
-@group.callback()
-def store() -> None:
-    """Copy a store, print its set-up script, re-encrypt its secrets."""
+PROGRESS_INTERVAL = 100_000
 
 
-@group.command(
+@command(
+    group,
     "copy",
-    epilog=example(
-        "mainspring store copy sqlite:///mainspring.db mongodb://db.example.org/jobs --dry-run",
-        "mainspring store copy sqlite:///mainspring.db mongodb://db.example.org/jobs",
-    ),
+    "mainspring store copy sqlite:///mainspring.db mongodb://db.example.org/jobs --dry-run",
+    "mainspring store copy sqlite:///mainspring.db mongodb://db.example.org/jobs",
+    uses_store=False,
 )
-def copy(
+async def copy(
+    call: Call,
     source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the store to copy.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The URL of an empty store.")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count what would be copied; write nothing.")
     ] = False,
-    json: JsonOption = False,
 ) -> None:
     """Copy all jobs, runs and notes from one store to another.
 
     Stop all workers first. FROM is only read. If the copy is interrupted, run the same command
     again to complete it.
     """
-    run_coroutine(copy_stores(source, target, Output(as_json=json), dry_run=dry_run))
+    from mainspring.stores.copy import copy as copy_all
+    from mainspring.stores.copy import read_contents
+
+    output = call.output
+    here, there = _find_shared_store(source, "FROM"), _find_shared_store(target, "TO")
+    if _location_key(source) == _location_key(target):
+        raise CommandError(
+            "FROM and TO are the same store", code=BAD_INPUT, advice="name another target"
+        )
+    try:
+        await here.store.open(create=False)
+    except StoreMissing as missing:
+        raise CommandError(
+            f"{here.name} holds no Mainspring data",
+            code=BAD_INPUT,
+            advice="FROM comes first, then TO",
+        ) from missing
+    async with _open_store(here.store):
+        if dry_run:
+            seen = await read_contents(here.store)
+            already = await _read_store(there.store)
+            _print(output, seen, source=here.name, target=there.name, already=already.total)
+            return
+        async with _open_store(there.store):
+            with _progress(output) as progress:
+                copied = await copy_all(here.store, there.store, progress)
+    document = {
+        "from": here.name,
+        "to": there.name,
+        "jobs": copied.jobs,
+        "notes": copied.notes,
+        "runs": {str(state): count for state, count in sorted(copied.runs.items())},
+        "added": copied.added,
+        "existing": copied.existing,
+        "corrected": copied.corrected,
+        "jobs_with_secrets": copied.secrets,
+    }
+    if output.as_json:
+        output.document(document)
+        return
+    output.line(f"copied {here.name} to {there.name}")
+    output.fields([("jobs", str(copied.jobs)), *_count_fields(copied.runs)])
+    if copied.existing:
+        output.line(
+            f"already in TO: {plural(copied.existing, 'run')}, of which {copied.corrected:,} had"
+            " changed in FROM since and were updated"
+        )
+    output.line("counted on both sides, and equal")
+    if copied.secrets:
+        output.line(
+            f"secrets of {plural(copied.secrets, 'job')} are encrypted with the key of {here.name}:"
+            f" give every process on {there.name} the same one ({_key_of(source)})"
+        )
 
 
-@group.command(
+@command(
+    group,
     "indexes",
-    epilog=example(
-        "mainspring store indexes --store mongodb://db.example.org/jobs > indexes.js",
-        "mongosh mongodb://db.example.org indexes.js",
-    ),
+    "mainspring store indexes --store mongodb://db.example.org/jobs > indexes.js",
+    "mongosh mongodb://db.example.org indexes.js",
 )
-def indexes(
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+def indexes(call: Call) -> None:
     """Print the script that makes the indexes of a MongoDB store."""
-    found = find_store(StoreChoice.of(store, app))
-    script = found.store.info().setup_script
+    located = find_store(call.choice)
+    script = located.store.info().setup_script
     if script is None:
         raise CommandError(
-            f"{found.name} makes its indexes itself: there is no script for it",
+            f"{located.name} makes its indexes itself: there is no script for it",
             code=BAD_INPUT,
             advice="name a MongoDB store: --store mongodb://host/database",
         )
-    output = Output(as_json=json)
-    if json:
-        output.document({"script": script})
+    if call.output.as_json:
+        call.output.document({"script": script})
     else:
-        output.line(script.rstrip("\n"))
+        call.output.line(script.rstrip("\n"))
 
 
-@group.command(
-    "reseal",
-    epilog=example("MAINSPRING_SECRET_KEY=NEW,OLD mainspring store reseal"),
-)
-def reseal(
-    store: StoreOption = None,
-    app: AppOption = None,
-    json: JsonOption = False,
-) -> None:
+@command(group, "reseal", "MAINSPRING_SECRET_KEY=NEW,OLD mainspring store reseal")
+async def reseal(call: Call) -> None:
     """Encrypt the secrets of all webhooks again with the newest key.
 
     Older keys can go then. The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the
     app, and in the file beside an embedded database. If it is interrupted, run it again.
     """
-    jobs, key = run_coroutine(_resealed(StoreChoice.of(store, app)))
-    output = Output(as_json=json)
-    if json:
-        output.document({"jobs": jobs, "key": key})
-    elif jobs:
-        output.line(f"encrypted the secrets of {jobs} job{'s' * (jobs != 1)} with the key {key}")
+    async with call.client(with_code=True) as client:
+        count = await client.reseal_secrets()
+        key = next(iter(client.webhooks.vault.key_ids), None)
+    if call.output.as_json:
+        call.output.document({"jobs": count, "key": key})
+    elif count:
+        call.output.line(f"encrypted the secrets of {plural(count, 'job')} with the key {key}")
     else:
-        output.line("no secret is encrypted with an older key")
+        call.output.line("no secret is encrypted with an older key")
 
 
-async def _resealed(choice: StoreChoice) -> tuple[int, str | None]:
-    async with open_client(choice, with_code=True) as client:
-        jobs = await client.reseal_secrets()
-        return jobs, next(iter(client.webhooks.vault.key_ids), None)
+def _key_of(source: str) -> str:
+    path = database_file(source)
+    variable = "MAINSPRING_SECRET_KEY"
+    if path is None:
+        return variable
+    from mainspring.webhooks.vault import key_file
+
+    return f"{variable}, or what is in {key_file(path)}"
+
+
+def _print(output: Output, seen: StoreContents, *, source: str, target: str, already: int) -> None:
+    if output.as_json:
+        runs = {str(state): count for state, count in sorted(seen.runs.items())}
+        document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
+        output.document({**document, "existing": already, "dry_run": True})
+        return
+    output.line(f"would copy {source} to {target}")
+    output.fields([("jobs", str(seen.jobs)), *_count_fields(seen.runs)])
+    output.line(
+        f"TO holds {plural(already, 'run')}; each is compared when it is copied"
+        if already
+        else "TO is empty"
+    )
+
+
+def _count_fields(runs: Any) -> list[tuple[str, str | None]]:
+    found = [(str(state), str(runs[state])) for state in sorted(runs) if runs[state]]
+    return [("runs", str(sum(runs.values()))), *((f"  {name}", count) for name, count in found)]
+
+
+def _find_shared_store(url: str, which: str) -> LocatedStore:
+    found = find_store(StoreChoice(url, None))
+    if not found.store.info().shared:
+        raise CommandError(
+            f"{which} is memory://, which lives in the process that made it",
+            code=BAD_INPUT,
+            advice="copy between sqlite:///path, mongodb://host/database, s3://bucket/prefix and"
+            " other stores that stay",
+        )
+    return found
+
+
+def _location_key(url: str) -> object:
+    """What two names of one store have in common, as far as names tell."""
+    path = database_file(url)
+    if path is not None:
+        return path.resolve()
+    from mainspring.stores.mongodb.url import MongoUrl
+    from mainspring.stores.objects.url import SCHEMES, Address
+
+    if url.partition("://")[0] in SCHEMES:
+        bucket = Address.of(url)
+        if bucket.scheme == "file":
+            return Path(bucket.bucket).resolve()
+        return bucket.scheme, bucket.bucket, bucket.prefix, bucket.endpoint, bucket.account
+    address = MongoUrl.of(url)
+    hosts = address.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    return frozenset(hosts.split(",")), address.database, address.prefix
+
+
+async def _read_store(store: Store) -> StoreContents:
+    from mainspring.stores.copy import StoreContents, read_contents
+
+    try:
+        async with _open_store(store, create=False):
+            return await read_contents(store)
+    except StoreMissing:
+        return StoreContents()
+
+
+@contextlib.asynccontextmanager
+async def _open_store(store: Store, *, create: bool = True) -> AsyncIterator[None]:
+    await store.open(create=create)
+    try:
+        yield
+    finally:
+        await store.close()
+
+
+@contextlib.contextmanager
+def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
+    if output.as_json:
+        yield lambda done, total: None
+    elif not sys.stderr.isatty():
+        yield _ProgressLines(output).show
+    else:
+        with progress_bar(quiet=False) as show:
+            yield show
+
+
+class _ProgressLines:
+    """In a pipe or a log: a line now and then."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._next = PROGRESS_INTERVAL
+
+    def show(self, done: int, total: int) -> None:
+        if done >= self._next:
+            self._output.note(f"{done:,} of {plural(total, 'run')}")
+            self._next = done - done % PROGRESS_INTERVAL + PROGRESS_INTERVAL

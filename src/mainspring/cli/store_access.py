@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from mainspring.scheduler import Client, Scheduler
     from mainspring.stores.protocol import Store
 
-__all__ = [
-    "DEFAULT_STORE",
-    "LocatedStore",
-    "StoreChoice",
-    "check_exists",
-    "check_shared",
-    "database_file",
-    "existing_store",
-    "find_store",
-    "open_client",
-    "open_existing",
-    "warn_of_other_store",
-]
-
 log = logging.getLogger("mainspring")
 
 

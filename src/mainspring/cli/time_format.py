@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime, timedelta, tzinfo
 
-__all__ = ["iso", "local", "local_short", "relative", "seconds", "span"]
-
 _UNITS = (
     ("second", 1, 60),
     ("minute", 60, 60),

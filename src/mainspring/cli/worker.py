@@ -1,5 +1,5 @@
 """`mainspring worker`: works until a signal; replaces a process that has too many stuck threads or
-holds too much memory."""
+holds too much memory. `mainspring workers` lists the processes that work."""
 
 from __future__ import annotations
 
@@ -7,29 +7,40 @@ import logging
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mainspring.cli import time_format
+from mainspring.cli.command import RUN, Call, command, example, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.jobs import SCHEDULE_OVER, describe_plan, is_over
 from mainspring.cli.options import (
+    AppToLoadArgument,
+    AppToLoadOption,
     FileOption,
     JsonOption,
     QuietOption,
     StoreOption,
     VerboseOption,
     check_memory_limit,
-    example,
+    either_app,
     read_duration,
     read_prune_interval,
-    run_coroutine,
 )
-from mainspring.cli.worker_command import WorkerCommand
+from mainspring.cli.output import Column, Output, printable, when, when_short
+from mainspring.cli.store_access import LocatedStore
+from mainspring.core.clock import utcnow
+from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
-    from mainspring.scheduler import Scheduler
+    from collections.abc import Iterator
+    from datetime import datetime
 
-__all__ = ["register"]
+    from mainspring.cli.processes import WorkerCommand
+    from mainspring.core.model import Job, Page
+    from mainspring.engine.live_workers import LiveWorker
+    from mainspring.scheduler import Scheduler
 
 log = logging.getLogger("mainspring.worker")
 
@@ -39,26 +50,27 @@ CHECK_INTERVAL = 1.0
 """Seconds between two checks for stuck threads, memory and the supervisor."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "worker",
-        epilog=example(
-            "mainspring worker app:scheduler",
-            "mainspring worker --file mainspring.toml",
-            "mainspring worker app:scheduler --queues mail,default --workers 20 --processes 4",
-        ),
-    )(worker)
+MOST_JOBS = 20
+"""Jobs that are listed, those that run next first; of more only the number is shown."""
+
+MOST_JOBS_IN_JSON = 1000
+
+commands = typer.Typer()
+group = typer.Typer(help="List the processes that work on runs.")
 
 
+@commands.command(
+    "worker",
+    rich_help_panel=RUN,
+    epilog=example(
+        "mainspring worker app:scheduler",
+        "mainspring worker --file mainspring.toml",
+        "mainspring worker app:scheduler --queues mail,default --workers 20 --processes 4",
+    ),
+)
 def worker(
-    scheduler: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:ATTR",
-            envvar="MAINSPRING_APP",
-            help="A Scheduler, or a function without arguments that returns one.",
-        ),
-    ] = None,
+    app: AppToLoadArgument = None,
+    app_option: AppToLoadOption = None,
     file: FileOption = None,
     store: StoreOption = None,
     queues: Annotated[
@@ -128,9 +140,12 @@ def worker(
     another worker rescues what was running when its lease lapses. With --json the start is printed
     as one JSON document, and logs are JSON lines.
     """
-    _check_source(scheduler, file, store)
+    app = either_app(app, app_option) or os.environ.get("MAINSPRING_APP") or None
+    _check_source(app, file, store)
+    from mainspring.cli.processes import WorkerCommand, supervise
+
     command = WorkerCommand(
-        app=scheduler,
+        app=app,
         file=file,
         store=store,
         queues=_names(queues),
@@ -146,14 +161,12 @@ def worker(
         process_number=process_number,
     )
     if processes > 1:
-        from mainspring.cli.supervisor import supervise
-
         raise typer.Exit(supervise(command, processes))
     _work(command)
 
 
 def _work(command: WorkerCommand) -> None:
-    from mainspring.cli.replacement import (
+    from mainspring.cli.processes import (
         Replacements,
         end_quietly_on_signals,
         replace_process,
@@ -238,7 +251,7 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
     """Work until a signal. Returns why the process should be replaced, if it should."""
     import asyncio
 
-    from mainspring.cli.gc_tuning import tune_garbage_collector
+    from mainspring.cli.processes import tune_garbage_collector
     from mainspring.scheduler.run_forever import run_until_signal
 
     cause: Cause | None = None
@@ -266,7 +279,6 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
 
 
 async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
-    from mainspring.cli.start_output import print_start
     from mainspring.errors import MainspringError
 
     try:
@@ -307,3 +319,159 @@ def _names(text: str | None) -> tuple[str, ...] | None:
             advice="give names, as in --queues mail,default",
         )
     return names
+
+
+# What is printed at the start
+
+
+async def print_start(scheduler: Scheduler, *, as_json: bool) -> None:
+    """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
+    from mainspring import __version__
+    from mainspring.engine.live_workers import without_worker
+    from mainspring.scheduler.start_message import HOW_TO_STOP
+
+    limit = MOST_JOBS_IN_JSON if as_json else MOST_JOBS
+    page = await scheduler.list_jobs(
+        order="next_run_at", limit=limit, with_total=True, last_runs=False
+    )
+    paused_since = await scheduler.paused_since()
+    store = LocatedStore(scheduler.store, scheduler.url).name
+    if as_json:
+        _print_document(scheduler, store, page, paused_since)
+    else:
+        orphaned = without_worker(page.items, await scheduler.list_workers())
+        lines = _describe_start(scheduler, page, {job.id for job in orphaned}, paused_since)
+        print_lines(f"Mainspring {__version__} on {store}", *lines, last=HOW_TO_STOP)
+
+
+def print_lines(title: str, *lines: str, last: str) -> None:
+    """Print on stderr what a process does that has started. A path with [brackets] stays as it
+    is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    name, _, rest = printable(title).partition(" on ")
+    console.print(Text.assemble((name, "bold"), f" on {rest}"))
+    for line in lines:
+        console.print(Text(f"  {printable(line)}"))
+    console.print(Text(f"  {last}", style="dim"))
+
+
+def _print_document(
+    scheduler: Scheduler, store: str, page: Page[Job], paused_since: datetime | None
+) -> None:
+    from mainspring import __version__
+
+    queues = scheduler.queues
+    Output(as_json=True).document(
+        {
+            "version": __version__,
+            "pid": os.getpid(),
+            "store": store,
+            "workers": scheduler.workers,
+            "queues": None if queues is None else sorted(queues),
+            "enabled": scheduler.enabled,
+            "paused_since": time_format.iso(paused_since),
+            "job_count": page.total,
+            "jobs": [
+                {"id": job.id, "next_run_at": time_format.iso(job.next_run_at)}
+                for job in page.items
+            ],
+        }
+    )
+    sys.stdout.flush()
+
+
+def _describe_start(
+    scheduler: Scheduler, page: Page[Job], orphaned: set[str], paused_since: datetime | None
+) -> Iterator[str]:
+    queues = "all queues" if scheduler.queues is None else ", ".join(sorted(scheduler.queues))
+    capacity = plural(scheduler.workers, "run")
+    yield f"{capacity} at once from {queues}; process {os.getpid()}"
+    if not scheduler.enabled:
+        yield "it fires no slots, because the code sets enabled=False"
+    if paused_since is not None:
+        since = time_format.relative(paused_since, utcnow())
+        yield f"all firing was paused {since}; mainspring resume --all resumes it"
+    if not page.items:
+        yield "no jobs yet: decorate a function with @scheduler.job()"
+    width = max((len(job.id) for job in page.items), default=0)
+    for job in page.items:
+        plan = "no live worker can run it" if job.id in orphaned else _describe_next(job)
+        yield f"{job.id:{width}}  {plan}"
+    more = (page.total or 0) - len(page.items)
+    if more > 0:
+        yield f"and {more:,} more: mainspring jobs list"
+
+
+def _describe_next(job: Job) -> str:
+    if not job.enabled:
+        return "paused"
+    if is_over(job):
+        return SCHEDULE_OVER
+    if job.next_run_at is None:
+        return describe_plan(job)
+    schedule = f": {job.schedule.describe()}" if job.schedule is not None else ""
+    now = utcnow()  # a slot that is overdue is fired now
+    return time_format.relative(max(job.next_run_at, now), now) + schedule
+
+
+# The list of workers
+
+
+@command(group, "list", "mainspring workers list", "mainspring workers list --json")
+async def list_(call: Call) -> None:
+    """List the workers that are alive. One that was killed is listed for up to 15 seconds."""
+    async with call.client() as client:
+        workers = await client.list_workers()
+    if call.output.as_json:
+        call.output.document({"items": [worker.to_dict() for worker in workers]})
+    elif not workers:
+        call.output.note("no worker is alive: start one with `mainspring worker app:scheduler`")
+    else:
+        call.output.table(WORKER_COLUMNS, workers)
+
+
+def _queues(worker: LiveWorker) -> str:
+    return "all" if worker.queues is None else ", ".join(sorted(worker.queues))
+
+
+def _busy(worker: LiveWorker) -> str:
+    return "-" if worker.capacity is None else f"{worker.running or 0} of {worker.capacity}"
+
+
+def _memory(worker: LiveWorker) -> str:
+    if worker.memory is None:
+        return "-"
+    used = f"{worker.memory / 1e6:.0f} MB"
+    if worker.memory_limit is None:
+        return used
+    limit = f"{used} of {worker.memory_limit / 1e6:.0f}"
+    return f"{limit} (limit reached)" if worker.memory_limit_reached else limit
+
+
+WORKER_COLUMNS: list[Column[Any]] = [
+    Column("id", lambda worker: worker.id, whole=True, least=12),
+    Column("leads", lambda worker: "yes" if worker.is_leader else "", whole=True),
+    Column("fires", lambda worker: "yes" if worker.fires else "no", whole=True),
+    Column("running", _busy, whole=True),
+    Column("memory", _memory, whole=True, hide=2),
+    Column("queues", _queues, least=6),
+    Column("version", lambda worker: worker.version or "-", whole=True, hide=3),
+    Column(
+        "started",
+        lambda worker: time_format.seconds(worker.started_at),
+        lambda worker: when(worker.started_at),
+        short=lambda worker: when_short(worker.started_at),
+        whole=True,
+        hide=1,
+    ),
+    Column(
+        "seen",
+        lambda worker: time_format.seconds(worker.seen_at),
+        lambda worker: when(worker.seen_at),
+        short=lambda worker: when_short(worker.seen_at),
+        whole=True,
+    ),
+]

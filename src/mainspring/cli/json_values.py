@@ -1,24 +1,19 @@
-"""Jobs and runs as documents: the fields of the Python API."""
+"""JSON in and out: payloads that users give; jobs and runs with the fields of the Python API."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from msgspec import structs
 
+from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.core import codec
 from mainspring.core.model import Job, Page, Run
 from mainspring.core.policy_defaults import origins_of
 from mainspring.webhooks.service import masked_webhook
-
-__all__ = [
-    "job_document",
-    "page_document",
-    "plain_json",
-    "run_document",
-]
 
 T = TypeVar("T")
 
@@ -52,3 +47,29 @@ def job_document(job: Job) -> dict[str, Any]:
 def plain_json(value: Any) -> Any:
     """A payload or result in JSON's own types; what JSON lacks is tagged, as it is stored."""
     return json.loads(codec.encode(value, limit=2**31))
+
+
+def read_payload(text: str, option: str) -> Any:
+    """The payload that `option` gives as JSON; `-` reads it from stdin."""
+    try:
+        return parse_json(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        where = f"{option}, read from stdin," if text == "-" else option
+        raise CommandError(
+            f"{where} is not JSON: {error}",
+            code=BAD_INPUT,
+            advice='in a shell, put it in single quotes: \'{"to": "a@example.org"}\'',
+        ) from None
+
+
+def parse_json(text: str) -> Any:
+    """A payload as `--json` and the HTTP API write it: `{"$date": "2026-11-17"}` is a date, and
+    `{"$$date": …}` the object `{"$date": …}`. Raises ValueError for what is not such JSON."""
+    try:
+        return codec.untag(json.loads(text, parse_constant=_refuse_constant))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")

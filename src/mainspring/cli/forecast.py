@@ -1,4 +1,5 @@
-"""`mainspring simulate`: forecasts the load of schedules. It runs nothing and writes nothing."""
+"""`mainspring schedule` lists the next runs of a schedule; `mainspring forecast` shows the load of
+all schedules. They run nothing and write nothing."""
 
 from __future__ import annotations
 
@@ -9,35 +10,130 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mainspring.cli import time_format
+from mainspring.cli.command import PLAN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import JsonOption, StoreOption, example, run_coroutine
+from mainspring.cli.options import AppToLoadOption, StoreOption, either_app
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import list_some, plural
 
 if TYPE_CHECKING:
     from mainspring.core.forecast import Collision, Forecast, JobLoad, Overrun
+    from mainspring.core.schedules import Schedule
 
-__all__ = ["register"]
+commands = typer.Typer()
 
+LOOK_AHEAD = timedelta(days=366)
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 ASCII_SHADES, SHADES = " .:-=+*#%@", " ░▒▓█"
 MOST_ROWS = 10
 MOST_JOBS = 3
 
 
-def register(app: typer.Typer) -> None:
-    app.command(
-        "simulate",
-        epilog=example(
-            "mainspring simulate app:scheduler",
-            "mainspring simulate --store sqlite:///mainspring.db --days 7 --timezone Europe/Berlin",
-            "mainspring simulate --file mainspring.toml --from 2027-03-01 --json",
+@command(
+    commands,
+    "schedule",
+    'mainspring schedule "0 9 * * 1-5" --timezone Asia/Kolkata -n 10',
+    'mainspring schedule "30 2 * * *" --timezone Europe/Berlin',
+    'mainspring schedule "RRULE:FREQ=MONTHLY;BYDAY=-1FR;BYHOUR=17"',
+    panel=PLAN,
+    uses_store=False,
+)
+def schedule(
+    call: Call,
+    expression: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCHEDULE", help="Cron, a macro, an interval, a date-time or an RRULE."
         ),
-    )(simulate)
+    ],
+    timezone: Annotated[
+        str | None,
+        typer.Option(
+            "--timezone",
+            "--tz",
+            metavar="ZONE",
+            help="The time zone. Default: the one that the schedule names, else UTC",
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("-n", "--count", min=1, max=1000, help="How many runs to list.")
+    ] = 5,
+) -> None:
+    """Describe a schedule and list its next runs. Warns of daylight saving changes."""
+    from mainspring.core.clock import utcnow
+    from mainspring.core.schedules import parse
+
+    now = utcnow()
+    made = parse(expression, timezone=timezone)
+    zone = made.timezone
+    slots = made.upcoming(count, now)
+    warnings = made.warnings(now, now + LOOK_AHEAD)
+    if call.output.as_json:
+        call.output.document(_schedule_document(made, zone, slots, warnings))
+    else:
+        _print_schedule(call.output, made, zone, slots, warnings, now)
 
 
-def simulate(
+def _schedule_document(
+    made: Schedule, zone: str, slots: list[datetime], warnings: list[str]
+) -> dict[str, object]:
+    from mainspring.core.schedules.zones import zone_named
+
+    there = zone_named(zone)
+    return {
+        "schedule": made.to_dict(),
+        "description": made.describe(),
+        "timezone": zone,
+        "upcoming": [
+            {"utc": time_format.iso(slot), "local": slot.astimezone(there).isoformat()}
+            for slot in slots
+        ],
+        "warnings": warnings,
+    }
+
+
+def _print_schedule(
+    output: Output,
+    made: Schedule,
+    zone: str,
+    slots: list[datetime],
+    warnings: list[str],
+    now: datetime,
+) -> None:
+    from mainspring.core.schedules.zones import zone_named
+
+    there = zone_named(zone)
+    output.line(made.describe(), style="bold")
+    if not slots:
+        output.line("the schedule is over: there is no next run")
+        return
+    utc: Column[datetime] = Column(
+        "UTC", time_format.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"
+    )
+    local: Column[datetime] = Column(
+        zone,
+        lambda slot: slot.astimezone(there).isoformat(timespec="seconds"),
+        lambda slot: f"{slot.astimezone(there):%a %Y-%m-%d %H:%M:%S %Z}",
+    )
+    away: Column[datetime] = Column("", lambda slot: time_format.relative(slot, now))
+    columns = [utc, away] if zone == "UTC" else [local, utc, away]
+    output.table(columns, slots)
+    for line in warnings:
+        output.line(f"warning: {line}", style="yellow")
+
+
+@command(
+    commands,
+    "forecast",
+    "mainspring forecast app:scheduler",
+    "mainspring forecast --store sqlite:///mainspring.db --days 7 --timezone Europe/Berlin",
+    "mainspring forecast --file mainspring.toml --from 2027-03-01 --json",
+    panel=PLAN,
+    uses_store=False,
+)
+def forecast(
+    call: Call,
     app: Annotated[
         str | None,
         typer.Argument(
@@ -71,8 +167,8 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    app_option: AppToLoadOption = None,
     store: StoreOption = None,
-    json: JsonOption = False,
 ) -> None:
     """Forecast the load of schedules.
 
@@ -80,6 +176,7 @@ def simulate(
     handler and writes nothing. Past runs, which show jobs that take longer than their interval, are
     read from a store.
     """
+    app = either_app(app, app_option)
     if sum(given is not None for given in (app, file, store)) > 1:
         raise CommandError("give one of MODULE:ATTR, --file and --store", code=BAD_INPUT)
     if app is not None:
@@ -88,11 +185,10 @@ def simulate(
         found = run_coroutine(_forecast_file(file, days, start, timezone))
     else:
         found = run_coroutine(_forecast_store(StoreChoice.of(store, None), days, start, timezone))
-    output = Output(as_json=json)
-    if json:
-        output.document(_document(found))
+    if call.output.as_json:
+        call.output.document(_document(found))
     else:
-        _print(output, found)
+        _print(call.output, found)
 
 
 def _forecast_code(app: str, days: int, start: str | None, timezone: str | None) -> Forecast:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mainspring.cli.errors import Stopped
-from mainspring.cli.replacement import Replacements, end_quietly_on_signals
+from mainspring.cli.processes import Replacements, end_quietly_on_signals
 from mainspring.testing import FakeClock
 
 
@@ -52,11 +52,11 @@ def test_the_log_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_replaced_process_loses_no_output_and_no_signal(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
-        "from mainspring.cli.replacement import end_quietly_on_signals, replace_process\n"
+        "from mainspring.cli.processes import end_quietly_on_signals, replace_process\n"
         "print('pid', os.getpid())\n"  # held in the buffer of a pipe
         "next = '''\n"
         "import os, signal\n"
-        "from mainspring.cli.replacement import end_quietly_on_signals\n"
+        "from mainspring.cli.processes import end_quietly_on_signals\n"
         "print('pid', os.getpid(), 'in', os.getcwd(), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "print('blocked', flush=True)\n"

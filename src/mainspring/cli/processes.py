@@ -1,0 +1,292 @@
+"""The processes of `mainspring worker` and `mainspring serve`: several are kept running; one that
+reached a limit is replaced; the garbage collector is set for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import FrameType
+from typing import NoReturn
+
+from mainspring.cli.errors import BAD_INPUT, OK, Stopped
+from mainspring.core.clock import Clock, SystemClock
+from mainspring.core.plurals import plural
+
+supervisor_log = logging.getLogger("mainspring.supervisor")
+worker_log = logging.getLogger("mainspring.worker")
+
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+STABLE_AFTER = 60.0
+"""A process that worked this many seconds is restarted or replaced after the shortest pause."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+QUICK_REPLACEMENTS = "MAINSPRING_QUICK_REPLACEMENTS"
+FIRST_REPLACEMENT_PAUSE = 1.0
+LONGEST_REPLACEMENT_PAUSE = 60.0
+
+YOUNG_THRESHOLD = 10_000
+"""New objects before the collector scans the youngest generation (Python's default is 700)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCommand:
+    """The options that were given. `process_number` counts the processes of a supervisor from 1."""
+
+    app: str | None
+    queues: tuple[str, ...] | None
+    workers: int | None
+    leader_election: bool | None
+    memory_limit: str | None
+    drain_timeout: timedelta
+    verbose: bool
+    quiet: bool
+    as_json: bool
+    file: str | None = None
+    store: str | None = None
+    prune_every: timedelta | None = None
+    supervisor: int | None = None
+    process_number: int = 1
+
+    def line(self) -> list[str]:
+        """The command line that starts another process with the same options."""
+        given = len(sys.argv) - 1
+        before = sys.orig_argv[1 : len(sys.orig_argv) - given]
+        words = [sys.executable, *before, "worker"]
+        if self.queues is not None:
+            words += ["--queues", ",".join(self.queues)]
+        if self.workers is not None:
+            words += ["--workers", str(self.workers)]
+        if self.leader_election is not None:
+            words += ["--leader-election" if self.leader_election else "--no-leader-election"]
+        if self.memory_limit is not None:
+            words += ["--memory-limit", self.memory_limit]
+        if self.prune_every is not None:
+            words += ["--prune-every", str(self.prune_every.total_seconds())]
+        words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
+        flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
+        words += [flag for flag, on in flags.items() if on]
+        if self.supervisor is not None:
+            words += [
+                "--supervisor",
+                str(self.supervisor),
+                "--process-number",
+                str(self.process_number),
+            ]
+        for option, value in (("--file", self.file), ("--store", self.store)):
+            if value is not None:
+                words += [option, value]
+        return words if self.app is None else [*words, "--", self.app]
+
+    def under(self, supervisor: int, process_number: int) -> WorkerCommand:
+        """The same command for a child of a supervisor."""
+        return replace(self, supervisor=supervisor, process_number=process_number)
+
+
+def supervise(command: WorkerCommand, count: int) -> int:
+    """Keep `count` processes of the command running until a signal. Returns the exit code."""
+    from mainspring.cli import log_format
+
+    log_format.set_up(
+        verbose=command.verbose,
+        quiet=command.quiet,
+        as_json=command.as_json,
+        several_processes=True,
+    )
+    return asyncio.run(Supervisor(command, count).run())
+
+
+class Supervisor:
+    """Passes the first signal on to the children, which finish their work; a second kills them.
+
+    A child that ends is started again, after a pause that grows while it keeps ending. If one ends
+    with the exit code for bad input, all stop, because a new one would end in the same way.
+    """
+
+    def __init__(self, command: WorkerCommand, count: int) -> None:
+        self._command = command
+        self._count = count
+        self._clock = SystemClock()
+        self._children: dict[int, Process] = {}
+        self._stopping = asyncio.Event()
+        self._signal = signal.SIGTERM
+        self._code = OK
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        supervisor_log.info("process %d supervises %s", os.getpid(), plural(self._count, "worker"))
+        await asyncio.gather(*(self._keep(index + 1) for index in range(self._count)))
+        return self._code
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            supervisor_log.warning("killing all processes; other workers rescue what was running")
+            self._code = 128 + number
+            self._signal_all(signal.SIGKILL)
+            return
+        what = plural(len(self._children), "process", "processes")
+        supervisor_log.info("stopping %s (signal again to kill)", what)
+        self._stop(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        self._signal = number
+        self._stopping.set()
+        self._signal_all(number)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            _send_signal(child, number)
+
+    async def _keep(self, process_number: int) -> None:
+        """Keep one process running until all stop."""
+        pause = FIRST_PAUSE
+        while not self._stopping.is_set():
+            began = self._clock.monotonic()
+            code = await self._run_child(process_number)
+            if self._stopping.is_set():
+                return
+            if code == BAD_INPUT:
+                self._code = BAD_INPUT
+                self._stop(signal.SIGTERM)
+                return
+            if code == OK or self._clock.monotonic() - began > STABLE_AFTER:
+                pause = FIRST_PAUSE
+            supervisor_log.warning(
+                "process %d of %d ended %s; another starts in %.1f s",
+                process_number,
+                self._count,
+                _describe_exit(code),
+                pause,
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _run_child(self, process_number: int) -> int:
+        # In its own process group: Ctrl+C on the terminal then reaches only the supervisor, which
+        # passes it on once. A second signal would end the child at once.
+        child = await asyncio.create_subprocess_exec(
+            *self._command.under(os.getpid(), process_number).line(), stdin=DEVNULL, process_group=0
+        )
+        self._children[process_number] = child
+        if self._stopping.is_set():
+            _send_signal(child, self._signal)
+        try:
+            return await child.wait()
+        finally:
+            del self._children[process_number]
+
+
+def _send_signal(child: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"by {signal.Signals(-code).name}"
+    return f"by signal {-code}"
+
+
+class Replacements:
+    """Made when a process starts to work. `pause()` is for the moment when it has reached its limit
+    and has drained: no run may grow on during the pause.
+
+    A limit a little above what a process holds when it starts is reached again by each new process,
+    within seconds. The number of such replacements in a row is passed on in an environment
+    variable, because nothing else of the old process survives."""
+
+    def __init__(
+        self, clock: Clock | None = None, environment: MutableMapping[str, str] = os.environ
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._environment = environment
+        self._began = self._clock.monotonic()
+
+    def pause(self) -> float:
+        """Seconds to wait before this process is replaced. They double with each process in a row
+        that reached its limit within a minute; the log then says what to do."""
+        lasted = self._clock.monotonic() - self._began
+        if lasted >= STABLE_AFTER:
+            self._environment.pop(QUICK_REPLACEMENTS, None)
+            worker_log.warning("this process has reached its memory limit: it is replaced")
+            return 0.0
+        count = self._count() + 1
+        self._environment[QUICK_REPLACEMENTS] = str(count)
+        pause = min(FIRST_REPLACEMENT_PAUSE * 2.0 ** min(count - 1, 10), LONGEST_REPLACEMENT_PAUSE)
+        worker_log.error(
+            "this process has reached its memory limit %.0f s after its start%s: it is replaced in"
+            " %.0f s. Processes that reach it so soon do little work; the pauses grow to %.0f s."
+            " Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit= in the code),"
+            " or find the job that takes so much memory",
+            lasted,
+            "" if count == 1 else f", as the {count - 1} before it did",
+            pause,
+            LONGEST_REPLACEMENT_PAUSE,
+        )
+        return pause
+
+    def _count(self) -> int:
+        text = self._environment.get(QUICK_REPLACEMENTS, "")
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def replace_process(command: Sequence[str], folder: str) -> NoReturn:
+    """Replace this process by one that runs the command: same pid, same supervisor, no threads.
+
+    Signals are blocked meanwhile; the new process gets them when it can handle them, within
+    `end_quietly_on_signals`.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.chdir(folder)
+    os.execv(command[0], list(command))
+
+
+@contextlib.contextmanager
+def end_quietly_on_signals() -> Iterator[None]:
+    """Exit on a signal until the scheduler handles signals itself: there is no work to finish.
+    Also lets signals through that the process before this one has blocked."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Stopped(0)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in SIGNALS}
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tune_garbage_collector() -> None:
+    """Exempt what is loaded from collections, and collect less often.
+
+    Modules live as long as the process. Scanning them took 20 ms and more of every full collection,
+    and stopped handlers, calls and renewals meanwhile. Runs form no cycles, so scanning them again
+    and again freed nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_THRESHOLD)
