@@ -17,7 +17,7 @@ from mainspring.core.model import Job, Progress, Run
 from mainspring.core.policy import Isolation, error_names
 from mainspring.core.transitions import Change
 from mainspring.engine.executors.child_handle import RemoteError
-from mainspring.engine.tracebacks import error_text, trace_of
+from mainspring.engine.results import error_text, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
 
 

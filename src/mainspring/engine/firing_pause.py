@@ -13,8 +13,8 @@ from typing import Annotated
 from msgspec import Meta, Struct, convert, to_builtins
 
 from mainspring.core.model import Note, replace
-from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.notes import read_note
+from mainspring.engine.store_retry import TRIES, contended
 from mainspring.stores.protocol import NoteWrite, Store
 
 KIND = "mainspring.pause"

@@ -26,7 +26,6 @@ from mainspring.core.job_updates import (
 from mainspring.core.model import Job, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.engine.breakers import close_breaker, forget_breakers
-from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
 from mainspring.engine.follower_releaser import FollowerReleaser
@@ -34,6 +33,7 @@ from mainspring.engine.live_workers import LiveWorker, find_orphans
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import over_before, passed_slots
+from mainspring.engine.store_retry import TRIES, contended
 from mainspring.engine.workflow import check_order
 from mainspring.errors import (
     InvalidInput,

@@ -16,7 +16,7 @@ from mainspring.core.durations import humanize_measured
 from mainspring.core.events import Event, Events
 from mainspring.core.model import Attempt, Run
 from mainspring.core.transitions import EXPIRED
-from mainspring.engine.tracebacks import without_engine_frames
+from mainspring.engine.results import without_engine_frames
 
 log = logging.getLogger("mainspring.run")
 

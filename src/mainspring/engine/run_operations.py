@@ -20,7 +20,6 @@ from mainspring.core.model import Job, Note, Run, Source, State, new_run_id, rep
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
-from mainspring.engine.contention import TRIES, contended
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
 from mainspring.engine.follower_releaser import FollowerReleaser
@@ -31,6 +30,7 @@ from mainspring.engine.notes import read_note
 from mainspring.engine.revival import forget_retry, note_retry, revive_followers
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_followers
+from mainspring.engine.store_retry import TRIES, contended
 from mainspring.engine.worker import Worker
 from mainspring.engine.worker_ids import process_is_gone
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first

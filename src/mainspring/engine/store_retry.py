@@ -3,6 +3,7 @@
 `RetryingStore` has the engine's calls of the store protocol. It repeats each call, with growing
 pauses, until the store answers. `Outages` knows which operations fail at the moment. It writes one
 log line when the first one fails and one when all succeed again, however many calls fail between.
+`contended` is the error of a compare-and-set that others always win.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mainspring.core.events import Event, Events
 from mainspring.core.model import Job, Page, Run
 from mainspring.core.transitions import Change
 from mainspring.errors import (
+    Conflict,
     StoreDamaged,
     StoreError,
     StoreFileChanged,
@@ -34,6 +36,9 @@ T = TypeVar("T")
 
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
+
+TRIES = 20
+"""How often a compare-and-set is tried before the operation raises Conflict."""
 
 OPERATIONS = {
     "announce": "announcing this worker",
@@ -203,3 +208,7 @@ class RetryingStore:
             else:
                 self._outages.succeeded(operation)
                 return answer
+
+
+def contended(what: str) -> Conflict:
+    return Conflict(f"{what} was changed {TRIES} times while this call tried to write; try again")

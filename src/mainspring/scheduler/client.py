@@ -58,7 +58,6 @@ from mainspring.engine.notes import read_note
 from mainspring.engine.run_log import log_runs
 from mainspring.engine.run_operations import EnqueueBatch, Target, check_payloads
 from mainspring.engine.settings import Settings
-from mainspring.engine.unreadable_records import find_unreadable
 from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import (
     InvalidInput,
@@ -76,6 +75,7 @@ from mainspring.scheduler.job_file import JobSet, read_job_file
 from mainspring.scheduler.queries import (
     aware_time,
     find_timed_out,
+    find_unreadable,
     job_order,
     matching_runs,
     named_ids,

@@ -1,4 +1,5 @@
-"""Reads the filters of lists and bulk operations into the store's queries, and checks them."""
+"""Reads the filters of lists and bulk operations into the store's queries, and checks them; finds
+the records that this version cannot read."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from datetime import datetime
 from typing import Any, get_args
 
 from mainspring.core.job_options import JobRef, RunFilter, option_names
-from mainspring.core.model import Outcome, Page, Run, State, replace
+from mainspring.core.model import Job, Outcome, Page, Run, State, replace
 from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.codec import RUN
-from mainspring.stores.protocol import JobOrder, RunQuery, Store
+from mainspring.stores.paging import all_items
+from mainspring.stores.protocol import JobOrder, JobQuery, RunQuery, Store
 
 MOST_AT_ONCE = 10_000
 """Runs that one bulk operation changes."""
@@ -143,3 +145,21 @@ def page_offset(offset: int) -> int:
 
 def _is_whole(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
+
+
+MOST_SEARCHED = 1000
+"""The newest runs of each state that are searched, and how many records are read at once."""
+
+
+async def find_unreadable(store: Store, limit: int) -> tuple[list[Job], list[Run]]:
+    """Jobs and runs that this version cannot read, at most `limit` of each. All jobs are searched;
+    of runs those that were set aside, those that are lapsed, and the newest of each state."""
+    stored = all_items(store.jobs, JobQuery(limit=MOST_SEARCHED))
+    jobs = [job async for job in stored if job.unreadable is not None][:limit]
+    searches = [RunQuery(set_aside=True), RunQuery(lapsed=True)]
+    searches += [RunQuery(states=frozenset({state})) for state in State]
+    runs: dict[str, Run] = {}
+    for query in searches:
+        page = await store.find(replace(query, limit=MOST_SEARCHED))
+        runs |= {run.id: run for run in page.items if run.unreadable is not None}
+    return jobs, list(runs.values())[:limit]

@@ -37,9 +37,8 @@ from mainspring.core.handlers import Around, call_inside, is_async_function
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
 from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
-from mainspring.engine.executors.process_usage import ProcessUsage
-from mainspring.engine.results import storable_result
-from mainspring.engine.tracebacks import error_text, trace_of
+from mainspring.engine.executors.procfs import ProcessUsage
+from mainspring.engine.results import error_text, storable_result, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
 
 HEADER: Final = struct.Struct("!I")
