@@ -104,16 +104,19 @@ class Leases:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            # Runs that were claimed a moment ago mostly end soon: they are checked next time.
-            before = self._engine.clock.monotonic() - CANCEL_CHECK
-            held = [attempt for attempt in self._held.values() if not attempt.ended]
-            old = [attempt.run.id for attempt in held if attempt.held_since < before]
-            if old:
-                query = RunQuery(ids=frozenset(old), brief=True)
-                self.apply_remote_changes((await self._engine.retrying_store.find(query)).items)
-            if len(old) < len(held):
-                self._changed.set()
+            await self._search_for_cancels()
             await asyncio.sleep(CANCEL_CHECK)
+
+    async def _search_for_cancels(self) -> None:
+        # Runs that were claimed a moment ago mostly end soon: they are checked next time.
+        before = self._engine.clock.monotonic() - CANCEL_CHECK
+        held = [attempt for attempt in self._held.values() if not attempt.ended]
+        old = [attempt.run.id for attempt in held if attempt.held_since < before]
+        if len(old) < len(held):
+            self._changed.set()
+        if old:
+            query = RunQuery(ids=frozenset(old), brief=True)
+            self.apply_remote_changes((await self._engine.retrying_store.find(query)).items)
 
     async def _renew(self) -> bool:
         """Renew what needs it; return False if the store did not answer."""
