@@ -123,7 +123,7 @@ class Attempt(Struct, frozen=True, gc=False):
 
 
 class Run(Struct, Generic[R], frozen=True, kw_only=True, gc=False):
-    """One occurrence of a job: due once, tried up to `retries + 1` times, ended once.
+    """One occurrence of a job: tried up to `retries + 1` times, ended once.
 
     `Run[R]` has the result of a handler that returns `R`; `Run` alone is `Run[Any]`.
     """
