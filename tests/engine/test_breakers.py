@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from mainspring import Breaker, Scheduler, State
+from mainspring.core import note_kinds
 from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Job, Note, Run
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Change, request_cancel
-from mainspring.engine.breakers import NOTE_KIND, Circuit, JobOutcome
+from mainspring.engine.breakers import Circuit, JobOutcome
 from mainspring.errors import Conflict, InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite, RunQuery, Store
@@ -306,7 +307,7 @@ async def test_a_removed_job_leaves_no_breaker_to_the_next_one_of_its_id(make: M
         await ended(scheduler, await scheduler.enqueue("api", {"wait": False}))
         await recorder.until("breaker.opened")
         await scheduler.remove_job("api")
-        assert (await scheduler.list_notes(NOTE_KIND)).items == []
+        assert (await scheduler.list_notes(note_kinds.BREAKER)).items == []
         await scheduler.add_job("api", handler="call", breaker=Breaker(failures=1, reset="1h"))
         go.set()
         await ended(scheduler, late)  # of the job that was removed
@@ -473,8 +474,8 @@ def test_a_note_that_cannot_be_read_counts_as_a_closed_breaker(damage: dict[str,
             job = await scheduler.get_job("guarded")
             value = {"job": to_us(job.created_at), "state": "open", "failures": 1} | damage
             value = {key: one for key, one in value.items() if one is not None}
-            note = Note(kind=NOTE_KIND, name="guarded", value=value)
-            await store.put_notes([NoteWrite(NOTE_KIND, "guarded", None, note)])
+            note = Note(kind=note_kinds.BREAKER, name="guarded", value=value)
+            await store.put_notes([NoteWrite(note_kinds.BREAKER, "guarded", None, note)])
             runs = [await guarded.enqueue(ok=True), await other.enqueue()]
             for run in runs:
                 assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
@@ -516,7 +517,7 @@ def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() ->
 async def test_a_reset_that_others_keep_changing_is_a_conflict() -> None:
     class Contended(MemoryStore):
         async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-            if any(write.kind == NOTE_KIND and write.note is not None for write in writes):
+            if any(write.kind == note_kinds.BREAKER and write.note is not None for write in writes):
                 return [None] * len(writes)
             return await super().put_notes(writes)
 
@@ -526,7 +527,7 @@ async def test_a_reset_that_others_keep_changing_is_a_conflict() -> None:
     async with scheduler:
         stored = await scheduler.get_job(job)
         value = {"job": to_us(stored.created_at), "state": "open", "failures": 1}
-        note = Note(kind=NOTE_KIND, name=stored.id, value=value)
+        note = Note(kind=note_kinds.BREAKER, name=stored.id, value=value)
         await MemoryStore.put_notes(store, [NoteWrite.put(note, timedelta(hours=1))])
         with pytest.raises(Conflict, match="try again"):
             await scheduler.reset_breaker(job)

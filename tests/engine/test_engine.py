@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.core import note_kinds
 from mainspring.core.model import Page, Run
 from mainspring.engine.live_workers import find_workers
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.election import TERMS
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite, RunQuery
 from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock, run_virtual
@@ -185,7 +185,7 @@ def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(graceful: bool, took: 
 async def test_a_term_that_cannot_be_ended_does_not_keep_the_worker_note() -> None:
     class NoResigning(MemoryStore):
         async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-            if any(write.kind == TERMS and write.ttl == timedelta() for write in writes):
+            if any(write.kind == note_kinds.TERM and write.ttl == timedelta() for write in writes):
                 raise StoreUnavailable("away")
             return await super().put_notes(writes)
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Run, Scheduler, State
+from mainspring.core import note_kinds
 from mainspring.core.model import Note
-from mainspring.engine.firing_pause import KIND, NAME
+from mainspring.engine.firing_pause import NAME
 from mainspring.engine.slots import plan
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteQuery, NoteWrite
@@ -166,8 +167,8 @@ def test_note_that_cannot_be_read_is_no_pause_and_is_overwritten(value: Any, how
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         async with node(store) as scheduler:
-            damaged = Note(kind=KIND, name=NAME, value=value)
-            await store.put_notes([NoteWrite(KIND, NAME, None, damaged)])
+            damaged = Note(kind=note_kinds.PAUSE, name=NAME, value=value)
+            await store.put_notes([NoteWrite(note_kinds.PAUSE, NAME, None, damaged)])
             await asyncio.sleep(25)
             assert len(await runs_of(scheduler, "tick")) == 2
             assert (await scheduler.health()).paused_since is None
@@ -176,7 +177,7 @@ def test_note_that_cannot_be_read_is_no_pause_and_is_overwritten(value: Any, how
             else:
                 since = await scheduler.pause_all()
                 assert await scheduler.paused_since() == since
-            page = await store.notes(NoteQuery(kind=KIND))
+            page = await store.notes(NoteQuery(kind=note_kinds.PAUSE))
             assert page.items[0].value != value
 
     run_virtual(main)

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from mainspring import Scheduler, State
-from mainspring.core import transitions
+from mainspring.core import note_kinds, transitions
 from mainspring.core.model import Page, Run, replace
 from mainspring.core.transitions import Change
 from mainspring.engine import revival, sweeper
@@ -130,7 +130,7 @@ async def test_the_leader_completes_a_retry_that_was_interrupted(
             while (await scheduler.get_run(f"last@{root.id}")).state is not State.SUCCEEDED:
                 await asyncio.sleep(0.05)
             assert store.failed == 3
-            while (await store.notes(NoteQuery(kind=revival.KIND))).items:
+            while (await store.notes(NoteQuery(kind=note_kinds.RETRY))).items:
                 await asyncio.sleep(0.05)
 
 
@@ -146,7 +146,7 @@ async def test_a_note_of_runs_that_are_still_failed_stays(monkeypatch: pytest.Mo
         assert engine is not None
         await revival.note_retry(engine._context, [root])
         await revival.complete_retries(engine._context)
-        [note] = (await store.notes(NoteQuery(kind=revival.KIND))).items
+        [note] = (await store.notes(NoteQuery(kind=note_kinds.RETRY))).items
         assert note.value == {"runs": [root.id]}
         assert (await scheduler.get_run(f"down@{root.id}")).state is State.SKIPPED
 

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from mainspring import Client
+from mainspring.core import note_kinds
 from mainspring.core.model import Note
-from mainspring.service.api_keys import CACHE_SECONDS, KIND, ApiKeys
+from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
 from mainspring.service.metrics import STORE_CACHE_SECONDS
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
@@ -162,7 +163,7 @@ async def test_what_was_read_before_does_not_overtake_what_is_known_since(away: 
     made, text = await keys.create("mine", "read")
     assert await keys.check(text) == made
     away.clock.advance(CACHE_SECONDS + 1)
-    before = await notes.note(KIND, made.id)
+    before = await notes.note(note_kinds.API_KEY, made.id)
     answer = notes.answer = asyncio.get_running_loop().create_future()
     looking = asyncio.ensure_future(keys.check(text))
     await asyncio.sleep(0)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Job, Note, replace
 from mainspring.core.policy import Policy
@@ -14,7 +15,6 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite
 from mainspring.stores.rates import (
     BUCKETS_PER_SPAN,
-    NOTE_KIND,
     RateAllowance,
     RateLimit,
     next_start,
@@ -70,7 +70,9 @@ def test_a_start_makes_room_one_span_later_or_a_part_of_it_after_that(
 
 
 def test_a_damaged_count_lets_nothing_start_until_it_has_expired() -> None:
-    note = Note(kind=NOTE_KIND, name="job:a", value="?", expires_at=EPOCH + timedelta(seconds=9))
+    note = Note(
+        kind=note_kinds.RATE, name="job:a", value="?", expires_at=EPOCH + timedelta(seconds=9)
+    )
     rates = RateAllowance({"a": LIMIT}, [note], 1_000_000)
     assert not rates.allows("a")
 

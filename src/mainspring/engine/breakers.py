@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
 from mainspring.core.model import Job, Note, Run, State, replace
@@ -25,9 +26,6 @@ from mainspring.engine.context import EngineContext
 from mainspring.errors import Conflict
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
-
-NOTE_KIND = "breaker"
-"""The kind of the notes; the name of each is the id of its job."""
 
 NOTE_TTL = timedelta(days=366)
 """How long a state is kept that nothing changes. The end of the reset time is the end of its note
@@ -145,7 +143,7 @@ def _status(circuit: Circuit, now: datetime | None) -> BreakerStatus:
 async def open_breakers(store: Store) -> dict[str, BreakerStatus]:
     """The breakers that are not closed, by job. It reads the notes of all breakers that a run ever
     changed, a thousand at a time, and the jobs of those that are not closed."""
-    notes = all_items(store.notes, NoteQuery(kind=NOTE_KIND, limit=1000))
+    notes = all_items(store.notes, NoteQuery(kind=note_kinds.BREAKER, limit=1000))
     suspects = [note.name async for note in notes if not _is_closed(note)]
     found: dict[str, BreakerStatus] = {}
     for at in range(0, len(suspects), 1000):
@@ -178,9 +176,9 @@ async def close_breaker(store: Store, job: Job) -> bool:
 async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
     """Delete the states of jobs that are removed."""
     names = frozenset(job_ids)
-    query = NoteQuery(kind=NOTE_KIND, names=names, limit=max(len(names), 1))
+    query = NoteQuery(kind=note_kinds.BREAKER, names=names, limit=max(len(names), 1))
     found = (await store.notes(query)).items
-    await store.put_notes([NoteWrite.drop(NOTE_KIND, note.name) for note in found])
+    await store.put_notes([NoteWrite.drop(note_kinds.BREAKER, note.name) for note in found])
 
 
 class Breakers:
@@ -460,7 +458,7 @@ async def _read(store: Store, jobs: Iterable[Job]) -> dict[str, Circuit]:
 
 
 async def _read_notes(store: Store, job_ids: Collection[str]) -> BreakerNotes:
-    query = NoteQuery(kind=NOTE_KIND, names=frozenset(job_ids), limit=len(job_ids))
+    query = NoteQuery(kind=note_kinds.BREAKER, names=frozenset(job_ids), limit=len(job_ids))
     notes = {note.name: note for note in (await store.notes(query)).items}
     return {job_id: notes.get(job_id) for job_id in job_ids}
 
@@ -492,7 +490,7 @@ def _write(job: Job, circuit: Circuit) -> NoteWrite:
     }
     if circuit.trial is not None:
         value["trial"] = list(circuit.trial)
-    note = Note(kind=NOTE_KIND, name=job.id, value=value, version=circuit.version)
+    note = Note(kind=note_kinds.BREAKER, name=job.id, value=value, version=circuit.version)
     return NoteWrite.put(note, NOTE_TTL + (_reset(job) if circuit.state == "open" else timedelta()))
 
 

@@ -12,12 +12,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, convert, to_builtins
 
+from mainspring.core import note_kinds
 from mainspring.core.model import Note, replace
 from mainspring.engine.notes import read_note
 from mainspring.engine.store_retry import TRIES, contended
 from mainspring.stores.protocol import NoteWrite, Store
 
-KIND = "mainspring.pause"
 NAME = "all"
 
 MOST_ENDED = 20
@@ -36,13 +36,13 @@ class FiringPause(Struct, frozen=True):
 
 
 async def read_pause(store: Store) -> FiringPause:
-    return _read(await read_note(store, KIND, NAME)) or FiringPause()
+    return _read(await read_note(store, note_kinds.PAUSE, NAME)) or FiringPause()
 
 
 async def pause_firing(store: Store) -> FiringPause:
     """Pause all firing. A pause that stands is kept as it is."""
     for _ in range(TRIES):
-        note = await read_note(store, KIND, NAME)
+        note = await read_note(store, note_kinds.PAUSE, NAME)
         found = _read(note) or FiringPause()
         if found.since is not None:
             return found
@@ -55,7 +55,7 @@ async def pause_firing(store: Store) -> FiringPause:
 async def resume_firing(store: Store) -> FiringPause | None:
     """Resume firing. None: it was not paused."""
     for _ in range(TRIES):
-        note = await read_note(store, KIND, NAME)
+        note = await read_note(store, note_kinds.PAUSE, NAME)
         found = _read(note)
         if found is None:
             if await _put(store, note, FiringPause()):
@@ -74,7 +74,7 @@ async def resume_firing(store: Store) -> FiringPause | None:
 async def _put(store: Store, note: Note | None, wanted: FiringPause) -> bool:
     value = to_builtins(wanted, builtin_types=(datetime,))
     version = note.version if note is not None else 0
-    made = Note(kind=KIND, name=NAME, value=value, version=version)
+    made = Note(kind=note_kinds.PAUSE, name=NAME, value=value, version=version)
     [kept] = await store.put_notes([NoteWrite.put(made)])
     return kept is not None
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime, timedelta
 
+from mainspring.core import note_kinds
 from mainspring.core.model import LIVE, Note
 from mainspring.engine.context import EngineContext
 from mainspring.engine.workflow import Followers
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery, Store
-
-KIND = "mainspring.absence"
-"""The kind of the notes. Their name is the job's id."""
 
 GRACE = timedelta(seconds=60)
 """How long a job goes on although no live worker can run it: a deploy may be under way."""
@@ -26,7 +24,7 @@ GRACE = timedelta(seconds=60)
 async def read_jobs_without_worker(store: Store) -> dict[str, datetime]:
     """The jobs without a worker, by id, and since when."""
     noted: dict[str, datetime] = {}
-    async for note in all_items(store.notes, NoteQuery(kind=KIND, limit=1000)):
+    async for note in all_items(store.notes, NoteQuery(kind=note_kinds.ABSENCE, limit=1000)):
         since = note.value.get("since") if isinstance(note.value, dict) else None
         if isinstance(since, datetime):  # else written by another version
             noted[note.name] = since
@@ -34,11 +32,11 @@ async def read_jobs_without_worker(store: Store) -> dict[str, datetime]:
 
 
 def note_job_without_worker(job_id: str, since: datetime) -> NoteWrite:
-    return NoteWrite.put(Note(kind=KIND, name=job_id, value={"since": since}))
+    return NoteWrite.put(Note(kind=note_kinds.ABSENCE, name=job_id, value={"since": since}))
 
 
 def drop_job_without_worker(job_id: str) -> NoteWrite:
-    return NoteWrite.drop(KIND, job_id)
+    return NoteWrite.drop(note_kinds.ABSENCE, job_id)
 
 
 async def followers_to_run(engine: EngineContext, roots: Collection[str]) -> Followers:

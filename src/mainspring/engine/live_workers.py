@@ -26,6 +26,7 @@ from typing import Any
 
 from msgspec import Struct, convert, structs
 
+from mainspring.core import note_kinds
 from mainspring.core.model import LIVE, Job, Note, Owner, Source, replace
 from mainspring.core.policy import Overlap
 from mainspring.engine.context import EngineContext
@@ -40,7 +41,7 @@ from mainspring.engine.memory_watch import megabytes
 from mainspring.engine.notes import read_note
 from mainspring.engine.uptime import record_alive
 from mainspring.engine.worker_ids import node_name
-from mainspring.stores.election import LEADER, TERMS, WORKERS
+from mainspring.stores.election import LEADER
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, NoteWrite, RunQuery, Store
 from mainspring.stores.url_redaction import without_password
@@ -137,7 +138,7 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
 
 async def find_leader(store: Store) -> str | None:
     """The id of the worker that leads."""
-    term = await read_note(store, TERMS, LEADER)
+    term = await read_note(store, note_kinds.TERM, LEADER)
     if term is None or not isinstance(term.value, dict):
         return None
     holder = term.value.get("holder")
@@ -147,7 +148,7 @@ async def find_leader(store: Store) -> str | None:
 async def find_workers(store: Store) -> list[LiveWorker]:
     """The workers that are alive by the notes in the store, by id."""
     found: list[LiveWorker] = []
-    async for note in all_items(store.notes, NoteQuery(kind=WORKERS, limit=1000)):
+    async for note in all_items(store.notes, NoteQuery(kind=note_kinds.WORKER, limit=1000)):
         with contextlib.suppress(ValueError, TypeError):  # written by another version
             found.append(convert({**note.value, "id": note.name}, LiveWorker))
     return found
@@ -349,7 +350,7 @@ class LiveWorkers:
     async def withdraw(self) -> None:
         store, now = self._engine.store, self._engine.time.now()
         await record_alive(store, now, self._refresh, stopping=True)
-        await store.put_notes([NoteWrite.drop(WORKERS, self._engine.settings.worker_id)])
+        await store.put_notes([NoteWrite.drop(note_kinds.WORKER, self._engine.settings.worker_id)])
 
     def decide_firing(self, job: Job, this_worker: LiveWorker) -> bool:
         """Whether to fire a job that is due. True while the store has not answered for so long that
@@ -423,7 +424,7 @@ class LiveWorkers:
         value = {name: getattr(this_worker, name) for name in ANNOUNCED}
         value["handlers"] = sorted(this_worker.handlers)
         value["queues"] = None if this_worker.queues is None else sorted(this_worker.queues)
-        note = Note(kind=WORKERS, name=this_worker.id, value=value)
+        note = Note(kind=note_kinds.WORKER, name=this_worker.id, value=value)
         # Nobody else writes this note, so whatever version it has is replaced. With a ttl it also
         # lasts as long as it should when the store's clock is set.
         write = NoteWrite(note.kind, note.name, None, note, self._lifetime)

@@ -22,15 +22,13 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
-from mainspring.core import transitions
+from mainspring.core import note_kinds, transitions
 from mainspring.core.model import Note, Run, State, new_run_id, replace
 from mainspring.engine.context import EngineContext
 from mainspring.engine.workflow import runs_after
 from mainspring.errors import StoreError
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery
-
-KIND = "mainspring.retry"
 
 RETRY_NOTE_TTL = timedelta(days=1)
 """How long the note of a retry stands if its process died before it had made the runs pending."""
@@ -48,19 +46,19 @@ async def note_retry(engine: EngineContext, runs: Sequence[Run]) -> Note:
     """Keep a note that these runs are about to be tried again. Whoever does that deletes it when
     the followers of the runs wait again."""
     name = new_run_id(await engine.store.now(), engine.rng)
-    note = Note(kind=KIND, name=name, value={"runs": [run.id for run in runs]})
+    note = Note(kind=note_kinds.RETRY, name=name, value={"runs": [run.id for run in runs]})
     await engine.store.put_notes([NoteWrite.put(note, ttl=RETRY_NOTE_TTL)])
     return note
 
 
 async def forget_retry(engine: EngineContext, note: Note) -> None:
     with contextlib.suppress(StoreError):  # the leader deletes it
-        await engine.store.put_notes([NoteWrite.drop(KIND, note.name)])
+        await engine.store.put_notes([NoteWrite.drop(note_kinds.RETRY, note.name)])
 
 
 async def complete_retries(engine: EngineContext) -> None:
     """Complete the retries that others left half done."""
-    async for note in all_items(engine.store.notes, NoteQuery(kind=KIND, limit=100)):
+    async for note in all_items(engine.store.notes, NoteQuery(kind=note_kinds.RETRY, limit=100)):
         await _complete(engine, note)
 
 
@@ -72,7 +70,7 @@ async def _complete(engine: EngineContext, note: Note) -> None:
     if again:
         await revive_followers(engine, again)
     if not left:
-        await engine.store.put_notes([NoteWrite.drop(KIND, note.name, note.version)])
+        await engine.store.put_notes([NoteWrite.drop(note_kinds.RETRY, note.name, note.version)])
     elif again:
         fewer = replace(note, value={"runs": left})
         await engine.store.put_notes([NoteWrite.put(fewer, ttl=RETRY_NOTE_TTL)])

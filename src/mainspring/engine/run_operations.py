@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
-from mainspring.core import transitions
+from mainspring.core import note_kinds, transitions
 from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Note, Run, Source, State, new_run_id, replace
@@ -45,11 +45,8 @@ MANY_AT_ONCE = 1000
 Target = tuple[Handler | None, Any]
 """What runs a job: the handler, if this process has it, and the job's own payload."""
 
-START_KIND = "mainspring.start"
-"""The kind of the notes that say which node made the run at the start of a job."""
-
 START_HELD = timedelta(seconds=60)
-"""How long such a note holds: nodes that start within this time make one run together."""
+"""How long the note of a start holds: nodes that start within this time make one run together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,14 +321,16 @@ class RunOperations:
         within the last minute, if that is alive; None: this node has it."""
         store, this_worker = self._engine.store, self._engine.settings.worker_id
         for _ in range(TRIES):
-            note = await read_note(store, START_KIND, job_id)
+            note = await read_note(store, note_kinds.START, job_id)
             holder = note.value.get("node") if note and isinstance(note.value, dict) else None
             if isinstance(holder, str) and not process_is_gone(holder, this_worker):
                 alive = {worker.id for worker in await find_workers(store)} - {this_worker}
                 if holder in alive:
                     return holder
             version = 0 if note is None else note.version
-            mine = Note(kind=START_KIND, name=job_id, value={"node": this_worker}, version=version)
+            mine = Note(
+                kind=note_kinds.START, name=job_id, value={"node": this_worker}, version=version
+            )
             if await store.put_notes([NoteWrite.put(mine, ttl=START_HELD)]) != [None]:
                 return None
         raise contended(f"the start of job {job_id}")

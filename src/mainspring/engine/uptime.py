@@ -10,11 +10,12 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from mainspring.core import note_kinds
 from mainspring.core.model import Note
 from mainspring.engine.notes import read_note
 from mainspring.stores.protocol import NoteWrite, Store
 
-KIND, NAME = "mainspring.uptime", "workers"
+NAME = "workers"
 
 MOST_DOWNTIMES = 100
 
@@ -58,11 +59,13 @@ async def record_alive(
         "outages": [[one.start, one.end] for one in uptime.downtimes],
     }
     # Where another worker was quicker, it has recorded the same.
-    await store.put_notes([NoteWrite.put(Note(kind=KIND, name=NAME, value=value, version=version))])
+    await store.put_notes(
+        [NoteWrite.put(Note(kind=note_kinds.UPTIME, name=NAME, value=value, version=version))]
+    )
 
 
 async def _read(store: Store) -> tuple[Uptime | None, int]:
-    note = await read_note(store, KIND, NAME)
+    note = await read_note(store, note_kinds.UPTIME, NAME)
     if note is None:
         return None, 0
     try:

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Never, NoReturn, Self, TypeVar, Unpack, overload
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.core.durations import duration
@@ -1199,13 +1200,8 @@ def _rest() -> None:
     time.sleep(0.0005)
 
 
-RESERVED_KINDS = frozenset({"breaker", "rate", "worker"})
-"""Kinds of notes that the engine and the stores write, besides those that begin with
-`mainspring.`: what a program puts there could stop its jobs."""
-
-
 def _refuse_reserved(kind: str) -> None:
-    if kind in RESERVED_KINDS or kind.startswith("mainspring."):
+    if note_kinds.is_reserved(kind):
         raise InvalidInput(
             f"notes of the kind {kind!r} belong to Mainspring: choose another kind",
             field="kind",

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import CarriedClock, Clock, SystemClock
 from mainspring.core.model import Note, Page
 from mainspring.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
@@ -26,7 +27,6 @@ Scope = Literal["read", "write", "admin"]
 SCOPES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
 """Each scope includes those before it."""
 
-KIND = "api-key"
 CACHE_SECONDS = 5.0
 """How long a key that was read is reused: a revoked key is valid for at most so many seconds."""
 
@@ -125,7 +125,8 @@ class ApiKeys:
             created_at=now,
             expires_at=None if expires_in is None else now + expires_in,
         )
-        if await self._notes.put_note(Note(kind=KIND, name=key.id, value=_value(key))) is None:
+        note = Note(kind=note_kinds.API_KEY, name=key.id, value=_value(key))
+        if await self._notes.put_note(note) is None:
             raise Conflict("a key with the same random id exists; try again")
         self._any = (self._clock.monotonic(), True)
         return key, f"ms_{key.id}_{secret}"
@@ -134,7 +135,7 @@ class ApiKeys:
         found: list[Key] = []
         cursor: str | None = None
         while True:
-            page = await self._notes.list_notes(KIND, cursor=cursor)
+            page = await self._notes.list_notes(note_kinds.API_KEY, cursor=cursor)
             found += [_read(note) for note in page.items]
             if (cursor := page.cursor) is None:
                 return sorted(found, key=lambda key: key.created_at)
@@ -143,7 +144,7 @@ class ApiKeys:
         """Make a key invalid. It stays in the list, so that a store with revoked keys alone still
         needs a key."""
         while True:
-            note = await self._notes.note(KIND, key_id)
+            note = await self._notes.note(note_kinds.API_KEY, key_id)
             if note is None:
                 raise NotFound(f"there is no key {key_id!r}")
             key = _read(note)
@@ -152,7 +153,7 @@ class ApiKeys:
                 return key
             key = _as_revoked(key, await self._notes.now())
             if await self._notes.put_note(
-                Note(kind=KIND, name=key_id, value=_value(key), version=note.version)
+                Note(kind=note_kinds.API_KEY, name=key_id, value=_value(key), version=note.version)
             ):
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
@@ -177,7 +178,7 @@ class ApiKeys:
 
     async def _read_any(self) -> bool:
         now = self._clock.monotonic()
-        page = await self._notes.list_notes(KIND, limit=1)
+        page = await self._notes.list_notes(note_kinds.API_KEY, limit=1)
         if self._any is None or self._any[0] <= now:  # else a newer read is stored
             self._any = (now, bool(page.items))
         return self._any[1]
@@ -224,7 +225,7 @@ class ApiKeys:
 
     async def _read_key(self, key_id: str) -> Key | None:
         now = self._clock.monotonic()
-        note = await self._notes.note(KIND, key_id)
+        note = await self._notes.note(note_kinds.API_KEY, key_id)
         if note is None:
             # Not cached: made-up ids would fill the cache.
             self._known.pop(key_id, None)

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import to_us
 from mainspring.core.model import Note, Page
 from mainspring.core.plurals import plural
@@ -23,7 +24,6 @@ __all__ = ["RETENTION", "AuditEntry", "AuditLog", "Change"]
 
 log = logging.getLogger("mainspring.service")
 
-KIND = "audit"
 RETENTION = timedelta(days=90)
 MOST_WAITING = 10_000
 """Entries that may wait for a store that is away."""
@@ -97,7 +97,7 @@ class AuditLog:
 
     async def list(self, limit: int = 50, cursor: str | None = None) -> Page[AuditEntry]:
         """Entries, newest first, without those that cannot be read."""
-        page = await self._notes.list_notes(KIND, limit=limit, cursor=cursor)
+        page = await self._notes.list_notes(note_kinds.AUDIT, limit=limit, cursor=cursor)
         entries = [entry for note in page.items if (entry := _read(note)) is not None]
         return Page(entries, page.cursor)
 
@@ -133,4 +133,4 @@ def _note(entry: AuditEntry) -> Note:
     """The name sorts newer entries first."""
     name = f"{_LAST - to_us(entry.at):016x}-{secrets.token_hex(4)}"
     value = {field: getattr(entry, field) for field in entry.__struct_fields__}
-    return Note(kind=KIND, name=name, value=value, expires_at=entry.at + RETENTION)
+    return Note(kind=note_kinds.AUDIT, name=name, value=value, expires_at=entry.at + RETENTION)

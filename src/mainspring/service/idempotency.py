@@ -14,6 +14,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
+from mainspring.core import note_kinds
 from mainspring.core.model import Job, Note
 from mainspring.errors import Conflict, InvalidInput, JobNotFound, MainspringError, NotFound
 from mainspring.scheduler.client import Client
@@ -21,7 +22,6 @@ from mainspring.service.problems import ApiError
 
 __all__ = ["REFUSALS", "IdempotentRequest"]
 
-KIND = "idempotency"
 KEPT_FOR = timedelta(hours=24)
 LONGEST_KEY = 255
 REFUSALS = (ApiError, InvalidInput, NotFound, Conflict)
@@ -50,13 +50,13 @@ class IdempotentRequest:
         body_hash = hashlib.sha256(body).hexdigest()
         now = await client.now()
         note = Note(
-            kind=KIND,
+            kind=note_kinds.IDEMPOTENCY,
             name=name,
             value={"body": body_hash, "job": job_id, "begun": now, "answer": None},
             expires_at=now + KEPT_FOR,
         )
         version = await client.put_note(note)
-        found = await client.note(KIND, name)
+        found = await client.note(note_kinds.IDEMPOTENCY, name)
         if found is None:  # it expired in between: the key counts as new
             return cls(client, note)
         if found.value is None:
@@ -79,7 +79,7 @@ class IdempotentRequest:
     def dedupe(self) -> dict[str, Any]:
         """The options that let one run be made for this key, for as long as the key is kept."""
         name, body = self._note.name, self._note.value["body"]
-        return {"dedupe_key": f"{KIND}:{name}:{body}", "dedupe_for": KEPT_FOR}
+        return {"dedupe_key": f"{note_kinds.IDEMPOTENCY}:{name}:{body}", "dedupe_for": KEPT_FOR}
 
     @property
     def answer(self) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ class IdempotentRequest:
         value = {**self._note.value, "answer": answer}
         await self._client.put_note(
             Note(
-                kind=KIND,
+                kind=note_kinds.IDEMPOTENCY,
                 name=self._note.name,
                 value=value,
                 version=self._note.version,
@@ -119,4 +119,4 @@ class IdempotentRequest:
 
     async def free(self) -> None:
         """Let another request use the key: this one was refused."""
-        await self._client.remove_note(KIND, self._note.name)
+        await self._client.remove_note(note_kinds.IDEMPOTENCY, self._note.name)

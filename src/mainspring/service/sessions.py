@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from starlette.datastructures import Headers
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Note
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key, NoteStore
@@ -23,7 +24,6 @@ COOKIE = "mainspring_session"
 HOST_PREFIX = "__Host-"
 """A browser takes a cookie of such a name only over HTTPS, from this host itself: no page
 of another port or subdomain can put its own in place."""
-KIND = "session"
 SESSION_TTL = timedelta(hours=12)
 MAX_SESSIONS = 20
 """How many sessions a key may have at once."""
@@ -46,7 +46,7 @@ class Sessions:
         while True:
             now = await self._notes.now()
             ends = now + SESSION_TTL
-            note = await self._notes.note(KIND, key.id)
+            note = await self._notes.note(note_kinds.SESSION, key.id)
             sessions = {hash: end for hash, end in _sessions(note).items() if end > now}
             newest = sorted(sessions, key=sessions.__getitem__)[-(MAX_SESSIONS - 1) :]
             kept = {hash: sessions[hash] for hash in newest}
@@ -55,7 +55,7 @@ class Sessions:
 
     async def _put(self, key_id: str, note: Note | None, sessions: dict[str, datetime]) -> bool:
         fresh = Note(
-            kind=KIND,
+            kind=note_kinds.SESSION,
             name=key_id,
             value={"sessions": sessions},
             version=0 if note is None else note.version,
@@ -82,7 +82,7 @@ class Sessions:
             return key_id
         at = self._clock.monotonic()
         key_id = _key_id(text)
-        note = await self._notes.note(KIND, key_id) if key_id else None
+        note = await self._notes.note(note_kinds.SESSION, key_id) if key_id else None
         self._known.pop(name, None)
         ends = _sessions(note).get(name)
         if ends is None or ends <= await self._notes.now():
@@ -95,12 +95,12 @@ class Sessions:
     async def end(self, text: str) -> None:
         name, key_id = _hash(text), _key_id(text)
         while True:
-            note = await self._notes.note(KIND, key_id) if key_id else None
+            note = await self._notes.note(note_kinds.SESSION, key_id) if key_id else None
             sessions = dict(_sessions(note))
             if sessions.pop(name, None) is None:
                 break
             if not sessions:
-                await self._notes.remove_note(KIND, key_id)
+                await self._notes.remove_note(note_kinds.SESSION, key_id)
                 break
             if await self._put(key_id, note, sessions):
                 break

@@ -10,19 +10,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from mainspring.core import note_kinds
 from mainspring.core.model import Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["LEADER", "TERMS", "WORKERS", "elect"]
+__all__ = ["LEADER", "elect"]
 
 LEADER = "keeper"
 """The name that the leader holds, as stores have kept it from the beginning."""
-
-TERMS = "mainspring.term"
-"""The kind of the notes."""
-
-WORKERS = "worker"
-"""The kind of the notes by which live workers announce themselves, whether they lead or not."""
 
 
 async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | None:
@@ -36,7 +31,7 @@ async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | N
     note that expires later than `ttl` allows, or never, does not belong to this election; it is
     replaced.
     """
-    query = NoteQuery(kind=TERMS, names=frozenset({name}), limit=1)
+    query = NoteQuery(kind=note_kinds.TERM, names=frozenset({name}), limit=1)
     term = next(iter((await store.notes(query)).items), None)
     if term is None and not ttl:
         return None
@@ -50,7 +45,7 @@ async def elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | N
             return None
         # A term that was never renewed has the number of the write that began it.
         value["term"] = term.value.get("term", term.version)
-    note = Note(kind=TERMS, name=name, value=value, version=term.version if term else 0)
+    note = Note(kind=note_kinds.TERM, name=name, value=value, version=term.version if term else 0)
     [version] = await store.put_notes([NoteWrite.put(note, ttl)])
     if version is None or not ttl:
         return None

@@ -13,12 +13,13 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
 from mainspring.core.transitions import Change
 from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
-from mainspring.stores.rates import NOTE_KIND, RateAllowance, rate_limit
+from mainspring.stores.rates import RateAllowance, rate_limit
 from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, turn_order
 
 __all__ = [
@@ -115,7 +116,7 @@ def rate_allowance(jobs: Mapping[str, Job], notes: Iterable[Note], now: datetime
     counts = [
         note
         for note in (notes if limits else ())
-        if note.kind == NOTE_KIND and note.name in names and not has_expired(note, now)
+        if note.kind == note_kinds.RATE and note.name in names and not has_expired(note, now)
     ]
     return RateAllowance(limits, counts, to_us(now))
 

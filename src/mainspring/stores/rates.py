@@ -17,13 +17,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import Job, Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["NOTE_KIND", "RateAllowance", "RateLimit", "next_start", "rate_limit"]
-
-NOTE_KIND = "rate"
+__all__ = ["RateAllowance", "RateLimit", "next_start", "rate_limit"]
 
 BUCKETS_PER_SPAN = 20
 """Into how many buckets a span is divided."""
@@ -98,7 +97,7 @@ class _Starts(NamedTuple):
             buckets.append((now + length, count))
         ends = buckets[-1][0] + span
         value: dict[str, Any] = {"span": span, "starts": [[ends - end, n] for end, n in buckets]}
-        note = Note(kind=NOTE_KIND, name=limits[0].name, value=value, version=self.version)
+        note = Note(kind=note_kinds.RATE, name=limits[0].name, value=value, version=self.version)
         return NoteWrite.put(note, (ends - now) * _US)
 
 
@@ -171,7 +170,7 @@ async def next_start(store: Store, job: Job) -> datetime | None:
     if (limit := rate_limit(job)) is None:
         return None
     names = frozenset({limit.name})
-    notes = (await store.notes(NoteQuery(kind=NOTE_KIND, names=names, limit=1))).items
+    notes = (await store.notes(NoteQuery(kind=note_kinds.RATE, names=names, limit=1))).items
     rates = RateAllowance({job.id: limit}, notes, to_us(await store.now()))
     at = rates.next_start([job.id])
     return None if at is None else from_us(at)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from mainspring.core import note_kinds
 from mainspring.core.durations import duration
 from mainspring.core.model import Job, Note, SigningSecret, Webhook, replace
 from mainspring.core.policy import Span
@@ -45,9 +46,6 @@ log = logging.getLogger("mainspring")
 
 HANDLER = "webhook"
 """The name of the built-in handler."""
-
-KEY_NOTE = "secret-key"
-"""The kind and the name of the note that holds a shared store's own key."""
 
 MAX_DECRYPTED = 10_000
 """How many jobs' decrypted secrets are kept in memory."""
@@ -127,10 +125,14 @@ class Webhooks:
             return
         if self._has_read_store_key and not again:
             return
-        query = NoteQuery(kind=KEY_NOTE, names=frozenset({KEY_NOTE}), limit=1)
+        query = NoteQuery(
+            kind=note_kinds.SECRET_KEY, names=frozenset({note_kinds.SECRET_KEY}), limit=1
+        )
         page = await self._store.notes(query)
         if not page.items and not self.vault.is_usable:
-            note = Note(kind=KEY_NOTE, name=KEY_NOTE, value={"key": new_key()})
+            note = Note(
+                kind=note_kinds.SECRET_KEY, name=note_kinds.SECRET_KEY, value={"key": new_key()}
+            )
             await self._store.put_notes([NoteWrite.put(note)])
             page = await self._store.notes(query)
             log.info(

@@ -15,9 +15,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mainspring import Run, Scheduler, State
+from mainspring.core import note_kinds
 from mainspring.core.model import LIVE
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.election import LEADER, TERMS
+from mainspring.stores.election import LEADER
 from tests.support.mongodb.worker import CAPACITY, build
 from tests.support.process_crashes import Entry, WorkerProcesses, check, read_log
 from tests.support.servers.clocks import SteppedClock, program_clock
@@ -200,7 +201,7 @@ async def orphaned_slots(place: Path, url: str, kills: int, lease: float = 5) ->
                 leader = None
                 while leader is None:  # the dead lead on until their term is over
                     await asyncio.sleep(0.3)
-                    term = await producer.note(TERMS, LEADER)
+                    term = await producer.note(note_kinds.TERM, LEADER)
                     pid = int(term.value["holder"].split(":")[-2]) if term else 0
                     leader = next((one for one in processes.alive if one.pid == pid), None)
                 processes.kill(leader)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from mainspring.core import transitions
+from mainspring.core import note_kinds, transitions
 from mainspring.core.clock import EPOCH, Clock
 from mainspring.core.durations import duration
 from mainspring.core.model import (
@@ -36,7 +36,6 @@ from mainspring.core.node_runs import node_of
 from mainspring.core.policy import Delivery, MisfireKind, Overlap, Policy
 from mainspring.core.schedules import FixedDelay, Schedule
 from mainspring.core.statistics import WHOLE_STORE, Totals
-from mainspring.stores.election import WORKERS
 from mainspring.stores.evaluation import is_claimable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Store
@@ -329,7 +328,7 @@ class Monitor:
         alive = {
             name
             for (kind, name), note in self.store._notes.items()
-            if kind == WORKERS and (note.expires_at is None or note.expires_at > now)
+            if kind == note_kinds.WORKER and (note.expires_at is None or note.expires_at > now)
         }
         self._announced = {name: self._announced.get(name, self._moment()) for name in alive}
 

@@ -26,7 +26,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from mainspring.core import codec
+from mainspring.core import codec, note_kinds
 from mainspring.core.model import Job, Run, State, replace
 from mainspring.core.plurals import list_some
 from mainspring.core.transitions import Change
@@ -40,7 +40,7 @@ from mainspring.stores.copy.reader import (
     retry_while_unavailable,
     runs_by_id,
 )
-from mainspring.stores.election import LEADER, WORKERS, elect
+from mainspring.stores.election import LEADER, elect
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobQuery, JobWrite, NoteQuery, RunQuery, Store
 
@@ -302,7 +302,7 @@ async def _elect(store: Store, name: str, holder: str, ttl: timedelta) -> int | 
 async def _refuse_live_workers(store: Store, name: str) -> None:
     """Refuse while a worker is alive. One that fires no slots is never the leader, and one that is
     idle holds no lease, but it would claim the next run that falls due."""
-    query = NoteQuery(kind=WORKERS, limit=PAGE)
+    query = NoteQuery(kind=note_kinds.WORKER, limit=PAGE)
     page = await retry_while_unavailable(store.notes, query)
     if not page.items:
         return

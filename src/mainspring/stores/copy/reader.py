@@ -8,9 +8,9 @@ from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
 
+from mainspring.core import note_kinds
 from mainspring.core.model import Job, Note, Run, State
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.election import TERMS
 from mainspring.stores.paging import pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
@@ -59,16 +59,12 @@ def job_pages(store: Store) -> AsyncIterator[list[Job]]:
     return pages(partial(retry_while_unavailable, store.jobs), JobQuery(limit=PAGE))
 
 
-UPTIME = "mainspring.uptime"
-"""The kind of the note of engine/uptime.py."""
-
-
 async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
     """Yield the notes page by page, each page of one kind. Leaves out the terms of elections and
     the times when workers were alive, which belong to their store."""
     async for page in pages(partial(retry_while_unavailable, store.notes), NoteQuery(limit=PAGE)):
         for kind, notes in groupby(page, key=lambda note: note.kind):
-            if kind not in (TERMS, UPTIME):
+            if kind not in (note_kinds.TERM, note_kinds.UPTIME):
                 yield list(notes)
 
 

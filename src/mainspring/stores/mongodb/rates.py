@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mainspring.core import note_kinds
 from mainspring.core.clock import to_us
 from mainspring.stores.mongodb import notes
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.transaction import WriteConflict
 from mainspring.stores.protocol import NoteQuery
-from mainspring.stores.rates import NOTE_KIND, RateAllowance, RateLimit
+from mainspring.stores.rates import RateAllowance, RateLimit
 
 __all__ = ["count_starts", "read_rate_limit", "read_rates"]
 
@@ -28,7 +29,7 @@ async def read_rates(
         return RateAllowance({})
     now = to_us(await db.now())
     names = frozenset(limit.name for limit in limits.values())
-    query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
+    query = NoteQuery(kind=note_kinds.RATE, names=names, limit=len(names))
     found = (await notes.find(db, query)).items
     return RateAllowance(limits, found, now if at is None else min(at, now))
 

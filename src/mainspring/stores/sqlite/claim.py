@@ -21,8 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from mainspring.core import note_kinds
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
-from mainspring.stores.rates import NOTE_KIND, RateAllowance, RateLimit
+from mainspring.stores.rates import RateAllowance, RateLimit
 from mainspring.stores.sqlite.codec import ALL_LANES, Lane, lanes_from_turn
 from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.row_batches import one_value, select
@@ -229,7 +230,7 @@ def _add_limits(
     limits.add(concurrency, dict.fromkeys(keys, 0) | _count_used(connection, keys, now))
     names = frozenset(limit.name for limit in rates.values())
     if names:
-        query = NoteQuery(kind=NOTE_KIND, names=names, limit=len(names))
+        query = NoteQuery(kind=note_kinds.RATE, names=names, limit=len(names))
         limits.rates.add(rates, find_notes(connection, query, now).items)
 
 

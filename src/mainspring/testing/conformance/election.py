@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mainspring.core import transitions
+from mainspring.core import note_kinds, transitions
 from mainspring.core.model import Note
-from mainspring.stores.election import TERMS, elect
+from mainspring.stores.election import elect
 from mainspring.stores.protocol import NoteWrite, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import put_job
@@ -65,8 +65,8 @@ class ElectionTests(Suite):
         """Its holder may still rely on it, so nobody holds the name until it has expired."""
         values: list[Any] = [None, "a", [], {}, {"holder": 5}, {"holder": "a", "term": "first"}]
         for value in values:
-            note = Note(kind=TERMS, name="lead", value=value)
-            write = NoteWrite(TERMS, "lead", None, note, self.ticks(10))
+            note = Note(kind=note_kinds.TERM, name="lead", value=value)
+            write = NoteWrite(note_kinds.TERM, "lead", None, note, self.ticks(10))
             [version] = await store.put_notes([write])
             assert version is not None
             for holder in ("a", "b"):
@@ -79,7 +79,9 @@ class ElectionTests(Suite):
             await self.pass_ticks(2)
 
     async def test_a_damaged_term_that_would_never_end_is_replaced(self, store: Store) -> None:
-        [version] = await store.put_notes([NoteWrite.put(Note(kind=TERMS, name="lead", value={}))])
+        [version] = await store.put_notes(
+            [NoteWrite.put(Note(kind=note_kinds.TERM, name="lead", value={}))]
+        )
         assert version is not None
         number = await elect(store, "lead", "b", self.ticks(10))
         assert number is not None
@@ -89,7 +91,7 @@ class ElectionTests(Suite):
 
     async def test_a_term_whose_record_is_damaged_ends_by_itself(self, store: Store) -> None:
         assert await elect(store, "lead", "a", self.ticks(10)) is not None
-        await self.damage_note(store, TERMS, "lead")
+        await self.damage_note(store, note_kinds.TERM, "lead")
         for holder in ("a", "b"):
             assert await elect(store, "lead", holder, self.ticks(10)) is None
         await self.pass_ticks(11)

@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from mainspring.core import transitions
+from mainspring.core import note_kinds, transitions
 from mainspring.core.policy import Rate
 from mainspring.stores.protocol import Claim, Store
-from mainspring.stores.rates import NOTE_KIND
 from mainspring.testing.conformance.base import Suite
 
 __all__ = ["RateTests"]
@@ -133,7 +132,7 @@ class RateTests(Suite):
         await self.limit(store, "limited")
         await store.add([self.run(f"r{n}", job_id="limited") for n in range(6)])
         assert len(await self.claim_ids(store)) == 3
-        await self.damage_note(store, NOTE_KIND, "job:limited")
+        await self.damage_note(store, note_kinds.RATE, "job:limited")
         await store.add([self.run("free", job_id="other")])
         assert await self.claim_ids(store) == ["free"]
         await self.pass_ticks(2 * SPAN)
