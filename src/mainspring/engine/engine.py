@@ -299,8 +299,7 @@ class Engine:
         assert settings.memory_limit is not None
         log.error(
             "this process holds %s of memory, and its limit is %s: it claims no more runs, and"
-            " those that run have %s to end. Then it must be replaced; `mainspring worker` and"
-            " `mainspring serve` do so themselves, and `scheduler.run()` ends",
+            " those that run have %s to end. Then the process must be replaced",
             megabytes(used),
             megabytes(settings.memory_limit),
             humanize(settings.drain_timeout),
