@@ -169,6 +169,23 @@ async def test_the_run_of_a_worker_that_died_before_it_took_it_is_skipped(
 
 
 @virtual
+async def test_the_run_of_a_dead_worker_is_skipped_though_its_job_runs_on_one_node_now(
+    cluster: Cluster,
+) -> None:
+    async with cluster.worker("a", schedule=None) as a:
+        dead = cluster.worker("b", schedule=None)
+        await dead.start()
+        await asyncio.sleep(1)
+        kill(dead)
+        await a.trigger("clean")
+        async with cluster.worker("c", schedule=None, each_node=False):
+            await asyncio.sleep(3 * MINUTE)
+            assert not (await a.get_job("clean")).policy.each_node
+            [lost] = (await a.list_runs(job="clean", state="skipped")).items
+            assert (lost.handler, lost.reason) == (f"@{own_id(dead)}", "its node is gone")
+
+
+@virtual
 async def test_a_worker_that_dies_in_the_middle_of_its_run_fails_it(cluster: Cluster) -> None:
     cluster.takes = 20
     async with cluster.worker("a", schedule=None) as a:

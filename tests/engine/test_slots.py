@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -826,3 +827,24 @@ async def test_slots_that_are_due_when_a_job_is_paused_leave_a_record(shared: Sh
             "job paused",
         )
         assert passed.result["count"] == 3
+
+
+def test_slots_that_are_due_when_a_file_pauses_their_job_leave_a_record(tmp_path: Path) -> None:
+    file = tmp_path / "mainspring.toml"
+    text = 'name = "shop"\n[jobs.tick]\nschedule = "10s"\nhandler = "shop:tick"\n'
+
+    @virtual
+    async def story(shared: SharedStore) -> None:
+        for written in (text, f"{text}enabled = false\n"):
+            file.write_text(written)
+            async with shared.scheduler(workers=0) as client:
+                applied = await client.apply_jobs(file, with_handlers=False)
+                assert len([*applied.added, *applied.changed]) == 1
+            await asyncio.sleep(35)  # nothing fires
+        async with shared.scheduler(workers=0) as client:
+            [passed] = await runs(client, "tick")
+            assert not (await client.get_job("tick")).enabled
+        assert (passed.state, passed.reason) == (State.SKIPPED, "job paused")
+        assert passed.result["count"] == 3
+
+    story()

@@ -201,6 +201,9 @@ class JobOperations:
             writes = [_write_of(pair) for pair in pairs.values() if not _is_unchanged(pair)]
             if dry_run or not writes:
                 return list(first.values())
+            paused = [old for old, job in pairs.values() if old and job and not job.enabled]
+            if await self._record_passed_slots(paused, await self._engine.store.now()):
+                continue
             done = await self._engine.store.put_jobs(writes)
             kept = [write for write, was_kept in zip(writes, done, strict=True) if was_kept]
             await self._announce_writes(kept)

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
-from mainspring.core.node_runs import is_node_handler, node_of
+from mainspring.core.node_runs import is_node_handler, node_handler, node_of
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
 from mainspring.engine.context import EVENT_OF, EngineContext
@@ -82,18 +82,25 @@ class Rescuer:
         if not gone:
             return
         busy = [job_id for job_id, runs in counts.runs.items() if runs.get(State.PENDING)]
-        jobs = await self._engine.jobs.get(busy)
-        for job_id, job in jobs.items():
-            if job is not None and job.unreadable is None and job.policy.each_node:
-                await self._end_runs_of_nodes(job_id, gone)
+        jobs = [job for job in (await self._engine.jobs.get(busy)).values() if job is not None]
+        left = sum(counts.due[node_handler(node)].count for node in gone)
+        # A job whose `each_node` was switched off may still have such runs. Its backlog is read
+        # only if the runs are not those of other jobs.
+        for job in sorted(jobs, key=lambda job: not job.policy.each_node):
+            if left > 0 and job.unreadable is None:
+                left -= await self._end_runs_of_nodes(job.id, gone)
 
-    async def _end_runs_of_nodes(self, job_id: str, nodes: set[str]) -> None:
+    async def _end_runs_of_nodes(self, job_id: str, nodes: set[str]) -> int:
+        """End the pending runs of these nodes; return how many there were."""
+        ended = 0
         query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
         async for page in pages(self._engine.store.find, query):
             runs = [run for run in page if node_of(run) in nodes and run.unreadable is None]
             now = self._engine.time.now()
             changes = [transitions.node_gone(run, now) for run in runs]
             await self._engine.emit_ended(await self._change_runs(runs, changes))
+            ended += len(runs)
+        return ended
 
     async def _change_runs(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         changed = await self._engine.change_runs(runs, changes)
