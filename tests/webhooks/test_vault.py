@@ -97,6 +97,18 @@ async def test_a_key_that_is_none_is_told_at_start(monkeypatch: pytest.MonkeyPat
         assert (await looking.list_jobs()).items == []
 
 
+def test_a_webhook_in_code_on_a_shared_store_names_the_command_that_makes_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a webhook is encrypted before the store opens, which keeps a key for later ones."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    webhook = {"url": "https://example.com", "headers": {"authorization": f"Bearer {TOKEN}"}}
+    jobs = {"ping": {"schedule": "5m", "webhook": webhook}}
+    with pytest.raises(SecretKeyMissing) as refused:
+        Scheduler("mongodb://127.0.0.1:1/unused", jobs=jobs)
+    assert f"`export {VARIABLE}=$(openssl rand -base64 32)`" in str(refused.value)
+
+
 def test_the_file_is_made_at_first_use_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "jobs.db-secret.key"
     vault = Vault.of(file=file, environ={})

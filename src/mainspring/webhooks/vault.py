@@ -161,9 +161,10 @@ class Vault:
     def _make_file(self) -> None:
         if self._file is None:
             raise SecretKeyMissing(
-                f"secrets are kept encrypted, and there is no key: set {VARIABLE} to the same"
-                " base64 of 32 random bytes in every process of this store"
-                " (`openssl rand -base64 32` makes one), or leave secret headers out"
+                "secrets are kept encrypted, and there is no key. Make one:"
+                f" `export {VARIABLE}=$(openssl rand -base64 32)`, and set it to the same value in"
+                " every process of this store. (Webhooks that are added while a scheduler or client"
+                " is open need none: the store keeps a key for them.)"
             )
         # A hard link creates the file whole, and fails if another process created it first.
         draft = self._file.with_name(f"{self._file.name}.{os.getpid()}.{secrets.token_hex(4)}")
