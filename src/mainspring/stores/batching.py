@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-__all__ = ["split_by_key", "split_in_order"]
-
 T = TypeVar("T")
 
 

@@ -55,34 +55,6 @@ from mainspring.core.schedules import Schedule
 from mainspring.errors import InvalidInput
 from mainspring.stores.unreadable_records import log_unreadable
 
-__all__ = [
-    "ATTEMPT",
-    "JOB",
-    "NOTE",
-    "RUN",
-    "Field",
-    "Kind",
-    "Record",
-    "Table",
-    "as_list",
-    "as_number",
-    "from_us",
-    "job_from_record",
-    "job_to_record",
-    "json_text",
-    "note_from_record",
-    "note_to_record",
-    "read_parts",
-    "record_reader",
-    "record_writer",
-    "row_reader",
-    "row_writer",
-    "run_from_record",
-    "run_to_record",
-    "to_us",
-    "update_record",
-]
-
 Record = dict[str, Any]
 T = TypeVar("T")
 V = TypeVar("V", Run, Job)

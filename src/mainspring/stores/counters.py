@@ -30,20 +30,6 @@ from mainspring.stores import evaluation
 from mainspring.stores.codec import from_us, json_text, to_us
 from mainspring.stores.protocol import Counts
 
-__all__ = [
-    "TOTALS",
-    "Counted",
-    "Counters",
-    "Key",
-    "add_to",
-    "added_by",
-    "counts_of",
-    "decode",
-    "encode",
-    "first_start",
-    "known_states",
-]
-
 TOTALS = EPOCH
 """Stands in a key where the start of a period does, for the totals of a job."""
 

@@ -14,8 +14,6 @@ from mainspring.core import note_kinds
 from mainspring.core.model import Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["LEADER", "elect"]
-
 LEADER = "keeper"
 """The name that the leader holds, as stores have kept it from the beginning."""
 

@@ -17,40 +17,10 @@ from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
 from mainspring.core.transitions import Change
-from mainspring.stores.cursors import cursor_number, note_cursor, read_note_cursor
+from mainspring.stores.paging import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
 from mainspring.stores.rates import RateAllowance, rate_limit
 from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, turn_order
-
-__all__ = [
-    "CLOCK_SET_BACK",
-    "UsedCapacity",
-    "awaited_runs",
-    "choose_claimed",
-    "count_runs",
-    "dedupe_holder",
-    "fields_of_change",
-    "fields_of_claim",
-    "fields_of_clock_step",
-    "has_capacity",
-    "has_cursor",
-    "has_expired",
-    "has_lapsed",
-    "is_claimable",
-    "is_settled",
-    "matches",
-    "may_be_deleted",
-    "new_run_by_clock",
-    "next_due",
-    "ordered_jobs",
-    "page_of_jobs",
-    "page_of_notes",
-    "page_of_runs",
-    "rate_allowance",
-    "unfinished_slots",
-    "used_capacity",
-]
-
 
 # -- claims ---------------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ["Waiters"]
-
 
 class Waiters:
     """The tasks that wait. They are woken in the order in which they came, so that a simulation

@@ -1,16 +1,17 @@
-"""Reads all that a query finds, page by page."""
+"""Reads all that a query finds, page by page; makes and checks the cursors of pages."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from msgspec.structs import replace
 
-from mainspring.core.model import Page
+from mainspring.core.model import Note, Page
+from mainspring.errors import InvalidCursor
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery
-
-__all__ = ["all_items", "pages"]
 
 Q = TypeVar("Q", JobQuery, NoteQuery, RunQuery)
 T = TypeVar("T")
@@ -38,3 +39,33 @@ async def all_items(read: Callable[[Q], Awaitable[Page[T]]], query: Q) -> AsyncI
     async for page in pages(read, query):
         for item in page:
             yield item
+
+
+# -- cursors -------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_LARGEST = 2**63 - 1
+"""What databases keep as an integer."""
+
+
+def cursor_number(part: object, cursor: object) -> int:
+    """The number in a cursor, or in a part of one. Raises `InvalidCursor` where it is no number."""
+    if not isinstance(part, str) or _NUMBER.fullmatch(part) is None or abs(int(part)) > _LARGEST:
+        raise InvalidCursor(cursor)
+    return int(part)
+
+
+def note_cursor(note: Note) -> str:
+    """The cursor of a page whose last note is this one."""
+    return json.dumps([note.kind, note.name])
+
+
+def read_note_cursor(cursor: str) -> list[str]:
+    """The kind and the name of the last note of the page before. Raises `InvalidCursor`."""
+    try:
+        parts = json.loads(cursor)
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list) or [type(part) for part in parts] != [str, str]:
+        raise InvalidCursor(cursor)
+    return parts

@@ -22,8 +22,6 @@ from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import Job, Note
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 
-__all__ = ["RateAllowance", "RateLimit", "next_start", "rate_limit"]
-
 BUCKETS_PER_SPAN = 20
 """Into how many buckets a span is divided."""
 

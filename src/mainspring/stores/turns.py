@@ -13,8 +13,6 @@ from typing import Generic, NamedTuple, TypeVar
 from mainspring.stores.protocol import Claim
 from mainspring.stores.rates import RateAllowance
 
-__all__ = ["ClaimLimits", "ConcurrencyLimit", "Turns", "first_round", "turn_order"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from threading import Lock
 
 from mainspring.core.model import Job, Run
 
-__all__ = ["log_unreadable"]
-
 log = logging.getLogger("mainspring")
 
 MOST_REPORTED = 1000

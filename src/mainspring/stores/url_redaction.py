@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["without_password"]
-
 _SECRET = re.compile(r"(?i)password|passphrase|secret|token|authMechanismProperties")
 
 

@@ -13,7 +13,7 @@ from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import Policy
 from mainspring.stores.mongodb import MongoStore, claim
 from mainspring.stores.mongodb.collections import Database
-from mainspring.stores.mongodb.concurrency import FreeCapacity
+from mainspring.stores.mongodb.limits import FreeCapacity
 from mainspring.stores.protocol import Claimed
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, put_job

@@ -19,8 +19,9 @@ from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Failure
+from mainspring.stores.codec import to_us
 from mainspring.stores.mongodb import MongoStore, claim
-from mainspring.stores.mongodb.codec import LANE_PARTS, to_us
+from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.collections import Document
 from mainspring.stores.mongodb.server_clock import ServerTime
 from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery

@@ -20,10 +20,10 @@ from mainspring.stores.mongodb import (
     MongoStore,
     claim,
     commit,
-    concurrency,
     dedupe,
     insert,
     jobs,
+    limits,
     transaction,
 )
 from mainspring.stores.protocol import (
@@ -433,7 +433,7 @@ async def test_two_claims_at_the_same_time_keep_to_the_limit(
 ) -> None:
     await job(store, clock, concurrency=1)
     await store.add([run(clock, "a", queue="x"), run(clock, "b", queue="y")])
-    whole = getattr(concurrency.FreeCapacity, step)
+    whole = getattr(limits.FreeCapacity, step)
     taken: list[Run] = []
     inside = False
 
@@ -445,7 +445,7 @@ async def test_two_claims_at_the_same_time_keep_to_the_limit(
             taken.extend(await claim_runs(store, replace(CLAIM, queues=frozenset({"y"}))))
         return answer
 
-    monkeypatch.setattr(concurrency.FreeCapacity, step, meanwhile)
+    monkeypatch.setattr(limits.FreeCapacity, step, meanwhile)
     monkeypatch.setattr(claim, "TRIES", 3)
     taken += await claim_runs(store, replace(CLAIM, queues=frozenset({"x"})))
     assert inside
@@ -461,15 +461,15 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
     [paused] = await claim_runs(store, CLAIM)
     held = [Held(paused.id, paused.token)]
     clock.advance(31)
-    whole = concurrency.FreeCapacity.lock
+    whole = limits.FreeCapacity.lock
     renewed: list[Renewed] = []
 
     async def meanwhile(self: Any, db: Any, *given: Any) -> Any:
-        monkeypatch.setattr(concurrency.FreeCapacity, "lock", whole)
+        monkeypatch.setattr(limits.FreeCapacity, "lock", whole)
         renewed.extend(await store.renew(held, CLAIM.lease))
         return await whole(self, db, *given)
 
-    monkeypatch.setattr(concurrency.FreeCapacity, "lock", meanwhile)
+    monkeypatch.setattr(limits.FreeCapacity, "lock", meanwhile)
     taken = await claim_runs(store, CLAIM)
     assert len(taken) + len(renewed) == 1
     assert len(await store.renew(held, CLAIM.lease)) == len(renewed)

@@ -1,7 +1,6 @@
 """`mainspring store copy`: copies everything from one store to another.
 
-copier.py    copies jobs and runs, and refuses stores that are in use
-notes.py     copies API keys and other notes
+copier.py    copies jobs, runs and notes, and refuses stores that are in use
 reader.py    reads a store page by page, and waits for one that is unavailable
 """
 

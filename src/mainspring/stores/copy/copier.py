@@ -27,24 +27,23 @@ from functools import partial
 from typing import Any
 
 from mainspring.core import codec, note_kinds
-from mainspring.core.model import Job, Run, State, replace
+from mainspring.core.model import Job, Note, Run, State, replace
 from mainspring.core.plurals import list_some
 from mainspring.core.transitions import Change
 from mainspring.errors import CopyRefused, StoreUnavailable
-from mainspring.stores.copy.notes import copy_notes, refuse_foreign_notes, verify_notes
 from mainspring.stores.copy.reader import (
     PAGE,
     find_jobs,
+    find_same_notes,
     job_pages,
+    note_pages,
     read_run_page,
     retry_while_unavailable,
     runs_by_id,
 )
 from mainspring.stores.election import LEADER, elect
 from mainspring.stores.paging import all_items
-from mainspring.stores.protocol import JobQuery, JobWrite, NoteQuery, RunQuery, Store
-
-__all__ = ["CopyReport", "StoreContents", "copy", "read_contents"]
+from mainspring.stores.protocol import JobQuery, JobWrite, NoteQuery, NoteWrite, RunQuery, Store
 
 LOCK_TERM = timedelta(seconds=30)
 
@@ -119,7 +118,7 @@ async def copy(
         await _refuse_foreign_records(source, target)
         work = _Copier(source, target)
         await work.copy_jobs()
-        work.copied.notes = await copy_notes(source, target)
+        work.copied.notes = await _copy_notes(source, target)
         for number, cursor in enumerate(reversed(seen.pages), start=1):
             await keep_exclusive()
             runs, _ = await read_run_page(source, cursor)
@@ -128,7 +127,7 @@ async def copy(
         await work.copy_deferred()
         await _refuse_leases(source)
         await _verify(source, target, seen, work.tokens)
-        await verify_notes(source, target)
+        await _verify_notes(source, target)
     work.copied.runs = seen.runs
     work.copied.secrets = seen.secrets
     return work.copied
@@ -338,7 +337,7 @@ async def _refuse_foreign_records(source: Store, target: Store) -> None:
         query = JobQuery(ids=ids, limit=len(ids))
         known = {job.id for job in await retry_while_unavailable(find_jobs, source, query)}
         _refuse_foreign("job", ids - known)
-    await refuse_foreign_notes(source, target)
+    await _refuse_foreign_notes(source, target)
     cursor: str | None = None
     while True:
         runs, cursor = await read_run_page(target, cursor)
@@ -419,3 +418,63 @@ def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:
 
 def _describe_counts(runs: Mapping[State, int]) -> str:
     return ", ".join(f"{runs[state]} {state}" for state in State if runs.get(state)) or "no runs"
+
+
+# -- notes: API keys, idempotency records, and notes that programs keep ----------------------
+#
+# The versions of copied notes start at 1, and another copy raises a version only where the note
+# has changed in the source. So a note that differs and whose version in the target is not lower was
+# changed in the target. The copy is refused then: an API key that was revoked in the target must
+# not become valid again. Notes that expire may differ, because each store expires them by its own
+# clock.
+
+
+async def _copy_notes(source: Store, target: Store) -> int:
+    """Write the notes that the target lacks; return how many the source has."""
+    count = 0
+    async for notes in note_pages(source):
+        there = await find_same_notes(target, notes)
+        for note in notes:
+            kept = there.get(note.name)
+            if _is_same_note(note, kept):
+                continue
+            if kept is not None and note.expires_at is None and kept.version >= note.version:
+                raise CopyRefused(
+                    f"{note.kind} {note.name} was changed in the target: something has worked"
+                    " there. Name an empty target"
+                )
+            version = kept.version if kept else 0
+            write = NoteWrite.put(replace(note, version=version))
+            await retry_while_unavailable(target.put_notes, [write])
+        count += len(notes)
+    return count
+
+
+async def _refuse_foreign_notes(source: Store, target: Store) -> None:
+    async for notes in note_pages(target):
+        known = await find_same_notes(source, notes)
+        for note in _without_expiry(notes):
+            if note.name not in known:
+                raise CopyRefused(
+                    f"the target is not empty: {note.kind} {note.name} is there, and not in the"
+                    " source. Name an empty target, and make API keys for it when the copy is done"
+                )
+
+
+async def _verify_notes(source: Store, target: Store) -> None:
+    async for notes in note_pages(source):
+        there = await find_same_notes(target, notes)
+        for note in _without_expiry(notes):
+            if not _is_same_note(note, there.get(note.name)):
+                raise CopyRefused(
+                    f"{note.kind} {note.name} has changed while it was copied. Stop what uses the"
+                    " source and copy again: that completes the copy"
+                )
+
+
+def _is_same_note(note: Note, kept: Note | None) -> bool:
+    return kept is not None and replace(kept, version=note.version) == note
+
+
+def _without_expiry(notes: Sequence[Note]) -> list[Note]:
+    return [note for note in notes if note.expires_at is None]

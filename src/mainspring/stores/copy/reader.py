@@ -14,17 +14,6 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.paging import pages
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
-__all__ = [
-    "PAGE",
-    "find_jobs",
-    "find_same_notes",
-    "job_pages",
-    "note_pages",
-    "read_run_page",
-    "retry_while_unavailable",
-    "runs_by_id",
-]
-
 T = TypeVar("T")
 
 PAGE = 200

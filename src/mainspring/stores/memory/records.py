@@ -15,16 +15,6 @@ from mainspring.core.transitions import Change
 from mainspring.stores.codec import RUN
 from mainspring.stores.protocol import NoteWrite
 
-__all__ = [
-    "brief",
-    "copy_for_caller",
-    "round_trip",
-    "storable_change",
-    "storable_job",
-    "storable_note",
-    "storable_run",
-]
-
 
 def round_trip(value: Any) -> Any:
     """The value as a store on disk would return it."""

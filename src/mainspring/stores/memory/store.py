@@ -54,9 +54,6 @@ from mainspring.stores.protocol import (
 )
 from mainspring.stores.rates import RateAllowance
 
-__all__ = ["MemoryStore"]
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _Result = Coroutine[Any, Any, T]

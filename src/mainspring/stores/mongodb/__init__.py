@@ -4,8 +4,7 @@ store.py                the methods of the seam
 notifier.py             hints between clients, through a small capped collection
 claim.py                selects due runs and takes them
 claim_partition.py      divides lanes between clients that claim at the same time
-concurrency.py          limits: how many runs of a job may run
-rates.py                limits: how many runs may start in a span of time
+limits.py               how many runs of a job may run, and how many may start in a span of time
 renew.py                renew
 insert.py               add
 dedupe.py               which run holds a dedupe key

@@ -13,7 +13,7 @@ these steps:
 3. It takes the runs in one update, which writes the nonce of the claim, and reads the runs that
    have this nonce. If it wants only a few runs, it has read them whole before, and they are not
    read again. If runs of limited jobs are among them, this step is a transaction that counts again
-   (concurrency.py).
+   (limits.py).
 
 The cost depends on the number of lanes passed and of runs taken, not on the backlog. A million
 pending runs, runs of next year with a high priority, runs of a handler that this worker lacks and
@@ -34,6 +34,7 @@ from pymongo import UpdateMany
 from pymongo.errors import PyMongoError
 
 from mainspring.core.model import Run, replace
+from mainspring.stores.codec import to_us
 from mainspring.stores.mongodb.claim_partition import ClaimPartition
 from mainspring.stores.mongodb.codec import (
     LANE_PARTS,
@@ -46,24 +47,14 @@ from mainspring.stores.mongodb.codec import (
     lane_priority,
     lanes_from_turn,
     read_run,
-    to_us,
 )
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.concurrency import FreeCapacity, read_limits
 from mainspring.stores.mongodb.errors import ambiguous
-from mainspring.stores.mongodb.rates import count_starts
+from mainspring.stores.mongodb.limits import FreeCapacity, count_starts, read_limits
 from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.mongodb.transaction import WriteConflict, run_once
 from mainspring.stores.protocol import Claim
 from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, first_round, turn_order
-
-__all__ = [
-    "Taken",
-    "UnansweredClaims",
-    "claim_runs",
-    "next_due",
-    "release_set_aside",
-]
 
 TRIES = 40
 MOST_MERGED_LANES = 100

@@ -22,8 +22,6 @@ from bson import ObjectId
 from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.collections import Document
 
-__all__ = ["ClaimPartition"]
-
 RECENT_SECONDS = 1.0
 """Seconds for which a client counts as one that claims after its last claim or hint."""
 

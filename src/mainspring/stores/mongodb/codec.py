@@ -7,7 +7,7 @@ A job's document is its record. So is a run's, with these exceptions:
                         run's id}; also job_id and priority are fields of the document
     leased_at, lease    in place of lease_until: stamped by the server, and microseconds
     nonce               which claim took it last
-    evicted             another run may have taken its capacity under a limit (concurrency.py)
+    evicted             another run may have taken its capacity under a limit (limits.py)
     transaction         the session of its handler's transaction (handler_transaction.py)
 
 Payloads, results and attempts are JSON text. So every value is stored unchanged (keys with `$` and
@@ -40,35 +40,6 @@ from mainspring.stores.codec import (
 from mainspring.stores.mongodb.collections import Document
 from mainspring.stores.mongodb.server_clock import read_moment, until
 from mainspring.stores.rates import rate_limit
-
-__all__ = [
-    "BRIEF",
-    "LANE_PARTS",
-    "LIVE_STATES",
-    "NUMBERS",
-    "RUN_FIELDS",
-    "SET_ASIDE",
-    "STATES",
-    "STATE_OF",
-    "TIMES",
-    "encode_fields",
-    "expecting",
-    "has_numbers",
-    "is_lane",
-    "is_moment",
-    "job_document",
-    "lane_changes",
-    "lane_of",
-    "lane_part",
-    "lane_priority",
-    "lanes_from_turn",
-    "progress_text",
-    "read_job",
-    "read_run",
-    "run_document",
-    "to_us",
-]
-
 
 LANE_PARTS = 4
 """The runs of a job are spread over this many lanes, so that several clients can claim each from

@@ -19,17 +19,6 @@ from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb.server_clock import ServerTime, read_moment
 from mainspring.stores.mongodb.sessions import SessionPool
 
-__all__ = [
-    "BY_ID",
-    "MAJORITY",
-    "SNAPSHOT",
-    "AnyClient",
-    "Collection",
-    "Database",
-    "Document",
-    "chunks",
-]
-
 Document = dict[str, Any]
 Collection = AsyncCollection[Document]
 AnyClient = AsyncMongoClient[Any] | MongoClient[Any]

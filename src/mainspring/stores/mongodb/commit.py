@@ -26,8 +26,6 @@ from mainspring.stores.mongodb.dedupe import read_keys, take_keys
 from mainspring.stores.mongodb.prune import delete_finished
 from mainspring.stores.mongodb.transaction import in_transaction
 
-__all__ = ["EncodedChange", "apply", "commit_changes"]
-
 RESENDS = 20
 
 

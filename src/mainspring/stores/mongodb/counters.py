@@ -27,14 +27,11 @@ from mainspring.core.statistics import (
     Period,
     Totals,
 )
-from mainspring.stores.codec import from_us, json_text
+from mainspring.stores.codec import from_us, json_text, to_us
 from mainspring.stores.counters import Counted, Key, added_by, counts_of, first_start, known_states
-from mainspring.stores.mongodb.codec import to_us
 from mainspring.stores.mongodb.collections import Collection, Database, Document, chunks
 from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.protocol import Counts
-
-__all__ = ["count", "count_updates", "drop", "prune", "read"]
 
 log = logging.getLogger("mainspring")
 

@@ -17,8 +17,6 @@ from pymongo import InsertOne, UpdateOne
 from mainspring.stores.mongodb.codec import LIVE_STATES, RUN_FIELDS
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 
-__all__ = ["DedupeKeys", "read_keys", "take_keys"]
-
 _ALL_FIELDS = dict.fromkeys(RUN_FIELDS, 1)
 
 

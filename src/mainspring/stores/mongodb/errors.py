@@ -21,19 +21,6 @@ from pymongo.errors import (
 
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 
-__all__ = [
-    "DUPLICATE",
-    "INTERRUPTED",
-    "OLDEST",
-    "OLDEST_SHARDED",
-    "WRITE_CONFLICT",
-    "ambiguous",
-    "duplicates_only",
-    "error_code",
-    "too_old",
-    "translating",
-]
-
 DUPLICATE = 11000
 WRITE_CONFLICT = 112
 INTERRUPTED = 11601

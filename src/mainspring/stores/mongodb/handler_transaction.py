@@ -47,8 +47,6 @@ from mainspring.stores.mongodb.counters import count_updates
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.protocol import Held
 
-__all__ = ["Clients", "MongoTransaction", "end_orphans"]
-
 MOST_COMMIT_TRIES = 3
 """How often a commit is sent whose answer does not arrive. The driver sends each of them twice."""
 

@@ -13,14 +13,13 @@ from pymongo.errors import BulkWriteError
 
 from mainspring.core import codec
 from mainspring.core.model import Run, replace
-from mainspring.stores.mongodb.codec import LIVE_STATES, read_run, run_document, to_us
+from mainspring.stores.codec import to_us
+from mainspring.stores.mongodb.codec import LIVE_STATES, read_run, run_document
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.dedupe import DedupeKeys, read_keys, take_keys
 from mainspring.stores.mongodb.errors import duplicates_only
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Added
-
-__all__ = ["add", "add_in_transaction", "documents"]
 
 
 async def add(db: Database, runs: Sequence[Run]) -> list[Added]:

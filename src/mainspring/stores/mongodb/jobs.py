@@ -28,6 +28,7 @@ from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.batching import split_by_key, split_in_order
+from mainspring.stores.codec import to_us
 from mainspring.stores.mongodb.codec import (
     LIVE_STATES,
     RUN_FIELDS,
@@ -35,15 +36,12 @@ from mainspring.stores.mongodb.codec import (
     is_lane,
     job_document,
     read_run,
-    to_us,
 )
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.commit import apply
 from mainspring.stores.mongodb.insert import add_in_transaction, documents
 from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction
 from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
-
-__all__ = ["fire", "live_slots", "put_jobs"]
 
 JobOperation = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
 

@@ -13,13 +13,11 @@ from pymongo.errors import DuplicateKeyError
 
 from mainspring.core.model import Note, Page
 from mainspring.stores.codec import NOTE, record_reader, record_writer, to_us
-from mainspring.stores.cursors import note_cursor, read_note_cursor
 from mainspring.stores.mongodb.codec import NUMBERS, TIMES
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.server_clock import span_us
+from mainspring.stores.paging import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
-
-__all__ = ["find", "put"]
 
 TRIES = 10
 

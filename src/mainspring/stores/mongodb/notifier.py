@@ -29,8 +29,6 @@ from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.schema import make_wakeups
 from mainspring.stores.notifier import Waiters
 
-__all__ = ["Notifier"]
-
 log = logging.getLogger("mainspring")
 
 PAUSE = 0.02

@@ -8,13 +8,11 @@ from functools import partial
 from typing import Any
 
 from mainspring.core.model import FINISHED, LIVE
-from mainspring.stores.mongodb.codec import to_us
+from mainspring.stores.codec import to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import TTL_NOTE_KEPT
-
-__all__ = ["delete_finished", "prunable", "prune_runs"]
 
 _FINISHED = sorted(map(str, FINISHED))
 _LIVE = sorted(map(str, LIVE))

@@ -15,7 +15,6 @@ from mainspring.core.clock import to_us
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.core.policy import Policy
 from mainspring.errors import InvalidCursor
-from mainspring.stores.cursors import cursor_number
 from mainspring.stores.evaluation import has_cursor
 from mainspring.stores.mongodb.codec import (
     BRIEF,
@@ -36,12 +35,11 @@ from mainspring.stores.mongodb.collections import (
     Document,
     chunks,
 )
-from mainspring.stores.mongodb.concurrency import lapsed_condition
+from mainspring.stores.mongodb.limits import lapsed_condition
 from mainspring.stores.mongodb.schema import UNTRIED
 from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
-
-__all__ = ["counts", "find", "find_lapsed", "get", "jobs"]
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
 _UNTRIED = frozenset(map(State, UNTRIED))

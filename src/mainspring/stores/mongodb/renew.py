@@ -1,7 +1,7 @@
 """Renew: extends leases by the server's clock, for workers that still hold their runs.
 
 A valid lease is extended at once. If a lease has lapsed, another run may have taken the capacity of
-the job's limit, so a transaction counts first (concurrency.py).
+the job's limit, so a transaction counts first (limits.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from pymongo import UpdateMany
 
 from mainspring.stores.mongodb.codec import progress_text
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.concurrency import job_of, lapsed_condition, read_limits
+from mainspring.stores.mongodb.limits import job_of, lapsed_condition, read_limits
 from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Held, Renewed
-
-__all__ = ["renew_leases"]
 
 TRIES = 20
 _ANSWER_FIELDS = {"cancel_requested": 1, "reason": 1}

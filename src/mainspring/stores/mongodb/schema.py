@@ -13,18 +13,6 @@ from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.errors import OLDEST, OLDEST_SHARDED, ambiguous, too_old
 
-__all__ = [
-    "INDEXES",
-    "MIGRATIONS",
-    "SHARDED",
-    "Index",
-    "is_there",
-    "make_wakeups",
-    "prepare",
-    "refuse_standalone",
-    "setup_script",
-]
-
 MIGRATIONS: list[Callable[[Database], Awaitable[None]]] = []
 """Step n takes a database from version n + 1 to n + 2; a new database has the last version. Several
 clients may apply a step at once, and again after one of them has crashed. A step that was released

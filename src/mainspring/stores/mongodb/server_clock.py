@@ -19,8 +19,6 @@ from typing import Any
 
 from mainspring.core.clock import Clock, SystemClock, from_us, to_us
 
-__all__ = ["GivenTime", "ServerTime", "microseconds", "read_moment", "span_us", "until"]
-
 Expression = Any
 Update = dict[str, Any]
 

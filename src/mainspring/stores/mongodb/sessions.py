@@ -28,8 +28,6 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from mainspring.stores.mongodb.server_clock import ServerTime
 
-__all__ = ["SessionPool"]
-
 RENEW_EVERY = 1.0
 DEAD_AFTER = 4.0
 """Seconds without a renewal after which a session is ended."""

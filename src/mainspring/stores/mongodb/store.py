@@ -70,8 +70,6 @@ from mainspring.stores.protocol import (
 )
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["MongoStore"]
-
 
 @dataclass(slots=True)
 class _Session:

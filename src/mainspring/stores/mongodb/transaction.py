@@ -33,8 +33,6 @@ from mainspring.stores.mongodb.errors import (
     error_code,
 )
 
-__all__ = ["WriteConflict", "in_transaction", "run_once"]
-
 T = TypeVar("T")
 Work = Callable[[Database], Awaitable[T]]
 

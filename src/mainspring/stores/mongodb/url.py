@@ -15,8 +15,6 @@ from urllib.parse import unquote
 from mainspring.errors import InvalidInput
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["DEFAULT_DATABASE", "DEFAULT_PREFIX", "MongoUrl", "client_options", "driver_defaults"]
-
 DEFAULT_DATABASE = "mainspring"
 DEFAULT_PREFIX = "mainspring_"
 OPTION = "mainspringPrefix"

@@ -23,8 +23,6 @@ from mainspring.errors import StoreError
 if TYPE_CHECKING:
     from obstore.store import S3Credential
 
-__all__ = ["Profile", "find_profile"]
-
 _PROCESS_TIMEOUT: Final = 60
 _NEEDS_BOTOCORE: Final = ("role_arn", "sso_session", "sso_start_url", "web_identity_token_file")
 

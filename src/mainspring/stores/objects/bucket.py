@@ -23,8 +23,6 @@ from msgspec import Struct
 
 from mainspring.core.clock import Clock
 
-__all__ = ["UNCHANGED", "Blob", "Bucket", "ClockReading", "Listed", "Unchanged"]
-
 
 class Blob(Struct, frozen=True):
     """An object's content and its entity tag, which changes with every write of other content."""

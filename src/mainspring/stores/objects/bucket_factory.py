@@ -7,8 +7,6 @@ from mainspring.errors import InvalidInput, install_advice
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.url import Address
 
-__all__ = ["make_bucket"]
-
 
 def make_bucket(url: str, clock: Clock | None = None) -> Bucket:
     """The bucket that a URL names, not open yet."""

@@ -38,8 +38,6 @@ from mainspring.stores.objects.self_test import FOLDER, is_test_object
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import TTL_NOTE_KEPT
 
-__all__ = ["Compaction"]
-
 T = TypeVar("T")
 
 MOST_FINISHED = SEGMENT_RUNS

@@ -32,8 +32,6 @@ from msgspec import Struct
 from mainspring.core.clock import EPOCH
 from mainspring.errors import StoreUnavailable
 
-__all__ = ["Answer", "DateBounds", "send_head"]
-
 
 class Answer(Struct, frozen=True):
     """The answer to a HEAD request: its headers, and when it was sent and answered."""

@@ -49,8 +49,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["DirectoryBucket"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

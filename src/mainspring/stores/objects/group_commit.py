@@ -44,8 +44,6 @@ from mainspring.stores.objects.self_test import FOLDER, MARKER
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import Bounds, StorageClock
 
-__all__ = ["GroupCommit", "Operation", "missing_part"]
-
 log = logging.getLogger("mainspring")
 
 T = TypeVar("T")

@@ -14,8 +14,6 @@ from mainspring.core.model import replace
 from mainspring.errors import StoreDamaged, StoreTooNew
 from mainspring.stores.objects.layout import HEAD, decode_body, encode_body
 
-__all__ = ["FORMAT", "Head", "LastWrite", "decode_head", "encode_head"]
-
 FORMAT = 1
 """What this version writes. It refuses a newer format, whose parts may mean something else."""
 

@@ -27,22 +27,6 @@ from mainspring.stores.objects.part_cache import AT_ONCE, PartCache, PartsNotLoa
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 
-__all__ = [
-    "SEGMENT_RUNS",
-    "Segment",
-    "SegmentReader",
-    "catalogue_body",
-    "catalogue_name",
-    "describe_segment",
-    "divide_runs",
-    "gone_of",
-    "had_failure",
-    "is_live_only",
-    "may_match",
-    "number_of",
-    "view_of",
-]
-
 SEGMENT_RUNS = 1000
 """The most runs of a segment: what one `maintain` of the engine may delete at once."""
 

@@ -23,16 +23,6 @@ import msgspec
 from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import json_text
 
-__all__ = [
-    "HEAD",
-    "PART_KINDS",
-    "decode_body",
-    "encode_body",
-    "encode_tables",
-    "is_part_name",
-    "part_name",
-]
-
 T = TypeVar("T")
 
 HEAD = "head"

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from obstore import GetOptions, PutMode, UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
 
-__all__ = ["ObstoreBucket"]
-
 log = logging.getLogger("mainspring")
 
 T = TypeVar("T")

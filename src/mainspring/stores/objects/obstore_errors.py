@@ -15,8 +15,6 @@ from msgspec import Struct
 from mainspring.errors import StoreError, StoreUnavailable, StoreUnreachable
 from mainspring.stores.objects.url import Address
 
-__all__ = ["Failure", "StorageErrors"]
-
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([^<]{1,100})</Code>|\"(?:code|error)\": ?\"([^\"]{1,100})\"")
 _MESSAGE: Final = re.compile(r"<Message>([^<]{1,300})</Message>")

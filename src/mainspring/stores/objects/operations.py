@@ -49,22 +49,6 @@ from mainspring.stores.protocol import (
     runs_ended_by,
 )
 
-__all__ = [
-    "NewJob",
-    "NewNote",
-    "NewRun",
-    "Workspace",
-    "add",
-    "claim",
-    "commit",
-    "fire",
-    "jobs",
-    "notes",
-    "put_jobs",
-    "put_notes",
-    "renew",
-]
-
 
 class Workspace:
     """The state that operations read and change, and the time. `now` decides what is due, lapsed or

@@ -14,8 +14,6 @@ from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.layout import decode_body, encode_body, encode_tables, part_name
 from mainspring.stores.objects.retries import Retries
 
-__all__ = ["PartCache", "PartMissing", "PartsNotLoaded", "new_client"]
-
 MOST_KEPT = 64
 """Decoded parts that a client keeps. A segment of 1,000 runs takes about 2 MB."""
 

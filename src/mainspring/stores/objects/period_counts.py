@@ -23,16 +23,6 @@ from mainspring.stores.objects.part_cache import PartCache, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import Counts
 
-__all__ = [
-    "closed_periods",
-    "count_endings",
-    "merge_day",
-    "prune",
-    "read_counts",
-    "remove_job",
-    "replace_day",
-]
-
 DAY = timedelta(days=1)
 
 CLOSED_AFTER = timedelta(hours=2)

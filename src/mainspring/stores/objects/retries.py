@@ -10,8 +10,6 @@ from typing import TypeVar
 from mainspring.core.clock import Clock
 from mainspring.errors import StoreUnavailable
 
-__all__ = ["LONGEST_PAUSE", "RETRY_FOR", "SHORTEST_PAUSE", "Retries"]
-
 T = TypeVar("T")
 
 RETRY_FOR = 10.0

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from mainspring.core.model import Page, Run, replace
 from mainspring.stores import evaluation
 from mainspring.stores.codec import run_from_record
-from mainspring.stores.cursors import cursor_number
 from mainspring.stores.objects.group_commit import GroupCommit, Operation, missing_part
 from mainspring.stores.objects.history import (
     catalogue_name,
@@ -28,9 +27,8 @@ from mainspring.stores.objects.history import (
 from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.part_cache import PartMissing, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
+from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import RunQuery
-
-__all__ = ["find_runs"]
 
 T = TypeVar("T")
 

@@ -35,8 +35,6 @@ from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
 from mainspring.stores.objects.layout import HEAD
 from mainspring.stores.objects.retries import RETRY_FOR, Retries
 
-__all__ = ["FOLDER", "MARKER", "check_conditions", "is_test_object"]
-
 VERSION: Final = 1
 MARKER: Final = "conditions"
 FOLDER: Final = "conditions-test"

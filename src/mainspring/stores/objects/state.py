@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 from mainspring.core.model import FINISHED, Job, Note, Run
 from mainspring.stores.codec import Record, job_from_record, note_from_record, run_from_record
 
-__all__ = ["Delta", "LiveState", "Tables", "note_key"]
-
 T = TypeVar("T")
 
 Tables = dict[str, dict[str, Record]]

@@ -24,8 +24,6 @@ from mainspring.stores.evaluation import fields_of_clock_step
 from mainspring.stores.objects.bucket import Bucket, ClockReading
 from mainspring.stores.objects.state import LiveState
 
-__all__ = ["Bounds", "StorageClock"]
-
 log = logging.getLogger("mainspring")
 
 DRIFT = 200e-6

@@ -45,8 +45,6 @@ from mainspring.stores.protocol import (
     StoreInfo,
 )
 
-__all__ = ["POLL", "ObjectStore"]
-
 T = TypeVar("T")
 
 NO_TRANSACTIONS = "object storage has no transactions: a write changes one object"

@@ -24,8 +24,6 @@ from mainspring.core.durations import duration
 from mainspring.errors import InvalidInput, UnknownOption
 from mainspring.stores.url_redaction import without_password
 
-__all__ = ["SCHEMES", "Address", "Credentials", "parse_endpoint"]
-
 SCHEMES: Final = ("s3", "gs", "az", "file")
 DEFAULT_TIMEOUT: Final = 15.0
 

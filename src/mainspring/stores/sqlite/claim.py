@@ -29,8 +29,6 @@ from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.row_batches import one_value, select
 from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, first_round, turn_order
 
-__all__ = ["LANES", "LANES_AFTER", "has_capacity", "next_due", "next_runs"]
-
 _LANES = """
 WITH RECURSIVE lanes (lane) AS (
     SELECT min(lane) FROM mainspring_runs INDEXED BY mainspring_runs_lane

@@ -29,38 +29,9 @@ from mainspring.stores.codec import (
     read_parts,
     row_reader,
     row_writer,
-    to_us,
 )
 from mainspring.stores.rates import rate_limit
 from mainspring.stores.sqlite.row_batches import BulkSql, select
-
-__all__ = [
-    "ALL_LANES",
-    "JOB_COLUMNS",
-    "JOB_SELECT",
-    "LANE_SQL",
-    "RUN_INSERT",
-    "RUN_SELECT",
-    "SET_ASIDE",
-    "Lane",
-    "change_column",
-    "from_us",
-    "job_row",
-    "lane_of",
-    "lanes_from_turn",
-    "name_list",
-    "progress_text",
-    "raise_unless_damage",
-    "read_runs",
-    "run_row",
-    "runs_by_id",
-    "runs_one_by_one",
-    "select_jobs",
-    "select_runs",
-    "select_runs_by",
-    "span_us",
-    "to_us",
-]
 
 _SEPARATOR = "\x1f"
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -24,8 +24,6 @@ from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.row_batches import BulkSql, bulk, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
-__all__ = ["IS_AWAITED_SQL", "EncodedChange", "PartlyRepeated", "commit_changes"]
-
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
 

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from mainspring.core.statistics import PERIODS_KEPT, Ending
+from mainspring.stores.codec import from_us, to_us
 from mainspring.stores.counters import Key, add_to, added_by, counts_of, decode, encode, first_start
 from mainspring.stores.protocol import Counts
-from mainspring.stores.sqlite.codec import from_us, span_us, to_us
+from mainspring.stores.sqlite.codec import span_us
 from mainspring.stores.sqlite.row_batches import bulk, one_value, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
-
-__all__ = ["count", "drop", "prune", "read"]
 
 
 def count(tx: WriteTransaction, endings: Sequence[Ending]) -> None:

@@ -14,8 +14,6 @@ import os
 import shutil
 from pathlib import Path
 
-__all__ = ["DiskReserve"]
-
 _SIZE = 1 << 20
 _SPACE_NEEDED = 4 * _SIZE
 """How much space must be free before the file is created again, so that it does not alternate."""

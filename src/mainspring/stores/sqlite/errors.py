@@ -11,8 +11,6 @@ from pathlib import Path
 from mainspring.errors import MainspringError, StoreDamaged, StoreError, StoreUnavailable
 from mainspring.stores.sqlite.files import read_open_file
 
-__all__ = ["is_full", "translated"]
-
 _PRIMARY = 0xFF  # the lower byte of an extended result code is the plain one
 
 _AWAY = {

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from mainspring.errors import StoreFileChanged
 
-__all__ = ["FileIdentity"]
-
 
 class FileIdentity:
     """`check` may be called from any thread."""

@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FileLock"]
-
 
 class FileLock:
     """For one thread: `with lock: …` waits at most `timeout` seconds."""

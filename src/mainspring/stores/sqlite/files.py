@@ -10,8 +10,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["all_files", "make_private", "open_private", "read_open_file", "wide_open"]
-
 _DESCRIPTORS = ("/proc/self/fd", "/dev/fd")
 _PRIVATE = 0o600
 

@@ -24,15 +24,13 @@ from weakref import WeakSet
 
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidState, TransactionAborted, TransactionExpired
+from mainspring.stores.codec import from_us
 from mainspring.stores.protocol import Held
-from mainspring.stores.sqlite.codec import from_us
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.file_identity import FileIdentity
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
-
-__all__ = ["SqliteTransaction", "run_handler_transaction"]
 
 T = TypeVar("T")
 

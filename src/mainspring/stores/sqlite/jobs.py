@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mainspring.core.model import Run
 from mainspring.core.policy import Overlap
 from mainspring.stores.batching import split_by_key, split_in_order
+from mainspring.stores.codec import to_us
 from mainspring.stores.protocol import (
     Fired,
     Firing,
@@ -17,20 +18,12 @@ from mainspring.stores.protocol import (
     resolve_overlap,
     runs_ended_by,
 )
-from mainspring.stores.sqlite.codec import (
-    JOB_COLUMNS,
-    SET_ASIDE,
-    job_row,
-    select_runs,
-    to_us,
-)
+from mainspring.stores.sqlite.codec import JOB_COLUMNS, SET_ASIDE, job_row, select_runs
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.counters import drop as drop_counters
 from mainspring.stores.sqlite.row_batches import bulk, select
 from mainspring.stores.sqlite.runs import NewRun, add_runs
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
-
-__all__ = ["JobRow", "drop_jobs", "fire", "put_jobs"]
 
 
 class JobRow(NamedTuple):

@@ -15,8 +15,6 @@ from typing import Any
 
 from mainspring.errors import StoreError
 
-__all__ = ["CLOSED", "Mailbox", "Operation", "deliver"]
-
 CLOSED = "the store is not open: call open() first (and use it before close())"
 
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mainspring.core.model import Note, Page
-from mainspring.stores.codec import NOTE, row_reader, row_writer
-from mainspring.stores.cursors import note_cursor, read_note_cursor
+from mainspring.stores.codec import NOTE, row_reader, row_writer, to_us
+from mainspring.stores.paging import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
-from mainspring.stores.sqlite.codec import name_list, span_us, to_us
+from mainspring.stores.sqlite.codec import name_list, span_us
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
-
-__all__ = ["NoteRow", "find", "put"]
 
 _COLUMNS = ", ".join(NOTE.fields)
 _note = row_reader(NOTE, tuple(NOTE.fields))

@@ -7,8 +7,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-__all__ = ["Notifier"]
-
 
 class Notifier:
     """Wakes the callers of `wait`, on any number of event loops."""

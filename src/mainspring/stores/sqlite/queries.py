@@ -12,24 +12,21 @@ from typing import Any
 from mainspring.core.clock import EPOCH
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.core.statistics import WHOLE_STORE
-from mainspring.stores.cursors import cursor_number
+from mainspring.stores.codec import from_us, to_us
 from mainspring.stores.evaluation import has_cursor, ordered_jobs
+from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
 from mainspring.stores.sqlite import counters
 from mainspring.stores.sqlite.claim import LANES
 from mainspring.stores.sqlite.codec import (
     Lane,
-    from_us,
     name_list,
     runs_by_id,
     runs_one_by_one,
     select_jobs,
     select_runs,
-    to_us,
 )
 from mainspring.stores.sqlite.row_batches import one_value
-
-__all__ = ["counts", "find", "jobs"]
 
 _LAST = 2**63 - 1
 

@@ -17,8 +17,6 @@ from mainspring.stores.sqlite.mailbox import Mailbox, Operation, deliver
 from mainspring.stores.sqlite.schema import check_version, connect
 from mainspring.stores.sqlite.store_clock import StoreClock
 
-__all__ = ["NOW", "Reader"]
-
 T = TypeVar("T")
 
 NOW = object()

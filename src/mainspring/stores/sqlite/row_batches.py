@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["BulkSql", "bulk", "one_value", "select"]
-
 # A batch is padded with empty rows up to one of these sizes, so that few statements are needed and
 # all stay prepared.
 _SIZES = (1, 4, 16, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192, 16384)

@@ -45,17 +45,6 @@ from mainspring.stores.sqlite.notes import put as put_notes
 from mainspring.stores.sqlite.row_batches import bulk, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
-__all__ = [
-    "ClaimedRows",
-    "NewRun",
-    "add_runs",
-    "claim_runs",
-    "prune_runs",
-    "release_set_aside",
-    "renew_leases",
-    "set_aside",
-]
-
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
 
 

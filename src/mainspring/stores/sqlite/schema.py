@@ -18,17 +18,6 @@ from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
 from mainspring.stores.sqlite.errors import translated
 from mainspring.stores.sqlite.file_lock import FileLock
 
-__all__ = [
-    "APPLICATION_ID",
-    "BUSY_SECONDS",
-    "MIGRATIONS",
-    "check_file",
-    "check_version",
-    "connect",
-    "exists",
-    "migrate",
-]
-
 APPLICATION_ID = 0x4D53_5052  # "MSPR"
 BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this
 

@@ -19,6 +19,7 @@ from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Job, Note, Page, Run
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreError, StoreMissing
+from mainspring.stores.codec import from_us, to_us
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -36,7 +37,7 @@ from mainspring.stores.protocol import (
     StoreInfo,
 )
 from mainspring.stores.sqlite import notes, queries
-from mainspring.stores.sqlite.codec import from_us, runs_one_by_one, span_us, to_us
+from mainspring.stores.sqlite.codec import runs_one_by_one, span_us
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
 from mainspring.stores.sqlite.jobs import JobRow, drop_jobs, fire, put_jobs
@@ -54,8 +55,6 @@ from mainspring.stores.sqlite.runs import (
 )
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.writer import Writer
-
-__all__ = ["SqliteStore"]
 
 _open_here: dict[Writer, Path] = {}
 _open_at_fork: set[Path] = set()

@@ -27,8 +27,6 @@ from datetime import timedelta
 from mainspring.core.clock import Clock, SteadyClock
 from mainspring.core.durations import humanize
 
-__all__ = ["StoreClock"]
-
 log = logging.getLogger("mainspring")
 
 _READ = "SELECT value FROM mainspring_meta WHERE name = ?"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-__all__ = ["WriteTransaction"]
-
 
 @dataclass(frozen=True, slots=True)
 class WriteTransaction:

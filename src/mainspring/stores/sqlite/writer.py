@@ -26,9 +26,9 @@ from typing import Any
 from mainspring.core.clock import Clock
 from mainspring.core.model import replace
 from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.stores.codec import from_us
 from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite.claim import Selection, next_due, next_runs
-from mainspring.stores.sqlite.codec import from_us
 from mainspring.stores.sqlite.commit import PartlyRepeated
 from mainspring.stores.sqlite.disk_reserve import DiskReserve
 from mainspring.stores.sqlite.errors import is_full, translated
@@ -49,8 +49,6 @@ from mainspring.stores.sqlite.schema import (
 )
 from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
-
-__all__ = ["Writer"]
 
 log = logging.getLogger("mainspring")
 

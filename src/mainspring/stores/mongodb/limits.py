@@ -1,4 +1,5 @@
-"""Concurrency: how many runs of a job, or of jobs that share a key, may be running.
+"""Limits: how many runs of a job, or of jobs that share a key, may be running, and how many may
+start in a span of time.
 
 A query counts the running runs with a valid lease. So no client has to give capacity back, limits
 may be set and changed while runs are running, and a crashed worker uses capacity no longer than its
@@ -12,23 +13,30 @@ a write conflict and counts again.
 A run with a lapsed lease does not count, but its worker might renew the lease at this moment,
 outside of any transaction. So the counting transaction marks the run `evicted`. Either the renewal
 came first, and the mark meets a write conflict. Or the renewal finds the mark, and counts too.
+
+The starts under a rate limit are counted in a note (`stores/rates.py`). A claim reads the note and
+writes it in the transaction that takes its runs, so of two claims that count at the same time one
+meets a write conflict and counts again. The moment that is compared is the earliest at which one of
+the runs starts; the moment that is counted is that of the transaction, which is no earlier.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bson import ObjectId
 
+from mainspring.core import note_kinds
+from mainspring.core.clock import to_us
+from mainspring.stores.mongodb import notes
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document
-from mainspring.stores.mongodb.rates import read_rate_limit, read_rates
 from mainspring.stores.mongodb.server_clock import until
+from mainspring.stores.mongodb.transaction import WriteConflict
+from mainspring.stores.protocol import NoteQuery
 from mainspring.stores.rates import RateAllowance, RateLimit
-
-__all__ = ["FreeCapacity", "job_of", "lapsed_condition", "read_limits"]
 
 
 @dataclass(slots=True)
@@ -42,7 +50,7 @@ class FreeCapacity:
     """The key of the limit of every job that shares one of these limits."""
     used: Counter[str] = field(default_factory=Counter)
     rates: RateAllowance = field(default_factory=lambda: RateAllowance({}))
-    """What the rate limits of these jobs allow (rates.py)."""
+    """What the rate limits of these jobs allow."""
     rate_limits: dict[str, RateLimit] = field(default_factory=dict)
 
     @property
@@ -93,11 +101,11 @@ async def read_limits(db: Database, job_ids: Iterable[str], at: int | None = Non
         return capacity
     limited = {"_id": {"$in": asked}, "limit": {"$exists": True}}
     async for job in db.jobs.find(limited, {"limit": 1}, session=db.session):
-        if (rate := read_rate_limit(job)) is not None:
+        if (rate := _read_rate_limit(job)) is not None:
             capacity.rate_limits[job["_id"]] = rate
         if rate is None or job["limit"].get("most") is not None:
             capacity.limits[job["_id"]] = _read_limit(job)
-    capacity.rates = await read_rates(db, capacity.rate_limits, at)
+    capacity.rates = await _read_rates(db, capacity.rate_limits, at)
     capacity.sharing = {job_id: key for job_id, (_, key) in capacity.limits.items()}
     shared = sorted({key for key in capacity.sharing.values() if key.startswith("key:")})
     if shared:
@@ -125,3 +133,41 @@ def job_of(run: Document) -> str:
     """The id of its job, or "" if that is damaged."""
     job_id = run.get("job_id")
     return job_id if isinstance(job_id, str) else ""
+
+
+# -- rates ---------------------------------------------------------------------------------
+
+
+async def _read_rates(
+    db: Database, limits: Mapping[str, RateLimit], at: int | None = None
+) -> RateAllowance:
+    """What these limits, by job, allow now, or at an earlier moment."""
+    if not limits:
+        return RateAllowance({})
+    now = to_us(await db.now())
+    names = frozenset(limit.name for limit in limits.values())
+    query = NoteQuery(kind=note_kinds.RATE, names=names, limit=len(names))
+    counts = (await notes.find(db, query)).items
+    return RateAllowance(limits, counts, now if at is None else min(at, now))
+
+
+async def count_starts(db: Database, rates: RateAllowance) -> None:
+    """Count what was taken, in a transaction. `WriteConflict`: others count at this moment."""
+    writes = rates.writes(to_us(await db.now()))
+    for write in writes:
+        if await notes.put(db, write) is None:
+            raise WriteConflict
+
+
+def _read_rate_limit(job: Document) -> RateLimit | None:
+    """The rate limit in a job's document. A damaged one counts as 0 starts, so no run of the job is
+    claimed."""
+    limit = job["limit"] if isinstance(job["limit"], dict) else {}
+    rate = limit.get("rate")
+    if rate is None:
+        return None
+    try:
+        name, most, span = rate
+        return RateLimit(str(name), int(most), int(span))
+    except (TypeError, ValueError):
+        return RateLimit(f"job:{job['_id']}", 0, 60_000_000)
