@@ -227,6 +227,65 @@ def test_a_breaker_that_was_removed_holds_up_nothing() -> None:
     run_virtual(main, steps=1_000_000)
 
 
+@pytest.mark.parametrize("workers", [2, 10])
+@pytest.mark.parametrize("later", [0.0, 0.02], ids=["together", "later"])
+def test_a_start_of_a_rate_is_not_used_up_while_long_runs_take_the_capacity(
+    workers: int, later: float
+) -> None:
+    async def main() -> None:
+        scheduler, begun = program(MemoryStore(VirtualClock()), workers), list[float]()
+
+        @scheduler.job
+        async def fast() -> None:
+            await asyncio.sleep(0.001)
+
+        @scheduler.job(priority=9)
+        async def slow() -> None:
+            await asyncio.sleep(5)
+
+        @scheduler.job(rate="1/h", priority=7)
+        async def rated() -> None:
+            begun.append(now())
+
+        async with scheduler:
+            await scheduler.enqueue_many("fast", [None] * 4000)
+            await asyncio.sleep(0.5)
+            await scheduler.enqueue_many("slow", [None] * workers)
+            await asyncio.sleep(later)
+            enqueued = now()
+            await scheduler.enqueue("rated")
+            await asyncio.sleep(7200)
+        assert len(begun) == 1
+        assert begun[0] - enqueued < 60
+
+    run_virtual(main, steps=1_000_000)
+
+
+def test_a_worker_that_starts_while_a_breaker_is_open_does_not_use_up_the_rate() -> None:
+    async def main() -> None:
+        store, begun = MemoryStore(VirtualClock()), list[float]()
+
+        def make() -> Scheduler:
+            scheduler = program(store, 4)
+
+            @scheduler.job(rate="6/h", breaker=Breaker(failures=2, reset="30s"))
+            async def call() -> None:
+                begun.append(now())
+                assert len(begun) > 2
+
+            return scheduler
+
+        async with make() as first:
+            await first.enqueue_many("call", [None] * 2)
+            await asyncio.sleep(5)
+            await first.enqueue_many("call", [None] * 8)
+        async with make():
+            await asyncio.sleep(60)
+        assert len(begun) == 6
+
+    run_virtual(main, steps=1_000_000)
+
+
 def test_a_rate_holds_for_starts_also_beside_a_suspect() -> None:
     async def main() -> None:
         store, begun = MemoryStore(VirtualClock()), list[float]()

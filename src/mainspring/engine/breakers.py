@@ -143,14 +143,19 @@ def _status(circuit: Circuit, now: datetime | None) -> BreakerStatus:
 async def open_breakers(store: Store) -> dict[str, BreakerStatus]:
     """The breakers that are not closed, by job. It reads the notes of all breakers that a run ever
     changed, a thousand at a time, and the jobs of those that are not closed."""
-    notes = all_items(store.notes, NoteQuery(kind=note_kinds.BREAKER, limit=1000))
-    suspects = [note.name async for note in notes if not _is_closed(note)]
+    suspects = await _jobs_with_open_breaker(store)
     found: dict[str, BreakerStatus] = {}
     for at in range(0, len(suspects), 1000):
         ids = frozenset(suspects[at : at + 1000])
         jobs = (await store.jobs(JobQuery(ids=ids, limit=len(ids)))).items
         found |= await breaker_statuses(store, jobs)
     return {job_id: one for job_id, one in sorted(found.items()) if one.state != "closed"}
+
+
+async def _jobs_with_open_breaker(store: Store) -> list[str]:
+    """The ids of the jobs, some of which may be gone."""
+    notes = all_items(store.notes, NoteQuery(kind=note_kinds.BREAKER, limit=1000))
+    return [note.name async for note in notes if not _is_closed(note)]
 
 
 def _is_closed(note: Note) -> bool:
@@ -220,12 +225,25 @@ class Breakers:
             return
         self._looked_at = monotonic
         with self._engine.outages.suppressed("breakers"):
-            jobs = await self._engine.jobs.get(held)
-            guarded = [job for job in jobs.values() if job is not None and job.policy.breaker]
-            self.forget(jobs.keys() - {job.id for job in guarded})
-            circuits = await _read(self._engine.store, guarded)
-            self._remember(circuits)
-            await self._find_trials(circuits.values(), self._engine.time.now())
+            await self._look_at(held)
+
+    async def read_open(self) -> None:
+        """Read which breakers are not closed, before the first claim: a run that is claimed and
+        then refused has used up a start of its job's rate."""
+
+        async def read() -> None:
+            if job_ids := await _jobs_with_open_breaker(self._engine.store):
+                await self._look_at(job_ids)
+
+        await self._engine.retrying_store.repeat("breakers", read)
+
+    async def _look_at(self, job_ids: Collection[str]) -> None:
+        jobs = await self._engine.jobs.get(job_ids)
+        guarded = [job for job in jobs.values() if job is not None and job.policy.breaker]
+        self.forget(jobs.keys() - {job.id for job in guarded})
+        circuits = await _read(self._engine.store, guarded)
+        self._remember(circuits)
+        await self._find_trials(circuits.values(), self._engine.time.now())
 
     def forget(self, job_ids: Iterable[str]) -> None:
         """These jobs have no breaker, or are gone."""

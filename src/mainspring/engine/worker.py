@@ -152,6 +152,7 @@ class Worker:
 
     async def claim_repeatedly(self) -> None:
         """Claim whenever there is capacity, until the worker drains."""
+        await self.completer.breakers.read_open()
         while not self._draining:
             self._wake.clear()
             self._give_back_waiting()
@@ -272,7 +273,7 @@ class Worker:
         # While a backlog of short runs goes on there is no free capacity, and runs of jobs with a
         # limit begin soon all the same. Otherwise they would wait for the end of that backlog.
         goes_on = self._monotonic() - self._ended_at < 2 * AHEAD_SECONDS
-        limited = max(free, self._settings.workers) if goes_on else free
+        limited = max(free, self._settings.workers - self._count_long()) if goes_on else free
         return Claim(
             worker=self._settings.worker_id,
             handlers=self.handlers(),
@@ -283,6 +284,13 @@ class Worker:
             most=most,
             turns=dict(self._turns),
         )
+
+    def _count_long(self) -> int:
+        """How much capacity is taken, or will be, by handlers that are not known to be short: a run
+        that waits for it would be given back, and if its job has a rate, that start is lost."""
+        held = (*self._ready, *self._recording, *self._active)
+        seconds = (self._job_seconds.get(attempt.run.job_id) for attempt in held)
+        return len(self._stuck) + sum(took is None or took > SHORT_SECONDS for took in seconds)
 
     def handlers(self) -> frozenset[str]:
         """The handlers that can begin here: no async ones while the program's loop is blocked."""
@@ -333,7 +341,8 @@ class Worker:
         in_time = [run for run in runs if run.id not in late]
         refused = await self._refused_by_breaker(in_time, jobs, notes)
         suspects: list[LocalAttempt] = []
-        for run in runs:
+        # A start that counts for a rate begins before the others: it is lost if it is given back.
+        for run in sorted(runs, key=lambda run: not _has_rate(jobs[run.job_id])):
             job = jobs[run.job_id]
             if job is None or job_was_removed(
                 run, job
@@ -746,6 +755,10 @@ class Worker:
                 len(self._stuck),
                 self._settings.workers,
             )
+
+
+def _has_rate(job: Job | None) -> bool:
+    return job is not None and job.policy.rate is not None
 
 
 def _seconds(attempt: LocalAttempt, now: datetime) -> float:
