@@ -1,24 +1,28 @@
-"""Makes worker ids: host, process id, a part of the host's boot id, and a random part."""
+"""Makes worker ids: host, process id, where that id is valid, and a random part."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
 import socket
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 MOST_CHARACTERS = 100
 """Of a node's name. It is a part of the ids of runs, which have at most 400."""
 
-_NO_BOOT = "0000"
+_UNKNOWN = "0000"
 _made: set[str] = set()  # the ids that this process has made
 
 
 def make_worker_id(rng: random.Random) -> str:
-    """`node:pid:boot` and eight random digits; `boot` are four digits of the host's boot id."""
-    worker_id = f"{node_name()}:{os.getpid()}:{_boot()}{rng.getrandbits(32):08x}"
+    """`node:pid:` and 20 digits: four each of the machine, of its boot and of the namespace of its
+    process ids, then eight random ones."""
+    where = _digits("/etc/machine-id") + _digits(_BOOT_ID) + _pid_namespace()
+    worker_id = f"{node_name()}:{os.getpid()}:{where}{rng.getrandbits(32):08x}"
     _made.add(worker_id)
     return worker_id
 
@@ -30,34 +34,69 @@ def node_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:MOST_CHARACTERS]
 
 
+class _Origin(NamedTuple):
+    """Where a worker was started."""
+
+    node: str
+    pid: str
+    machine: str
+    boot: str
+    pid_namespace: str
+
+
+def _origin(worker: str) -> _Origin | None:
+    node, _, rest = worker.partition(":")
+    pid, _, end = rest.partition(":")
+    if len(end) != 20:
+        return None
+    return _Origin(node, pid, end[:4], end[4:8], end[8:12])
+
+
 def host_was_restarted(worker: str | None, by: str) -> bool:
     """Whether the host of a worker was restarted since that worker started. Only a worker on the
-    same host can know; otherwise False."""
-    if worker is None:
+    same host can know; otherwise False. Two machines may have the same name."""
+    theirs, mine = _origin(worker or ""), _origin(by)
+    if theirs is None or mine is None or _UNKNOWN in (mine.machine, theirs.boot, mine.boot):
         return False
-    host, _, end = worker.partition(":")
-    my_host, _, my_end = by.partition(":")
-    boot, my_boot = end.rpartition(":")[2], my_end.rpartition(":")[2]
-    if host != my_host or len(boot) != 12 or len(my_boot) != 12:
-        return False
-    boot, my_boot = boot[:4], my_boot[:4]
-    return boot != my_boot and _NO_BOOT not in (boot, my_boot)
+    same_host = (theirs.node, theirs.machine) == (mine.node, mine.machine)
+    return same_host and theirs.boot != mine.boot
 
 
 def process_is_gone(worker: str, by: str) -> bool:
-    """Whether the process of a worker has certainly ended. Only a worker on the same host can know;
-    otherwise False. In a container a new process often has the id of the one before it."""
+    """Whether the process of a worker has certainly ended. Only a worker that sees its process id
+    can know; otherwise False. After a restart of the program in one container, a new process often
+    has the id of the one before it."""
     if host_was_restarted(worker, by):
         return True
-    (host, pid, *_), (my_host, my_pid, *_) = worker.split(":"), by.split(":")
-    if host != my_host or not Path("/proc/self").exists():
+    theirs, mine = _origin(worker), _origin(by)
+    if theirs is None or mine is None or mine.pid_namespace == _UNKNOWN:
         return False
-    return worker not in _made if pid == my_pid else not Path("/proc", pid).exists()
+    if theirs.pid_namespace != mine.pid_namespace:  # containers may have the same host name
+        return False
+    return worker not in _made if theirs.pid == mine.pid else not Path("/proc", theirs.pid).exists()
+
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 @cache
-def _boot() -> str:
+def _digits(path: str) -> str:
+    """Four digits of the file, or `_UNKNOWN`: not Linux, or a container that lacks it."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text()[:4]
-    except OSError:  # not Linux: nothing is known of restarts
-        return _NO_BOOT
+        return _digest(Path(path).read_text().strip())
+    except OSError:
+        return _UNKNOWN
+
+
+@cache
+def _pid_namespace() -> str:
+    """The first namespace has the same number on every machine, so the boot id is a part of it."""
+    try:
+        boot_id, namespace = Path(_BOOT_ID).read_text(), Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return _UNKNOWN
+    return _digest(f"{boot_id}{namespace}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:4] if text else _UNKNOWN
