@@ -222,3 +222,28 @@ def test_a_store_in_a_directory_is_copied_there_and_back(
     same = run("store", "copy", directory, f"file://{tmp_path}/./objects/")
     assert same.code != 0
     assert "the same store" in same.err
+
+
+def test_a_shared_stores_own_key_moves_to_the_key_file_of_an_embedded_one(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MAINSPRING_SECRET_KEY", raising=False)
+    first, second = f"file://{folder}/first", f"file://{folder}/second"
+    with Scheduler(first, workers=0).blocking as blocking:
+        webhook = {"url": "https://example.org/", "headers": {"Authorization": "Bearer t0k3n"}}
+        blocking.add_job("call", webhook=webhook)
+    for source, target in ((first, second), (second, THERE)):
+        for _ in range(2):  # the second copy finds the key there
+            copied = run("store", "copy", source, target)
+            assert copied.code == 0, copied.err
+            assert copied.out.endswith("counted on both sides, and equal\n")
+    key_file = Path("copy.db-secret.key")
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    assert key_file.read_text().strip().encode() not in Path("copy.db").read_bytes()
+    there = Scheduler(THERE, workers=0)
+    with there.blocking as blocking:
+        request = there.webhooks.preview(blocking.get_job("call"), NOW)
+        assert request.headers["Authorization"] == "Bearer t0k3n"
+    assert "those of 1 webhook can be decrypted" in run("doctor", "--store", THERE).out
+    key_file.unlink()
+    assert "those of 1 webhook cannot be decrypted" in run("doctor", "--store", THERE).out

@@ -45,12 +45,13 @@ from mainspring.engine.live_workers import (
     removal_command,
     without_worker,
 )
-from mainspring.errors import MainspringError
+from mainspring.errors import MainspringError, SecretKeyMissing
 from mainspring.stores.election import elect
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import Due, JobQuery, RunQuery, Store
 
 if TYPE_CHECKING:
+    from mainspring.scheduler import Client
     from mainspring.scheduler.statistics import JobHealth
 
 DUE_TOO_LONG = timedelta(seconds=60)
@@ -102,15 +103,21 @@ _REACH = "check the URL, the permissions and the disk; --store names another sto
 
 
 async def _check_store(found: LocatedStore, clock: SystemClock) -> list[Check]:
+    from mainspring.scheduler import Client
+
     store = found.store
-    return [
+    checks = [
         await _check_reads(found, clock),
         await _check_writes(store, clock),
         await check_store_clock(store, clock),
         *_check_files(found),
         *await _check_work(store, found.url),
-        *await _check_failures(store),
     ]
+    jobs = [job for job in await _read_all_jobs(store) if job.unreadable is None]
+    async with Client(store, inline=True, wait_for_store=0) as client:  # it closes the store
+        checks += await _check_failures(client, [job for job in jobs if job.enabled])
+        checks += await _check_secrets(client, [job for job in jobs if job.webhook is not None])
+    return checks
 
 
 # This machine
@@ -419,16 +426,12 @@ async def _check_records(store: Store, jobs: list[Job]) -> Check:
     return Check("fail", "records", detail, advice)
 
 
-async def _check_failures(store: Store) -> list[Check]:
+async def _check_failures(client: Client, jobs: list[Job]) -> list[Check]:
     """Check for jobs whose last run failed, and for those that fail too often."""
-    from mainspring.scheduler import Client
-
-    jobs = [job for job in await _read_all_jobs(store) if job.enabled and job.unreadable is None]
     failing: list[JobHealth] = []
-    async with Client(store, inline=True, wait_for_store=0) as client:
-        for at in range(0, len(jobs), PAGE_SIZE):
-            healths = await client.jobs_health(jobs[at : at + PAGE_SIZE])
-            failing += [health for health in healths if _is_failing(health)]
+    for at in range(0, len(jobs), PAGE_SIZE):
+        healths = await client.jobs_health(jobs[at : at + PAGE_SIZE])
+        failing += [health for health in healths if _is_failing(health)]
     if not failing:
         return [Check("ok", "failures", "no job failed when it last ran")]
     failing.sort(key=lambda health: -health.consecutive_failures)
@@ -441,6 +444,23 @@ async def _check_failures(store: Store) -> list[Check]:
         advice = "`mainspring jobs list` shows how the last run of each job ended"
         checks.append(Check("warn", "failures", f"and {more} that failed", advice))
     return checks
+
+
+async def _check_secrets(client: Client, jobs: list[Job]) -> list[Check]:
+    """Check that the secrets of these webhooks can be decrypted with the keys of this process."""
+    if not jobs or not client.webhooks.available:
+        return []
+    faults: list[str] = []
+    for job in jobs:
+        try:
+            await client.webhooks.decrypt_with_store_key(job)
+        except SecretKeyMissing as error:
+            faults.append(str(error))
+    if not faults:
+        return [Check("ok", "secrets", f"those of {plural(len(jobs), 'webhook')} can be decrypted")]
+    detail = f"those of {plural(len(faults), 'webhook')} cannot be decrypted: {faults[0]}"
+    advice = "give doctor the keys that the workers have; if they lack the key too, calls fail"
+    return [Check("warn", "secrets", detail, advice)]
 
 
 def _is_failing(health: JobHealth) -> bool:

@@ -72,6 +72,7 @@ async def copy(
         async with _open_store(there.store):
             with _progress(output) as progress:
                 copied = await copy_all(here.store, there.store, progress)
+            missing_keys = copied.key_ids - _keep_key(copied.store_key, there.store.info().file)
     document = {
         "from": here.name,
         "to": there.name,
@@ -94,7 +95,7 @@ async def copy(
             " changed in FROM since and were updated"
         )
     output.line("counted on both sides, and equal")
-    if copied.secrets:
+    if missing_keys:
         output.line(
             f"secrets of {plural(copied.secrets, 'job')} are encrypted with the key of {here.name}:"
             f" give every process on {there.name} the same one ({_key_of(source)})"
@@ -128,7 +129,8 @@ async def reseal(call: Call) -> None:
     """Encrypt the secrets of all webhooks again with the newest key.
 
     Older keys can go then. The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the
-    app, and in the file beside an embedded database. If it is interrupted, run it again.
+    app, in the file beside an embedded database, and the key that a shared store (MongoDB, object
+    storage) keeps itself where no other was given. If it is interrupted, run it again.
     """
     async with call.client(with_code=True) as client:
         count = await client.reseal_secrets()
@@ -139,6 +141,16 @@ async def reseal(call: Call) -> None:
         call.output.line(f"encrypted the secrets of {plural(count, 'job')} with the key {key}")
     else:
         call.output.line("no secret is encrypted with an older key")
+
+
+def _keep_key(store_key: str | None, database: Path | None) -> set[str]:
+    """Give an embedded store the key that a shared one kept in itself. Returns the ids of the keys
+    that the copy has without any variable."""
+    from mainspring.webhooks.vault import add_to_key_file, key_file, key_id
+
+    if database is not None:
+        return add_to_key_file(key_file(database), store_key)
+    return set() if store_key is None else {key_id(store_key)}
 
 
 def _key_of(source: str) -> str:

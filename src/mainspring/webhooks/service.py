@@ -117,8 +117,8 @@ class Webhooks:
             file=None if database is None else key_file(database),
         )
 
-    async def load_store_key(self, *, again: bool = False) -> None:
-        """Read the key that a shared store keeps for its secrets, and make it if no other key is
+    async def load_store_key(self, *, make: bool = True, again: bool = False) -> None:
+        """Read the key that a shared store keeps for its secrets, and `make` it if no other key is
         given. Of several processes that make it at once all use the first. It is read once, and
         `again` if a secret needs a key that is not known. Must run on the engine's loop."""
         if not self._keeps_key_in_store or not self.available:
@@ -129,7 +129,7 @@ class Webhooks:
             kind=note_kinds.SECRET_KEY, names=frozenset({note_kinds.SECRET_KEY}), limit=1
         )
         page = await self._store.notes(query)
-        if not page.items and not self.vault.is_usable:
+        if not page.items and make and not self.vault.is_usable:
             note = Note(
                 kind=note_kinds.SECRET_KEY, name=note_kinds.SECRET_KEY, value={"key": new_key()}
             )
@@ -142,7 +142,7 @@ class Webhooks:
             )
         if page.items:
             self.vault.add_key(page.items[0].value["key"])
-        self._has_read_store_key = True
+        self._has_read_store_key = bool(page.items) or make
 
     @property
     def can_sign(self) -> bool:
@@ -250,7 +250,7 @@ class Webhooks:
         try:
             return self.decrypt(job)
         except SecretKeyMissing:
-            await self.load_store_key(again=True)
+            await self.load_store_key(make=False, again=True)
             return self.decrypt(job)
 
     def decrypt(self, job: Job) -> DecryptedWebhook:

@@ -166,14 +166,9 @@ class Vault:
                 " every process of this store. (Webhooks that are added while a scheduler or client"
                 " is open need none: the store keeps a key for them.)"
             )
-        # A hard link creates the file whole, and fails if another process created it first.
-        draft = self._file.with_name(f"{self._file.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        draft = _write_draft(self._file, [new_key()])
         try:
-            with os.fdopen(fd, "w") as file:
-                file.write(new_key() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            # A hard link creates the file whole, and fails if another process created it first.
             with contextlib.suppress(FileExistsError):
                 os.link(draft, self._file)
         finally:
@@ -184,6 +179,32 @@ class Vault:
 def key_file(database: Path) -> Path:
     """The key file of an embedded store."""
     return Path(f"{database}-secret.key")
+
+
+def key_id(text: str) -> str:
+    """The id by which an encrypted secret names this key."""
+    return _key_id(_key(text))
+
+
+def add_to_key_file(path: Path, text: str | None) -> set[str]:
+    """Add a key to the key file, as its oldest, unless it is there. Returns the ids of the file's
+    keys."""
+    keys = _read_file(path)
+    if text is not None and _key(text) not in keys:
+        keys.append(_key(text))
+        os.replace(_write_draft(path, [base64.b64encode(key).decode() for key in keys]), path)
+    return set(map(_key_id, keys))
+
+
+def _write_draft(path: Path, texts: Sequence[str]) -> Path:
+    """A new file with these keys beside `path`, which only its owner may read."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write("".join(f"{text}\n" for text in texts))
+        file.flush()
+        os.fsync(file.fileno())
+    return draft
 
 
 def _key(text: str) -> bytes:

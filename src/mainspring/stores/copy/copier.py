@@ -61,7 +61,9 @@ class StoreContents:
     runs: Counter[State] = field(default_factory=Counter)
     tokens: int = 0
     secrets: int = 0
-    """Jobs with secrets. Only the encryption key of the source can decrypt those."""
+    """Jobs with secrets. Only the keys that encrypted those can decrypt them."""
+    key_ids: set[str] = field(default_factory=set)
+    """The ids of these keys."""
     pages: list[str | None] = field(default_factory=list)
 
     @property
@@ -85,6 +87,10 @@ class CopyReport:
     corrected: int = 0
     existing: int = 0
     secrets: int = 0
+    key_ids: set[str] = field(default_factory=set)
+    store_key: str | None = None
+    """The key of secrets that the source keeps in a note. An embedded store does not read the
+    note, so it is not copied there: the caller writes the key to the key file."""
 
 
 async def read_contents(store: Store) -> StoreContents:
@@ -94,7 +100,10 @@ async def read_contents(store: Store) -> StoreContents:
     async for jobs in job_pages(store):
         _refuse_unreadable("job", jobs)
         seen.jobs += len(jobs)
-        seen.secrets += sum(map(_has_secrets, jobs))
+        for job in jobs:
+            key_ids = _secret_key_ids(job)
+            seen.secrets += bool(key_ids)
+            seen.key_ids |= key_ids
     cursor: str | None = None
     while True:
         runs, after = await read_run_page(store, cursor)
@@ -128,13 +137,24 @@ async def copy(
         await _refuse_leases(source)
         await _verify(source, target, seen, work.tokens)
         await _verify_notes(source, target)
-    work.copied.runs = seen.runs
-    work.copied.secrets = seen.secrets
+        work.copied.runs = seen.runs
+        work.copied.store_key = await _read_store_key(source)
+    work.copied.secrets, work.copied.key_ids = seen.secrets, seen.key_ids
     return work.copied
 
 
-def _has_secrets(job: Job) -> bool:
-    return job.webhook is not None and bool(job.webhook.secret_headers or job.webhook.signing)
+def _secret_key_ids(job: Job) -> set[str]:
+    """The ids of the keys that encrypted the job's secrets."""
+    if job.webhook is None:
+        return set()
+    signing = [secret.sealed for secret in job.webhook.signing]
+    return {sealed.key for sealed in (*job.webhook.secret_headers.values(), *signing)}
+
+
+async def _read_store_key(store: Store) -> str | None:
+    query = NoteQuery(kind=note_kinds.SECRET_KEY, limit=1)
+    page = await retry_while_unavailable(store.notes, query)
+    return page.items[0].value["key"] if page.items else None
 
 
 class _Copier:
@@ -432,7 +452,7 @@ def _describe_counts(runs: Mapping[State, int]) -> str:
 async def _copy_notes(source: Store, target: Store) -> int:
     """Write the notes that the target lacks; return how many the source has."""
     count = 0
-    async for notes in note_pages(source):
+    async for notes in note_pages(source, without=_kind_not_copied(target)):
         there = await find_same_notes(target, notes)
         for note in notes:
             kept = there.get(note.name)
@@ -462,7 +482,7 @@ async def _refuse_foreign_notes(source: Store, target: Store) -> None:
 
 
 async def _verify_notes(source: Store, target: Store) -> None:
-    async for notes in note_pages(source):
+    async for notes in note_pages(source, without=_kind_not_copied(target)):
         there = await find_same_notes(target, notes)
         for note in _without_expiry(notes):
             if not _is_same_note(note, there.get(note.name)):
@@ -470,6 +490,10 @@ async def _verify_notes(source: Store, target: Store) -> None:
                     f"{note.kind} {note.name} has changed while it was copied. Stop what uses the"
                     " source and copy again: that completes the copy"
                 )
+
+
+def _kind_not_copied(target: Store) -> str:
+    return "" if target.info().file is None else note_kinds.SECRET_KEY
 
 
 def _is_same_note(note: Note, kept: Note | None) -> bool:

@@ -48,12 +48,12 @@ def job_pages(store: Store) -> AsyncIterator[list[Job]]:
     return pages(partial(retry_while_unavailable, store.jobs), JobQuery(limit=PAGE))
 
 
-async def note_pages(store: Store) -> AsyncIterator[list[Note]]:
+async def note_pages(store: Store, *, without: str = "") -> AsyncIterator[list[Note]]:
     """Yield the notes page by page, each page of one kind. Leaves out the terms of elections and
-    the times when workers were alive, which belong to their store."""
+    the times when workers were alive, which belong to their store, and the kind `without`."""
     async for page in pages(partial(retry_while_unavailable, store.notes), NoteQuery(limit=PAGE)):
         for kind, notes in groupby(page, key=lambda note: note.kind):
-            if kind not in (note_kinds.TERM, note_kinds.UPTIME):
+            if kind not in (note_kinds.TERM, note_kinds.UPTIME, without):
                 yield list(notes)
 
 
