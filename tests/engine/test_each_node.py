@@ -150,6 +150,23 @@ async def test_a_killed_worker_does_not_hold_up_the_others(cluster: Cluster) -> 
 
 
 @virtual
+async def test_the_queued_slots_of_a_killed_worker_end_together(cluster: Cluster) -> None:
+    options: dict[str, Any] = {"schedule": "*/10 * * * * *", "overlap": "queue"}
+    async with cluster.worker("a", **options) as a:
+        dead = cluster.worker("b", **options)
+        await dead.start()
+        cluster.takes = 1000
+        await until(a, datetime(2030, 1, 1, 0, 2, 5, tzinfo=UTC))
+        kill(dead)
+        await asyncio.sleep(5 * MINUTE)
+        runs = (await a.list_runs(job="clean", limit=1000)).items
+        gone = [run for run in runs if run.handler == f"@{own_id(dead)}" and run.state != "failed"]
+        assert len(gone) >= 10
+        assert {(run.state, run.reason) for run in gone} == {(State.SKIPPED, "its node is gone")}
+        assert len({run.finished_at for run in gone}) == 1
+
+
+@virtual
 async def test_the_run_of_a_worker_that_died_before_it_took_it_is_skipped(
     cluster: Cluster,
 ) -> None:

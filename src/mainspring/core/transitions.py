@@ -354,7 +354,7 @@ NODE_GONE = "its node is gone"
 
 
 def node_gone(run: Run, now: datetime) -> Change:
-    """End a pending node run whose worker is gone: nobody else may take it. It failed if it was
+    """End a node run whose worker is gone before it began: nobody else may take it. It failed if it was
     tried before; otherwise it is skipped."""
     if not run.attempt:
         return skipped(run, now, NODE_GONE)

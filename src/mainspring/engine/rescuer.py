@@ -91,16 +91,18 @@ class Rescuer:
                 left -= await self._end_runs_of_nodes(job.id, gone)
 
     async def _end_runs_of_nodes(self, job_id: str, nodes: set[str]) -> int:
-        """End the pending runs of these nodes; return how many there were."""
-        ended = 0
-        query = RunQuery(job=job_id, states=frozenset({State.PENDING}), brief=True, limit=BATCH)
+        """End the pending runs of these nodes, and those that wait, mostly for the run of the slot
+        before; return how many were pending."""
+        pending = 0
+        states = frozenset({State.PENDING, State.WAITING})
+        query = RunQuery(job=job_id, states=states, brief=True, limit=BATCH)
         async for page in pages(self._engine.store.find, query):
             runs = [run for run in page if node_of(run) in nodes and run.unreadable is None]
             now = self._engine.time.now()
             changes = [transitions.node_gone(run, now) for run in runs]
             await self._engine.emit_ended(await self._change_runs(runs, changes))
-            ended += len(runs)
-        return ended
+            pending += sum(run.state is State.PENDING for run in runs)
+        return pending
 
     async def _change_runs(self, runs: list[Run], changes: list[Change]) -> list[Run]:
         changed = await self._engine.change_runs(runs, changes)
