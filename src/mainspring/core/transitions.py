@@ -354,8 +354,8 @@ NODE_GONE = "its node is gone"
 
 
 def node_gone(run: Run, now: datetime) -> Change:
-    """End a node run whose worker is gone before it began: nobody else may take it. It failed if it was
-    tried before; otherwise it is skipped."""
+    """End a node run that waits for a worker that is gone: nobody else may take it. It failed if it
+    was tried before; otherwise it is skipped."""
     if not run.attempt:
         return skipped(run, now, NODE_GONE)
     error = "its worker ended, and no other worker may take the run"
