@@ -349,12 +349,13 @@ def test_a_worker_at_its_memory_limit_is_replaced_and_loses_nothing(
         "kept = []\n"
         "@scheduler.job\n"
         "def leak(size: int) -> int:\n"
-        "    kept.append(bytearray(b'x' * size))\n"
+        "    kept.append(b'x' * size)\n"
         "    return len(kept)\n"
     )
     worker = start("worker", "leaky:scheduler", "--memory-limit", "300MB")
     worker.wait_for_output(READY)
-    first = run("enqueue", "leak", '{"size": 400000000}', "--app", "leaky:scheduler", "--json").json
+    # Above the limit, and below the 125 % of it at which a run is stopped at once.
+    first = run("enqueue", "leak", '{"size": 260000000}', "--app", "leaky:scheduler", "--json").json
     worker.wait_for_output("it is replaced")
     answer = run("enqueue", "leak", '{"size": 10}', "--app", "leaky:scheduler", "--wait", "--json")
     assert (answer.code, answer.json["result"]) == (0, 1)  # a new process: nothing is kept

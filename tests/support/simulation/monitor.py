@@ -281,11 +281,14 @@ class Monitor:
         held = run.token == token and run.state is State.RUNNING
         if held and (once or suspect) and run.began is not True:
             self.fail("begin", f"{run.id} began, and that was not recorded before")
+        # An earlier attempt of the same run, which lost its lease, is no neighbour: see "alone".
         beside = [
             other_id
             for other_id, handlings in self._active.items()
             for other_token, handling in handlings.items()
-            if handling.author == author and (suspect or self._is_suspect(other_id, other_token))
+            if handling.author == author
+            and other_id != run.id
+            and (suspect or self._is_suspect(other_id, other_token))
         ]
         since = run.attempts[-1].finished_at if run.attempts else run.scheduled_at
         if beside and held and not (suspect and self.clock.now() - since > PATIENCE):
