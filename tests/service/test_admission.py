@@ -144,6 +144,7 @@ async def test_all_bodies_together_have_one_budget(
 ) -> None:
     monkeypatch.setattr(admission, "BODIES_BYTES", 0)
     api: Api = await make(workers=0, settings={"body_limit": 1024})  # four bodies of 1 KiB
+    keys = [await key(api, "write") for _ in range(5)]
     go, waiting = asyncio.Event(), asyncio.Semaphore(0)
 
     async def half_sent() -> AsyncIterator[bytes]:
@@ -153,18 +154,28 @@ async def test_all_bodies_together_have_one_budget(
         yield b"}"
 
     headers = {"Content-Type": "application/json"}
-    slow = [
-        asyncio.create_task(api.post("/api/v1/jobs", content=half_sent(), headers=headers))
-        for _ in range(4)
-    ]
-    for _ in slow:
+
+    async def send_half(key: dict[str, str]) -> asyncio.Task[Any]:
+        call = api.post("/api/v1/jobs", content=half_sent(), headers={**headers, **key})
+        task = asyncio.create_task(call)
         await waiting.acquire()
-    refused = await api.post("/api/v1/jobs", content=b"{" + b" " * 500 + b"}", headers=headers)
+        return task
+
+    async def send_small(key: dict[str, str]) -> Any:
+        body = b"{" + b" " * 500 + b"}"
+        return await api.post("/api/v1/jobs", content=body, headers={**headers, **key})
+
+    slow = [await send_half(keys[0])]
+    refused = await send_small(keys[0])
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert (await send_small(keys[4])).status_code == 422  # one key does not keep out the others
+    slow += [await send_half(key) for key in keys[1:4]]
+    refused = await send_small(keys[4])
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["code"] == "busy"
     go.set()
     assert {(await task).status_code for task in slow} == {422}
-    again = await api.post("/api/v1/jobs", content=b"{" + b" " * 500 + b"}", headers=headers)
-    assert again.status_code == 422
+    assert (await send_small(keys[0])).status_code == 422
 
 
 async def test_a_body_may_say_its_charset(api: Api) -> None:
@@ -247,6 +258,8 @@ async def test_a_key_may_do_what_its_scope_allows(make: Make) -> None:
     assert answer.status_code == 403
     assert "needs write" in answer.json()["detail"]
     assert await code(api, "POST", json=WEBHOOK, headers=write) == 201
+    assert await code(api, "PUT", "/api/v1/jobs", headers=read) == 405
+    assert await code(api, "PUT", "/api/v1/keys", headers=read) == 405
     preview = {"schedule": "@daily"}
     assert await code(api, "POST", "/api/v1/schedules/preview", json=preview, headers=read) == 200
     for headers, status in ((read, 403), (write, 403), (admin, 200)):

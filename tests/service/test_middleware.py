@@ -46,7 +46,19 @@ async def test_a_proxys_name_can_be_allowed_and_needs_a_key(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "mark", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"]
+    "mark",
+    [
+        "Forwarded",
+        "X-Forwarded-For",
+        "X-Forwarded-Host",
+        "X-Forwarded-Proto",
+        "X-Real-IP",
+        "X-Client-IP",
+        "X-Original-Host",
+        "CF-Connecting-IP",
+        "True-Client-IP",
+        "Via",
+    ],
 )
 async def test_what_a_proxy_passes_on_needs_a_key(api: Api, mark: str) -> None:
     """Also where the proxy gives the Host that it connects to."""
@@ -136,6 +148,16 @@ async def test_a_page_of_another_scheme_is_refused_where_the_scheme_is_known(mak
     page = {"Host": "jobs.example.org", "X-Forwarded-Proto": "https", **await key(api, "write")}
     for origin, status in (("https://jobs.example.org", 201), ("http://jobs.example.org", 403)):
         assert await code(api, "POST", json=WEBHOOK, headers={**page, "Origin": origin}) == status
+
+
+@pytest.mark.parametrize("scheme", ["https, http", "HTTPS", " https ,http"])
+async def test_the_first_proxy_says_which_scheme_the_browser_uses(make: Make, scheme: str) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    page = {"Host": "jobs.example.org", "X-Forwarded-Proto": scheme, **await key(api, "write")}
+    for origin, status in (("https://jobs.example.org", 201), ("http://jobs.example.org", 403)):
+        answer = await api.post("/api/v1/jobs", json=WEBHOOK, headers={**page, "Origin": origin})
+        assert answer.status_code == status
+    assert "have the proxy send X-Forwarded-Proto: http" in answer.json()["detail"]
 
 
 async def test_no_cors_header_allows_another_origin(api: Api) -> None:

@@ -227,10 +227,11 @@ async def test_compressed_body_is_refused_by_name(api: Api) -> None:
     ("body", "status", "told"),
     [
         (b'{"id": "\xff"}', 400, "it is not UTF-8, or it nests too deep"),
+        (b'{"id": ' + b"9" * 5000 + b"}", 400, "or a number in it has too many digits"),
         (b"[" * 100_000, 400, "it is not UTF-8, or it nests too deep"),
         (b'{"id": "\\ud800"}', 422, "the body holds text that is not Unicode"),
     ],
-    ids=["latin", "deep", "surrogate"],
+    ids=["latin", "digits", "deep", "surrogate"],
 )
 async def test_a_body_that_is_wrong_as_a_whole_names_no_field(
     api: Api, body: bytes, status: int, told: str

@@ -57,6 +57,10 @@ async def test_a_key_is_exchanged_for_a_cookie_that_scripts_cannot_read(make: Ma
     assert (await api.get(SESSION, headers=sent)).json()["name"] == "ada"
     tossed = {**sent, "Cookie": f"mainspring_session=other; {sent['Cookie']}"}
     assert (await api.get(SESSION, headers=tossed)).json()["name"] == "ada"
+    bare = {**sent, "Cookie": sent["Cookie"].removeprefix("__Host-")}  # a page can set this one
+    for sign in ({"X-Forwarded-Proto": "https"}, {"Origin": "https://jobs.example.org"}):
+        assert (await api.get(SESSION, headers={**bare, **sign})).status_code == 401
+        assert (await api.get(SESSION, headers={**sent, **sign})).status_code == 200
 
 
 async def test_a_session_reads_and_changes_as_its_key_may(make: Make) -> None:

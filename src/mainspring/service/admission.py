@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -31,8 +32,16 @@ from mainspring.stores.url_redaction import without_password
 
 log = logging.getLogger("mainspring.service")
 
-PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-"""Headers that a proxy adds: its client may be on any machine."""
+PROXY_HEADERS = {
+    "forwarded",
+    "via",
+    "x-real-ip",
+    "x-client-ip",
+    "x-original-host",
+    "cf-connecting-ip",
+    "true-client-ip",
+}
+"""Headers that a proxy adds, beside X-Forwarded-…: its client may be on any machine."""
 
 DRY_RUN_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
@@ -41,6 +50,9 @@ DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 10
 """How much of a body that is too large is read and thrown away."""
 BODIES_BYTES = 32 * 1024 * 1024
 """Bytes that the bodies of all requests may have together, or four of the largest."""
+SHARE_OF_A_KEY = 4
+"""The bodies of one key, or of all requests without a key, may have this part of these bytes: slow
+requests of one key must not keep out the others."""
 WRONG_KEYS_A_MINUTE = 30
 BYTES_A_TOKEN = 64 * 1024
 """So many bytes of a response after the first so many count as one more request."""
@@ -55,7 +67,8 @@ class Admission:
         self._service = service
         settings, clock, url = service.settings, service.clock, service.client.url
         self._limit = settings.body_limit
-        self._bodies_left = max(BODIES_BYTES, 4 * settings.body_limit)
+        self._budget = max(BODIES_BYTES, SHARE_OF_A_KEY * settings.body_limit)
+        self._held: Counter[str] = Counter()
         self._rates = RateLimiter(settings.rate_limit, 2 * settings.rate_limit, clock)
         self._wrong_keys = RateLimiter(WRONG_KEYS_A_MINUTE / 60, WRONG_KEYS_A_MINUTE, clock)
         self._wrong_key_logs = RateLimiter(1 / 60, 1, clock)
@@ -68,13 +81,16 @@ class Admission:
         """Check a request, and read its body. Gives a `receive` that has the body; its memory is
         counted until the route is done. Raises `ApiError` for a request that is refused."""
         headers = Headers(scope=scope)
-        await self.check_caller(route.access, scope, headers)
         if scope["method"] not in (route.methods or ()):  # the route answers 405
+            is_open = route.access.needed == "open"
+            await self.check_caller(route.access if is_open else UNKNOWN_PATH, scope, headers)
             yield receive
             return
+        await self.check_caller(route.access, scope, headers)
         _check_content_type(scope["method"], headers)
-        scope.setdefault("state", {})["dry_run"] = _read_dry_run(route, scope)
-        held = _HeldBytes(self)
+        state = scope.setdefault("state", {})
+        state["dry_run"] = _read_dry_run(route, scope)
+        held = _HeldBytes(self, state["key"].id if "key" in state else "")
         try:
             body, last = await self._read_body(headers, receive, held)
             if scope["method"] not in SAFE_METHODS:
@@ -135,7 +151,7 @@ class Admission:
     async def _key_of(self, access: Access, scope: Scope, headers: Headers) -> Key | None:
         """The key that the request is made with: by a header, else by the cookie of a session. None
         where no key is needed."""
-        texts, cookie = _key_texts(headers), session_cookie(headers)
+        texts, cookie = _key_texts(headers), session_cookie(scope)
         if texts and (cookie is None or texts != [""]):  # a proxy may use another scheme for itself
             return await self._find_key(access, scope, texts, headers)
         local = self._service.loopback and _is_local(headers)
@@ -223,10 +239,10 @@ class Admission:
                         return b"", message
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    held.add(len(parts[-1]))
                     if size > self._limit:
                         await _discard(receive)
                         raise self._too_large()
+                    held.add(len(parts[-1]))
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
@@ -238,32 +254,36 @@ class Admission:
             413, f"a body may have at most {self._limit:,} bytes", headers={"Connection": "close"}
         )
 
-    def take_bytes(self, count: int) -> None:
-        if count > self._bodies_left:
-            raise ApiError(
-                503,
-                "the service holds as many bytes of requests as it may: try again in 1 s",
-                code="stopping",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
-        self._bodies_left -= count
+    def take_bytes(self, key_id: str, count: int) -> None:
+        """Count bytes of a body for a key; the id is empty for requests without a key."""
+        headers = {"Retry-After": "1", "Connection": "close"}
+        if self._held[key_id] + count > self._budget // SHARE_OF_A_KEY:
+            whose = "of this key" if key_id else "without a key"
+            why = f"the requests {whose} hold as many bytes as they may: try again in 1 s"
+            raise ApiError(429, why, headers=headers)
+        if self._held.total() + count > self._budget:
+            why = "the service holds as many bytes of requests as it may: try again in 1 s"
+            raise ApiError(503, why, code="busy", headers=headers)
+        self._held[key_id] += count
 
-    def give_bytes_back(self, count: int) -> None:
-        self._bodies_left += count
+    def give_bytes_back(self, key_id: str, count: int) -> None:
+        self._held[key_id] -= count
+        if not self._held[key_id]:
+            del self._held[key_id]
 
 
 class _HeldBytes:
     """The bytes of one body that count towards the budget of all."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission, self._count = admission, 0
+    def __init__(self, admission: Admission, key_id: str) -> None:
+        self._admission, self._key_id, self._count = admission, key_id, 0
 
     def add(self, count: int) -> None:
-        self._admission.take_bytes(count)
+        self._admission.take_bytes(self._key_id, count)
         self._count += count
 
     def release(self) -> None:
-        self._admission.give_bytes_back(self._count)
+        self._admission.give_bytes_back(self._key_id, self._count)
         self._count = 0
 
 
@@ -327,7 +347,11 @@ def _check_content_type(method: str, headers: Headers) -> None:
     given = headers.get("content-type", "")
     kind = given.partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise ApiError(415, f"a body must be application/json, not {given[:100]!r}")
+        raise ApiError(
+            415,
+            f"a body must be application/json, not {given[:100]!r}:"
+            " send -H 'Content-Type: application/json'",
+        )
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         why = f"Content-Encoding {coding[:100]!r} is not supported: send the body uncompressed"
@@ -378,7 +402,9 @@ def _key_texts(headers: Headers) -> list[str]:
 def _is_local(headers: Headers) -> bool:
     """Whether the request was made on this machine, and not passed on by a proxy."""
     local_name = is_loopback(host_name(headers.get("host", "")))
-    return local_name and not any(name in headers for name in PROXY_HEADERS)
+    return local_name and not any(
+        name in PROXY_HEADERS or name.startswith("x-forwarded-") for name in headers
+    )
 
 
 def _replay(message: Message, receive: Receive) -> Receive:

@@ -19,6 +19,7 @@ from mainspring.service.api_keys import Key
 from mainspring.service.audit import Change
 from mainspring.service.dependencies import SAFE_METHODS, Service
 from mainspring.service.problems import ApiError, local_path, problem_response, wants_page
+from mainspring.service.sessions import browser_scheme
 from mainspring.service.settings import is_loopback
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -136,7 +137,7 @@ class RequestChecks:
         if origin is None:
             return
         # A proxy says which scheme the browser uses; without one that is not known.
-        known = headers.get("x-forwarded-proto", scheme if scheme == "https" else "")
+        known = browser_scheme(headers, scheme)
         page = _place(origin)
         if page is not None and known in ("", page.scheme):
             name, port = page.host, page.port
@@ -153,6 +154,11 @@ class RequestChecks:
             if name
             else ""
         )
+        if page is not None and known not in ("", page.scheme):
+            advice = (
+                f" The browser uses {page.scheme}, but X-Forwarded-Proto, or the connection, says"
+                f" {known[:50]!r}: have the proxy send X-Forwarded-Proto: {page.scheme}."
+            )
         raise ApiError(
             403,
             f"cross-site request refused: Origin {origin[:200]!r} is not allowed, because the"

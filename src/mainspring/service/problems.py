@@ -249,7 +249,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     docs = request.scope.get("root_path", "") + "/docs"
     words = {
         404: f"there is nothing at {request.url.path}; {docs} shows what there is",
-        400: "the body could not be read as JSON: it is not UTF-8, or it nests too deep",
+        400: "the body could not be read as JSON: it is not UTF-8, or it nests too deep,"
+        " or a number in it has too many digits",
     }
     message = words.get(error.status_code, str(error.detail))
     headers = dict(error.headers or {})

@@ -12,6 +12,7 @@ import secrets
 from datetime import datetime, timedelta
 
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from mainspring.core import note_kinds
 from mainspring.core.clock import Clock, SystemClock
@@ -128,13 +129,34 @@ def cookie_name(headers: Headers) -> str:
     return f"{COOKIE}_{port}" if port.isascii() and port.isdigit() else COOKIE
 
 
-def session_cookie(headers: Headers) -> str | None:
+def browser_scheme(headers: Headers, scheme: str) -> str:
+    """The scheme that the browser uses, or "" if that is not known. A proxy says it; each further
+    proxy may add its own."""
+    forwarded = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return forwarded or ("https" if scheme == "https" else "")
+
+
+def has_host_cookie(scope: Scope) -> bool:
+    """Whether the session's cookie has the prefix `__Host-`, as far as the request shows: its
+    Origin, too, says that the browser uses HTTPS."""
+    return uses_https(scope) and not scope.get("root_path")
+
+
+def uses_https(scope: Scope) -> bool:
+    headers = Headers(scope=scope)
+    known = browser_scheme(headers, scope.get("scheme", ""))
+    return known == "https" or headers.get("origin", "").startswith("https:")
+
+
+def session_cookie(scope: Scope) -> str | None:
     """The text of the session's cookie, or None. Read by hand: the standard library's parser drops
     every cookie behind one that it cannot read."""
+    headers = Headers(scope=scope)
     parts = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
     cookies = {name: value for name, _, value in parts if value}
     name = cookie_name(headers)
-    return cookies.get(HOST_PREFIX + name) or cookies.get(name)
+    text = cookies.get(HOST_PREFIX + name)
+    return text if text or has_host_cookie(scope) else cookies.get(name)
 
 
 def _hash(text: str) -> str:

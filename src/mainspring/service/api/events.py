@@ -64,7 +64,7 @@ async def follow_events(
     if service.draining.is_set():
         raise ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     names = _names(event or ["*"])
-    session = session_cookie(request.headers) if by_session(request) else None
+    session = session_cookie(request.scope) if by_session(request) else None
     return EventStream(
         service,
         names,

@@ -11,7 +11,14 @@ from mainspring.service.problems import ApiError, too_many
 from mainspring.service.router import api_router
 from mainspring.service.schemas.json_format import json_response, to_iso
 from mainspring.service.schemas.session import Session
-from mainspring.service.sessions import HOST_PREFIX, SESSION_TTL, cookie_name, session_cookie
+from mainspring.service.sessions import (
+    HOST_PREFIX,
+    SESSION_TTL,
+    cookie_name,
+    has_host_cookie,
+    session_cookie,
+    uses_https,
+)
 
 __all__ = ["router"]
 
@@ -46,7 +53,7 @@ async def get_session(request: Request) -> Response:
 @router.delete("", status_code=204, summary="Sign out")
 @access("read")
 async def end_session(service: ServiceDep, request: Request) -> Response:
-    if (text := session_cookie(request.headers)) is not None:
+    if (text := session_cookie(request.scope)) is not None:
         await service.sessions.end(text)
     answer = Response(status_code=204)
     _set_cookie(request, answer, "")
@@ -63,18 +70,14 @@ def _document(key: Key | None, expires_at: str | None) -> dict[str, str | None]:
 
 
 def _set_cookie(request: Request, answer: Response, text: str) -> None:
-    """Set the cookie, or delete it if the text is empty. The browser's Origin says whether it used
-    HTTPS: behind a proxy this process sees plain HTTP."""
-    origin = request.headers.get("origin", "")
-    secure = request.url.scheme == "https" or origin.startswith("https:")
-    path = request.scope.get("root_path", "") or "/"
-    prefix = HOST_PREFIX if secure and path == "/" else ""
+    """Set the cookie, or delete it if the text is empty."""
+    prefix = HOST_PREFIX if has_host_cookie(request.scope) else ""
     answer.set_cookie(
         prefix + cookie_name(request.headers),
         text,
         max_age=int(SESSION_TTL.total_seconds()) if text else 0,
-        path=path,
-        secure=secure,
+        path=request.scope.get("root_path", "") or "/",
+        secure=uses_https(request.scope),
         httponly=True,
         samesite="strict",
     )

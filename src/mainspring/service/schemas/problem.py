@@ -34,6 +34,7 @@ CODES = {
     "rate_limited": "Too many requests; try again after `Retry-After`.",
     "internal_error": "An unexpected error; the service's log says more.",
     "store_unavailable": "The store does not answer; try again after `Retry-After`.",
+    "busy": "The service holds too many bytes of requests; try again after `Retry-After`.",
     "stopping": "The service is stopping or not started; try again after `Retry-After`.",
 }
 """Every `code`, and what it means."""
