@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mainspring.cli.command import CHANGE, Call, command
-from mainspring.cli.options import FileArgument
+from mainspring.cli.options import FileArgument, flag
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import check_shared, find_store
 from mainspring.core.plurals import list_some
@@ -34,18 +34,18 @@ async def apply(
     call: Call,
     file: FileArgument = "mainspring.toml",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the difference, and change nothing.")
+        bool, flag("--dry-run", help="Show the difference, and change nothing.")
     ] = False,
     take_over: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--take-over",
             help="Also replace jobs of these ids that code, the API or another file defines.",
         ),
     ] = False,
     without_code: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--without-code",
             help="Do not import the handlers: for a machine that does not have their code.",
         ),

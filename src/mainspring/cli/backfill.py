@@ -13,7 +13,7 @@ from msgspec import structs
 from mainspring.cli import time_format
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import FAILED, CommandError
-from mainspring.cli.options import JobArgument
+from mainspring.cli.options import JobArgument, flag
 from mainspring.cli.output import Output, progress_bar
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
@@ -61,7 +61,7 @@ async def backfill(
     priority: Annotated[
         int, typer.Option("--priority", min=0, max=MAX_PRIORITY, help="0 to 9; higher runs first.")
     ] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be run.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="Only say what would be run.")] = False,
 ) -> None:
     """Run the slots of a job that have not run. Slots that have a run are left alone."""
     async with call.client() as client:

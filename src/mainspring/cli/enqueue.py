@@ -13,7 +13,7 @@ import typer
 
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
-from mainspring.cli.options import JobArgument, complete_job, read_duration
+from mainspring.cli.options import JobArgument, complete_job, flag, read_duration
 from mainspring.cli.output import Output, progress_bar, when
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
@@ -78,7 +78,7 @@ async def enqueue(
     ] = None,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="Wait until the run ends; exit code 1 unless it succeeds."),
+        flag("--wait", help="Wait until the run ends; exit code 1 unless it succeeds."),
     ] = False,
     timeout: Annotated[
         str | None,

@@ -14,6 +14,7 @@ import typer
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name, module_beside
+from mainspring.cli.options import flag
 from mainspring.cli.output import Output
 from mainspring.core import schedules
 from mainspring.core.plurals import plural
@@ -67,7 +68,7 @@ def crontab(
     name: NameOption = None,
     system: Annotated[
         bool,
-        typer.Option("--system", help="Lines name a user before the command, as in /etc/crontab."),
+        flag("--system", help="Lines name a user before the command, as in /etc/crontab."),
     ] = False,
     timezone: Annotated[
         str | None,

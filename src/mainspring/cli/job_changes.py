@@ -13,7 +13,7 @@ from mainspring.cli import time_format
 from mainspring.cli.command import CHANGE, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.jobs import group, job_columns
-from mainspring.cli.options import JobArgument, YesOption, read_duration
+from mainspring.cli.options import JobArgument, YesOption, flag, read_duration
 from mainspring.cli.output import Column, Output, when
 from mainspring.core.plurals import plural
 from mainspring.errors import InvalidInput, JobExists, UnknownOption
@@ -259,7 +259,7 @@ async def resume(call: Call, job: JobArgument) -> None:
     _print_saved(call.output, "resumed", resumed)
 
 
-AllOption = Annotated[bool, typer.Option("--all", help="All jobs, on every node.")]
+AllOption = Annotated[bool, flag("--all", help="All jobs, on every node.")]
 
 
 @command(commands, "pause", "mainspring pause --all", panel=CHANGE)
@@ -333,9 +333,7 @@ async def remove(
     job: JobArgument,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Also remove a job that code defines, for when that code is gone."
-        ),
+        flag("--force", help="Also remove a job that code defines, for when that code is gone."),
     ] = False,
 ) -> None:
     """Delete a job and cancel its pending runs. Running ones may end."""
@@ -355,11 +353,11 @@ async def remove(
 )
 async def prune_orphans(
     call: Call,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the jobs; remove none.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="List the jobs; remove none.")] = False,
     yes: YesOption = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also if no worker is alive to say which handlers exist."),
+        flag("--force", help="Also if no worker is alive to say which handlers exist."),
     ] = False,
 ) -> None:
     """Remove jobs whose code is gone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -67,6 +67,11 @@ async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]
         await store.close()
 
 
+def flag(*names: str, **how: Any) -> Any:
+    """An option without a value. (On a terminal Typer's help would name its type, `<bool>`.)"""
+    return typer.Option(*names, metavar="", **how)
+
+
 StoreOption = Annotated[
     str | None,
     typer.Option(
@@ -100,12 +105,10 @@ AppToLoadOption = Annotated[
         "--app", metavar="MODULE:ATTR", help="The same as the argument.", show_default=False
     ),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
-]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log debug messages too.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Log only warnings and errors.")]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+JsonOption = Annotated[bool, flag("--json", help="Print one JSON document instead of tables.")]
+VerboseOption = Annotated[bool, flag("--verbose", "-v", help="Log debug messages too.")]
+QuietOption = Annotated[bool, flag("--quiet", "-q", help="Log only warnings and errors.")]
+YesOption = Annotated[bool, flag("--yes", help="Do it without asking.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The most to list.")]
 CursorOption = Annotated[
     str | None,

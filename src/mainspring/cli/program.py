@@ -27,6 +27,7 @@ from mainspring.cli import (
 )
 from mainspring.cli.command import CHANGE, INSPECT, STORE, Call, command, example
 from mainspring.cli.environment import read_env_file
+from mainspring.cli.options import flag
 from mainspring.cli.output import Output
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -144,9 +145,7 @@ def _version_asked(asked: bool) -> None:
 def mainspring(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the version.", callback=_version_asked, is_eager=True
-        ),
+        flag("--version", help="Print the version.", callback=_version_asked, is_eager=True),
     ] = False,
 ) -> None:
     """Jobs that run on time, once, everywhere."""
@@ -170,7 +169,13 @@ app.add_typer(store.group, name="store", rich_help_panel=STORE)
 app.add_typer(keys.group, name="keys", rich_help_panel=STORE)
 
 
-@command(app, "version", "mainspring version --json", panel=STORE, uses_store=False)
+about = typer.Typer()
+
+
+@command(about, "version", "mainspring version --json", panel=INSPECT, uses_store=False)
 def version(call: Call) -> None:
     """Print the version."""
     _print_version(call.output)
+
+
+app.add_typer(about)  # last, so that the panels come in their order

@@ -20,6 +20,7 @@ from mainspring.cli.options import (
     complete_job,
     complete_run,
     complete_state,
+    flag,
 )
 from mainspring.cli.output import STYLES, Column, Output, when, when_short
 from mainspring.core.plurals import plural
@@ -104,7 +105,7 @@ RunsArgument = Annotated[
 async def list_(
     call: Call,
     timed_out: Annotated[
-        bool, typer.Option("--timed-out", help="Only runs of which an attempt timed out.")
+        bool, flag("--timed-out", help="Only runs of which an attempt timed out.")
     ] = False,
     limit: LimitOption = 20,
     cursor: CursorOption = None,
@@ -204,7 +205,7 @@ async def show(call: Call, run: RunArgument) -> None:
     print_run(call.output, whole, why.problem)
 
 
-AllOption = Annotated[bool, typer.Option("--all", help="All runs, whatever their job.")]
+AllOption = Annotated[bool, flag("--all", help="All runs, whatever their job.")]
 
 
 @command(

@@ -26,6 +26,7 @@ from mainspring.cli.options import (
     VerboseOption,
     check_memory_limit,
     either_app,
+    flag,
     read_duration,
     read_prune_interval,
 )
@@ -112,7 +113,7 @@ def serve(
     ] = None,
     leader_election: Annotated[
         bool | None,
-        typer.Option(
+        flag(
             "--leader-election/--no-leader-election",
             help="Elect one process, in the store, to fire slots first (env LEADER_ELECTION, true"
             " or false). Default: --leader-election",
@@ -129,7 +130,7 @@ def serve(
     ] = None,
     demo: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--demo",
             help="Try the dashboard: serve a made-up fleet of 200 jobs with a week of history, from"
             " a store that is deleted at the end.",

@@ -12,6 +12,7 @@ import typer
 
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.options import flag
 from mainspring.cli.output import Output, progress_bar
 from mainspring.cli.store_access import LocatedStore, StoreChoice, database_file, find_store
 from mainspring.core.plurals import plural
@@ -38,7 +39,7 @@ async def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the store to copy.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The URL of an empty store.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count what would be copied; write nothing.")
+        bool, flag("--dry-run", help="Count what would be copied; write nothing.")
     ] = False,
 ) -> None:
     """Copy all jobs, runs and notes from one store to another.

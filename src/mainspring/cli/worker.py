@@ -25,6 +25,7 @@ from mainspring.cli.options import (
     VerboseOption,
     check_memory_limit,
     either_app,
+    flag,
     read_duration,
     read_prune_interval,
 )
@@ -94,7 +95,7 @@ def worker(
     ] = 1,
     leader_election: Annotated[
         bool | None,
-        typer.Option(
+        flag(
             "--leader-election/--no-leader-election",
             help="Elect one process, in the store, to fire slots first. Default: what the code"
             " says.",
