@@ -50,7 +50,7 @@ kept = []
 
 @scheduler.job
 def leak() -> None:
-    kept.append(bytearray(b"x" * 200_000_000))
+    kept.append(b"x" * 190_000_000)
 """
 
 
