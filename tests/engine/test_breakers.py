@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from mainspring import Breaker, Scheduler, State
 from mainspring.core import note_kinds
 from mainspring.core.clock import EPOCH, to_us
+from mainspring.core.durations import duration
 from mainspring.core.model import Job, Note, Run
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import Change, request_cancel
@@ -313,6 +315,62 @@ async def test_a_removed_job_leaves_no_breaker_to_the_next_one_of_its_id(make: M
         await ended(scheduler, late)  # of the job that was removed
         await recorder.until("breaker.opened", 2)  # the breaker of that job
         assert (await scheduler.job_health("api")).breaker == "closed"
+
+
+@pytest.mark.parametrize("how", ["update", "replace", "apply"])
+def test_a_breaker_that_is_changed_starts_closed(how: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        scheduler = Scheduler(MemoryStore(VirtualClock()), clock=VirtualClock(), inline=True)
+        healthy = False
+
+        @scheduler.job()
+        async def call() -> None:
+            assert healthy
+
+        async def define(breaker: Breaker | None, retries: int = 0) -> None:
+            if how == "update":
+                await scheduler.update_job("api", breaker=breaker, retries=retries)
+            elif how == "replace":
+                await scheduler.add_job(
+                    "api", handler="call", breaker=breaker, retries=retries, replace=True
+                )
+            else:
+                reset = (
+                    breaker and f'{{ failures = 1, reset = "{duration(breaker.reset).seconds}s" }}'
+                )
+                file = tmp_path / "jobs.toml"
+                file.write_text(
+                    f'[jobs.api]\nhandler = "call"\nretries = {retries}\n'
+                    f"breaker = {reset or 'false'}\n"
+                )
+                await scheduler.apply_jobs(file)
+
+        async with scheduler:
+            first, second = Breaker(failures=1, reset="1h"), Breaker(failures=1, reset="2h")
+            if how == "update":
+                await scheduler.add_job("api", handler="call", breaker=first)
+            else:
+                await define(first)
+            await ended(scheduler, await scheduler.enqueue("api"))
+            await asyncio.sleep(1)
+            waiting = await scheduler.enqueue("api")
+            await define(first, retries=1)  # the breaker is the same: it stays open
+            await asyncio.sleep(5)
+            assert (await scheduler.job_health("api")).breaker == "open"
+            assert (await scheduler.get_run(waiting.id)).state is State.PENDING
+            healthy = True
+            await define(second)
+            assert (await scheduler.job_health("api")).breaker == "closed"
+            assert (await ended(scheduler, waiting)).state is State.SUCCEEDED
+            healthy = False
+            await ended(scheduler, await scheduler.enqueue("api"))
+            await asyncio.sleep(1)
+            assert (await scheduler.job_health("api")).breaker == "open"
+            await define(None)
+            await define(second)
+            assert (await scheduler.job_health("api")).breaker == "closed"
+
+    run_virtual(main)
 
 
 async def test_counting_fails_and_the_outcome_of_the_run_does_not_wait(

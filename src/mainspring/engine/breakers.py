@@ -179,7 +179,7 @@ async def close_breaker(store: Store, job: Job) -> bool:
 
 
 async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
-    """Delete the states of jobs that are removed."""
+    """Delete the states of jobs that are removed, or get another breaker."""
     names = frozenset(job_ids)
     query = NoteQuery(kind=note_kinds.BREAKER, names=names, limit=max(len(names), 1))
     found = (await store.notes(query)).items

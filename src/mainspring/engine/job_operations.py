@@ -172,6 +172,7 @@ class JobOperations:
             if stored is not None and replace(job, updated_at=stored.updated_at) == stored:
                 return stored
             if await self._put(job):
+                await self._forget_changed_breakers([(stored, job)])
                 changed = self._announce_change(job, "job.updated" if stored else "job.created")
                 if stored is None or stored.schedule != job.schedule:
                     await self._warn_if_schedule_ended(changed, now)
@@ -206,6 +207,7 @@ class JobOperations:
                 continue
             done = await self._engine.store.put_jobs(writes)
             kept = [write for write, was_kept in zip(writes, done, strict=True) if was_kept]
+            await self._forget_changed_breakers(pairs[write.id] for write in kept)
             await self._announce_writes(kept)
             # As they were written: each has its new version.
             first |= {write.id: (first[write.id][0], write.job) for write in kept}
@@ -303,6 +305,7 @@ class JobOperations:
             if edited.policy != job.policy:
                 self._refuse_effect_once(edited)
             if await self._put(edited):
+                await self._forget_changed_breakers([(job, edited)])
                 return self._announce_change(edited, "job.updated")
         raise contended(f"job {job_id}")
 
@@ -410,6 +413,14 @@ class JobOperations:
             for job_id in left:
                 outcome[job_id] = contended(f"job {job_id}")
         return outcome
+
+    async def _forget_changed_breakers(self, pairs: Iterable[Replacement]) -> None:
+        """A breaker that was changed, or removed and added again, starts closed."""
+        changed = [
+            new.id for old, new in pairs if old and new and old.policy.breaker != new.policy.breaker
+        ]
+        if changed:
+            await forget_breakers(self._engine.store, changed)
 
     async def _announce_writes(self, writes: Sequence[JobWrite]) -> None:
         for write in writes:
