@@ -176,6 +176,30 @@ async def test_a_shared_store_keeps_a_key_of_its_own_if_none_is_given(shared: Sh
     assert b"s3cr3t" not in msgspec.json.encode(page.items[0].value)
 
 
+async def test_a_shared_store_makes_its_key_only_when_a_webhook_is_stored(
+    shared: SharedStore, tmp_path: Path
+) -> None:
+    webhook = {"url": "http://127.0.0.1:9/", "headers": {"Authorization": TOKEN}}
+    file = tmp_path / "jobs.toml"
+    file.write_text('name = "x"\n[jobs.of_file]\nwebhook = "http://127.0.0.1:9/"\n')
+    async with scheduler(store=shared, workers=0) as mainspring:
+
+        async def count_keys() -> int:
+            return len((await shared.notes(NoteQuery(kind="secret-key"))).items)
+
+        draft = await mainspring.add_job("call", webhook=webhook, dry_run=True)
+        assert mainspring.webhooks.decrypt(draft)
+        await mainspring.apply_jobs(file, dry_run=True)
+        with pytest.raises(InvalidInput):
+            await mainspring.add_job("call", webhook=webhook, retries=-1)
+        assert await count_keys() == 0
+        await mainspring.apply_jobs(file)
+        job = await mainspring.add_job("call", webhook=webhook)
+        assert await count_keys() == 1
+    async with scheduler(store=shared, workers=0) as later:
+        assert await later.webhooks.decrypt_with_store_key(job)
+
+
 async def test_a_given_key_encrypts_and_the_key_in_the_store_still_decrypts(
     shared: SharedStore,
 ) -> None:

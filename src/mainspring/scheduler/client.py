@@ -335,7 +335,24 @@ class Client:
         dry_run: bool,
     ) -> Job:
         if given["webhook"] is not None:
-            await self.load_secret_key()
+            await self.load_secret_key(make=False)
+            if self.webhooks.needs_store_key:  # made only for a job that is stored
+                with self.webhooks.vault.rehearse():
+                    draft = await self._store_job(id, given, defaults, replace, dry_run=True)
+                if dry_run:
+                    return draft
+                await self.load_secret_key()
+        return await self._store_job(id, given, defaults, replace, dry_run=dry_run)
+
+    async def _store_job(
+        self,
+        id: str,
+        given: Mapping[str, Any],
+        defaults: PolicyOptions | None,
+        replace: bool,
+        *,
+        dry_run: bool,
+    ) -> Job:
         draft = self.draft(id, defaults=defaults, **given)
         job_operations = self._running().job_operations
         if not replace:
@@ -413,7 +430,22 @@ class Client:
         """
         jobs = read_job_file(file)
         if any("webhook" in given for given in jobs.jobs.values()):
-            await self.load_secret_key()
+            await self.load_secret_key(make=False)
+            if self.webhooks.needs_store_key:  # made only for jobs that are stored
+                with self.webhooks.vault.rehearse():
+                    applied = await self._apply(
+                        jobs, dry_run=True, take_over=take_over, with_handlers=with_handlers
+                    )
+                if dry_run:
+                    return applied
+                await self.load_secret_key()
+        return await self._apply(
+            jobs, dry_run=dry_run, take_over=take_over, with_handlers=with_handlers
+        )
+
+    async def _apply(
+        self, jobs: JobSet, *, dry_run: bool, take_over: bool, with_handlers: bool
+    ) -> AppliedJobs:
         drafts = self._draft_jobs(jobs, Owner.FILE, with_handlers=with_handlers)
 
         def keep_from_stored(draft: Job, stored: Job) -> Job:
@@ -472,11 +504,12 @@ class Client:
             draft, webhook=self.webhooks.replace_stored(draft, stored, own_secret=own_secret)
         )
 
-    async def load_secret_key(self) -> None:
+    async def load_secret_key(self, *, make: bool = True) -> None:
         """Get ready to encrypt and decrypt secrets of webhooks: on a shared store without
-        MAINSPRING_SECRET_KEY the key is in the store. Methods that store a webhook do it."""
+        MAINSPRING_SECRET_KEY the key is in the store, and is made if need be. Methods that store a
+        webhook do it. `make=False`: only read it."""
         self._running()
-        await self._call(self.webhooks.load_store_key())
+        await self._call(self.webhooks.load_store_key(make=make))
 
     async def rotate_secret(
         self, id: str, *, old_valid_for: Span = "24h", secret: str | None = None

@@ -142,7 +142,12 @@ class Webhooks:
             )
         if page.items:
             self.vault.add_key(page.items[0].value["key"])
-        self._has_read_store_key = bool(page.items) or make
+        self._has_read_store_key = self.vault.is_usable
+
+    @property
+    def needs_store_key(self) -> bool:
+        """Whether the store has to make a key before secrets can be stored."""
+        return self.available and self._keeps_key_in_store and not self.vault.is_usable
 
     @property
     def can_sign(self) -> bool:

@@ -22,7 +22,8 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ VARIABLE = "MAINSPRING_SECRET_KEY"
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _PREFIX = "whsec_"
+_REHEARSING: ContextVar[bool] = ContextVar("mainspring_rehearsing", default=False)
 
 
 def new_key() -> str:
@@ -77,6 +79,7 @@ class Vault:
         self._file = file
         self._ciphers: dict[str, AESGCM] = {}
         self._newest: str | None = None
+        self._throwaway: str | None = None
         self._load()
 
     @classmethod
@@ -101,7 +104,7 @@ class Vault:
     @property
     def key_ids(self) -> tuple[str, ...]:
         """The ids of all keys; the first one encrypts."""
-        return tuple(self._ciphers)
+        return tuple(key_id for key_id in self._ciphers if key_id != self._throwaway)
 
     def add_key(self, text: str) -> None:
         """Use a key that the store keeps: to decrypt, and to encrypt if no other is given."""
@@ -111,14 +114,24 @@ class Vault:
     def seal(self, text: str, *bound: str) -> Sealed:
         """Encrypt a secret for one use. `bound` names that use (job, header, origin); `open` needs
         the same values."""
-        if self._newest is None:
-            self._make_file()
-        assert self._newest is not None
+        key_id = self._newest
+        if key_id is None and _REHEARSING.get():
+            key_id = self._throwaway_id()
+        elif key_id is None:
+            key_id = self._make_file()
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        box = nonce + self._ciphers[self._newest].encrypt(
-            nonce, text.encode(), _associated_data(bound)
-        )
-        return Sealed(self._newest, base64.b64encode(box).decode())
+        box = nonce + self._ciphers[key_id].encrypt(nonce, text.encode(), _associated_data(bound))
+        return Sealed(key_id, base64.b64encode(box).decode())
+
+    @contextlib.contextmanager
+    def rehearse(self) -> Iterator[None]:
+        """Meanwhile, if there is no key, encrypt with one that only this object has: for what is
+        checked or shown, and not stored."""
+        before = _REHEARSING.set(True)
+        try:
+            yield
+        finally:
+            _REHEARSING.reset(before)
 
     def open(self, sealed: Sealed, *bound: str) -> str:
         from cryptography.exceptions import InvalidTag
@@ -156,9 +169,18 @@ class Vault:
 
         for key in (*self._given, *_read_file(self._file)):
             self._ciphers.setdefault(_key_id(key), AESGCM(key))
-        self._newest = next(iter(self._ciphers), None)
+        self._newest = next(iter(self.key_ids), None)
 
-    def _make_file(self) -> None:
+    def _throwaway_id(self) -> str:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        if self._throwaway is None:
+            key = secrets.token_bytes(_KEY_BYTES)
+            self._throwaway = _key_id(key)
+            self._ciphers[self._throwaway] = AESGCM(key)
+        return self._throwaway
+
+    def _make_file(self) -> str:
         if self._file is None:
             raise SecretKeyMissing(
                 "secrets are kept encrypted, and there is no key. Make one:"
@@ -174,6 +196,8 @@ class Vault:
         finally:
             draft.unlink()
         self._load()
+        assert self._newest is not None
+        return self._newest
 
 
 def key_file(database: Path) -> Path:

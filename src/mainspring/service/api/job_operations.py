@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fastapi import Request
@@ -123,14 +124,14 @@ async def update_job(
 ) -> tuple[Job, str | None]:
     """Change a job. Returns it, and its new signing secret if one was asked for."""
     secret = new_signing_secret() if body.sent.get("rotate_secret") else None
-    await service.client.load_secret_key()
+    await service.client.load_secret_key(make=False)
     for _ in range(MAX_EDIT_TRIES):
         job = await service.client.get_job(id)
         _check_if_match(job, if_match)
         faults = document_faults(body, job)
         changes = job_changes(job, body)
         if faults:  # the client gets the library's errors beside them, as for a new job
-            with _named_fields(body, faults):
+            with _named_fields(body, faults), _rehearsed(service, changes):
                 service.client.edited(job, service.client.store_time(), changes)
             raise ApiError.of_fields(*faults)
         if secret is not None:  # in the same edit as the others: all is done, or nothing
@@ -236,15 +237,23 @@ async def _add_job(
         faults = merge_faults(faults, [FieldError("endpoint", why)])
     options = job_options(body, service.settings, service.client.defaults)
     if "webhook" in options:
-        await service.client.load_secret_key()
+        await service.client.load_secret_key(make=False)
     secret = None
     if "webhook" in options and service.client.webhooks.can_sign:
         secret = options["webhook"]["signing_secret"] = new_signing_secret()
     with _named_fields(body, faults):
         if faults:
-            service.client.draft(job_id, **options)
+            with _rehearsed(service, options):
+                service.client.draft(job_id, **options)
             raise ApiError.of_fields(*faults)
         return await service.client.add_job(job_id, dry_run=dry_run, **options), secret
+
+
+def _rehearsed(service: Service, options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """For a draft that is not stored: no key has to be made for its secrets."""
+    webhooks = service.client.webhooks
+    is_possible = "webhook" in options and webhooks.available
+    return webhooks.vault.rehearse() if is_possible else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -299,7 +308,7 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
         )
     if body is not None:  # as a real trigger checks it
         check_payload(body)
-    await service.client.load_secret_key()
+    await service.client.load_secret_key(make=False)
     made = service.client.webhooks.preview(job, await service.client.now(), body=body)
     return {
         "jobId": job.id,
