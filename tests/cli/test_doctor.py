@@ -231,6 +231,7 @@ def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> 
         [worker] = run("workers", "list", "--json").json["items"]
         assert worker["fires"] is False
         _, found = checks(run)
+    assert found["workers"]["detail"].startswith("1 alive, last seen ")
     assert found["firing"] == {
         "status": "warn",
         "name": "firing",

@@ -292,6 +292,7 @@ def test_messages_of_add_and_update_can_be_followed(run: Run, stored_runs: Store
     )
     neither = run("jobs", "add", "x", "--schedule", "5m").err
     assert "a job needs a handler, or a url (webhook) to call, and this one has neither" in neither
+    assert "mainspring jobs add x --handler NAME --schedule 5m" in neither
     both = run("jobs", "add", "x", "--handler", "send_email", "--url", "https://example.org").err
     assert "this one has both: leave one of them out" in both
     twice = run("jobs", "update", "one", "--set", "retries=3", "--set", "retries=4")

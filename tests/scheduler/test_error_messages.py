@@ -191,3 +191,12 @@ def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixt
 def test_a_value_that_is_not_json_is_told_by_its_type() -> None:
     with pytest.raises(InvalidPayload, match="it holds an object"):
         encode(object())
+
+
+@pytest.mark.parametrize("unit", ["seconds", "minutes", "hours", "days", "weeks"])
+def test_an_interval_that_is_given_as_an_option_is_shown_as_a_schedule(unit: str) -> None:
+    with pytest.raises(UnknownOption) as caught:
+        Scheduler("memory://").job(**{unit: 5})
+    shown = f'An interval is a schedule: every({unit}=5), or "5{unit[0]}"'
+    assert str(caught.value).endswith(shown)
+    assert parse(f"5{unit[0]}") == every(**{unit: 5})

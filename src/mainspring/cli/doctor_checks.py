@@ -254,7 +254,7 @@ async def _check_work(store: Store, url: str | None) -> list[Check]:
     orphaned = without_worker([job for job in jobs if job.enabled], workers)
     pause = await read_pause(store)
     return [
-        _check_workers(workers),
+        _check_workers(workers, now),
         _check_pause(pause, now, workers),
         *_check_handlers(orphaned if workers else [], workers, url),
         *_check_due_work(counts.due, running, find_orphans(orphaned, workers), now, url),
@@ -312,7 +312,7 @@ def _check_due_work(
         yield Check("ok", "due work", f"{waiting} due, none for longer than a minute")
 
 
-def _check_workers(workers: list[LiveWorker]) -> Check:
+def _check_workers(workers: list[LiveWorker], now: datetime) -> Check:
     if not workers:
         return Check(
             "warn", "workers", "no worker is alive", "start one: mainspring worker app:scheduler"
@@ -323,7 +323,9 @@ def _check_workers(workers: list[LiveWorker]) -> Check:
         detail = f"at the memory limit, and taking no more runs: {names}{_more(full)}"
         return Check("warn", "workers", detail, "restart them, or give them a higher limit")
     names = ", ".join(worker.id for worker in workers[:3])
-    return Check("ok", "workers", f"{len(workers)} alive: {names}{_more(workers)}")
+    seen = max((worker.seen_at for worker in workers if worker.seen_at is not None), default=now)
+    ago = f"last seen {max(0, round((now - seen).total_seconds()))} s ago"
+    return Check("ok", "workers", f"{len(workers)} alive, {ago}: {names}{_more(workers)}")
 
 
 def _check_handlers(jobs: list[Job], workers: list[LiveWorker], url: str | None) -> Iterator[Check]:

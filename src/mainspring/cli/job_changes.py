@@ -110,6 +110,8 @@ async def add(
                 advice=f"`mainspring jobs update {job}` changes it",
             ) from None
         except InvalidInput as error:
+            if error.field == "handler" and not {"handler", "webhook"} & options.keys():
+                error.args = (f"{error}: mainspring jobs add {job} --handler NAME --schedule 5m",)
             raise _name_fields(error) from None
         _print_saved(
             call.output, "added", added, {} if secret is None else {"signing_secret": secret}

@@ -565,7 +565,10 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
             " another worker rescues the run within seconds"
         )
         return _of_run(run, Reason.RUNNING, text, **facts)
-    text = f"it is running: {run.worker} holds its lease until {_moment(until)}"
+    text = (
+        f"it is running: {run.worker} holds its lease until {_moment(until)}; if that worker is"
+        " gone, another takes it over then"
+    )
     return _of_run(run, Reason.RUNNING, text, **facts)
 
 

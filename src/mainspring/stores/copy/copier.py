@@ -276,8 +276,8 @@ async def _exclusive_access(
     for store, name in ((source, "source"), (target, "target")):
         if await _elect(store, LEADER, me, timedelta(seconds=5)) is None:
             raise CopyRefused(
-                f"a scheduler is working on the {name}, or was killed less than 15 seconds ago:"
-                " stop it, and copy again"
+                f"a scheduler is working on the {name}: stop it; after a kill -9 wait 30 seconds"
+                " (a minute on object storage), then copy again"
             )
         await _elect(store, LEADER, me, timedelta())
         await _refuse_live_workers(store, name)
