@@ -195,8 +195,9 @@ def test_a_value_that_is_not_json_is_told_by_its_type() -> None:
 
 @pytest.mark.parametrize("unit", ["seconds", "minutes", "hours", "days", "weeks"])
 def test_an_interval_that_is_given_as_an_option_is_shown_as_a_schedule(unit: str) -> None:
+    units: Any = {unit: 5}
     with pytest.raises(UnknownOption) as caught:
-        Scheduler("memory://").job(**{unit: 5})
+        Scheduler("memory://").job(**units)
     shown = f'An interval is a schedule: every({unit}=5), or "5{unit[0]}"'
     assert str(caught.value).endswith(shown)
-    assert parse(f"5{unit[0]}") == every(**{unit: 5})
+    assert parse(f"5{unit[0]}") == every(**units)
