@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
 
 import pytest
 
@@ -151,11 +150,24 @@ async def test_a_note_of_runs_that_are_still_failed_stays(monkeypatch: pytest.Mo
         assert (await scheduler.get_run(f"down@{root.id}")).state is State.SKIPPED
 
 
-async def test_a_retry_revives_a_run_that_thousands_were_skipped_after(
+class Watched(MemoryStore):
+    """Keeps the ids of the runs that were read by a query, in `read`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        page = await super().find(query)
+        self.read.update(run.id for run in page.items)
+        return page
+
+
+async def test_a_retry_reads_the_runs_after_it_and_no_other_skipped_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(revival, "PAGE", 500)
-    store = MemoryStore()
+    monkeypatch.setattr(revival, "PAGE", 5)
+    store = Watched()
     scheduler = Scheduler(store, inline=True)
     broken = True
 
@@ -168,17 +180,19 @@ async def test_a_retry_revives_a_run_that_thousands_were_skipped_after(
 
     async with scheduler:
         root = await scheduler.enqueue("up")
-        behind = await scheduler.enqueue("down", after=[root.id])
-        ended = await scheduler.wait(behind.id, 20)
+        behind = [await scheduler.enqueue("down", after=[root.id]) for _ in range(12)]
+        last = await scheduler.enqueue("down", after=[behind[0].id])
+        ended = await scheduler.wait(last.id, 20)
         assert ended.reason == "upstream failed"
-        other = replace(ended, reason="overlap", after=())
-        moment = timedelta(microseconds=1)
-        await store.add(
-            [
-                replace(other, id=f"other{n}", created_at=ended.created_at + n * moment)
-                for n in range(10_500)
-            ]
-        )
+        others = [
+            replace(ended, id=f"other{reason}{n}", reason=reason, after=after)
+            for reason, after in (("overlap", (root.id,)), ("upstream failed", ("another",)))
+            for n in range(20)
+        ]
+        await store.add(others)
+        store.read.clear()
         broken = False
         await scheduler.retry(root.id)
-        assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED
+        for run in (*behind, last):
+            assert (await scheduler.wait(run.id, 20)).state is State.SUCCEEDED
+        assert store.read.isdisjoint(run.id for run in others)

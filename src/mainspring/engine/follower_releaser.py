@@ -66,7 +66,8 @@ class FollowerReleaser:
 
     async def release_followers(self, upstream: Iterable[str]) -> bool:
         """Release the runs that wait for these and for nothing else; return whether any wait."""
-        return await self._release_found(RunQuery(upstream=frozenset(upstream)))
+        waiting = frozenset({State.WAITING})
+        return await self._release_found(RunQuery(upstream=frozenset(upstream), states=waiting))
 
     async def _release_found(self, query: RunQuery) -> bool:
         any_waiting = False

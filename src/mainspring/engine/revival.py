@@ -19,13 +19,12 @@ leader completes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from datetime import timedelta
 
 from mainspring.core import note_kinds, transitions
 from mainspring.core.model import Note, Run, State, new_run_id, replace
 from mainspring.engine.context import EngineContext
-from mainspring.engine.workflow import runs_after
 from mainspring.errors import StoreError
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, RunQuery
@@ -35,9 +34,6 @@ RETRY_NOTE_TTL = timedelta(days=1)
 
 PAGE = 1000
 """Runs that are read, and changed, in one call."""
-
-CLOCK_SET_BACK_MARGIN = timedelta(hours=1)
-"""A run was made after those that it comes after; but somebody may have set the clock back."""
 
 _UNSUCCESSFUL = (State.FAILED, State.CANCELLED, State.SKIPPED)
 
@@ -105,38 +101,18 @@ async def revive_followers(engine: EngineContext, runs: Sequence[Run]) -> list[s
 
 
 async def _followers(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
-    """The runs after these, directly or not, that wait or were skipped because of a failure.
-
-    Those that wait are read first: one that is skipped meanwhile is found among the skipped ones or
-    was found before. No index leads from a run to those that were skipped after it, because every
-    run would pay for it: all skipped runs are searched that are as young as the oldest of these.
-    """
-    waiting = await _waiting_after(engine, [run.id for run in runs])
-    skipped = await _skipped_since(
-        engine, min(run.created_at for run in runs) - CLOCK_SET_BACK_MARGIN
-    )
-    candidates = {run.id: run for run in (*skipped, *waiting)}
-    return runs_after(runs, [run for run in candidates.values() if run.unreadable is None])
-
-
-async def _waiting_after(engine: EngineContext, run_ids: Iterable[str]) -> list[Run]:
-    found: dict[str, Run] = {}
-    reached = list(run_ids)
+    """The runs after these, directly or not, that wait or were skipped because of a failure,
+    nearest first."""
+    followers: dict[str, Run] = {}
+    reached = [run.id for run in runs]
     while reached:
         names, reached = frozenset(reached[:PAGE]), reached[PAGE:]
-        async for run in all_items(
-            engine.store.find, RunQuery(upstream=names, brief=True, limit=PAGE)
-        ):
-            if run.id not in found:
-                found[run.id] = run
+        query = RunQuery(upstream=names, brief=True, limit=PAGE)
+        async for run in all_items(engine.store.find, query):
+            if run.id not in followers and run.unreadable is None:
+                followers[run.id] = run
                 reached.append(run.id)
-    return list(found.values())
-
-
-async def _skipped_since(engine: EngineContext, oldest: datetime) -> list[Run]:
-    query = RunQuery(states=frozenset({State.SKIPPED}), since=oldest, brief=True, limit=PAGE)
-    reason = transitions.UPSTREAM_FAILED
-    return [run async for run in all_items(engine.store.find, query) if run.reason == reason]
+    return list(followers.values())
 
 
 def _runs_of(note: Note) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mainspring.core.model import Job, Run
+from mainspring.core.model import Job, Run, State
 from mainspring.core.workflow_graph import Workflow, WorkflowNode
 from mainspring.engine.engine import Engine
 from mainspring.engine.slots import with_followers
@@ -130,7 +130,9 @@ async def _enqueued_after(
         if cursor is None or page.items[-1].created_at < oldest:
             complete = True
             break
-    waiting = await engine.store.find(RunQuery(upstream=frozenset(runs), brief=True, limit=PAGE))
+    waits = frozenset({State.WAITING})
+    query = RunQuery(upstream=frozenset(runs), states=waits, brief=True, limit=PAGE)
+    waiting = await engine.store.find(query)
     candidates |= {run.id: run for run in waiting.items if run.id not in runs}
     return runs_after(runs.values(), candidates.values()), complete
 

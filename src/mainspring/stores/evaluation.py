@@ -16,7 +16,7 @@ from typing import Any
 from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
-from mainspring.core.transitions import Change
+from mainspring.core.transitions import UPSTREAM_FAILED, Change
 from mainspring.stores.paging import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
 from mainspring.stores.rates import RateAllowance, rate_limit
@@ -238,14 +238,24 @@ def matches(run: Run, query: RunQuery, now: datetime) -> bool:
         and (not query.failing or run.failures > 0)
         and (not query.tried or run.attempt > 0)
         and (not query.set_aside or (run.state is State.PENDING and run.unreadable is not None))
-        and (query.upstream is None or _waits_for(run, query.upstream))
+        and (
+            query.upstream is None
+            or (is_follower(run) and not query.upstream.isdisjoint(run.after))
+        )
         and (query.since is None or run.created_at >= query.since)
         and (query.until is None or run.created_at < query.until)
     )
 
 
-def _waits_for(run: Run, upstream: frozenset[str]) -> bool:
-    return run.state is State.WAITING and not upstream.isdisjoint(run.after)
+FOLLOWING = frozenset({State.WAITING, State.SKIPPED})
+"""The states of runs that a query by `upstream` may give."""
+
+
+def is_follower(run: Run) -> bool:
+    """Whether a query by `upstream` may give the run."""
+    return run.state is State.WAITING or (
+        run.state is State.SKIPPED and run.reason == UPSTREAM_FAILED
+    )
 
 
 def count_runs(runs: Iterable[Run], now: datetime) -> Counts:

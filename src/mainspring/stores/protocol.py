@@ -181,12 +181,13 @@ class RunQuery(Struct, frozen=True, kw_only=True):
     `tried`: with an attempt, over or under way.
     `set_aside`: pending, and passed over by claims because they could not be read; also those that
     can be read again by now, until `maintain` lets claims find them.
-    `upstream`: waiting runs that come after any of these runs.
+    `upstream`: runs that come after any of these runs and wait, or were skipped because an upstream
+    run failed (reason `transitions.UPSTREAM_FAILED`).
     `brief`: leaves out payloads, results and attempts with their logs (they are empty, and `brief`
     of each run is set); a record in which only those cannot be read is given as readable.
     `since` (inclusive) and `until` (exclusive) bound `created_at`.
-    `set_aside` and `upstream` are combined with `brief`, `limit` and `cursor` alone, `lapsed` also
-    with `job`, `states`, `since` and `until`. Other combinations are not defined."""
+    `set_aside` is combined with `brief`, `limit` and `cursor` alone, `upstream` also with `states`,
+    `lapsed` also with `job`, `states`, `since` and `until`. Other combinations are not defined."""
 
     ids: frozenset[str] | None = None
     job: str | None = None

@@ -330,7 +330,16 @@ async def test_followers_are_found_by_what_they_wait_for(
     assert plan.keys <= 11
     assert plan.documents == 8
     now = await store.now()
-    await store.commit([transitions.cancelled(run, now, "over") for run in waiting])
+    await store.commit(
+        [transitions.skipped(run, now, transitions.UPSTREAM_FAILED) for run in waiting]
+    )
+    sent.commands.clear()
+    page = await store.find(RunQuery(upstream=frozenset({"u7", "u8"}), limit=5))
+    rest = await store.find(RunQuery(upstream=frozenset({"u7", "u8"}), limit=5, cursor=page.cursor))
+    assert (len(page.items), len(rest.items)) == (5, 3)
+    for plan in await explained(store, sent):
+        assert plan.hint == "upstream"
+        assert plan.keys <= 11
     await drop_runs(store, [run.id for run in waiting])
 
 

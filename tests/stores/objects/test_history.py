@@ -228,6 +228,37 @@ async def test_old_runs_are_deleted_with_their_segments(store: ObjectStore) -> N
     assert not added.duplicate
 
 
+async def test_a_skipped_run_of_a_segment_is_found_by_its_upstream_run(store: ObjectStore) -> None:
+    ended = replace(finished(30), state=State.SKIPPED, attempt=0, failures=0, started_at=None)
+    skips = [
+        replace(ended, id=f"late{n}", after=(f"run{n}",), reason=transitions.UPSTREAM_FAILED)
+        for n in range(10)
+    ]
+    await store.add(skips)
+    query = RunQuery(upstream=frozenset({"run0", "run3"}))
+    for tidy in (store.compaction.move_finished, store.compaction.merge_segments):
+        assert sorted(run.id for run in (await store.find(query)).items) == ["late0", "late3"]
+        await tidy()
+    assert store.group_commit.state.get("runs", "late0") is None
+    skipped, other = (await store.find(query)).items
+    assert await store.commit([transitions.waiting_again(skipped)]) == [True]
+    assert await store.commit([transitions.deleted(other)]) == [True]
+    assert [(run.id, run.state) for run in (await store.find(query)).items] == [
+        (skipped.id, State.WAITING)
+    ]
+
+
+async def test_the_runs_that_were_skipped_after_a_run_cost_their_segments_alone() -> None:
+    late = replace(skipped(3001), after=("run0",), reason=transitions.UPSTREAM_FAILED)
+    runs = [[skipped(k * 100 + n) for n in range(100)] for k in range(40)]
+    runs[30][1] = late
+    page, requests = await spent(
+        write_history(runs), RunQuery(upstream=frozenset({"run0", "run1"}))
+    )
+    assert page.items == [late]
+    assert requests.total() <= 4  # the head twice, the catalogue and a segment
+
+
 # -- long searches
 
 
@@ -249,6 +280,7 @@ def hung() -> Objects:
     [
         RunQuery(job="busy", tried=True, brief=True, limit=1),
         RunQuery(job="busy", failing=True, limit=10),
+        RunQuery(upstream=frozenset({"run0", "run50"}), limit=10),
         RunQuery(job="busy", states=frozenset({State.FAILED}), limit=10),
     ],
 )

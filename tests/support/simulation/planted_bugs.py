@@ -527,10 +527,12 @@ def _aborted_without_fence() -> Patches:
 
 
 def _all_wait_again() -> Patches:
-    def everything(roots: Any, candidates: Any) -> list[Run]:
-        return list(candidates)
+    async def everything(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
+        states = frozenset({State.WAITING, State.SKIPPED})
+        page = await engine.store.find(RunQuery(states=states, brief=True, limit=1000))
+        return [run for run in page.items if run.reason in (None, transitions.UPSTREAM_FAILED)]
 
-    return [patch.object(revival, "runs_after", everything)]
+    return [patch.object(revival, "_followers", everything)]
 
 
 def _stale_skips() -> Patches:
@@ -543,12 +545,14 @@ def _stale_skips() -> Patches:
             await asyncio.sleep(1)
         return await right(self, changes)
 
-    async def none(engine: Any, run_ids: Any) -> list[Run]:
-        return []
+    followers = revival._followers
+
+    async def skipped(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
+        return [run for run in await followers(engine, runs) if run.state is State.SKIPPED]
 
     return [
         patch.object(EngineContext, "_commit", commit),
-        patch.object(revival, "_waiting_after", none),
+        patch.object(revival, "_followers", skipped),
     ]
 
 

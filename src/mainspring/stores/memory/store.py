@@ -71,11 +71,13 @@ def _atomic(method: Callable[P, _Result[T]]) -> Callable[P, _Result[T]]:
 
 
 class _Runs(dict[str, Run]):
-    """Runs by id, and beside them those that have not ended: a claim looks at no others."""
+    """Runs by id, and beside them those that have not ended: a claim looks at no others. Those that
+    a query by `upstream` may give are beside them as well."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[str, Run] = {}
+        self.followers: dict[str, Run] = {}
 
     def __setitem__(self, run_id: str, run: Run) -> None:
         super().__setitem__(run_id, run)
@@ -83,10 +85,15 @@ class _Runs(dict[str, Run]):
             self.live[run_id] = run
         else:
             self.live.pop(run_id, None)
+        if evaluation.is_follower(run):
+            self.followers[run_id] = run
+        else:
+            self.followers.pop(run_id, None)
 
     def __delitem__(self, run_id: str) -> None:
         super().__delitem__(run_id)
         self.live.pop(run_id, None)
+        self.followers.pop(run_id, None)
 
 
 class MemoryStore:
@@ -199,9 +206,8 @@ class MemoryStore:
         newest_first: Iterable[Run] = reversed(self._runs.values())
         if query.lapsed or query.upstream is not None or (query.states or FINISHED) <= LIVE:
             number = self._number
-            newest_first = sorted(
-                self._runs.live.values(), key=lambda run: number[run.id], reverse=True
-            )
+            few = self._runs.live if query.upstream is None else self._runs.followers
+            newest_first = sorted(few.values(), key=lambda run: number[run.id], reverse=True)
         page = evaluation.page_of_runs(newest_first, query, now, self._number)
         return replace(page, items=[hand_out(run) for run in page.items])
 

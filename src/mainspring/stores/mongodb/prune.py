@@ -7,15 +7,15 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from mainspring.core.model import FINISHED, LIVE
+from mainspring.core.model import FINISHED
 from mainspring.stores.codec import to_us
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+from mainspring.stores.mongodb.schema import comes_after
 from mainspring.stores.mongodb.server_clock import span_us
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import TTL_NOTE_KEPT
 
 _FINISHED = sorted(map(str, FINISHED))
-_LIVE = sorted(map(str, LIVE))
 
 
 async def prune_runs(db: Database, before: datetime, limit: int) -> int:
@@ -46,7 +46,7 @@ async def _without_awaited(db: Database, runs: Sequence[Document]) -> list[Docum
     """Those of these runs that no unfinished run comes after."""
     awaited: set[str] = set()
     for part in chunks([run["_id"] for run in runs]):
-        where = {"after": {"$in": part}, "state": {"$in": _LIVE}}
+        where = comes_after(part) | {"$nor": [{"state": "skipped"}]}
         async for follower in db.runs.find(where, {"after": 1}, hint="upstream"):
             awaited.update(follower["after"])
     return [run for run in runs if run["_id"] not in awaited]

@@ -14,8 +14,9 @@ import pymongo
 from mainspring.core.clock import to_us
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.core.policy import Policy
+from mainspring.core.transitions import UPSTREAM_FAILED
 from mainspring.errors import InvalidCursor
-from mainspring.stores.evaluation import has_cursor
+from mainspring.stores.evaluation import FOLLOWING, has_cursor
 from mainspring.stores.mongodb.codec import (
     BRIEF,
     LIVE_STATES,
@@ -36,7 +37,7 @@ from mainspring.stores.mongodb.collections import (
     chunks,
 )
 from mainspring.stores.mongodb.limits import lapsed_condition
-from mainspring.stores.mongodb.schema import UNTRIED
+from mainspring.stores.mongodb.schema import UNTRIED, comes_after
 from mainspring.stores.mongodb.server_clock import read_moment
 from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
@@ -112,7 +113,9 @@ def index_scans(query: RunQuery) -> list[tuple[Document, str | None]]:
     runs of a job that were tried need two: the states that a run may have untried have their own
     index."""
     if query.upstream is not None:
-        return [(waiting_for(query.upstream) | _after(query.cursor), "upstream")]
+        return [
+            ({"$and": [_following(query.upstream, query.states), _after(query.cursor)]}, "upstream")
+        ]
     if query.failing:
         return [(listed(query), "failing")]
     if not query.tried or query.job is None:
@@ -122,8 +125,15 @@ def index_scans(query: RunQuery) -> list[tuple[Document, str | None]]:
     return [(listed(replace(query, states=part)), index) for part, index in parts if part]
 
 
-def waiting_for(upstream: Iterable[str]) -> Document:
-    return {"after": {"$in": sorted(upstream)}, "state": "waiting"}
+def _following(upstream: Iterable[str], states: frozenset[State] | None) -> Document:
+    wanted = FOLLOWING if states is None else FOLLOWING & states
+    return {
+        **comes_after(upstream),
+        "$nor": [
+            {"state": {"$nin": sorted(map(str, wanted))}},
+            {"state": "skipped", "reason": {"$ne": UPSTREAM_FAILED}},
+        ],
+    }
 
 
 def listed(query: RunQuery) -> Document:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pymongo import IndexModel
@@ -39,6 +39,9 @@ class Index(NamedTuple):
         return {"name": self.name, **partial}
 
 
+_WITH_UPSTREAM = ["waiting", "pending", "running", "skipped"]
+
+
 INDEXES = (
     # Due runs, in the order of the claim.
     Index(
@@ -59,12 +62,12 @@ INDEXES = (
         [("job_id", 1), ("scheduled_at", 1)],
         {"source": "schedule", "state": {"$in": ["waiting", "pending", "running"]}},
     ),
-    # The unfinished runs that come after a run. Its keys do not change with the state.
+    # The runs that come after a run, unfinished or skipped. Its keys do not change with the state.
     Index(
         "runs",
         "upstream",
         [("after", 1)],
-        {"after": {"$exists": True}, "state": {"$in": ["waiting", "pending", "running"]}},
+        {"after": {"$exists": True}, "state": {"$in": _WITH_UPSTREAM}},
     ),
     # Runs that can be pruned; runs that ended since a time, counted without reading documents.
     Index("runs", "ended", [("finished_at", 1), ("state", 1)], {"finished_at": {"$gt": 0}}),
@@ -86,6 +89,12 @@ INDEXES = (
     Index("notes", "of_kind", [("kind", 1), ("name", 1)]),
     Index("notes", "expiring", [("expires_at", 1)], {"expires_at": {"$gt": 0}}),
 )
+
+
+def comes_after(upstream: Iterable[str]) -> Document:
+    """The condition that the index "upstream" is used for. It names all states of the index: the
+    server does not see that fewer would be in it as well, and would walk the whole index."""
+    return {"after": {"$in": sorted(upstream)}, "state": {"$in": _WITH_UPSTREAM}}
 
 
 async def is_there(database: Database) -> bool:

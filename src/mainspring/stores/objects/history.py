@@ -3,7 +3,8 @@
 Runs with a failure (failed, cancelled, skipped, or with a failed attempt) are in segments apart
 from plain successes, so a job's last failures are found in few segments. The catalogue has, of each
 segment, the bounds of its times, numbers and ids, its runs by job and state, how many of each job
-were tried or failed, and a Bloom filter of ids.
+were tried or failed, a Bloom filter of ids, and one of the runs whose failure was the reason of a
+skip.
 A run that was deleted or brought back to life stays in its segment; the live state names it `gone`.
 """
 
@@ -16,12 +17,14 @@ import heapq
 import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
 from mainspring.core.model import LIVE, State
+from mainspring.core.transitions import UPSTREAM_FAILED
 from mainspring.stores.codec import Record, to_us
 from mainspring.stores.objects.part_cache import AT_ONCE, PartCache, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
@@ -54,6 +57,8 @@ class Segment(Struct, frozen=True, kw_only=True):
     tried: dict[str, int]
     """By job. Jobs with none are left out."""
     ids: bytes
+    followed: bytes
+    """A Bloom filter too: of the upstream runs of those that were skipped because one failed."""
     generated: tuple[str, str] | None = None
     """The first and the last of the ids that `new_run_id` made: those are in the order of time."""
 
@@ -62,11 +67,7 @@ class Segment(Struct, frozen=True, kw_only=True):
             self.generated is None or not self.generated[0] <= wanted.run_id <= self.generated[1]
         ):
             return False
-        ids = self.ids
-        for at, mask in wanted.bits(len(ids)):  # noqa: SIM110 (a generator takes twice as long)
-            if not ids[at] & mask:
-                return False
-        return True
+        return wanted.may_be_in(self.ids)
 
     def most_matches(self, query: RunQuery) -> int:
         """How many runs may match, at most."""
@@ -76,6 +77,10 @@ class Segment(Struct, frozen=True, kw_only=True):
                 return 0
             if query.until is not None and first >= to_us(query.until):
                 return 0
+        if query.upstream is not None and not any(
+            _hashed(name).may_be_in(self.followed) for name in (self.followed and query.upstream)
+        ):
+            return 0
         jobs = self.ended.keys() if query.job is None else {query.job} & self.ended.keys()
         return sum(self._most_matches(job, query) for job in jobs)
 
@@ -101,6 +106,12 @@ class _HashedId:
         self._start, self._step = int.from_bytes(digest[:8]), int.from_bytes(digest[8:]) | 1
         self._bits: dict[int, list[tuple[int, int]]] = {}
 
+    def may_be_in(self, ids: bytes) -> bool:
+        for at, mask in self.bits(len(ids)):  # noqa: SIM110 (a generator takes twice as long)
+            if not ids[at] & mask:
+                return False
+        return True
+
     def bits(self, size: int) -> list[tuple[int, int]]:
         """Its bits in a filter of so many bytes, each as a byte's number and a mask. Most filters
         have the same size."""
@@ -112,6 +123,7 @@ class _HashedId:
 
 
 _GENERATED = re.compile("[0-9a-f]{32}")
+_hashed = lru_cache(maxsize=1000)(_HashedId)
 
 
 def _bloom_filter(ids: Iterable[str], count: int) -> bytes:
@@ -139,6 +151,12 @@ def describe_segment(name: str, runs: dict[str, Record]) -> Segment:
         by_state[state] = by_state.get(state, 0) + 1
     numbers = [number_of(record) for record in runs.values()]
     generated = [run_id for run_id in runs if _GENERATED.fullmatch(run_id)]
+    followed = {
+        str(upstream)
+        for record in runs.values()
+        if record.get("reason") == UPSTREAM_FAILED and isinstance(record.get("after"), list | tuple)
+        for upstream in record["after"]
+    }
     return Segment(
         name=name,
         any_failure=any(map(had_failure, runs.values())),
@@ -151,6 +169,7 @@ def describe_segment(name: str, runs: dict[str, Record]) -> Segment:
         failing=_count_by_job(r for r in runs.values() if r.get("failures") != 0),
         tried=_count_by_job(r for r in runs.values() if r.get("attempt") != 0),
         ids=_bloom_filter(runs, len(runs)),
+        followed=_bloom_filter(followed, len(followed)) if followed else b"",
         generated=(min(generated), max(generated)) if generated else None,
     )
 
@@ -279,7 +298,7 @@ def _next_segments(waiting: Sequence[Segment], query: RunQuery) -> list[str]:
 
 def is_live_only(query: RunQuery) -> bool:
     finished = query.states is None or not query.states <= LIVE
-    return query.lapsed or query.set_aside or query.upstream is not None or not finished
+    return query.lapsed or query.set_aside or not finished
 
 
 def may_match(record: Record, query: RunQuery) -> bool:
@@ -313,15 +332,20 @@ def gone_of(state: LiveState, part: str) -> Record:
     return state.get("gone", part) or {}
 
 
+_FILTERS = ("ids", "followed")
+
+
 def _read_segment(entry: dict[str, Any]) -> Segment:
-    return msgspec.convert({**entry, "ids": base64.b64decode(entry["ids"])}, Segment)
+    filters = {name: base64.b64decode(entry[name]) for name in _FILTERS}
+    return msgspec.convert({**entry, **filters}, Segment)
 
 
 def catalogue_body(segments: Iterable[Segment]) -> dict[str, Any]:
     """The content of a catalogue."""
     return {
         "segments": [
-            {**msgspec.to_builtins(one), "ids": base64.b64encode(one.ids).decode()}
-            for one in segments
+            msgspec.to_builtins(segment)
+            | {name: base64.b64encode(getattr(segment, name)).decode() for name in _FILTERS}
+            for segment in segments
         ]
     }

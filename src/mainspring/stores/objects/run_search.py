@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from mainspring.core.model import Page, Run, replace
 from mainspring.stores import evaluation
 from mainspring.stores.codec import run_from_record
+from mainspring.stores.evaluation import FOLLOWING
 from mainspring.stores.objects.group_commit import GroupCommit, Operation, missing_part
 from mainspring.stores.objects.history import (
     catalogue_name,
@@ -44,6 +45,9 @@ class _Live(NamedTuple):
 
 
 async def find_runs(group_commit: GroupCommit, query: RunQuery) -> Page[Run]:
+    if query.upstream is not None:
+        wanted = FOLLOWING if query.states is None else FOLLOWING & query.states
+        query = replace(query, states=wanted)
     gone: set[str] = set()
     while True:
         try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from mainspring.core.model import FINISHED, LIVE, State
 from mainspring.core.statistics import Ending
-from mainspring.core.transitions import Change
+from mainspring.core.transitions import UPSTREAM_FAILED, Change
 from mainspring.stores.batching import split_in_order
 from mainspring.stores.evaluation import CLOCK_SET_BACK
 from mainspring.stores.sqlite.codec import LANE_SQL, change_column
@@ -149,13 +149,19 @@ SELECT EXISTS (
 FROM mainspring_runs AS run WHERE run.id = ? AND run.state IN ({", ".join("?" * len(FINISHED))})
 """
 _UPDATE_LANE = f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ?"
+SKIPPED_SQL = f"(run.state = 'skipped' AND run.reason = '{UPSTREAM_FAILED}')"
+"""Whether the row `run` was skipped because an upstream run failed."""
+
+KEEPS_UPSTREAM_SQL = f"(run.state IN ('waiting', 'pending', 'running') OR {SKIPPED_SQL})"
+"""Whether the row `run` stays in `mainspring_upstream`."""
+
 _WAIT_AGAIN = """
 INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)
 SELECT name.value, run.seq FROM mainspring_runs AS run,
     json_each(CASE WHEN json_valid(run."after") THEN run."after" END) AS name
 WHERE run.id = ? AND run.state IN ('waiting', 'pending', 'running')
 """
-"""Maintenance deletes these rows once a run has finished."""
+"""Maintenance deletes these rows once a run has finished and cannot wait again."""
 
 IS_AWAITED_SQL = """EXISTS (
     SELECT 1 FROM mainspring_upstream AS wait

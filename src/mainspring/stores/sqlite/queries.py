@@ -26,6 +26,7 @@ from mainspring.stores.sqlite.codec import (
     select_jobs,
     select_runs,
 )
+from mainspring.stores.sqlite.commit import SKIPPED_SQL
 from mainspring.stores.sqlite.row_batches import one_value
 
 _LAST = 2**63 - 1
@@ -86,7 +87,7 @@ def index_scans(query: RunQuery, before: int, now: int) -> list[tuple[str, tuple
     if query.set_aside:
         return [_set_aside(query, before)]
     if query.upstream is not None:
-        return [_waiting_for(query.upstream, query, before)]
+        return [_following(query.upstream, query, before)]
     if query.failing or (needs_walk(query) and query.job is None):
         return [_filtered(query, before)]
     if query.states is None and query.job is None:
@@ -189,15 +190,21 @@ WHERE state = 'pending' AND lane IN (
 ) AND seq < ?"""
 
 
-def _waiting_for(
+_FOLLOWING = {State.WAITING: "run.state = 'waiting'", State.SKIPPED: SKIPPED_SQL}
+
+
+def _following(
     upstream: frozenset[str], query: RunQuery, before: int
 ) -> tuple[str, tuple[Any, ...]]:
-    """The waiting runs that come after these runs, by the table `mainspring_upstream`."""
+    """The runs that come after these, by the table `mainspring_upstream`."""
+    states = (
+        sql for state, sql in _FOLLOWING.items() if query.states is None or state in query.states
+    )
     sql = (
         "SELECT DISTINCT run.seq AS seq FROM json_each(?) AS name"
         " CROSS JOIN mainspring_upstream AS wait ON wait.upstream = name.value"
         " CROSS JOIN mainspring_runs AS run ON run.seq = wait.seq"
-        f" WHERE run.state = 'waiting' AND run.seq < ?{_NEWEST}"
+        f" WHERE ({' OR '.join(states) or 'FALSE'}) AND run.seq < ?{_NEWEST}"
     )
     return sql, (name_list(upstream), before, query.limit)
 

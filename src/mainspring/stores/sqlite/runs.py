@@ -37,7 +37,7 @@ from mainspring.stores.sqlite.codec import (
     select_runs_by,
     span_us,
 )
-from mainspring.stores.sqlite.commit import IS_AWAITED_SQL
+from mainspring.stores.sqlite.commit import IS_AWAITED_SQL, KEEPS_UPSTREAM_SQL
 from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.counters import prune as prune_counters
 from mainspring.stores.sqlite.notes import NoteRow
@@ -107,8 +107,7 @@ def _count_finished(tx: WriteTransaction, runs: Sequence[Run]) -> None:
 _WAIT = (
     "INSERT OR IGNORE INTO mainspring_upstream (upstream, seq)"
     " SELECT v.column1, run.seq FROM (VALUES ",
-    ") AS v JOIN mainspring_runs AS run ON run.id = v.column2"
-    " WHERE run.state IN ('waiting', 'pending', 'running')",
+    f") AS v JOIN mainspring_runs AS run ON run.id = v.column2 WHERE {KEEPS_UPSTREAM_SQL}",
     2,
 )
 
@@ -277,15 +276,17 @@ _RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE 
 def prune_runs(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[int]:
     """Delete old runs and expired notes. Each item is a time and the most runs to delete."""
     tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
-    tx.changed(_WAITED)
     prune_counters(tx)
-    return [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
+    deleted = [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
+    if any(done < limit for done, (_, limit) in zip(deleted, items, strict=True)):
+        tx.changed(_WAITED)  # it reads the whole table: not between the steps of a long prune
+    return deleted
 
 
-_WAITED = """
+_WAITED = f"""
 DELETE FROM mainspring_upstream WHERE NOT EXISTS (
     SELECT 1 FROM mainspring_runs AS run
-    WHERE run.seq = mainspring_upstream.seq AND run.state IN ('waiting', 'pending', 'running')
+    WHERE run.seq = mainspring_upstream.seq AND {KEEPS_UPSTREAM_SQL}
 )
 """
 _EXPIRED = """

@@ -98,8 +98,9 @@ CREATE INDEX mainspring_runs_tried ON mainspring_runs (job_id, state) WHERE atte
 CREATE INDEX mainspring_runs_dedupe ON mainspring_runs (dedupe_key)
     WHERE dedupe_key IS NOT NULL;
 
--- The unfinished runs that come after a run, so that a run that ends finds its followers at once
--- and is not deleted before they have ended. The next prune deletes the rows of finished runs.
+-- The runs that come after a run and have not finished, or were skipped because it failed: so a run
+-- that ends, or is retried, finds its followers at once, and is not deleted before they have ended.
+-- The next prune deletes the rows of other runs.
 CREATE TABLE mainspring_upstream (
     upstream TEXT NOT NULL,
     seq INTEGER NOT NULL,

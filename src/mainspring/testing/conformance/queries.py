@@ -261,7 +261,7 @@ class BriefTests(Suite):
 
 
 class UpstreamTests(Suite):
-    """Which waiting runs come after a run."""
+    """Which runs come after a run and wait, or were skipped because it failed."""
 
     async def _following(self, store: Store, *upstream: str, **query: Any) -> list[str]:
         return await self.all_ids(store, upstream=frozenset(upstream), **query)
@@ -302,6 +302,62 @@ class UpstreamTests(Suite):
         await store.maintain(await store.now(), 100)
         assert await self._following(store, "a") == ["after_both"]
         assert await self._following(store, "after_a") == ["behind"]
+
+    async def test_runs_that_were_skipped_because_a_run_failed_are_found_by_it(
+        self, store: Store
+    ) -> None:
+        await self._workflows(store)
+        await store.add(
+            [
+                self.run(
+                    "copied",
+                    after=("a",),
+                    state=State.SKIPPED,
+                    reason=transitions.UPSTREAM_FAILED,
+                    finished_at=self.start,
+                )
+            ]
+        )
+        runs = await get_runs(store, ["after_a", "after_both", "after_b"])
+        now = await store.now()
+        skips = [
+            transitions.skipped(runs["after_a"], now, transitions.UPSTREAM_FAILED),
+            transitions.skipped(runs["after_b"], now, "overlap"),
+        ]
+        assert await store.commit(skips) == [True, True]
+        await store.maintain(self.at(-(10**6)), 100)
+        for limit in (1, 100):
+            found = await self._following(store, "a", "b", limit=limit)
+            assert sorted(found) == ["after_a", "after_both", "copied"]
+        for state, names in (
+            (State.WAITING, ["after_both"]),
+            (State.SKIPPED, ["after_a", "copied"]),
+            (State.PENDING, []),
+        ):
+            found = await self._following(store, "a", "b", states=frozenset({state}))
+            assert sorted(found) == names
+        [skipped] = (await get_runs(store, ["after_a"])).values()
+        assert await store.commit([transitions.waiting_again(skipped)]) == [True]
+        waiting = frozenset({State.WAITING})
+        found = await self._following(store, "a", states=waiting)
+        assert sorted(found) == ["after_a", "after_both"]
+        [copied] = (await get_runs(store, ["copied"])).values()
+        assert await store.commit([transitions.deleted(copied)]) == [True]
+        assert sorted(await self._following(store, "a")) == ["after_a", "after_both"]
+
+    async def test_a_skipped_follower_keeps_no_run_from_being_deleted(self, store: Store) -> None:
+        after = self.run("late", state=State.WAITING, after=("r1",))
+        await store.add([self.run("r1"), after])
+        [run] = await self.claim(store)
+        now = await store.now()
+        fail = transitions.cancelled(run, now, "asked")
+        skip = transitions.skipped(after, now, transitions.UPSTREAM_FAILED)
+        assert await store.commit([fail, skip]) == [True, True]
+        assert await self._following(store, "r1") == ["late"]
+        await store.maintain(self.at(-(10**6)), 100)
+        [gone] = (await get_runs(store, ["r1"])).values()
+        assert await store.commit([transitions.deleted(gone)]) == [True]
+        assert await self._following(store, "r1") == ["late"]
 
     async def test_a_queued_slot_waits_for_the_slot_before(self, store: Store) -> None:
         job = await self.put(store)
