@@ -118,7 +118,7 @@ _VARYING = [
     (r"\b\d{8}T\d{6}(\.\d+)?Z", "TIME"),
     (r"\bin \d+ \w+|\b\d+ \w+ ago", "SPAN"),
     (r"[+-]?\d+\.\d+ ?(s|ms)\b", "DURATION"),
-    (r"[\w.-]+:\d+:[0-9a-f]{8,12}\b", "WORKER"),
+    (r"[\w.-]+:\d+:[0-9a-f]{8,24}\b", "WORKER"),
     (r"\b[0-9a-f]{12,32}\b", "ID"),
     (r"\bprocess \d+", "process N"),
     (r"\[\d+\]", "[N]"),

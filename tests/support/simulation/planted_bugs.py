@@ -858,7 +858,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("suspects wait for ever", "a suspect that meets a busy worker waits for hours",
               "lost", patches=_suspects_wait_for_ever, first_seed=2)  # fmt: skip
     yield bug("claims far ahead", "a worker claims a hundred runs and keeps them", "held", "rate",
-              patches=_claims_far_ahead, stress=True)  # fmt: skip
+              "lost", patches=_claims_far_ahead, stress=True)  # fmt: skip
     yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("deadline kept", "a start deadline still counts when the handler has begun",
