@@ -6,20 +6,25 @@ import argparse
 import importlib
 import json
 import platform
+import signal
 import sqlite3
+import sys
+
+from bench.measure import say
 
 BENCHMARKS = {
     "sqlite": "enqueue, drain and end to end on SQLite, beside the bare loop and Huey",
     "latency": "enqueue to start on an idle worker, beside a bare writer and polling reader",
     "lateness": "lateness of starts for 100 and 1,000 jobs that share each second",
-    "slots": "1,000 slots a second for a minute, on one instance and two: lost, twice, lateness",
+    "slots": "1,000 slots a second on one instance and on two: lost, twice, lateness",
     "catch_up": "20,000 jobs after an outage of 30 days: how long until schedules are up to date",
     "cron": "time per `next`, beside croniter",
     "effects": "effect-once beside at-least-once with a commit of its own",
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
     "dashboard": "server time of every page, with 10,000 jobs and 1,000,000 finished runs",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
-    "mongodb": "drain, processes, a limit, latency and claims on MongoDB, beside pymongo and npm",
+    "mongodb": "drain, latency and idle cost on MongoDB, beside pymongo and npm",
+    "mongodb_scale": "four processes, a limit over them, and a claim among a million, on MongoDB",
     "objects": "drain, latency, requests and their price on object storage, beside SQLite",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",
@@ -38,7 +43,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options, more = parser.parse_known_args()
     names = list(BENCHMARKS) if options.name == "all" else [options.name]
-    report = {name: measure(name, more) for name in names}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with either signal
+    try:
+        report = {name: measure(name, more) for name in names}
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
     if options.json:
         print(json.dumps({"machine": machine(), **report}, indent=2))
         return
@@ -49,6 +58,7 @@ def main() -> None:
 
 def measure(name: str, more: list[str]) -> object:
     """The figures of one benchmark. Some have options of their own."""
+    say(f"{name}: {BENCHMARKS[name]}")
     module = importlib.import_module(f"bench.{name}")
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=module.__doc__)
     if not hasattr(module, "add_options"):

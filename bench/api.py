@@ -27,12 +27,12 @@ from typing import Any
 
 import aiohttp
 
-from bench.measure import folder, quantile, ratio, spread
+from bench.measure import folder, quantile, ratio, rounds, say, spread
 from tests.support.servers.cache import ServerUnavailable
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
-ROUNDS = 3
-CREATIONS = 600
+ROUNDS = 5
+CREATIONS = 400
 IN_FLIGHT = 16
 JOBS = 10_000
 LISTS = 300
@@ -63,16 +63,17 @@ async def _run() -> dict[str, Any]:
             aiohttp.ClientSession(connector=lines) as client,
         ):
             sides = {"ours": ours, "bare": bare}
-            for _ in range(ROUNDS):
+            for _ in rounds(ROUNDS, "creations"):
                 for name, url in sides.items():
                     rates[name].append(await _measure_creations(client, url, CREATIONS))
+            say(f"making {JOBS:,} jobs")
             for url in sides.values():
                 await _fill_jobs(client, url, JOBS - ROUNDS * CREATIONS)
             async with AsyncExitStack() as stack:
                 if mongodb is not None:
                     sides["ours on MongoDB"] = await stack.enter_async_context(_serve_ours(mongodb))
                     await _fill_jobs(client, sides["ours on MongoDB"], JOBS)
-                for _ in range(ROUNDS):
+                for _ in rounds(ROUNDS, "lists"):
                     for name, url in sides.items():
                         lists.setdefault(name, []).extend(await _measure_lists(client, url))
     return {

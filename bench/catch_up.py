@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from bench.measure import milliseconds
+from bench.measure import milliseconds, say
 from bench.slots import STORES, empty_store
 from mainspring import RunContext, Scheduler, State, cron, every
 from mainspring.core.model import Job
@@ -49,6 +49,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     stores = STORES if options.store == "both" else (options.store,)
     figures = {}
     for store in stores:
+        say(f"catch up on {store}")
         with empty_store(store) as (url, _):
             figures[store] = asyncio.run(measure(url, options.jobs, timedelta(options.days)))
     return figures | {"jobs": 2 * options.jobs, "load_before": load, "cores": os.cpu_count()}

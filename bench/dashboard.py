@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from fastapi.routing import APIRoute
 
-from bench.measure import folder, milliseconds
+from bench.measure import folder, milliseconds, say
 from mainspring import Scheduler
 from mainspring.core.model import State
 from mainspring.dashboard.app import VIEWS, create_app
@@ -64,7 +64,7 @@ async def _fill(scheduler: Scheduler, jobs: int, runs: int) -> None:
     while batch := list(islice(history, min(BATCH, left))):
         await scheduler.store.add(batch)
         left -= len(batch)
-    print(f"  {jobs:,} jobs, {runs - left:,} finished runs")
+    say(f"{jobs:,} jobs, {runs - left:,} finished runs")
 
 
 async def _paths(scheduler: Scheduler) -> list[str]:
@@ -83,6 +83,7 @@ async def _paths(scheduler: Scheduler) -> list[str]:
 
 
 async def _page(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    say(path)
     answer = await client.get(path)  # the first one fills caches
     times: list[float] = []
     before = time.process_time()

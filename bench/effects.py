@@ -16,8 +16,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from bench.measure import ratio, rounds, spread
 from mainspring import RunContext, Scheduler
 
+ROUNDS = 5
 COUNT = 300
 CAPACITY = 10
 
@@ -74,12 +76,15 @@ async def _measure_mongodb(url: str) -> dict[str, Any]:
 
 
 async def _measure(url: str, inside: Any, beside: Any) -> dict[str, Any]:
-    once = await _rate(url, inside, delivery="effect_once")
-    least = await _rate(url, beside)
+    once: list[float] = []
+    least: list[float] = []
+    for _ in rounds(ROUNDS, f"effects on {url.partition(':')[0]}"):
+        once.append(await _rate(url, inside, delivery="effect_once"))
+        least.append(await _rate(url, beside))
     return {
-        "effect once, runs a second": round(once),
-        "at least once, runs a second": round(least),
-        "ratio": round(once / least, 2),
+        "effect once, runs a second": spread(once),
+        "at least once, runs a second": spread(least),
+        "ratio": ratio(once, least),
     }
 
 

@@ -17,38 +17,39 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.measure import folder, milliseconds
+from bench.measure import compare_latencies, folder, rounds
 from mainspring import Scheduler
 
-SAMPLES = 300
+ROUNDS = 5
+SAMPLES = 60
 POLL = 0.01
+_spawn = multiprocessing.get_context("spawn")
 
 
 def run() -> dict[str, Any]:
-    with folder() as path:
-        figures = {
-            "same process": {
-                "mainspring": milliseconds(asyncio.run(same_process(path / "same.db"))),
-                "bare": milliseconds(bare(path / "bare-same.db", other_process=False)),
-            },
-            "other process": {
-                "mainspring": milliseconds(other_process(path / "other.db")),
-                "bare": milliseconds(bare(path / "bare-other.db", other_process=True)),
-            },
-        }
-    for sides in figures.values():
-        ours, theirs = sides["mainspring"]["p99_ms"], sides["bare"]["p99_ms"]
-        sides["p99_of_bare"] = {"ratio": round(ours / theirs, 2)}
-    return figures
+    samples: dict[str, list[list[float]]] = {}
+    for at in rounds(ROUNDS, "latency"):
+        with folder() as path:
+            for side, measured in (
+                ("same", asyncio.run(same_process(path / "same.db", at))),
+                ("bare same", bare(path / "bare-same.db", at, other_process=False)),
+                ("other", other_process(path / "other.db", at)),
+                ("bare other", bare(path / "bare-other.db", at, other_process=True)),
+            ):
+                samples.setdefault(side, []).append(measured)
+    return {
+        "same process": compare_latencies(samples["same"], samples["bare same"]),
+        "other process": compare_latencies(samples["other"], samples["bare other"]),
+    }
 
 
-def gaps() -> list[float]:
+def gaps(seed: int) -> list[float]:
     """Pauses between samples: longer than a start takes, so that each finds an idle worker."""
-    rng = random.Random(1)
+    rng = random.Random(seed)
     return [rng.uniform(0.03, 0.08) for _ in range(SAMPLES)]
 
 
-async def same_process(path: Path) -> list[float]:
+async def same_process(path: Path, seed: int) -> list[float]:
     scheduler = Scheduler(f"sqlite:///{path}")
     taken: list[float] = []
 
@@ -59,29 +60,29 @@ async def same_process(path: Path) -> list[float]:
     async with scheduler:
         await scheduler.wait((await ping.enqueue(time.time())).id)
         taken.clear()
-        for gap in gaps():
+        for gap in gaps(seed):
             await asyncio.sleep(gap)
             await ping.enqueue(time.time())
         await asyncio.sleep(0.5)
     return taken
 
 
-def other_process(path: Path) -> list[float]:
-    here, there = multiprocessing.get_context("spawn").Pipe()
-    worker = multiprocessing.get_context("spawn").Process(target=worker_process, args=(path, there))
+def other_process(path: Path, seed: int) -> list[float]:
+    here, there = _spawn.Pipe()
+    worker = _spawn.Process(target=worker_process, args=(path, there), daemon=True)
     worker.start()
     assert here.recv() == "ready"
-    asyncio.run(produce(path))
+    asyncio.run(produce(path, seed))
     here.send("stop")
     taken: list[float] = json.loads(here.recv())
     worker.join()
     return taken
 
 
-async def produce(path: Path) -> None:
+async def produce(path: Path, seed: int) -> None:
     async with Scheduler(f"sqlite:///{path}", workers=0) as producer:
         await asyncio.sleep(0.5)
-        for gap in gaps():
+        for gap in gaps(seed):
             await asyncio.sleep(gap)
             await producer.enqueue("ping", {"sent": time.time()})
         await asyncio.sleep(0.5)
@@ -105,21 +106,19 @@ async def work(path: Path, pipe: Connection) -> None:
     pipe.send(json.dumps(taken))
 
 
-def bare(path: Path, *, other_process: bool) -> list[float]:
+def bare(path: Path, seed: int, *, other_process: bool) -> list[float]:
     connection = connect(path)
     connection.execute("CREATE TABLE runs (id INTEGER PRIMARY KEY, sent REAL, state TEXT)")
     connection.execute("CREATE INDEX pending ON runs (id) WHERE state = 'pending'")
     if other_process:
-        here, there = multiprocessing.get_context("spawn").Pipe()
-        reader: Any = multiprocessing.get_context("spawn").Process(
-            target=bare_reader, args=(path, there, SAMPLES)
-        )
+        here, there = _spawn.Pipe()
+        reader: Any = _spawn.Process(target=bare_reader, args=(path, there, SAMPLES), daemon=True)
     else:
         here, there = multiprocessing.Pipe()
         reader = threading.Thread(target=bare_reader, args=(path, there, SAMPLES))
     reader.start()
     assert here.recv() == "ready"
-    for gap in gaps():
+    for gap in gaps(seed):
         time.sleep(gap)
         connection.execute("INSERT INTO runs (sent, state) VALUES (?, 'pending')", (time.time(),))
     taken: list[float] = json.loads(here.recv())

@@ -5,12 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-__all__ = ["cpu_of", "folder", "milliseconds", "ratio", "rounded", "spread"]
+_began = time.monotonic()
+
+
+def say(text: str) -> None:
+    """Tell on stderr what is being measured, so that a long benchmark does not look stuck."""
+    print(f"[{time.monotonic() - _began:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+def rounds(count: int, what: str) -> Iterator[int]:
+    """Count rounds, and tell which one begins."""
+    for at in range(count):
+        say(f"{what}: round {at + 1} of {count}")
+        yield at
 
 
 @contextlib.contextmanager
@@ -61,3 +77,15 @@ def rounded(value: float) -> float:
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """The median of the rounds' own ratios: both sides of one round saw the same noise."""
     return round(median(a / b for a, b in zip(ours, theirs, strict=True)), 2)
+
+
+def compare_latencies(ours: Sequence[list[float]], bare: Sequence[list[float]]) -> dict[str, Any]:
+    """The times of all rounds of both sides. The 99th percentile of one round is its worst sample,
+    so that ratio is of all rounds together."""
+    all_ours, all_bare = milliseconds(list(chain(*ours))), milliseconds(list(chain(*bare)))
+    return {
+        "mainspring": all_ours,
+        "bare": all_bare,
+        "p50_of_bare": ratio([median(o) for o in ours], [median(b) for b in bare]),
+        "p99_of_bare": round(all_ours["p99_ms"] / all_bare["p99_ms"], 2),
+    }

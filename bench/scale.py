@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from bench.bare_sqlite import backlog, claim_times
-from bench.measure import folder
+from bench.measure import folder, rounds, say
 
 SHAPES: dict[str, dict[str, Any]] = {
     "10,000 pending": {"pending": 10_000},
@@ -28,8 +28,9 @@ def run() -> dict[str, Any]:
     with folder() as path:
         files = {name: path / f"{at}.db" for at, name in enumerate(SHAPES)}
         for name, shape in SHAPES.items():
+            say(f"filling: {name}")
             backlog(files[name], **shape)
-        for _ in range(ROUNDS):
+        for _ in rounds(ROUNDS, "claims"):
             for name, file in files.items():
                 # The first claim after opening reads the file's pages, whatever its size.
                 times[name] += asyncio.run(claim_times(file, CLAIMS + 1))[1:]

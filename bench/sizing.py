@@ -27,6 +27,7 @@ from typing import Any
 
 from pymongo import MongoClient
 
+from bench.measure import say
 from mainspring import RunContext, Scheduler
 from mainspring.core.clock import to_us
 from mainspring.core.model import LIVE, new_run_id
@@ -153,6 +154,7 @@ def _measure_stored_runs(url: str, client: MongoClient[Document]) -> dict[str, A
 async def _measure_counts(url: str, client: MongoClient[Document], count: int) -> dict[str, Any]:
     """Fill up to so many, then what it takes to count and to list them."""
     runs = client.get_database(url.rpartition("/")[2].partition("?")[0])["mainspring_runs"]
+    say(f"filling {count:,} runs")
     missing = count - runs.estimated_document_count()
     samples = list(runs.find().limit(1000))
     for batch in _copies(samples, missing):

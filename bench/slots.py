@@ -1,6 +1,6 @@
 """Slots a second: jobs that all fire every second, on one instance and on two that share a store.
 
-    python -m bench slots [--store sqlite|mongodb|both] [--rate 1000] [--seconds 60] [--json]
+    python -m bench slots [--store sqlite|mongodb|both] [--rate 1000] [--seconds 30] [--json]
 
 Each instance is a process of its own, as `mainspring worker` has it, with a handler that does
 nothing. On MongoDB the server (a replica set of one, on loopback) shares the machine's cores. It
@@ -29,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.measure import cpu_of, folder, milliseconds
+from bench.measure import cpu_of, folder, milliseconds, say
 from bench.mongodb_workers import MeasuredProcesses, receive_word
 from mainspring import Run, RunContext, Scheduler
 from mainspring.cli.processes import tune_garbage_collector
@@ -46,7 +46,7 @@ SETTLE_SECONDS = 5
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", choices=[*STORES, "both"], default="both")
     parser.add_argument("--rate", type=int, default=1000, help="slots a second")
-    parser.add_argument("--seconds", type=int, default=60, help="how long to measure")
+    parser.add_argument("--seconds", type=int, default=30, help="how long to measure")
     parser.add_argument("--instances", type=int, action="append", help="1, 2 or more; repeatable")
 
 
@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(store: str, instances: int, rate: int, seconds: int) -> dict[str, Any]:
+    say(f"slots on {store}, {instances} instance(s): {seconds} seconds")
     with empty_store(store) as (url, server):
         asyncio.run(define(url, rate))
         workers = MeasuredProcesses(instance, [(url,)] * instances)

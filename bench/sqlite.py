@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import bare_sqlite
-from bench.measure import folder, ratio, rounded, spread
+from bench.measure import folder, ratio, rounded, rounds, spread
 from mainspring import Scheduler
 
 ROUNDS = 5
@@ -26,9 +26,9 @@ WORKERS = 100
 
 def run() -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
-    for at in range(ROUNDS):
+    for _ in rounds(ROUNDS, "sqlite"):
         with folder() as path:
-            for name, value in one_round(path, at).items():
+            for name, value in one_round(path).items():
                 figures.setdefault(name, []).append(value)
     return {
         "jobs_per_second": {name: spread(values) for name, values in figures.items()},
@@ -39,7 +39,7 @@ def run() -> dict[str, Any]:
     }
 
 
-def one_round(path: Path, at: int) -> dict[str, float]:
+def one_round(path: Path) -> dict[str, float]:
     figures = {
         "bare enqueue": bare_sqlite.bare_enqueue(path / "bare-enqueue.db", RUNS, batch=RUNS),
         "bare drain": bare_sqlite.bare_drain(path / "bare-drain.db", RUNS, batch=200),

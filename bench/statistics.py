@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+from bench.measure import rounds, say
 from mainspring import Scheduler
 from mainspring.core.model import Run, State
 from mainspring.stores.mongodb import counters as mongodb_counters
@@ -27,7 +28,7 @@ from mainspring.stores.sqlite import commit as sqlite_commit
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
 RUNS_DRAINED = 5_000
-ROUNDS = 3
+ROUNDS = 5
 MANY_RUNS = 1_000_000
 FEW_RUNS = 1_000
 JOBS = 20
@@ -51,7 +52,7 @@ def run() -> dict[str, Any]:
 
 def _drains(url_of: Callable[[str], str]) -> dict[str, Any]:
     counted, uncounted = [], []
-    for turn in range(ROUNDS):
+    for turn in rounds(ROUNDS, "drain"):
         counted.append(asyncio.run(_drain(url_of(f"{turn}a"))))
         with ExitStack() as stack:
             stack.enter_context(patch.object(sqlite_commit, "count", lambda tx, endings: None))
@@ -89,6 +90,7 @@ async def _drain(url: str) -> float:
 
 
 async def _reads(path: Path, count: int) -> dict[str, float]:
+    say(f"filling {count:,} runs")
     await _fill(path, count)
     async with Scheduler(f"sqlite:///{path}", workers=0) as scheduler:
         for n in range(JOBS):

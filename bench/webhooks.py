@@ -34,7 +34,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.measure import cpu_of, folder, milliseconds, ratio, rounded, spread
+from bench.measure import cpu_of, folder, milliseconds, ratio, rounded, rounds, say, spread
 from mainspring import Event, Run, Scheduler, State
 from mainspring.cli.processes import tune_garbage_collector
 from mainspring.stores import open_store
@@ -90,7 +90,7 @@ def measure_enqueued() -> dict[str, Any]:
     figures: dict[str, list[float]] = {}
     tune_garbage_collector()
     with endpoint() as url:
-        for _ in range(ROUNDS):
+        for _ in rounds(ROUNDS, "webhooks"):
             with folder() as path:
                 ours, cost, request = asyncio.run(webhooks(path, url))
                 bare, least = asyncio.run(bare_loop(request))
@@ -179,6 +179,7 @@ def measure_scheduled(rate: int, seconds: int) -> dict[str, Any]:
             first = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
             time.sleep((first - datetime.now(UTC)).total_seconds())
             used = cpu_of(process)
+            say(f"measuring for {seconds} seconds")
             time.sleep(seconds)
             used = cpu_of(process) - used
             time.sleep(3)  # for calls that are late

@@ -22,18 +22,19 @@ pytestmark = pytest.mark.thorough
 
 SMALL: dict[str, dict[str, Any]] = {
     "sqlite": {"ROUNDS": 1, "RUNS": 40, "SINGLE_RUNS": 5},
-    "latency": {"SAMPLES": 3},
-    "lateness": {"JOBS": (3,), "SECONDS": 1},
+    "latency": {"ROUNDS": 1, "SAMPLES": 3},
+    "lateness": {"JOBS": (3,), "ROUNDS": 1, "SECONDS": 1},
     "slots": {"SETTLE_SECONDS": 1},
     "catch_up": {"RUNS_IN_PROGRESS": 1},
     "cron": {"_ROUNDS": 1, "_MOMENTS": _MOMENTS[:3]},
-    "effects": {"COUNT": 5},
+    "effects": {"ROUNDS": 1, "COUNT": 5},
     "api": {"ROUNDS": 1, "CREATIONS": 3, "JOBS": 10, "LISTS": 2, "LIMIT": 2},
     "dashboard": {"TIMES": 1},
     "webhooks": {"ROUNDS": 1, "CALLS": 5, "IN_FLIGHT": 2},
-    "mongodb": {
-        **{"ROUNDS": 1, "RUNS": 20, "BATCHES": (10,), "PROCESSES": 1, "PROCESS_ROUNDS": 1},
-        **{"LIMITED_RUNS": 5, "HEAD_START": 1.0, "CLAIM": 5, "CLAIM_ROUNDS": 2},
+    "mongodb": {"ROUNDS": 1, "RUNS": 20, "BATCHES": (10,)},
+    "mongodb_scale": {
+        **{"ROUNDS": 1, "RUNS": 20, "PROCESSES": 1, "LIMITED_RUNS": 5, "HEAD_START": 1.0},
+        **{"CLAIM": 5, "CLAIM_ROUNDS": 2},
         **{"SIZES": {"few": 20, "more": 40}},
     },
     "objects": {
@@ -58,7 +59,7 @@ OPTIONS = {
     "catch_up": ["--store", "sqlite", "--jobs", "2", "--days", "1"],
     "dashboard": ["--jobs", "20", "--runs", "2000"],
 }
-ON_MONGODB = ("mongodb", "transactions", "statistics", "sizing")
+ON_MONGODB = ("mongodb", "mongodb_scale", "transactions", "statistics", "sizing")
 SLOW_PARTS = {"latencies", "idle", "connections", "processes"}
 """Parts of the benchmarks on MongoDB that take many seconds, whatever their size."""
 
