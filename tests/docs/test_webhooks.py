@@ -17,8 +17,7 @@ import pytest
 from mainspring.core.model import Webhook
 from mainspring.webhooks import AttemptFacts, PreparedRequest, new_signing_secret, prepare
 from mainspring.webhooks.definition import FIELDS
-from mainspring.webhooks.request import HmacKey, RequestTemplate
-from mainspring.webhooks.templates import NAMES
+from mainspring.webhooks.request import TEMPLATE_NAMES, RequestTemplate
 from mainspring.webhooks.vault import signing_bytes
 from tests.support.doc_examples import DOCS, blocks
 from tests.support.webhook_endpoint import endpoint
@@ -46,7 +45,7 @@ async def test_the_examples_run(tmp_path: Path) -> None:
 
 def test_every_field_and_template_is_described() -> None:
     assert {name for name in FIELDS if f"`{name}`" not in REFERENCE} == set()
-    assert {name for name in NAMES if f"`{{{{{name}}}}}`" not in REFERENCE} == set()
+    assert {name for name in TEMPLATE_NAMES if f"`{{{{{name}}}}}`" not in REFERENCE} == set()
 
 
 def signed(*secrets: str) -> PreparedRequest:
@@ -55,9 +54,7 @@ def signed(*secrets: str) -> PreparedRequest:
         job_id="j", run_id="j@20300101T000000Z", attempt=1, scheduled_at=now, now=now
     )
     webhook = Webhook(url="https://example.org/", body={"text": "grüße"})
-    return prepare(
-        RequestTemplate.of(webhook), facts, (HmacKey(signing_bytes(one)) for one in secrets)
-    )
+    return prepare(RequestTemplate.of(webhook), facts, map(signing_bytes, secrets))
 
 
 def python(secret: str, headers: dict[str, str], body: bytes) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mainspring.service.schemas.job import BackoffBody, BreakerBody, JobBody, MisfireBody
-from mainspring.webhooks.definition import MAX_URL
-from mainspring.webhooks.headers import MAX_HEADERS
+from mainspring.webhooks.definition import MAX_HEADERS, MAX_URL
 from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import created, refused
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mainspring.service.settings import ServiceSettings
-from mainspring.webhooks.settings import ALLOW_VARIABLE, CAP_VARIABLE, PER_HOST_VARIABLE
+from mainspring.webhooks.service import ALLOW_VARIABLE, CAP_VARIABLE, PER_HOST_VARIABLE
 from mainspring.webhooks.vault import VARIABLE as SECRET_KEY
 
 ROOT = Path(__file__).parents[2]

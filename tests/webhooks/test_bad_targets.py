@@ -16,8 +16,8 @@ import pytest
 from mainspring import Run, Scheduler, State
 from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.client import WebhookClient
-from mainspring.webhooks.response import PartialResponse
+from mainspring.webhooks.request import PartialResponse
+from mainspring.webhooks.transport import WebhookClient
 from tests.support.webhook_endpoint import (
     Behaviour,
     endpoint,

@@ -10,8 +10,7 @@ from urllib.parse import quote, quote_plus
 import msgspec
 import pytest
 
-from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.redaction import SecretRedactor
+from mainspring.webhooks.redaction import MASK, SecretRedactor
 from tests.support.webhook_endpoint import Request, endpoint, response, scheduler
 
 DIGEST = 'Digest username="bob", response="topsecretvalue"'

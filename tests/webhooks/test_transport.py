@@ -20,9 +20,8 @@ from mainspring import State
 from mainspring.errors import WebhookFailed
 from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.client import WebhookClient
-from mainspring.webhooks.response import PartialResponse
-from mainspring.webhooks.transport import _Protocol
+from mainspring.webhooks.request import PartialResponse
+from mainspring.webhooks.transport import WebhookClient, _Protocol
 from tests.support.webhook_endpoint import (
     Behaviour,
     Request,
@@ -364,8 +363,8 @@ CALLER = """
 import asyncio, sys
 from mainspring.webhooks import PreparedRequest
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.client import WebhookClient
-from mainspring.webhooks.response import PartialResponse
+from mainspring.webhooks.transport import WebhookClient
+from mainspring.webhooks.request import PartialResponse
 
 async def main():
     client = WebhookClient(AllowList.of(["127.0.0.0/8", "::1"]))

@@ -229,7 +229,7 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
     from mainspring.cli.app_loader import load_scheduler
     from mainspring.dashboard.sample_job import SAMPLE_HANDLER, run_sample
     from mainspring.scheduler import Scheduler
-    from mainspring.webhooks.settings import WebhookSettings
+    from mainspring.webhooks.service import WebhookSettings
 
     if choice.url is not None:
         webhooks = WebhookSettings.from_environment()

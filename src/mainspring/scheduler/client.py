@@ -99,8 +99,7 @@ from mainspring.stores.protocol import (
 from mainspring.stores.url_redaction import without_password
 from mainspring.webhooks.definition import Given
 from mainspring.webhooks.handler import WebhookHandler
-from mainspring.webhooks.service import Webhooks
-from mainspring.webhooks.settings import WebhookSettings
+from mainspring.webhooks.service import Webhooks, WebhookSettings
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Listener)

@@ -13,7 +13,7 @@ from mainspring.core.model import Job
 from mainspring.core.schedules import FixedDelay, Interval, Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.engine.job_operations import Replacement
-from mainspring.webhooks.headers import MASK
+from mainspring.webhooks.redaction import MASK
 from mainspring.webhooks.service import masked_webhook
 
 

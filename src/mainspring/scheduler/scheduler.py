@@ -47,7 +47,7 @@ from mainspring.scheduler.run_forever import run_until_signal
 from mainspring.scheduler.start_message import HOW_TO_STOP, show, summary
 from mainspring.stores import STORE_OF_ENVIRONMENT
 from mainspring.stores.protocol import Store
-from mainspring.webhooks.settings import WebhookSettings
+from mainspring.webhooks.service import WebhookSettings
 
 log = logging.getLogger("mainspring")
 

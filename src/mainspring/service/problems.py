@@ -40,7 +40,7 @@ from mainspring.errors import (
 from mainspring.service.schemas.fields import NAMED_FIELD
 from mainspring.service.schemas.json_format import WrongFormat, encode_json
 from mainspring.service.schemas.problem import STATUSES
-from mainspring.webhooks.headers import shown_name
+from mainspring.webhooks.definition import shown_name
 
 __all__ = [
     "ApiError",

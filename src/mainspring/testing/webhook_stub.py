@@ -13,8 +13,7 @@ from typing import Any
 from mainspring.core.durations import duration
 from mainspring.core.policy import Span
 from mainspring.errors import WebhookFailed
-from mainspring.webhooks.request import PreparedRequest
-from mainspring.webhooks.response import PartialResponse
+from mainspring.webhooks.request import PartialResponse, PreparedRequest
 
 __all__ = ["SentRequest", "WebhookStub"]
 

@@ -12,9 +12,9 @@
 It needs aiohttp and cryptography, which the extra `server` installs.
 """
 
-from mainspring.webhooks.headers import MASK
+from mainspring.webhooks.redaction import MASK
 from mainspring.webhooks.request import AttemptFacts, PreparedRequest, prepare
-from mainspring.webhooks.settings import WebhookSettings
+from mainspring.webhooks.service import WebhookSettings
 from mainspring.webhooks.vault import Vault, new_key, new_signing_secret
 
 __all__ = [

@@ -17,9 +17,9 @@ from mainspring.core import codec
 from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Sealed, SigningSecret, Webhook, replace
 from mainspring.errors import InvalidInput
-from mainspring.webhooks import templates
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.headers import MASK, check_headers, is_secret
+from mainspring.webhooks.redaction import MASK, is_secret
+from mainspring.webhooks.request import check_templates, strip_template_spaces
 from mainspring.webhooks.vault import Vault, new_signing_secret, signing_bytes
 
 Given = str | Mapping[str, Any] | Webhook
@@ -30,6 +30,9 @@ FIELDS = (
 )  # fmt: skip
 
 MAX_URL = 2_000
+MAX_HEADERS = 50
+MAX_HEADER_VALUE = 8_000
+MAX_HEADER_CHARACTERS = 32_000
 MAX_STATUS_CODES = 500
 """In one list: there are so many codes."""
 _ANY_URL = "https://example.org/"
@@ -41,6 +44,24 @@ _UNSAFE = re.compile(r"[\s\\\x00-\x1f\x7f-\x9f]")
 _USER = re.compile(r"[^/?#]*//[^/?#]*@")
 _RANGE = re.compile(r"([1-5])xx|([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?")
 _UNESCAPED = "/%:@!$&'()*+,;=~?[]{}"
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
+_RESERVED_HEADERS = {
+    "host": "it is made from the URL",
+    "content-length": "it is made from the body",
+    "transfer-encoding": "bodies are sent whole",
+    "connection": "Mainspring sets the headers that control the connection",
+    "keep-alive": "Mainspring sets the headers that control the connection",
+    "proxy-connection": "Mainspring sets the headers that control the connection",
+    "proxy-authorization": "no proxy is used",
+    "te": "Mainspring sets the headers that control the connection",
+    "trailer": "bodies are sent whole",
+    "upgrade": "Mainspring sets the headers that control the connection",
+    "expect": "bodies are sent at once",
+    "webhook-id": "every request is signed with it",
+    "webhook-timestamp": "every request is signed with it",
+    "webhook-signature": "every request is signed with it",
+}
 
 
 def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook:
@@ -119,7 +140,7 @@ def check_body(body: Any, what: str = "the body") -> Any:
     # This refuses NaN, keys that are not text, and large values.
     codec.encode(body, what=what.removeprefix("the "))
     _refuse_non_json(body, what)
-    templates.check(body, what)
+    check_templates(body, what)
     try:
         return msgspec.json.decode(msgspec.json.encode(body))
     except (ValueError, msgspec.DecodeError):
@@ -214,7 +235,7 @@ def _url(given: Any, allow: AllowList) -> str:
     if not isinstance(given, str) or not given:
         shown = repr(given) if given in ("", None) else type(given).__name__
         raise InvalidInput(f"a url is text such as https://example.org/hook, not {shown}")
-    given = templates.strip_spaces(given)
+    given = strip_template_spaces(given)
     if len(given) > MAX_URL:
         raise InvalidInput(f"a url has at most {MAX_URL:,} characters, not {len(given):,}")
     if _UNSAFE.search(given):
@@ -239,7 +260,7 @@ def _url(given: Any, allow: AllowList) -> str:
         raise InvalidInput("a template may be in the path or the query of a url, not in its host")
     if port == 0 or parts.fragment:
         raise InvalidInput(f"a url has no fragment (#…) and no port 0{_quoted_url(given, ': ')}")
-    templates.check(given, "the url")
+    check_templates(given, "the url")
     why = allow.refusal_of_host(host)
     if why is not None:
         raise InvalidInput(
@@ -286,7 +307,7 @@ def _with_headers(
     for name, text in plain.items():
         if text == MASK:
             raise _missing_secret_error(name)
-        templates.check(text, f"the header {name}")
+        check_templates(text, f"the header {name}")
     there = {name.lower(): sealed for name, sealed in kept.items()}
     sealed: dict[str, Sealed] = {}
     for name, text in secret.items():
@@ -298,6 +319,56 @@ def _with_headers(
         else:
             raise _missing_secret_error(name)
     return replace(webhook, headers=plain, secret_headers=sealed)
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse names and values that would break the request, such as line breaks."""
+    if len(headers) > MAX_HEADERS:
+        raise InvalidInput(f"a webhook has at most {MAX_HEADERS} headers, not {len(headers)}")
+    seen: set[str] = set()
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise InvalidInput(
+                f"a header name is 1 to 100 letters, digits and dashes, not {shown_name(name)!r}"
+            )
+        lower = name.lower()
+        if lower in _RESERVED_HEADERS:
+            raise InvalidInput(f"the header {name} cannot be set: {_RESERVED_HEADERS[lower]}")
+        if lower in seen:
+            raise InvalidInput(f"the header {name} is given twice")
+        seen.add(lower)
+        if not isinstance(value, str):  # the message does not quote the value: it may be a secret
+            raise InvalidInput(f"the header {name} takes text, not {type(value).__name__}")
+        if len(value) > MAX_HEADER_VALUE:
+            raise InvalidInput(
+                f"the header {name} has {len(value):,} characters; {MAX_HEADER_VALUE:,} are allowed"
+            )
+        size += len(name) + len(value)
+        if size > MAX_HEADER_CHARACTERS:
+            raise InvalidInput(
+                f"a webhook's headers have at most {MAX_HEADER_CHARACTERS:,} characters"
+            )
+        if not _HEADER_VALUE.fullmatch(value) or not _encodes(value):
+            raise InvalidInput(
+                f"the header {name} has a line break or another character that no header can hold"
+            )
+
+
+def shown_name(name: object) -> str:
+    """The part of a name that may be quoted: `Authorization: Bearer x` as a name holds a secret."""
+    text = str(name)
+    found = _HEADER_NAME.match(text)
+    begins = found[0] if found else ""
+    return text if begins == text else f"{begins}…"
+
+
+def _encodes(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return value == value.strip()
 
 
 def _missing_secret_error(name: str) -> InvalidInput:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import base64
 import email.utils
 import re
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from itertools import accumulate, chain
 from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext, keep_detail
@@ -29,12 +32,9 @@ from mainspring.errors import (
     WebhookFailed,
 )
 from mainspring.webhooks.definition import check_payload, host_of
-from mainspring.webhooks.headers import without_secrets
-from mainspring.webhooks.redaction import SecretRedactor
-from mainspring.webhooks.request import AttemptFacts, PreparedRequest
-from mainspring.webhooks.response import PartialResponse
+from mainspring.webhooks.redaction import SecretRedactor, without_secrets
+from mainspring.webhooks.request import AttemptFacts, PartialResponse, PreparedRequest
 from mainspring.webhooks.service import HANDLER, Webhooks
-from mainspring.webhooks.telemetry import trace_call
 
 MAX_KEPT_BODY = 16 * 1024
 """How many bytes of a body are kept with the attempt."""
@@ -276,3 +276,55 @@ def _first_headers(headers: Collection[Pair]) -> Collection[Pair]:
         return headers
     sizes = accumulate(len(name) + len(text) for name, text in headers)
     return [one for one, size in zip(headers, sizes, strict=True) if size <= MAX_KEPT_HEADERS]
+
+
+# The span of a call: nothing is loaded or done without the extra `otel`, or in a program without a
+# tracer provider. Spans contain neither secrets nor query strings.
+
+
+class Span(Protocol):
+    """The part of a span that this module uses."""
+
+    def set_attribute(self, key: str, value: Any) -> None: ...
+
+
+class _NoSpan:
+    def set_attribute(self, key: str, value: Any) -> None: ...
+
+
+CallSpan = AbstractContextManager[tuple[Span, Mapping[str, str]]]
+_UNTRACED: CallSpan = nullcontext((_NoSpan(), {}))
+
+
+def trace_call(request: PreparedRequest, ctx: RunContext) -> CallSpan:
+    """The span of a call, and the headers that carry it to the endpoint."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return _UNTRACED
+    return _span(trace, request, ctx)
+
+
+@contextmanager
+def _span(
+    trace: Any, request: PreparedRequest, ctx: RunContext
+) -> Iterator[tuple[Span, Mapping[str, str]]]:
+    from opentelemetry import propagate
+
+    where = urlsplit(request.url)
+    with trace.get_tracer("mainspring").start_as_current_span(
+        request.method,
+        kind=trace.SpanKind.CLIENT,
+        attributes={
+            "http.request.method": request.method,
+            "server.address": where.hostname or "",
+            "server.port": where.port or (443 if where.scheme == "https" else 80),
+            "url.scheme": where.scheme,
+            "http.request.resend_count": ctx.attempt - 1,
+            "mainspring.job.id": ctx.job_id,
+            "mainspring.run.id": ctx.run_id,
+        },
+    ) as span:
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier)
+        there = {name.lower() for name in request.headers}
+        yield span, {name: text for name, text in carrier.items() if name.lower() not in there}

@@ -1,4 +1,4 @@
-"""Masks secrets that an endpoint echoes in its response.
+"""Which headers are secret, and how secrets are masked, also where an endpoint echoes them.
 
 An endpoint may return a header as JSON, HTML or part of a URL, or return only a part of it. The
 redactor computes these forms once, when a job's secrets are decrypted; each call only searches for
@@ -14,7 +14,20 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus, unquote
 
-from mainspring.webhooks.headers import MASK
+MASK = "********"
+"""Shown in place of a secret. As a value in an edit it means "unchanged"."""
+
+SECRET = frozenset({"authorization", "cookie", "x-api-key"})
+"""Headers that are encrypted even if the user does not mark them as secret."""
+
+_SECRET_WORDS = re.compile(r"token|secret|key|auth(?!or(?!i))|passw|credential")
+"""What the name of a header with a secret usually contains: `X-Gitlab-Token`, `Api-Key`."""
+
+_PUBLIC = re.compile(
+    r"(x-)?idempotency-key|(www|proxy)-authenticate|authentication-info|:?authority"
+    r"|sec-websocket-key|(surrogate|cache|x-cache)-key"
+)
+"""Headers whose names contain such a word, and whose values are no secrets."""
 
 SHORTEST = 6
 """A shorter text would match parts of ordinary words."""
@@ -27,6 +40,23 @@ _SCHEMES = frozenset({"basic", "bearer", "token", "apikey"})
 _SEPARATORS = re.compile(r"[;,\s]+")
 _GO_JSON_ESCAPES = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
 _DOTNET_JSON_ESCAPES = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
+
+
+def is_secret(name: str, value: str = "") -> bool:
+    """Whether a header is a secret by its name. A value with a template is none: a secret is sent
+    as it is, and `X-Dedupe-Key: {{executionId}}` has to be filled in."""
+    lower = name.lower()
+    if lower in SECRET:
+        return True
+    return bool(_SECRET_WORDS.search(lower)) and not _PUBLIC.fullmatch(lower) and "{{" not in value
+
+
+def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The headers of a response with secret values masked."""
+    return [
+        (name, MASK if name.lower() == "set-cookie" or is_secret(name) else text)
+        for name, text in headers
+    ]
 
 
 class SecretRedactor:

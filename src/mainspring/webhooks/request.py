@@ -1,28 +1,32 @@
-"""Builds the request of an attempt from the job's definition, and signs it. Pure.
+"""The request of an attempt: built from the job's definition, filled in and signed. Pure.
 
 The handler sends what `prepare` returns, and a dry run shows the same. Only Host and
-Content-Length, which the transport adds, are not in it.
+Content-Length, which the transport adds, are not in it. `{{name}}` is replaced by one of five facts
+of the attempt. There are no expressions, filters or lookups, so a definition cannot read anything
+else. A name that is not in `TEMPLATE_NAMES` is refused when the job is defined.
 """
 
 from __future__ import annotations
 
 import binascii
-import hashlib
+import difflib
+import hmac
+import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 from msgspec import Struct
 
 from mainspring.core.model import Webhook
 from mainspring.core.version import __version__
-from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.templates import Template
+from mainspring.errors import InvalidInput
+from mainspring.webhooks.redaction import MASK
 
 USER_AGENT = f"Mainspring/{__version__}"
-
-_BLOCK = 64
 
 _DEFAULT_HEADERS = {
     "Accept": "*/*",
@@ -30,6 +34,79 @@ _DEFAULT_HEADERS = {
     "User-Agent": USER_AGENT,
     "Idempotency-Key": "{{executionId}}",
 }
+
+TEMPLATE_NAMES = ("timestamp", "scheduledAt", "jobId", "executionId", "attempt")
+
+_MARK = re.compile(r"\{\{([^{}]{0,200})\}\}")
+"""The pattern is unambiguous, so it cannot backtrack: one that matched spaces separately took
+minutes for 15,000 of them."""
+
+
+def check_templates(value: Any, where: str) -> None:
+    """Refuse unknown names anywhere in a text, or in the texts of a JSON value."""
+    if isinstance(value, str):
+        for name in map(str.strip, _MARK.findall(value)):
+            if name not in TEMPLATE_NAMES:
+                known = ", ".join(f"{{{{{known}}}}}" for known in TEMPLATE_NAMES)
+                near = difflib.get_close_matches(name, TEMPLATE_NAMES, n=1)
+                advice = f" (did you mean {{{{{near[0]}}}}}?)" if near else ""
+                raise InvalidInput(
+                    f"{where} has {{{{{name}}}}}, which is not a template name{advice}: use {known}"
+                )
+    elif isinstance(value, dict):
+        for item in value.values():
+            check_templates(item, where)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_templates(item, where)
+
+
+def strip_template_spaces(text: str) -> str:
+    """The text without spaces inside `{{ }}`, for URLs, which cannot contain spaces."""
+    return _MARK.sub(lambda found: f"{{{{{found[1].strip()}}}}}", text)
+
+
+class Template(Struct, frozen=True):
+    """A text split at its names: `texts[0] names[0] texts[1] names[1] … texts[-1]`."""
+
+    texts: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> Template:
+        """Split a text. Unknown names, which `check_templates` refuses, stay as text."""
+        texts, names, end = [], [], 0
+        for found in _MARK.finditer(text):
+            if (name := found[1].strip()) in TEMPLATE_NAMES:
+                texts.append(text[end : found.start()])
+                names.append(name)
+                end = found.end()
+        return cls((*texts, text[end:]), tuple(names))
+
+    @classmethod
+    def of_json(cls, value: Any) -> Template:
+        """Split the JSON text of a value. Names in its strings are replaced, names in its keys are
+        not."""
+        edge = secrets.token_hex(16)  # occurs in no text, and JSON does not escape it
+        marked = _mark_names(value, {name: f"{edge}{name}{edge}" for name in TEMPLATE_NAMES})
+        parts = msgspec.json.encode(marked).decode().split(edge)
+        return cls(tuple(parts[::2]), tuple(parts[1::2]))
+
+    def fill(self, known: Mapping[str, str]) -> str:
+        first, *others = self.texts
+        for name, text in zip(self.names, others, strict=True):
+            first += known[name] + text
+        return first
+
+
+def _mark_names(value: Any, known: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return Template.of(value).fill(known)
+    if isinstance(value, dict):
+        return {key: _mark_names(item, known) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mark_names(item, known) for item in value]
+    return value
 
 
 class AttemptFacts(Struct, frozen=True, kw_only=True, gc=False):
@@ -120,7 +197,7 @@ class PreparedRequest(Struct, frozen=True, gc=False):
 
 
 def prepare(
-    form: RequestTemplate, facts: AttemptFacts, signing: Iterable[HmacKey] = ()
+    form: RequestTemplate, facts: AttemptFacts, signing: Iterable[bytes] = ()
 ) -> PreparedRequest:
     """The request of one attempt, filled in and signed."""
     body = form.body if facts.body is None else Body.of(facts.body)
@@ -135,7 +212,7 @@ def prepare(
     headers["webhook-id"] = message_id
     headers["webhook-timestamp"] = timestamp
     signed = f"{message_id}.{timestamp}.".encode() + sent
-    if signatures := [_signature(mac, signed) for mac in signing]:
+    if signatures := [_signature(key, signed) for key in signing]:
         headers["webhook-signature"] = " ".join(signatures)
     return PreparedRequest(form.method, _url(form.url, known), headers, sent, form.secret)
 
@@ -146,28 +223,9 @@ def webhook_id(run_id: str) -> str:
     return run_id.replace(".", "~")
 
 
-class HmacKey:
-    """HMAC-SHA256 (RFC 2104) with one key. What depends only on the key is computed once."""
-
-    __slots__ = ("_inner", "_outer")
-
-    def __init__(self, key: bytes) -> None:
-        if len(key) > _BLOCK:
-            key = hashlib.sha256(key).digest()
-        key = key.ljust(_BLOCK, b"\0")
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in key))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in key))
-
-    def digest(self, message: bytes) -> bytes:
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(message)
-        outer.update(inner.digest())
-        return outer.digest()
-
-
-def _signature(mac: HmacKey, signed: bytes) -> str:
+def _signature(key: bytes, signed: bytes) -> str:
     """A signature of Standard Webhooks: `v1,` and the HMAC-SHA256 of `id.timestamp.body`."""
-    return "v1," + binascii.b2a_base64(mac.digest(signed), newline=False).decode()
+    return "v1," + binascii.b2a_base64(hmac.digest(key, signed, "sha256"), newline=False).decode()
 
 
 def _escape_braces(url: Template) -> Template:
@@ -198,3 +256,18 @@ def _iso(moment: datetime) -> str:
     if moment.tzinfo is not UTC:
         moment = moment.astimezone(UTC)
     return moment.isoformat(timespec="milliseconds")[:-6] + "Z"
+
+
+class PartialResponse:
+    """Filled while a response arrives, so that a cancelled call keeps what it received."""
+
+    __slots__ = ("address", "body", "headers", "more", "reason", "status")
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.reason = ""
+        self.headers: list[tuple[str, str]] = []
+        self.body = bytearray()
+        self.more = False
+        """Whether the response is longer than what was read, or the call ended before its end."""
+        self.address: str | None = None

@@ -1,10 +1,13 @@
-"""Defines and changes webhooks for the scheduler, rotates their secrets, previews requests."""
+"""The webhooks of a scheduler: settings, definitions and changes, secrets, previews of requests."""
 
 from __future__ import annotations
 
 import logging
 import os
-from datetime import datetime
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -20,16 +23,13 @@ from mainspring.errors import InvalidInput, SecretKeyMissing, install_advice
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 from mainspring.webhooks import definition
 from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.headers import MASK
-from mainspring.webhooks.redaction import SecretRedactor
+from mainspring.webhooks.redaction import MASK, SecretRedactor
 from mainspring.webhooks.request import (
     AttemptFacts,
-    HmacKey,
     PreparedRequest,
     RequestTemplate,
     prepare,
 )
-from mainspring.webhooks.settings import WebhookSettings
 from mainspring.webhooks.vault import (
     VARIABLE,
     Vault,
@@ -40,18 +40,70 @@ from mainspring.webhooks.vault import (
 )
 
 if TYPE_CHECKING:
-    from mainspring.webhooks.client import WebhookClient
+    from mainspring.webhooks.transport import WebhookClient
 
 log = logging.getLogger("mainspring")
 
 HANDLER = "webhook"
 """The name of the built-in handler."""
 
+ALLOW_VARIABLE = "MAINSPRING_ALLOW_PRIVATE"
+PER_HOST_VARIABLE = "MAINSPRING_PER_HOST"
+CAP_VARIABLE = "MAINSPRING_RETRY_AFTER_CAP"
+
+MAX_PER_HOST = 10_000
+
 MAX_DECRYPTED = 10_000
 """How many jobs' decrypted secrets are kept in memory."""
 
 _NEEDED = ("aiohttp", "cryptography")
 _MEMORY_KEYS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSettings:
+    """`allow`: hosts, addresses and CIDR ranges outside the public internet that webhooks may call.
+    `per_host`: how many calls this process makes to one host at once; None means all that it has
+    capacity for, and half of that to a slow or failing host. `retry_after_cap`: the longest wait
+    that an endpoint may ask for. `secret_keys`: encryption keys for secrets, the newest first, in
+    addition to those of the environment."""
+
+    allow: Iterable[str] = ()
+    per_host: int | None = None
+    retry_after_cap: Span = timedelta(hours=1)
+    secret_keys: Iterable[str] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("allow", "secret_keys"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
+        if isinstance(self.per_host, bool) or not isinstance(self.per_host, int | None):
+            raise InvalidInput(f"per_host is a whole number, not {self.per_host!r}")
+        if self.per_host is not None and not 1 <= self.per_host <= MAX_PER_HOST:
+            raise InvalidInput(f"per_host is 1 to {MAX_PER_HOST}, not {self.per_host!r}")
+        cap = duration(self.retry_after_cap, what="retry_after_cap")
+        object.__setattr__(self, "retry_after_cap", cap)
+        AllowList.of(self.allow)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> WebhookSettings:
+        """Settings from MAINSPRING_ALLOW_PRIVATE (separated by commas), MAINSPRING_PER_HOST and
+        MAINSPRING_RETRY_AFTER_CAP, for a scheduler that is given none."""
+        environ = os.environ if environ is None else environ
+        allow = environ.get(ALLOW_VARIABLE, "").split(",")
+        found: dict[str, Any] = {"allow": [entry for entry in map(str.strip, allow) if entry]}
+        if text := environ.get(PER_HOST_VARIABLE, "").strip():
+            found["per_host"] = _per_host(text)
+        if text := environ.get(CAP_VARIABLE, "").strip():
+            found["retry_after_cap"] = duration(text, what=CAP_VARIABLE)
+        return cls(**found)
+
+
+def _per_host(text: str) -> int:
+    number = int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
+    if not 1 <= number <= MAX_PER_HOST:
+        raise InvalidInput(f"{PER_HOST_VARIABLE} is 1 to {MAX_PER_HOST}, not {text!r}")
+    return number
 
 
 def masked_headers(webhook: Webhook) -> dict[str, str]:
@@ -77,7 +129,7 @@ class DecryptedWebhook(Struct, frozen=True):
 
     webhook: Webhook
     form: RequestTemplate
-    signing: tuple[tuple[HmacKey, datetime | None], ...]
+    signing: tuple[tuple[bytes, datetime | None], ...]
     """The signing keys in order, and until when each is used."""
     redactor: SecretRedactor
     """Masks the secrets in responses."""
@@ -85,7 +137,7 @@ class DecryptedWebhook(Struct, frozen=True):
     def prepare(self, facts: AttemptFacts) -> PreparedRequest:
         """The request of one attempt, signed by the secrets that are valid then."""
         now = facts.now
-        signing = [mac for mac, until in self.signing if until is None or until > now]
+        signing = [key for key, until in self.signing if until is None or until > now]
         return prepare(self.form, facts, signing)
 
     def __repr__(self) -> str:
@@ -169,7 +221,7 @@ class Webhooks:
     def client(self) -> WebhookClient:
         """Created at first use, because aiohttp is slow to import."""
         if self._client is None:
-            from mainspring.webhooks.client import WebhookClient
+            from mainspring.webhooks.transport import WebhookClient
 
             self._client = WebhookClient(self.allow)
         return self._client
@@ -266,7 +318,7 @@ class Webhooks:
         known = self._decrypted.get(job.id)
         if known is None or (known.webhook is not webhook and known.webhook != webhook):
             signing = tuple(
-                (HmacKey(signing_bytes(self._signing_text(job.id, one))), one.until)
+                (signing_bytes(self._signing_text(job.id, one)), one.until)
                 for one in webhook.signing
             )
             clear = self._decrypt_headers(job)

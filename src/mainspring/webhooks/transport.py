@@ -1,4 +1,7 @@
-"""HTTP transport: sends one request over a connection and reads the response.
+"""HTTP transport: sends a request once, reads the response, and says in words why there is none.
+
+There is no timeout here: the engine cancels an attempt at its timeout, and that closes the
+connection.
 
 aiohttp's connector opens, keeps and parses connections. Its `ClientSession` is not used: it sends a
 GET, PUT or DELETE again when a kept connection breaks, so an endpoint could be called twice, and it
@@ -12,6 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
+import os
 import re
 import socket
 import threading
@@ -29,9 +35,11 @@ from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from mainspring.webhooks.address_policy import AllowList
-from mainspring.webhooks.request import PreparedRequest
-from mainspring.webhooks.response import PartialResponse
+from mainspring.errors import AddressRefused, WebhookFailed
+from mainspring.webhooks.address_policy import AllowList, is_literal
+from mainspring.webhooks.request import PartialResponse, PreparedRequest
+
+log = logging.getLogger("mainspring")
 
 MAX_RESPONSE_BYTES = 64 * 1024
 MAX_RESPONSE_HEADERS = 100
@@ -64,6 +72,15 @@ _BLANK_LINES = (b"\n\r\n", b"\n\n")
 _INTERIM = frozenset(range(100, 200)) - {HTTPStatus.SWITCHING_PROTOCOLS}
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
+_QUOTED = re.compile(r"""[:\s]*(\n|(?<!\w)b?['"]|\bwhen reading\b)""")
+
+_NOT_TLS = frozenset(
+    {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"}
+)
+"""What OpenSSL calls an answer that is not TLS."""
+
+_url = lru_cache(maxsize=4096)(partial(URL, encoded=True))
+
 T = TypeVar("T")
 
 _host: ContextVar[str] = ContextVar("_host", default="")
@@ -73,25 +90,54 @@ class Refusal(OSError):
     """An address is not allowed. An `OSError`, because the connector passes only those on."""
 
 
-class Transport:
-    """Keeps connections to endpoints. Create and use it on one event loop."""
+class WebhookClient:
+    """Calls endpoints and keeps connections to them. Create it anywhere, use it on one event loop:
+    the first call opens the connector there."""
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def send(self, request: PreparedRequest, response: PartialResponse) -> None:
+        """Send the request once, and fill `response` while the answer arrives.
+
+        Raises `WebhookFailed`, which says why there is no complete response.
+        """
+        url = _url(request.url)
+        if self._loop is not asyncio.get_running_loop():
+            self._open()
+        try:
+            await self._exchange(url, request, response)
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
+            raise _describe_error(error, url) from None
+
+    async def close(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is None or loop.is_closed():
+            return
+        if loop is asyncio.get_running_loop():
+            await self._connector.close()
+        else:
+            closing = asyncio.run_coroutine_threadsafe(_close(self._connector), loop)
+            await asyncio.wrap_future(closing)
+
+    def _open(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._connector = _Connector(
             limit=0,  # the worker limits calls, in total and for each host
-            resolver=_Resolver(allow),
+            resolver=_Resolver(self._allow),
             socket_factory=self._socket,
             ttl_dns_cache=DNS_CACHE_SECONDS,
             keepalive_timeout=IDLE_CONNECTION_SECONDS,
         )
         # The connector takes host, port and TLS from these; `_write` sends the real request.
         self._origin = lru_cache(MAX_ORIGINS)(
-            partial(aiohttp.ClientRequest, "GET", loop=asyncio.get_running_loop())
+            partial(aiohttp.ClientRequest, "GET", loop=self._loop)
         )
 
-    async def exchange(self, url: URL, request: PreparedRequest, response: PartialResponse) -> None:
-        """Send the request once, and fill `response` while the answer arrives."""
+    async def _exchange(
+        self, url: URL, request: PreparedRequest, response: PartialResponse
+    ) -> None:
         _host.set(url.raw_host or "")
         connection = await self._connector.connect(self._origin(url.origin()), [], _NO_TIMEOUT)
         try:
@@ -119,9 +165,6 @@ class Transport:
         else:
             _abort_connection(connection)
 
-    async def close(self) -> None:
-        await self._connector.close()
-
     def _socket(self, info: Any) -> socket.socket:
         """A socket for an address that is about to be connected to, or the refusal of it."""
         family, kind, proto, _, address = info
@@ -136,6 +179,10 @@ def _abort_connection(connection: Connection) -> None:
     if connection.protocol is not None:
         connection.protocol.abort()
     connection.close()
+
+
+async def _close(connector: _Connector) -> None:
+    await connector.close()
 
 
 async def _write(protocol: _Protocol, url: URL, request: PreparedRequest) -> None:
@@ -275,7 +322,7 @@ class _Connector(aiohttp.TCPConnector):
 
 class _Resolver(AbstractResolver):
     """Resolves names with the system's resolver, in its own threads. Leaves out addresses that are
-    not allowed; `Transport._socket` checks each address again."""
+    not allowed; `WebhookClient._socket` checks each address again."""
 
     def __init__(self, allow: AllowList) -> None:
         self._allow = allow
@@ -385,3 +432,55 @@ def _in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+def _describe_error(error: Exception, url: URL) -> WebhookFailed:
+    """Say why there is no complete response. Of the request the message names only the host."""
+    host = url.raw_host
+    cause = getattr(error, "os_error", error)
+    match error:
+        case _ if isinstance(cause, Refusal):
+            return AddressRefused(_refusal_message(host or "", cause))
+        case aiohttp.ClientConnectorDNSError():
+            return WebhookFailed(f"the host {host} was not found: {_short(cause)}")
+        case _ if getattr(cause, "reason", None) in _NOT_TLS:
+            return WebhookFailed(
+                f"no secure connection to {host}:{url.port}: the port does not speak TLS (did you"
+                " mean http://?)"
+            )
+        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
+            return WebhookFailed(f"no secure connection to {host}: {str(error)[:300]}")
+        case aiohttp.ClientConnectorError():
+            return WebhookFailed(f"no connection to {host}:{url.port}: {_short(cause)}")
+        case aiohttp.ServerDisconnectedError():
+            return WebhookFailed(f"{host} closed the connection without an answer")
+        case aiohttp.ClientPayloadError():
+            return WebhookFailed(f"the connection to {host} broke inside the response")
+        case HttpProcessingError():
+            # It may quote a part of the response that holds a secret in an unknown form.
+            why = _QUOTED.split(error.message, 1)[0][:200]
+            return WebhookFailed(f"{host} sent a response that is not valid HTTP: {why}")
+        case _:
+            return WebhookFailed(f"the connection to {host} broke: {_short(cause)}")
+
+
+def _refusal_message(host: str, why: Refusal) -> str:
+    """Say why a host was not called. Only the log names the address: people who may define webhooks
+    must not learn the addresses of an internal network from error messages."""
+    allow = (
+        "an operator can allow it by host or range (MAINSPRING_ALLOW_PRIVATE, or serve"
+        " --allow-private)"
+    )
+    if is_literal(host):
+        return f"{host} was not called: webhooks may not call {why}; {allow}"
+    log.warning("a webhook to %s was refused: webhooks may not call %s", host, why)
+    return (
+        f"{host} was not called: webhooks may not call the address that it resolves to; {allow};"
+        " the log names the address"
+    )
+
+
+def _short(error: object) -> str:
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)[:300]

@@ -34,8 +34,6 @@ from mainspring.errors import InvalidInput, SecretKeyMissing
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["VARIABLE", "Vault", "key_file", "new_key", "new_signing_secret", "signing_bytes"]
-
 log = logging.getLogger("mainspring")
 
 VARIABLE = "MAINSPRING_SECRET_KEY"

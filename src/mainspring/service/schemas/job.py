@@ -63,8 +63,7 @@ from mainspring.service.schemas.json_format import (
     to_milliseconds,
 )
 from mainspring.service.schemas.problem import Problem
-from mainspring.webhooks.definition import MAX_STATUS_CODES, MAX_URL
-from mainspring.webhooks.headers import MAX_HEADERS
+from mainspring.webhooks.definition import MAX_HEADERS, MAX_STATUS_CODES, MAX_URL
 from mainspring.webhooks.service import masked_headers
 
 _DEFAULT = Policy()
