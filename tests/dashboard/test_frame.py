@@ -7,8 +7,7 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from mainspring import Scheduler
-from mainspring.dashboard.demo import demo_scheduler, fill
-from mainspring.dashboard.sample_job import SAMPLE_HANDLER, run_sample
+from mainspring.dashboard.demo import SAMPLE_HANDLER, demo_scheduler, fill, run_sample
 from tests.support.dashboard import Dashboard, served
 
 

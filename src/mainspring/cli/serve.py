@@ -227,7 +227,7 @@ def _milliseconds(drain_timeout: str | None) -> int | None:
 
 def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
     from mainspring.cli.app_loader import load_scheduler
-    from mainspring.dashboard.sample_job import SAMPLE_HANDLER, run_sample
+    from mainspring.dashboard.demo import SAMPLE_HANDLER, run_sample
     from mainspring.scheduler import Scheduler
     from mainspring.webhooks.service import WebhookSettings
 

@@ -1,15 +1,11 @@
 """The dashboard: pages that show jobs and runs and let people act on them.
 
     app.py          makes the application: the HTTP API with the pages
-    pages.py        what all pages share: templates, who looks at them, pages for errors
-    assets.py       scripts, styles and pictures, with their hashes
+    pages.py        what all pages share: templates, who looks at them, error pages, assets
     charts.py       small charts as inline SVG
-    sample_job.py   a job to try things out with
-    curl.py         commands for curl
-    forecast_cache.py  forecasts, made beside the requests
     formats.py      times, durations and numbers as people read them
-    demo.py         the made-up fleet of `mainspring serve --demo`
-    views/          the pages, one module each
+    demo.py         a sample job, and the made-up fleet of `mainspring serve --demo`
+    views/          the pages, one module for each noun
     templates/      their HTML
     assets/         scripts, styles and pictures; vendor/ has those of others
 

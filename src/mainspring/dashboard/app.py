@@ -7,43 +7,24 @@ from typing import Any
 from fastapi import FastAPI
 
 from mainspring.core.clock import Clock
-from mainspring.dashboard import assets, pages
-from mainspring.dashboard.forecast_cache import ForecastCache
+from mainspring.dashboard import pages
 from mainspring.dashboard.views import (
     dead_letters,
-    job,
     job_form,
     jobs,
     keys,
     load,
     overview,
-    run,
     runs,
-    sign_in,
     timeline,
-    workers,
 )
+from mainspring.dashboard.views.load import ForecastCache
 from mainspring.scheduler.client import Client
 from mainspring.service import app as service_app
 from mainspring.service.router import add_routes
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
-__all__ = ["create_app", "create_mounted_app"]
-
-VIEWS = (
-    overview,
-    jobs,
-    job_form,
-    job,
-    runs,
-    run,
-    timeline,
-    load,
-    dead_letters,
-    workers,
-    keys,
-    sign_in,
-)
+VIEWS = (overview, jobs, job_form, runs, timeline, load, dead_letters, keys)
 
 
 def create_app(
@@ -59,7 +40,7 @@ def create_app(
     app = service_app.create_app(
         client, settings, loopback=loopback, without_keys=without_keys, clock=clock
     )
-    add_routes(app, *(view.router for view in VIEWS), assets.router)
+    add_routes(app, *(view.router for view in VIEWS), pages.assets_router)
     app.state.service.error_page = pages.error_page
     app.state.forecasts = ForecastCache(app.state.service)
     return app

@@ -11,8 +11,6 @@ from mainspring.core.model import Run, State
 from mainspring.core.workflow_graph import Workflow, WorkflowNode
 from mainspring.dashboard.formats import plural, span
 
-__all__ = ["Bar", "Graph", "Sparkline", "draw_runs", "draw_workflow"]
-
 TONES = {
     State.SUCCEEDED: "green",
     State.FAILED: "red",

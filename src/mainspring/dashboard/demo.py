@@ -1,8 +1,13 @@
-"""A believable fleet for `mainspring serve --demo`: jobs, a week of history, failures, a backlog.
+"""What newcomers try: a sample job, and a believable fleet for `mainspring serve --demo`.
 
-The history is made up: finished runs as a week of work would have left them, with the same random
-numbers each time. What happens from then on is real: handlers that sleep, report progress, log
-lines, and fail now and then.
+The fleet has jobs, a week of history, failures and a backlog. The history is made up: finished
+runs as a week of work would have left them, with the same random numbers each time. What happens
+from then on is real: handlers that sleep, report progress, log lines, and fail now and then.
+
+The sample job needs no code and no network. `mainspring serve` has its handler, unless it serves a
+program of the user's (`--app`). A page offers the job only if a live worker has the handler, so
+that the job really runs. A user's own handler is never used for this, because nobody knows what it
+does. A webhook is not used either, because webhooks may not call the service's own address.
 """
 
 from __future__ import annotations
@@ -30,18 +35,10 @@ from mainspring.core.model import (
 )
 from mainspring.core.plurals import plural
 from mainspring.core.policy import Breaker
+from mainspring.engine.live_workers import LiveWorker
 from mainspring.errors import NotStarted, StoreError
 from mainspring.scheduler import Scheduler
 from mainspring.stores.protocol import JobWrite
-
-__all__ = [
-    "WEEK",
-    "demo_scheduler",
-    "fill",
-    "log_failures_in_one_line",
-    "make_history",
-    "make_jobs",
-]
 
 WEEK = timedelta(days=7)
 AGE = timedelta(days=30)
@@ -319,3 +316,36 @@ def _run(job: Job, slot: datetime, failing: float, seconds: float, rng: random.R
         error=error,
         attempts=(attempt,),
     )
+
+
+SAMPLE_HANDLER = "mainspring.sample"
+STEPS = 5
+
+
+async def run_sample(
+    ctx: RunContext, name: str = "you", step_seconds: float = 0.4
+) -> dict[str, Any]:
+    """Writes a few log lines, shows progress and returns a result."""
+    ctx.log.info("hello %s, this is attempt %s of run %s", name, ctx.attempt, ctx.run_id)
+    for step in range(1, STEPS + 1):
+        await asyncio.sleep(step_seconds)
+        ctx.progress(step, STEPS, f"step {step} of {STEPS}")
+    ctx.log.info("all %s steps are done", STEPS)
+    return {"greeting": f"hello {name}", "steps": STEPS}
+
+
+def sample_job(workers: Iterable[LiveWorker]) -> dict[str, Any] | None:
+    """The document that creates the job by `POST /api/v1/jobs`; None if no live worker could run
+    it."""
+    if not any(worker.takes(SAMPLE_HANDLER, "default") for worker in workers):
+        return None
+    return {
+        "id": "sample",
+        "handler": SAMPLE_HANDLER,
+        "payload": {"name": "you"},
+        "schedule": "* * * * *",
+        "description": "A sample: says hello every minute, in five steps. Delete it when you like.",
+        "tags": ["sample"],
+        "retryAttempts": 2,
+        "timeout": "30s",
+    }

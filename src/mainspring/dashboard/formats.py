@@ -15,8 +15,6 @@ from mainspring.core.model import Run, State
 from mainspring.core.plurals import plural as with_noun
 from mainspring.core.schedules.zones import zone_named
 
-__all__ = ["FILTERS", "address", "sentence"]
-
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 SHORT_ID = 20
 LONGEST_JSON = 32 * 1024

@@ -1,29 +1,30 @@
-"""What all pages share: templates, the signed-in viewer, and error pages."""
+"""What all pages share: templates, the signed-in viewer, error pages, and the files that they load.
+
+The address of a script, style or icon has a hash of all of them, so that browsers cache them
+without expiry and load the new files after an upgrade."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Struct
 
 from mainspring import __version__
 from mainspring.dashboard import formats
-from mainspring.dashboard.assets import accepts_gzip, asset_address
 from mainspring.errors import MainspringError
-from mainspring.service.access import CheckedRoute
+from mainspring.service.access import CheckedRoute, access
 from mainspring.service.api_keys import SCOPES
 from mainspring.service.dependencies import Service, key_of
 from mainspring.service.problems import ApiError, from_library_error, from_validation_error
-
-__all__ = ["PageRoute", "Viewer", "error_page", "render", "service_of", "viewer_of"]
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -205,3 +206,77 @@ def _to_sign_in(request: Request) -> Response:
     if "hx-request" in request.headers:  # a part of a page: the whole page has to go there
         return Response(status_code=401, headers={"HX-Redirect": where})
     return Response(status_code=303, headers={"Location": where})
+
+
+assets_router = APIRouter(include_in_schema=False, route_class=CheckedRoute)
+
+FOLDER = Path(__file__).parent / "assets"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+class Asset(Struct, frozen=True):
+    content: bytes
+    gzipped: bytes
+    media_type: str
+
+
+@cache
+def _assets() -> tuple[str, dict[str, Asset]]:
+    """A hash of all files, and each file by its path. They are read once: 250 KB."""
+    found: dict[str, Asset] = {}
+    whole = hashlib.sha256()
+    for path in sorted(FOLDER.rglob("*")):
+        if path.suffix in MEDIA_TYPES:
+            content = path.read_bytes()
+            whole.update(content)
+            name = path.relative_to(FOLDER).as_posix()
+            gzipped = gzip.compress(content, mtime=0)
+            found[name] = Asset(content, gzipped, MEDIA_TYPES[path.suffix])
+    return whole.hexdigest()[:12], found
+
+
+def asset_address(name: str) -> str:
+    """The address of a file below the root of the pages."""
+    version, found = _assets()
+    assert name in found, f"there is no asset {name!r}"
+    return f"assets/{version}/{name}"
+
+
+@assets_router.get("/favicon.ico")
+@access("open")
+async def favicon(request: Request) -> Response:
+    return _asset_response(request, "favicon.svg", "public, max-age=86400")
+
+
+@assets_router.get("/assets/{version}/{name:path}")
+@access("open")
+async def asset(version: str, name: str, request: Request) -> Response:
+    current = version == _assets()[0]
+    kept = "public, max-age=31536000, immutable" if current else "no-cache"
+    return _asset_response(request, name, kept)
+
+
+def _asset_response(request: Request, name: str, kept: str) -> Response:
+    found = _assets()[1].get(name)
+    if found is None:
+        raise ApiError(404, f"there is no file {name[:100]!r}")
+    headers = {"cache-control": kept, "vary": "Accept-Encoding"}
+    content = found.content
+    if accepts_gzip(request):
+        content = found.gzipped
+        headers["content-encoding"] = "gzip"
+    return Response(content, headers=headers, media_type=found.media_type)
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client takes an answer that is packed with gzip."""
+    for part in request.headers.get("accept-encoding", "").split(","):
+        name, _, quality = part.partition(";")
+        if name.strip().lower() == "gzip":
+            return quality.strip().rstrip("0").rstrip(".") != "q="
+    return False

@@ -9,9 +9,9 @@ import pytest
 from playwright.async_api import Page, expect
 
 from mainspring import Scheduler
-from mainspring.dashboard.sample_job import SAMPLE_HANDLER, run_sample
+from mainspring.dashboard.demo import SAMPLE_HANDLER, run_sample
 from tests.support.dashboard import Dashboard, served
-from tests.support.service import Api, Make
+from tests.support.service import WEBHOOK, Api, Make
 
 HTML = {"accept": "text/html"}
 EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -20,7 +20,7 @@ EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 async def shown(api: Api, path: str = "/jobs") -> str:
     answer = await api.get(path, headers=HTML)
     assert answer.status_code == 200, answer.text
-    return answer.text
+    return re.sub(r"\s+", " ", answer.text)
 
 
 def rows(text: str) -> list[str]:
@@ -275,3 +275,254 @@ async def test_nothing_is_wider_than_the_page(dashboard: Dashboard, page: Page, 
     await expect(page.locator("tbody tr")).to_have_count(4)
     wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert await page.evaluate(wide) == 0
+
+
+async def test_it_says_what_the_job_is_and_where_its_policy_comes_from(make: Make) -> None:
+    api: Api = await make(workers=0, defaults={"timeout": "10m"})
+    await api.scheduler.add_job(
+        "mail",
+        handler="greet",
+        schedule="30 2 * * *",
+        timezone="Europe/Berlin",
+        payload={"name": "ada"},
+        retries=3,
+        tags=["letters"],
+        metadata={"team": "data"},
+        description="Sends the letters",
+    )
+    text = await shown(api, "/jobs/mail")
+    for part in (
+        "Sends the letters",
+        "At 02:30, Europe/Berlin",
+        "<code>30 2 * * *</code>",
+        "<dd>Europe/Berlin</dd>",
+        "&#34;name&#34;: &#34;ada&#34;",
+        "&#34;team&#34;: &#34;data&#34;",
+        "the API: it can be edited here",
+        'href="/jobs?tag=letters"',
+        "No live worker has the job&#39;s handler",
+    ):
+        assert part in text, part
+    for option, value, origin in (
+        ("retries", "3", "this job"),
+        ("timeout", "10 min", "defaults"),
+        ("priority", "5", "built in"),
+    ):
+        row = rf'title="{option}">[^<]+</th><td>{value}</td><td class="end"><span[^>]*>{origin}<'
+        assert re.search(row, text), option
+    assert text.count('<tr><td class="nowrap"><time') == 10  # its next slots
+    assert re.search(r"2027-03-28 02:30 does not exist in Europe/Berlin", text)
+
+
+async def test_it_answers_why_the_job_did_not_run(api: Api) -> None:
+    await api.scheduler.add_job("late", handler="greet", schedule="0 9 * * *")
+    await api.scheduler.pause_job("late")
+    assert "The job is paused, so no slot fires." in await shown(api, "/jobs/late")
+    before = await shown(api, "/jobs/late?at=2020-01-01T09:00:00Z")
+    assert "The job did not exist yet: it was created at" in before
+    other = await shown(api, "/jobs/late?at=2020-01-01T09:10:00Z")
+    assert "2020-01-01T09:10:00Z is not a slot of its schedule" in other
+    wrong = await shown(api, "/jobs/late?at=tomorrow&window=7d")
+    assert 'aria-invalid="true"' in wrong
+    assert "tomorrow" in wrong
+
+
+async def test_figures_and_runs_of_a_job(working: Api) -> None:
+    scheduler = working.scheduler
+    for name in ("ada", "nobody", "eve"):
+        run = await scheduler.enqueue("greet", {"name": name})
+        await scheduler.wait(run.id)
+    text = await shown(working, "/jobs/greet?window=1h")
+    assert "2 of 3 runs" in text
+    assert "66.7 %" in text
+    assert re.search(r'aria-label="last 3 runs: 2 succeeded, 1 failed; [^"]+"', text)
+    assert "there is nobody" in text
+    assert f'href="/runs/{run.id}"' in text
+    assert "Less than 80 % of its runs succeed." in text
+
+
+async def test_a_workflow_is_drawn_and_listed(make: Make) -> None:
+    scheduler = Scheduler("memory://", workers=0)
+
+    @scheduler.job("0 1 * * *")
+    def load() -> None: ...
+
+    @scheduler.job(after=["load"])
+    def check() -> None: ...
+
+    @scheduler.job(after=["load", "check"])
+    def tell() -> None: ...
+
+    api: Api = await make(scheduler)
+    for name in ("load", "check", "tell"):
+        text = await shown(api, f"/jobs/{name}")
+        assert 'aria-label="3 steps, 3 dependencies"' in text
+        assert text.count('class="edge"') == 3
+        assert re.search(rf'class="node current"><title>{name}:', text)
+        assert '<a href="/jobs/tell">tell</a> after load, check' in text
+    scheduler.add_handler("alone", lambda: None)
+    await scheduler.add_job("alone", handler="alone")
+    assert "Workflow" not in await shown(api, "/jobs/alone")
+
+
+async def test_a_job_that_does_not_exist_gives_a_page_that_says_so(api: Api) -> None:
+    answer = await api.get("/jobs/nowhere", headers=HTML)
+    assert answer.status_code == 404
+    assert "nowhere" in answer.text
+
+
+async def test_a_reader_sees_a_job_and_no_actions(make: Make) -> None:
+    api: Api = await make(workers=0, loopback=False)
+    _, key = await api.app.state.service.keys.create("ada", "read")
+    answer = await api.get("/jobs/report", headers={**HTML, "Authorization": f"Bearer {key}"})
+    assert answer.status_code == 200
+    for offered in ("api/v1/jobs", "Run now", "Backfill", "/edit"):
+        assert offered not in answer.text
+
+
+async def test_a_webhook_is_shown_with_its_secrets_masked(api: Api) -> None:
+    await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, "id": "hook"})
+    text = await shown(api, "/jobs/hook")
+    assert "POST https://api.example.com/webhook" in text
+    assert "YOUR_TOKEN" not in text
+    assert "scheduled_task" in text
+    assert "200-299" in text
+
+
+async def test_each_action_of_the_page(dashboard: Dashboard, page: Page) -> None:
+    scheduler = dashboard.scheduler
+    await scheduler.add_job("mail", handler="greet", schedule="0 * * * *")
+    await page.goto(f"{dashboard.url}/jobs/mail")
+    await page.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    assert not (await scheduler.get_job("mail")).enabled
+    await page.get_by_role("button", name="Resume").click()
+    await expect(page.get_by_role("button", name="Pause")).to_be_visible()
+
+    await page.get_by_role("button", name="Run now").click()
+    dialog = page.get_by_role("dialog", name="Run mail now")
+    await dialog.get_by_label("Payload (JSON)").fill('{"name": ')
+    await dialog.get_by_role("button", name="Run now").click()
+    await expect(dialog.locator("#error-payload")).to_contain_text("This is not JSON")
+    await dialog.get_by_label("Payload (JSON)").fill('{"nome": "ada"}')
+    await dialog.get_by_role("button", name="Run now").click()
+    await expect(dialog).to_contain_text("nome")
+    await dialog.get_by_label("Payload (JSON)").fill('{"name": "Ada"}')
+    await dialog.get_by_role("button", name="Run now").click()
+    await expect(dialog).to_be_hidden()
+    runs = page.locator("#main .state", has_text="succeeded")
+    await expect(runs.first).to_be_visible()
+    [run] = (await scheduler.list_runs(job="mail")).items
+    assert run.result == "hello Ada"
+
+    await page.get_by_role("button", name="Backfill").click()
+    backfill = page.get_by_role("dialog", name="Run past slots")
+    await backfill.get_by_label("From").fill("2026-01-01T00:00:00")
+    await backfill.get_by_label("Until").fill("2026-01-01T03:00:00")
+    await backfill.get_by_role("button", name="Count first").click()
+    await expect(backfill).to_contain_text("3 slots: 3 would run, 0 already have a run.")
+    assert len((await scheduler.list_runs(job="mail")).items) == 1
+    await backfill.get_by_label("From").fill("2025-12-31T23:30:00")
+    await backfill.get_by_label("At most").fill("2")
+    await backfill.get_by_role("button", name="Add the runs").click()
+    await expect(backfill).to_be_hidden()
+    assert len((await scheduler.list_runs(job="mail")).items) == 3
+
+    await page.get_by_role("button", name="Delete").click()
+    confirm = page.get_by_role("dialog", name="Delete the job mail?")
+    await confirm.get_by_role("button", name="Delete").click()
+    await page.wait_for_url("**/jobs")
+    await expect(page.locator("#job-mail")).to_have_count(0)
+
+
+async def test_an_open_breaker_is_reset(page: Page) -> None:
+    scheduler = Scheduler("memory://", workers=2, poll="50ms")
+
+    @scheduler.job(retries=0, breaker=1)
+    async def broken() -> None:
+        raise ValueError("always")
+
+    async with served(scheduler) as made:
+        run = await scheduler.enqueue("broken")
+        await scheduler.wait(run.id)
+        await page.goto(f"{made.url}/jobs/broken")
+        await expect(page.locator("#main")).to_contain_text("The circuit breaker is open")
+        await page.get_by_role("button", name="Reset the breaker").click()
+        await expect(page.get_by_role("button", name="Reset the breaker")).to_have_count(0)
+        assert (await scheduler.job_health("broken")).breaker == "closed"
+
+
+async def test_the_request_of_a_webhook_is_shown_and_not_sent(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    hook = {
+        "url": "https://api.example.com/hook",
+        "body": {"n": 1},
+        "headers": {"X-Team": EVIL[:20]},
+    }
+    await scheduler.add_job("hook", webhook=hook)
+    await page.goto(f"{dashboard.url}/jobs/hook")
+    await page.get_by_role("button", name="Run now").click()
+    dialog = page.get_by_role("dialog", name="Run hook now")
+    await dialog.get_by_label("Body of the request").fill('{"n": 2}')
+    await dialog.get_by_role("button", name="Show the request").click()
+    answer = dialog.locator("[data-answer]")
+    await expect(answer).to_contain_text("POST https://api.example.com/hook")
+    await expect(answer).to_contain_text('{"n":2}')
+    assert (await scheduler.list_runs(job="hook")).items == []
+
+
+async def test_texts_of_users_on_the_page_of_a_job_are_never_run(
+    dashboard: Dashboard, page: Page
+) -> None:
+    scheduler = dashboard.scheduler
+    options: dict[str, Any] = {"description": EVIL, "tags": [EVIL], "metadata": {EVIL: EVIL}}
+    await scheduler.add_job("evil", handler="greet", payload={"name": EVIL}, **options)
+    run = await scheduler.trigger("evil")
+    await scheduler.wait(run.id)
+    await page.goto(f"{dashboard.url}/jobs/evil?at={EVIL[:60]}")
+    await expect(page.locator("main pre").first).to_contain_text("<img src=x onerror=")
+    await expect(page.locator("main img, main script")).to_have_count(0)
+    assert await page.evaluate("window.hacked") is None
+
+
+async def test_the_page_follows_the_job(dashboard: Dashboard, page: Page) -> None:
+    await page.goto(f"{dashboard.url}/jobs/greet")
+    await expect(page.locator("#main")).to_contain_text("No run has started yet")
+    await dashboard.scheduler.enqueue("greet", {"name": "ada"})
+    await expect(page.locator("#main .bar-chart rect")).to_have_count(1)
+
+
+async def test_an_unknown_lateness_says_why(make: Make) -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    scheduler = Scheduler("memory://", workers=1)
+    scheduler.job(id="broken", retries=1, retry_delay="10ms")(fail)
+    api: Api = await make(scheduler)
+    assert re.search(r"Lateness, 24h.{,200}no run ended", await shown(api, "/jobs/broken"))
+    run = await scheduler.trigger("broken")
+    await scheduler.wait(run.id, 30)
+    text = await shown(api, "/jobs/broken")
+    assert re.search(r"Lateness, 24h.{,200}not known for retried runs", text)
+
+
+@pytest.mark.parametrize("code", [True, False])
+async def test_a_page_says_who_owns_the_job(api: Api, code: bool) -> None:
+    if not code:
+        await api.scheduler.add_job("mine", handler="greet")
+    text = await shown(api, "/jobs/report" if code else "/jobs/mine")
+    assert ("code: a program defines it" in text) is code
+
+
+async def test_a_large_payload_is_cut(api: Api) -> None:
+    big = {"text": "x" * 200_000}
+    await api.scheduler.add_job("big", handler="greet", payload=big, metadata={"m": "y" * 50_000})
+    page = (await api.get("/jobs/big", headers=HTML)).text
+    assert len(page) < 100_000
+    assert page.count("Only its beginning.") == 2
+    assert 'href="/api/v1/jobs/big"' in page
+    form = (await api.get("/jobs/big/edit", headers=HTML)).text
+    assert "x" * 200_000 in form  # to be edited it must be whole
+    assert "data-live" not in form

@@ -11,7 +11,6 @@ import pytest
 from playwright.async_api import Page, expect
 
 from mainspring.core.forecast import Forecast
-from mainspring.dashboard import forecast_cache
 from mainspring.dashboard.views.load import describe_mean, shade_of, short_number
 from mainspring.errors import StoreUnavailable
 from tests.support.dashboard import Dashboard
@@ -90,7 +89,7 @@ async def test_a_forecast_is_made_once_and_beside_the_request(
     await page_of(api)
     assert made == [(7, "UTC"), (30, "UTC")]
     # An old forecast is shown while a new one is made.
-    monkeypatch.setattr(forecast_cache, "FRESH_SECONDS", -1.0)
+    monkeypatch.setattr("mainspring.dashboard.views.load.FRESH_SECONDS", -1.0)
     go_on.clear()
     assert "Runs by weekday and hour" in (await api.get("/load", headers=HTML)).text
     go_on.set()

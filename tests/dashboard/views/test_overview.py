@@ -115,3 +115,12 @@ def tile(text: str, label: str) -> tuple[str, str]:
     found = re.search(r'tile-value">(.*?)</div>\s*<div class="tile-note">(.*?)</div>', text[start:])
     assert found is not None
     return found[1], found[2]
+
+
+async def test_workers_show_what_they_are_doing(dashboard: Dashboard, page: Page) -> None:
+    await dashboard.scheduler.enqueue("forever")
+    await page.goto(f"{dashboard.url}/workers")
+    worker = page.locator("section.card").first
+    await expect(worker.get_by_role("link", name="forever")).to_be_visible()
+    await expect(worker).to_contain_text("runs at once")
+    await expect(worker).to_contain_text("forever, greet, report")

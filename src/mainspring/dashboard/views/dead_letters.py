@@ -18,8 +18,6 @@ from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.service.access import access
 from mainspring.service.api.runs import find_runs
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 RUNS_GROUPED = 1000

@@ -20,8 +20,6 @@ from mainspring.service.schemas.job import etag, job_document
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.service import HANDLER
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD")

@@ -1,20 +1,30 @@
-"""The page at `/jobs`: all jobs, searched, filtered and sorted, and what can be done with them."""
+"""The pages at `/jobs` (searched, filtered and sorted, and what can be done with many jobs) and at
+`/jobs/{id}` (definition, health and next slots, and why the job did not run)."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from mainspring.core.model import Job, Page, State
-from mainspring.dashboard.charts import draw_runs
+from mainspring.core.model import Job, Origin, Page, State
+from mainspring.core.policy import AfterFailure, Backoff, BackoffKind, MisfireKind, Overlap, Policy
+from mainspring.core.policy_defaults import origins_of
+from mainspring.core.schedules.base import moment
+from mainspring.dashboard.charts import draw_runs, draw_workflow
+from mainspring.dashboard.demo import sample_job
+from mainspring.dashboard.formats import number, percent, plural, size, span
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.dashboard.sample_job import sample_job
+from mainspring.errors import InvalidInput
+from mainspring.scheduler.client import Client
+from mainspring.scheduler.explanation import Explanation
+from mainspring.scheduler.statistics import JobHealth
 from mainspring.service.access import access
+from mainspring.service.dependencies import JobPath
+from mainspring.service.schemas.job import job_document
 from mainspring.stores.protocol import JobOrder
-
-__all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -116,3 +126,242 @@ def _queues(jobs: Any, workers: Any) -> list[str]:
     """Queues to choose from: those of the jobs that are shown, and of the live workers."""
     of_workers = {name for worker in workers for name in worker.queues or ()}
     return sorted({job.policy.queue for job in jobs} | of_workers)
+
+
+RUNS_LISTED = 20
+BARS_SHOWN, LEAST_BARS = 60, 30
+SLOTS_SHOWN = 10
+WARNED_AHEAD = timedelta(days=366)
+WINDOWS = (("1h", "1 hour"), ("24h", "24 hours"), ("7d", "7 days"))
+BAR_STATES = (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.RUNNING)
+
+
+@router.get("/jobs/{id}")
+@access("read")
+async def job(
+    request: Request,
+    id: JobPath,
+    window: Annotated[Literal["1h", "24h", "7d"], Query()] = "24h",
+    at: Annotated[str, Query(max_length=64)] = "",
+) -> Response:
+    client = service_of(request).client
+    found = await client.get_job(id)
+    [health], metrics, runs, ended, workflow, now = await asyncio.gather(
+        client.jobs_health([found]),
+        client.job_metrics(id, window),
+        client.list_runs(job=id, brief=True, limit=RUNS_LISTED),
+        client.list_runs(job=id, state=BAR_STATES, brief=True, limit=BARS_SHOWN),
+        client.workflow(id),
+        client.now(),
+    )
+    explanation, wrong_time = await _explain(client, found, at.strip())
+    slots, warnings = await asyncio.to_thread(_upcoming, found, now)
+    return render(
+        request,
+        "job.html",
+        page="jobs",
+        title=id,
+        job=found,
+        document=job_document(found),
+        health=health,
+        reasons=health_reasons(found, health),
+        metrics=metrics,
+        window=window,
+        windows=WINDOWS,
+        runs=runs.items,
+        picture=draw_runs(ended.items, max(LEAST_BARS, len(ended.items)), height=96),
+        longest=max((run.duration or 0.0 for run in ended.items), default=0.0),
+        options=policy_options(found),
+        slots=slots,
+        warnings=warnings,
+        workflow=workflow if len(workflow.nodes) > 1 else None,
+        graph=draw_workflow(workflow),
+        explanation=explanation,
+        wrong_time=wrong_time,
+        at=at.strip(),
+    )
+
+
+def _upcoming(job: Job, now: datetime) -> tuple[list[datetime], list[str]]:
+    """The next slots, and what changes of the clock do to the schedule within a year."""
+    if job.schedule is None:
+        return [], []
+    try:
+        slots = job.upcoming(SLOTS_SHOWN, now) or job.schedule.upcoming(SLOTS_SHOWN, now)
+        return slots, job.schedule.warnings(now, now + WARNED_AHEAD)
+    except (InvalidInput, OverflowError):  # the end of the calendar
+        return [], []
+
+
+async def _explain(client: Client, job: Job, at: str) -> tuple[Explanation, str | None]:
+    """The answer for the job, or for its slot at a time; and what is wrong with that time."""
+    if at:
+        zone = client.timezone if job.schedule is None else job.schedule.timezone
+        try:
+            return await client.explain(job.id, moment(at, zone, "time")), None
+        except InvalidInput as error:
+            return await client.explain(job.id), str(error)
+    return await client.explain(job.id), None
+
+
+# -- health -----------------------------------------------------------------------------------
+
+STATUS_WORDS = {
+    "orphaned": "Code defined this job, and no live worker has its handler any more.",
+    "no_worker": "No live worker has the job's handler and takes its queue: no run can start.",
+    "overdue": "Its next slot is past, and no scheduler has fired it.",
+    "unknown": "No run has succeeded or failed yet.",
+    "healthy": "At least 95 % of its runs succeed.",
+    "warning": "Between 80 % and 95 % of its runs succeed.",
+    "unhealthy": "Less than 80 % of its runs succeed.",
+}
+
+
+def health_reasons(job: Job, health: JobHealth) -> list[str]:
+    """Sentences that say why the health is as it is."""
+    if health.status == "paused":
+        reasons = [
+            "All firing is paused."
+            if job.enabled
+            else "The job is paused: none of its slots fires."
+        ]
+    else:
+        reasons = [STATUS_WORDS[health.status]]
+    if health.success_rate is not None:
+        when = "of all" if health.rated_since is None else "in the last 24 hours"
+        reasons.append(f"Success rate: {percent(health.success_rate)} {when}.")
+    if health.consecutive_failures:
+        reasons.append(
+            f"The last {plural(health.consecutive_failures, 'run')} failed, one after the other."
+            if health.consecutive_failures > 1
+            else "The last run failed."
+        )
+    if health.breaker == "open":
+        reasons.append("Its circuit breaker is open: runs wait until one may try again.")
+    if health.breaker == "half_open":
+        reasons.append("Its circuit breaker lets one run try whether the others may start.")
+    return reasons
+
+
+# -- policy -----------------------------------------------------------------------------------
+
+ORIGIN_WORDS = {
+    Origin.JOB: "this job",
+    Origin.DEFAULTS: "defaults",
+    Origin.BUILT_IN: "built in",
+}
+OVERLAP_WORDS = {
+    Overlap.SKIP: "the new slot is skipped",
+    Overlap.QUEUE: "the new run waits for it",
+    Overlap.REPLACE: "it is cancelled and replaced",
+    Overlap.ALLOW: "both run",
+}
+MISFIRE_WORDS = {
+    MisfireKind.ONCE: "the newest runs",
+    MisfireKind.SKIP: "none runs",
+    MisfireKind.ALL: "all run",
+}
+BACKOFF_WORDS = {
+    BackoffKind.FIXED: "each time",
+    BackoffKind.LINEAR: "more each time",
+    BackoffKind.EXPONENTIAL: "multiplied each time",
+}
+
+
+def policy_options(job: Job) -> list[dict[str, Any]]:
+    """Each option of the policy in words, and where its value comes from."""
+    origins = origins_of(job)
+    rows = []
+    for name, label, value in _options_in_words(job.policy):
+        origin = None if origins is None else origins.get(name)
+        rows.append(
+            {
+                "name": name,
+                "label": label,
+                "value": value,
+                "origin": "not known" if origin is None else ORIGIN_WORDS[Origin(origin)],
+                "is_own": origin == Origin.JOB,
+                "is_set": origin != Origin.BUILT_IN,
+            }
+        )
+    return rows
+
+
+def _options_in_words(policy: Policy) -> list[tuple[str, str, str]]:
+    misfire, breaker = policy.misfire, policy.breaker
+    return [
+        ("retries", "Retries after a failure", number(policy.retries)),
+        ("backoff", "Wait before a retry", _backoff_words(policy.backoff)),
+        ("timeout", "An attempt may take", _span_or(policy.timeout, "any time")),
+        ("priority", "Priority (9 first)", str(policy.priority)),
+        ("queue", "Queue", policy.queue),
+        ("concurrency", "Runs at once", _limit(policy.concurrency, policy.concurrency_key)),
+        ("rate", "Starts in a span of time", _limit(policy.rate, policy.rate_key)),
+        ("overlap", "If the earlier slot still runs", OVERLAP_WORDS[policy.overlap]),
+        (
+            "misfire",
+            "Slots that were missed",
+            f"{MISFIRE_WORDS[MisfireKind(misfire.kind)]}; up to {_span(misfire.grace)} is in time",
+        ),
+        ("start_deadline", "Skipped if not started within", _span_or(policy.start_deadline)),
+        ("delivery", "Delivery", str(policy.delivery).replace("_", " ")),
+        (
+            "breaker",
+            "Circuit breaker",
+            "none"
+            if breaker is None
+            else f"opens after {plural(breaker.failures, 'failure')}, for {_span(breaker.reset)}",
+        ),
+        ("after", "Comes after", ", ".join(policy.after) or "no other job"),
+        (
+            "after_failure",
+            "If one of those fails",
+            "it runs" if policy.after_failure is AfterFailure.RUN else "it is skipped",
+        ),
+        ("each_node", "Runs on", "every node" if policy.each_node else "one node"),
+        (
+            "run_on_start",
+            "Runs at the start of a scheduler",
+            "yes" if policy.run_on_start else "no",
+        ),
+        ("isolation", "Where its handler runs", str(policy.isolation)),
+        (
+            "memory_limit",
+            "Memory limit",
+            "none" if policy.memory_limit is None else size(policy.memory_limit),
+        ),
+        ("retry_on", "Retried errors", ", ".join(policy.retry_on) or "all"),
+        ("give_up_on", "Errors that are not retried", ", ".join(policy.give_up_on) or "none"),
+        (
+            "retention",
+            "Finished runs are kept for",
+            _span_or(policy.retention, "as long as others"),
+        ),
+        (
+            "history",
+            "Finished runs that are kept",
+            "as many as of others" if policy.history is None else number(policy.history),
+        ),
+    ]
+
+
+def _backoff_words(backoff: Backoff) -> str:
+    words = f"{_span(backoff.delay)}, {BACKOFF_WORDS[BackoffKind(backoff.kind)]}"
+    if backoff.kind == BackoffKind.EXPONENTIAL:
+        words = f"{_span(backoff.delay)}, times {backoff.factor:g} each time"
+    return words if backoff.kind == BackoffKind.FIXED else f"{words}, at most {_span(backoff.cap)}"
+
+
+def _limit(value: Any, key: str | None) -> str:
+    if value is None:
+        return "any number"
+    return str(value) + ("" if key is None else f", shared with {key!r}")
+
+
+def _span(value: Any) -> str:
+    assert isinstance(value, timedelta)
+    return span(value)
+
+
+def _span_or(value: timedelta | None, otherwise: str = "never") -> str:
+    return otherwise if value is None else span(value)

@@ -1,4 +1,5 @@
-"""The pages for admins: API keys, and the audit log of changes."""
+"""The pages for signing in, for API keys, and for the audit log of changes. A script sends the key
+to the API, which answers with the cookie of a session."""
 
 from __future__ import annotations
 
@@ -11,8 +12,6 @@ from fastapi import APIRouter, Query, Request, Response
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.service.access import access
 from mainspring.service.audit import RETENTION
-
-__all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -93,3 +92,9 @@ def describe_change(method: str, path: str, created: str = "", detail: str = "")
             more = detail if not created else f"{created} ({detail})" if detail else created
             return f"{text}: {more}" if more else text
     return None
+
+
+@router.get("/sign-in")
+@access("open")
+async def sign_in(request: Request) -> Response:
+    return render(request, "sign_in.html", page="sign-in", title="Sign in")

@@ -1,5 +1,5 @@
-"""The page at `/`: what runs, what failed, what comes next. Before the first job it is a page that
-says what to do first."""
+"""The pages at `/` (what runs, failed and comes next; before the first job: what to do first) and
+at `/workers` (what each worker is doing, when it was last seen, and what it can run)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from mainspring.core.model import State
+from mainspring.core.model import Run, State
+from mainspring.dashboard.demo import sample_job
 from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.dashboard.sample_job import sample_job
 from mainspring.service.access import access
-
-__all__ = ["router"]
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
@@ -66,4 +64,33 @@ async def overview(
         workers=workers,
         failures=failures.items,
         breakers=breakers,
+    )
+
+
+RUNS_SHOWN = 200
+
+
+@router.get("/workers")
+@access("read")
+async def workers(request: Request) -> Response:
+    client = service_of(request).client
+    found, running, health = await asyncio.gather(
+        client.list_workers(),
+        client.list_runs(state=State.RUNNING, brief=True, limit=RUNS_SHOWN),
+        client.health(),
+    )
+    by_worker: dict[str, list[Run]] = {}
+    for run in running.items:
+        by_worker.setdefault(run.worker or "", []).append(run)
+    known = {one.id for one in found}
+    return render(
+        request,
+        "workers.html",
+        page="workers",
+        title="Workers",
+        workers=found,
+        runs=by_worker,
+        lost=[run for run in running.items if run.worker not in known],
+        more=running.cursor is not None,
+        health=health,
     )

@@ -24,8 +24,6 @@ from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.scheduler.client import Client
 from mainspring.service.access import access
 
-__all__ = ["router"]
-
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
 
 JOBS_SHOWN = 30
