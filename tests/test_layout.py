@@ -25,7 +25,7 @@ ACROSS_MODULES = {
     "engine/test_fixed_delay.py": "engine/slot_firer.py engine/slots.py core/job_updates.py",
     "engine/test_memory_growth.py": "engine/*.py engine/executors/*.py",
     "scheduler/test_add_job_replace.py": "scheduler/client.py core/job_updates.py",
-    "scheduler/test_defaults.py": "scheduler/definitions.py core/policy_defaults.py",
+    "scheduler/test_defaults.py": "scheduler/definitions.py core/policy.py",
     "scheduler/test_enqueue.py": "scheduler/client.py engine/run_operations.py engine/worker.py",
     "scheduler/test_error_fields.py": "core/policy.py scheduler/definitions.py webhooks/*.py",
     "scheduler/test_error_messages.py": "core/*.py core/schedules/*.py scheduler/definitions.py",

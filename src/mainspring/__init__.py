@@ -10,9 +10,9 @@ from mainspring.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mainspring.core.context import RunContext
-    from mainspring.core.enqueue_options import Enqueue
     from mainspring.core.events import Event
     from mainspring.core.model import Attempt, Job, Page, Run, State
+    from mainspring.core.options import Enqueue
     from mainspring.core.policy import Backoff, Breaker, Misfire, Policy
     from mainspring.core.schedules.constructors import at, cron, every, rrule
     from mainspring.errors import GiveUp, MainspringError, Retry
@@ -44,7 +44,7 @@ __all__ = [
 
 _MODULES = {
     "core.context": ("RunContext",),
-    "core.enqueue_options": ("Enqueue",),
+    "core.options": ("Enqueue",),
     "errors": ("GiveUp", "MainspringError", "Retry"),
     "core.events": ("Event",),
     "core.model": ("Attempt", "Job", "Page", "Run", "State"),

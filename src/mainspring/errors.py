@@ -150,6 +150,16 @@ class InvalidInput(MainspringError, ValueError):
         return (self, *self.others)
 
 
+def refused(
+    field: str, given: object, rule: str, allowed: object = None, *, subject: str | None = None
+) -> InvalidInput:
+    """The error of a value that breaks a rule: `refused("retries", -1, "is 0 or more")`."""
+    shown = str(given) if isinstance(given, timedelta) else repr(given)
+    return InvalidInput(
+        f"{rule}, not {shown}", subject=subject or field, field=field, given=given, allowed=allowed
+    )
+
+
 class InvalidSchedule(InvalidInput):
     """A schedule that cannot be read, or that can never fire.
 
@@ -325,6 +335,53 @@ class HandlerNotFound(NotFound):
             advice = ". Register the function first, with @scheduler.job or scheduler.add_handler"
         super().__init__(f"no handler {handler!r} is registered here (registered: {names}){advice}")
         self.handler = handler
+
+
+class InputErrors:
+    """Collects the errors of several arguments, so that one call reports them all.
+
+    errors = InputErrors()
+    with errors:
+        url = read_url(given)
+    errors.check()
+    """
+
+    def __init__(self) -> None:
+        self._collected: list[InvalidInput] = []
+        self._missing: HandlerNotFound | None = None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, InvalidInput):
+            self.add(error)
+            return True
+        if isinstance(error, HandlerNotFound):
+            self._missing = error
+            return True
+        return False
+
+    def add(self, error: InvalidInput) -> None:
+        self._collected += error.each()
+
+    def each(self) -> list[InvalidInput]:
+        """The errors so far."""
+        return self._collected
+
+    def check(self) -> None:
+        """Raise the first error, if there is one; `others` has the rest, and a traceback shows
+        them. A handler that is not registered raises `HandlerNotFound` if it is the only error."""
+        if not self._collected:
+            if self._missing is not None:
+                raise self._missing
+            return
+        first, *others = self._collected
+        if self._missing is not None:
+            missing = self._missing
+            others.append(InvalidInput(str(missing), field="handler", given=missing.handler))
+        first.others = tuple(others)
+        first.__notes__ = [f"Also: {other}" for other in others]
+        raise first
 
 
 class Conflict(MainspringError):

@@ -18,13 +18,7 @@ from mainspring.core.job_updates import (
 )
 from mainspring.core.model import Job, Owner, replace
 from mainspring.core.schedules import Schedule, cron, every, parse
-from mainspring.errors import (
-    InvalidSchedule,
-    JobChanged,
-    JobExists,
-    JobOwnedByCode,
-    JobOwnedByFile,
-)
+from mainspring.errors import InvalidSchedule, JobChanged, JobExists, JobOwnedByCode, JobOwnedByFile
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

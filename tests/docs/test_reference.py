@@ -20,7 +20,7 @@ import mainspring.testing
 import mainspring.webhooks
 from mainspring import Client, Policy, RunContext, Scheduler
 from mainspring.core.events import EVENTS
-from mainspring.core.job_options import EnqueueOptions, JobChanges, option_names
+from mainspring.core.options import EnqueueOptions, JobChanges, option_names
 from mainspring.scheduler.explanation import Reason
 from mainspring.scheduler.job_file import FILE_KEYS, JOB_KEYS
 from mainspring.service.settings import ServiceSettings

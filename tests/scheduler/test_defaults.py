@@ -10,7 +10,6 @@ import pytest
 
 from mainspring import Client, Scheduler
 from mainspring.core.model import replace
-from mainspring.core.policy_defaults import origins_of
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing.store_calls import put_job
@@ -33,9 +32,9 @@ async def test_job_has_the_defaults_that_it_does_not_override() -> None:
         assert second.origins == {"retries": "defaults", "timeout": "defaults"}
         made = await scheduler.add_job("made", handler=other, queue="mail")
         assert (made.policy.retries, made.policy.queue) == (3, "mail")
-        assert origins_of(made) is not None
-        assert (origins_of(made) or {})["queue"] == "job"
-        assert (origins_of(made) or {})["priority"] == "built_in"
+        assert made.policy_origins() is not None
+        assert (made.policy_origins() or {})["queue"] == "job"
+        assert (made.policy_origins() or {})["priority"] == "built_in"
 
 
 async def test_other_defaults_at_the_next_start_reach_the_jobs_of_the_code_alone() -> None:
@@ -69,7 +68,7 @@ async def test_job_of_an_earlier_version_does_not_say_where_its_values_come_from
     async with Client(store) as client:
         job = await client.add_job("old", handler="work", retries=2)
         assert await put_job(store, replace(job, origins=None))
-        assert origins_of(await client.get_job("old")) is None
+        assert (await client.get_job("old")).policy_origins() is None
         edited = await client.update_job("old", retries=4)
         assert (edited.policy.retries, edited.origins) == (4, None)
 

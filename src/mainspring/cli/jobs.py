@@ -276,9 +276,8 @@ _ORIGINS = {
 def _policy(job: Job) -> Iterator[tuple[str, str | None]]:
     """The options by where they come from. Of a job that an earlier version stored that is not
     known: what differs from the built-in values is shown then."""
-    from mainspring.core.policy_defaults import origins_of
 
-    origins = origins_of(job)
+    origins = job.policy_origins()
     if origins is None:
         options = job.policy.to_dict().items()
         yield "options", ", ".join(f"{name}={_one_line(value)}" for name, value in options)

@@ -12,7 +12,6 @@ from msgspec import structs
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.core import codec
 from mainspring.core.model import Job, Page, Run
-from mainspring.core.policy_defaults import origins_of
 from mainspring.webhooks.service import masked_webhook
 
 T = TypeVar("T")
@@ -39,7 +38,7 @@ def job_document(job: Job) -> dict[str, Any]:
         if schedule is None
         else {**schedule.to_dict(), "description": schedule.describe()},
         "policy": job.policy.to_dict(),
-        "origins": origins_of(job),
+        "origins": job.policy_origins(),
         "webhook": None if job.webhook is None else masked_webhook(job.webhook),
     }
 

@@ -10,10 +10,9 @@ from typing import Any
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name
 from mainspring.core import schedules
-from mainspring.core.input_errors import InputErrors
-from mainspring.core.job_options import PolicyOptions, option_names
+from mainspring.core.options import PolicyOptions, option_names
 from mainspring.core.policy import Policy
-from mainspring.errors import InvalidInput, install_advice
+from mainspring.errors import InputErrors, InvalidInput, install_advice
 
 _OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
 _RETRIES = 6

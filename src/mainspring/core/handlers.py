@@ -16,8 +16,8 @@ from typing import Any
 
 from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes, type_hints
 from mainspring.core.context import RunContext
-from mainspring.core.job_options import EnqueueOptions, option_names
 from mainspring.core.model import Job
+from mainspring.core.options import EnqueueOptions, option_names
 from mainspring.errors import (
     ArgumentsRefused,
     HandlerNotFound,

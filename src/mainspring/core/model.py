@@ -8,6 +8,7 @@ the collector's passes over thousands of them took a tenth of a worker's time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import html
 import random
 import re
@@ -21,7 +22,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace as replace  # re-exported: how a job or run is changed
 
 from mainspring.core.clock import EPOCH, to_us
-from mainspring.core.policy import Policy
+from mainspring.core.policy import Origin, Policy
 from mainspring.core.schedules import Schedule
 from mainspring.errors import InvalidInput
 
@@ -82,15 +83,6 @@ class Owner(StrEnum):
     CODE = "code"
     API = "api"
     FILE = "file"
-
-
-class Origin(StrEnum):
-    """Where the value of a policy option comes from: the job itself, the defaults of the scheduler
-    that stored the job, or Mainspring."""
-
-    JOB = "job"
-    DEFAULTS = "defaults"
-    BUILT_IN = "built_in"
 
 
 class Progress(Struct, frozen=True, gc=False):
@@ -302,6 +294,13 @@ class Job(Struct, frozen=True, kw_only=True):
         if self.schedule is not None:
             return self.schedule.describe()
         return f"after {', '.join(self.policy.after)}" if self.policy.after else "when enqueued"
+
+    def policy_origins(self) -> dict[str, str] | None:
+        """Where each value of the policy comes from (an `Origin`); None where that is not known."""
+        if self.origins is None:
+            return None
+        names = (part.name for part in dataclasses.fields(Policy))
+        return {name: self.origins.get(name, str(Origin.BUILT_IN)) for name in names}
 
     def next_version(self) -> int:
         """The version after the next write: one higher.

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
 
 from mainspring.core.durations import duration, humanize
-from mainspring.core.input_errors import InputErrors
-from mainspring.errors import InvalidInput, UnknownOption
+from mainspring.errors import InputErrors, InvalidInput, UnknownOption, refused
 
 Span = str | float | timedelta
 E = TypeVar("E", bound=StrEnum)
+Read = Callable[[Any, str], Any]
+"""Reads the value that a user gives for an option, by the option's name."""
 
 MAX_PRIORITY = 9
 MAX_NAME = 200
@@ -85,6 +86,15 @@ class Isolation(StrEnum):
     PROCESS = "process"
 
 
+class Origin(StrEnum):
+    """Where the value of a policy option comes from: the job itself, the defaults of the scheduler
+    that stored the job, or Mainspring."""
+
+    JOB = "job"
+    DEFAULTS = "defaults"
+    BUILT_IN = "built_in"
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """How long to wait before the next try.
@@ -101,12 +111,10 @@ class Backoff:
     jitter: bool | float = True
 
     def __post_init__(self) -> None:
-        _set(self, "kind", _choice(BackoffKind, self.kind, "backoff"))
-        delay = _span(self.delay, "backoff delay", field="backoff.delay")
+        _set(self, "kind", _choice(BackoffKind)(self.kind, "backoff"))
+        delay = _span(self.delay, "backoff.delay")
         _set(self, "delay", delay)
-        cap = _usual_cap(delay)
-        if self.cap is not None:
-            cap = _span(self.cap, "backoff cap", field="backoff.cap")
+        cap = _usual_cap(delay) if self.cap is None else _span(self.cap, "backoff.cap")
         if cap < delay:
             raise InvalidInput(
                 f"is the longest wait, so it cannot be shorter than the delay of"
@@ -118,19 +126,10 @@ class Backoff:
             )
         _set(self, "cap", cap)
         if not _is_number(self.factor) or not 1 <= self.factor < math.inf:
-            raise InvalidInput(
-                f"is 1 or more, not {self.factor!r}",
-                subject="a backoff factor",
-                field="backoff.factor",
-                given=self.factor,
-            )
+            raise refused("backoff.factor", self.factor, "is 1 or more", subject="a backoff factor")
         if not isinstance(self.jitter, bool | int | float) or not 0 <= self.jitter <= 1:
-            raise InvalidInput(
-                f"is True, False or 0 to 1, not {self.jitter!r}",
-                subject="backoff jitter",
-                field="backoff.jitter",
-                given=self.jitter,
-            )
+            rule = "is True, False or 0 to 1"
+            raise refused("backoff.jitter", self.jitter, rule, subject="backoff jitter")
         # A number from here on: True equals 1, which would be a spread of 100 %.
         _set(self, "jitter", 0.1 if self.jitter is True else float(self.jitter))
 
@@ -171,8 +170,8 @@ class Breaker:
     reset: Span = timedelta(seconds=60)
 
     def __post_init__(self) -> None:
-        _whole_number(self.failures, "breaker failures", 1, field="breaker.failures")
-        _set(self, "reset", _span(self.reset, "breaker reset", field="breaker.reset"))
+        _whole_number(1)(self.failures, "breaker.failures")
+        _set(self, "reset", _span(self.reset, "breaker.reset"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,24 +182,23 @@ class Rate:
     span: timedelta
 
     @classmethod
-    def read(cls, given: object) -> Rate:
+    def read(cls, given: object, name: str = "rate") -> Rate:
         if isinstance(given, Rate):
             return given
-        found = _RATE.fullmatch(given) if isinstance(given, str) else None
-        if found is None:
+        match = _RATE.fullmatch(given) if isinstance(given, str) else None
+        if match is None:
             raise _refused_rate(given)
-        number, unit = found["length"] or "1", found["unit"].lower()
+        count, unit = int(match["count"]), match["unit"].lower()
         try:
-            span = duration(f"{number}{unit}", what="rate")
+            span = duration(f"{match['length'] or '1'}{unit}", what="rate")
         except InvalidInput:
             raise _refused_rate(given) from None
-        if int(found["count"]) < 1:
-            raise _refused_rate(given, "it lets no run start; pause the job instead")
-        if int(found["count"]) > MOST_STARTS or not SHORTEST_RATE <= span <= LONGEST_RATE:
-            raise _refused_rate(
-                given, f"at most {MOST_STARTS:,} starts in 1 millisecond to 366 days can be counted"
-            )
-        return cls(int(found["count"]), span)
+        if count < 1:
+            raise _refused_rate(given, " (it lets no run start; pause the job instead)")
+        if count > MOST_STARTS or not SHORTEST_RATE <= span <= LONGEST_RATE:
+            limits = f"at most {MOST_STARTS:,} starts in 1 millisecond to 366 days can be counted"
+            raise _refused_rate(given, f" ({limits})")
+        return cls(count, span)
 
     def __str__(self) -> str:
         for unit, length in _RATE_UNITS.items():
@@ -224,18 +222,16 @@ _RATE_UNITS = {
     "ms": timedelta(milliseconds=1),
     "us": timedelta(microseconds=1),
 }
-_RATE_FORMS = 'a text such as "10/s", "100/m", "1000/h", "5000/d" or "3/30s"'
 
 
-def _refused_rate(given: object, why: str | None = None) -> InvalidInput:
-    reason = f" ({why})" if why else ""
+def _refused_rate(given: object, reason: str = "") -> InvalidInput:
     return InvalidInput(
         f"{given!r} cannot be used{reason}: give a number of starts per span of time, such as"
         ' "10/s" or "3/30s"; leave `rate` out for no limit',
         subject="rate",
         field="rate",
         given=given,
-        allowed=_RATE_FORMS,
+        allowed='a text such as "10/s", "100/m", "1000/h", "5000/d" or "3/30s"',
     )
 
 
@@ -251,40 +247,177 @@ class Misfire:
     limit: int = 100
 
     def __post_init__(self) -> None:
-        _set(self, "kind", _choice(MisfireKind, self.kind, "misfire"))
-        _set(self, "grace", _span(self.grace, "misfire grace", field="misfire.grace"))
-        _whole_number(self.limit, "misfire limit", 1, field="misfire.limit")
+        _set(self, "kind", _choice(MisfireKind)(self.kind, "misfire"))
+        _set(self, "grace", _span(self.grace, "misfire.grace"))
+        _whole_number(1)(self.limit, "misfire.limit")
+
+
+def _set(value: object, name: str, to: object) -> None:
+    object.__setattr__(value, name, to)
+
+
+# Readers of options. Each takes what is given and the name of the option.
+
+
+def _choice(kind: type[E]) -> Callable[[object, str], E]:
+    def read(given: object, name: str) -> E:
+        try:
+            return kind(given)  # type: ignore[arg-type]
+        except ValueError:
+            choices = [choice.value for choice in kind]
+            raise refused(name, given, f"is one of {', '.join(choices)}", choices) from None
+
+    return read
+
+
+def _whole_number(least: int, most: int = MAX_COUNT) -> Callable[[object, str], int]:
+    def read(given: object, name: str) -> int:
+        allowed = f"{least} or more" if most >= MAX_COUNT else f"{least} to {most}"
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise _refused(name, given, "is a whole number", allowed)
+        if most >= MAX_COUNT and given > most:
+            raise _refused(name, given, f"is at most {most}", allowed)
+        if not least <= given <= most:
+            raise _refused(name, given, f"is {allowed}", allowed)
+        return given
+
+    return read
+
+
+def _or_none(read: Read) -> Read:
+    return lambda given, name: None if given is None else read(given, name)
+
+
+def _span(given: Any, name: str) -> timedelta:
+    span = duration(given, what=name.replace(".", " "), field=name)
+    if span > MAX_SPAN:
+        raise _refused(name, given, f"is at most {humanize(MAX_SPAN)}")
+    return span
+
+
+def _refused(name: str, given: object, rule: str, allowed: object = None) -> InvalidInput:
+    """The message says `backoff delay` for the part `backoff.delay`."""
+    return refused(name, given, rule, allowed, subject=name.replace(".", " "))
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
+
+
+def _items(given: Any, what: str) -> list[Any]:
+    if not isinstance(given, Iterable):
+        raise refused(what, given, "takes one name or a list of them")
+    return list(given)
+
+
+def _positive(given: Any, name: str) -> timedelta:
+    span = _span(given, name)
+    if not span:
+        raise refused(name, given, "must be longer than zero, or left out for none")
+    return span
+
+
+def _name(given: object, what: str) -> str:
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_NAME or not given.isprintable():
+        raise refused(what, given, f"is 1 to {MAX_NAME} printable characters")
+    return given
+
+
+def _flag(given: object, what: str) -> bool:
+    if not isinstance(given, bool):
+        raise refused(what, given, "is True or False", (True, False))
+    return given
+
+
+def _kinds(given: Any, what: str) -> tuple[str, ...]:
+    """Error classes, or their names: names are what is kept, so nothing is ever imported."""
+    items = [given] if isinstance(given, str | type) else _items(given, what)
+    names = []
+    for item in items:
+        if isinstance(item, type) and issubclass(item, BaseException):
+            names.append(f"{item.__module__}.{item.__qualname__}")
+        elif isinstance(item, str) and item:
+            names.append(item)
+        else:
+            raise refused(what, item, "takes error classes or their names")
+    return tuple(names)
+
+
+def _job_names(given: Any, name: str) -> tuple[str, ...]:
+    """Job ids, or decorated functions, which carry theirs as `.id`."""
+    single = isinstance(given, str) or hasattr(given, "id")
+    items = [given] if single else _items(given, name)
+    if len(items) > MAX_UPSTREAM:
+        why = f"names at most {MAX_UPSTREAM:,} jobs, not {len(items):,}"
+        raise InvalidInput(why, subject=name, field=name)
+    return tuple(_name(getattr(item, "id", item), name) for item in items)
+
+
+def memory_size(given: Any, name: str = "memory_limit") -> int | None:
+    """Bytes, given as a number or as text with a unit."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        number = given.strip().rstrip("BbKkMmGgIi ")
+        unit = given.strip()[len(number) :].strip().lower()
+        try:
+            given = int(float(number) * (_SIZES[unit] if unit else 1))
+        except (ValueError, KeyError, OverflowError):
+            raise refused(name, given, "is bytes or text like '512MiB' or '2GB'") from None
+    return _whole_number(1, MAX_MEMORY)(given, name)
+
+
+def _value(kind: type[Any]) -> Read:
+    """Reads one of our values: as it is, as an object of its parts, or by its first part alone."""
+
+    def read(given: Any, name: str) -> Any:
+        if not isinstance(given, Mapping):
+            return given if isinstance(given, kind) else kind(given)
+        names = [part.name for part in fields(kind)]
+        if unknown := sorted(map(str, given.keys() - set(names))):
+            why = f"has no {', '.join(unknown)}; it takes {', '.join(names)}"
+            raise InvalidInput(why, subject=name, field=f"{name}.{unknown[0]}", allowed=names)
+        return kind(**given)
+
+    return read
+
+
+def _breaker(given: Any, name: str) -> Any:
+    if given is None or given is False:
+        return None
+    return Breaker() if given is True else _value(Breaker)(given, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a job's runs are retried, limited and isolated: docs/reference/job-options.md."""
+    """How a job's runs are retried, limited and isolated: docs/reference/job-options.md. Each
+    option is annotated with the function that reads what a user gives for it."""
 
-    retries: int = 0
-    backoff: Backoff = field(default_factory=Backoff)
-    retry_on: tuple[str, ...] = ()
-    give_up_on: tuple[str, ...] = ()
-    timeout: timedelta | None = None
-    priority: int = 5
-    queue: str = "default"
-    concurrency: int | None = None
-    concurrency_key: str | None = None
-    rate: Rate | None = None
-    rate_key: str | None = None
-    overlap: Overlap = Overlap.SKIP
-    misfire: Misfire = field(default_factory=Misfire)
-    start_deadline: timedelta | None = None
-    delivery: Delivery = Delivery.AT_LEAST_ONCE
-    isolation: Isolation = Isolation.AUTO
-    memory_limit: int | None = None
-    breaker: Breaker | None = None
-    after: tuple[str, ...] = ()
-    after_failure: AfterFailure = AfterFailure.SKIP
-    run_on_start: bool = False
-    each_node: bool = False
-    retention: timedelta | None = None
+    retries: Annotated[int, _whole_number(0)] = 0
+    backoff: Annotated[Backoff, _value(Backoff)] = field(default_factory=Backoff)
+    retry_on: Annotated[tuple[str, ...], _kinds] = ()
+    give_up_on: Annotated[tuple[str, ...], _kinds] = ()
+    timeout: Annotated[timedelta | None, _or_none(_positive)] = None
+    priority: Annotated[int, _whole_number(0, MAX_PRIORITY)] = 5
+    queue: Annotated[str, _name] = "default"
+    concurrency: Annotated[int | None, _or_none(_whole_number(1))] = None
+    concurrency_key: Annotated[str | None, _or_none(_name)] = None
+    rate: Annotated[Rate | None, _or_none(Rate.read)] = None
+    rate_key: Annotated[str | None, _or_none(_name)] = None
+    overlap: Annotated[Overlap, _choice(Overlap)] = Overlap.SKIP
+    misfire: Annotated[Misfire, _value(Misfire)] = field(default_factory=Misfire)
+    start_deadline: Annotated[timedelta | None, _or_none(_positive)] = None
+    delivery: Annotated[Delivery, _choice(Delivery)] = Delivery.AT_LEAST_ONCE
+    isolation: Annotated[Isolation, _choice(Isolation)] = Isolation.AUTO
+    memory_limit: Annotated[int | None, memory_size] = None
+    breaker: Annotated[Breaker | None, _breaker] = None
+    after: Annotated[tuple[str, ...], _job_names] = ()
+    after_failure: Annotated[AfterFailure, _choice(AfterFailure)] = AfterFailure.SKIP
+    run_on_start: Annotated[bool, _flag] = False
+    each_node: Annotated[bool, _flag] = False
+    retention: Annotated[timedelta | None, _or_none(_span)] = None
     """How long the job's finished runs are kept; None: as long as the scheduler says."""
-    history: int | None = None
+    history: Annotated[int | None, _or_none(_whole_number(0))] = None
     """How many finished runs of the job are kept; None: as many as the scheduler says."""
 
     @classmethod
@@ -316,13 +449,13 @@ class Policy:
         cls, errors: InputErrors, base: Policy, given: Mapping[str, Any]
     ) -> tuple[Policy, Set[str]]:
         """Read each option by itself. The second value names those that are wrong."""
-        if unknown := given.keys() - _READERS.keys():
-            errors.add(UnknownOption(unknown, _READERS))
+        if unknown := given.keys() - OPTIONS.keys():
+            errors.add(UnknownOption(unknown, OPTIONS))
         values: dict[str, Any] = {}
-        for name, read in _READERS.items():
+        for name, read in OPTIONS.items():
             if name in given:
                 with errors:
-                    values[name] = read(given[name])
+                    values[name] = read(given[name], name)
         if "retry_delay" in given and isinstance(given.get("backoff"), Backoff | Mapping):
             why = "give retry_delay or a Backoff with its delay, not both"
             errors.add(InvalidInput(why, field="retry_delay"))
@@ -337,40 +470,9 @@ class Policy:
     def _check(self, errors: InputErrors, wrong: Set[str]) -> None:
         """Add what is wrong with options that do not fit each other. An option that is compared
         with a wrong option is not reported."""
-        needs_limit = self.concurrency_key is not None and self.concurrency is None
-        if needs_limit and "concurrency" not in wrong:
-            errors.add(
-                InvalidInput(
-                    "a concurrency key needs a concurrency: how many runs that share the key may"
-                    " run at once",
-                    field="concurrency_key",
-                )
-            )
-        if self.rate_key is not None and self.rate is None and "rate" not in wrong:
-            errors.add(
-                InvalidInput(
-                    "a rate key needs a rate: how many runs that share the key may start in a span"
-                    ' of time, such as rate="100/m"',
-                    field="rate_key",
-                )
-            )
-        outside = self.memory_limit is not None and self.isolation is not Isolation.PROCESS
-        if outside and "isolation" not in wrong:
-            errors.add(
-                InvalidInput(
-                    'needs isolation="process": only a process has memory of its own',
-                    subject="memory_limit",
-                    field="memory_limit",
-                )
-            )
-        repeated = self.delivery is Delivery.AT_MOST_ONCE and self.retries
-        if repeated and "retries" not in wrong:
-            errors.add(
-                InvalidInput(
-                    "a run that is delivered at most once is started once: it takes no retries",
-                    field="retries",
-                )
-            )
+        for conflict in CONFLICTS:
+            if conflict.exists(self) and conflict.other not in wrong:
+                errors.add(InvalidInput(conflict.message, field=conflict.option))
 
     def retries_error(self, names: Iterable[str]) -> bool:
         """Whether an error of these class names (its own and its bases') is worth a retry."""
@@ -403,184 +505,6 @@ def error_names(error: BaseException | type[BaseException]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _set(value: object, name: str, to: object) -> None:
-    object.__setattr__(value, name, to)
-
-
-def _choice(kind: type[E], given: object, what: str) -> E:
-    try:
-        return kind(given)  # type: ignore[arg-type]
-    except ValueError:
-        raise InvalidInput(
-            f"is one of {', '.join(kind)}, not {given!r}",
-            subject=what,
-            field=what,
-            given=given,
-            allowed=[choice.value for choice in kind],
-        ) from None
-
-
-def _whole_number(
-    given: object, what: str, least: int, most: int = MAX_COUNT, *, field: str | None = None
-) -> int:
-    allowed = f"{least} or more" if most >= MAX_COUNT else f"{least} to {most}"
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise _refused(what, given, "is a whole number", allowed, field=field)
-    if most >= MAX_COUNT and given > most:
-        raise _refused(what, given, f"is at most {most}", allowed, field=field)
-    if not least <= given <= most:
-        raise _refused(what, given, f"is {allowed}", allowed, field=field)
-    return given
-
-
-def _span(given: Any, what: str, *, field: str | None = None) -> timedelta:
-    span = duration(given, what=what, field=field or what)
-    if span > MAX_SPAN:
-        raise _refused(what, given, f"is at most {humanize(MAX_SPAN)}", field=field)
-    return span
-
-
-def _refused(
-    what: str, given: object, rule: str, allowed: object = None, *, field: str | None = None
-) -> InvalidInput:
-    """The error of an option that breaks a rule. `field` is `what` where it is not given."""
-    shown = humanize(given) if isinstance(given, timedelta) else repr(given)
-    return InvalidInput(
-        f"{rule}, not {shown}", subject=what, field=field or what, given=given, allowed=allowed
-    )
-
-
-def _is_number(given: object) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool)
-
-
-def _items(given: Any, what: str) -> list[Any]:
-    if not isinstance(given, Iterable):
-        raise _refused(what, given, "takes one name or a list of them")
-    return list(given)
-
-
-def _positive(given: Any, what: str) -> timedelta | None:
-    if given is None:
-        return None
-    span = _span(given, what)
-    if not span:
-        raise _refused(what, given, "must be longer than zero, or left out for none")
-    return span
-
-
-def _name(given: object, what: str) -> str:
-    if not isinstance(given, str) or not 1 <= len(given) <= MAX_NAME or not given.isprintable():
-        raise _refused(what, given, f"is 1 to {MAX_NAME} printable characters")
-    return given
-
-
-def _flag(given: object, what: str) -> bool:
-    if not isinstance(given, bool):
-        raise _refused(what, given, "is True or False", (True, False))
-    return given
-
-
-def _kinds(given: Any, what: str) -> tuple[str, ...]:
-    """Error classes, or their names: names are what is kept, so nothing is ever imported."""
-    items = [given] if isinstance(given, str | type) else _items(given, what)
-    names = []
-    for item in items:
-        if isinstance(item, type) and issubclass(item, BaseException):
-            names.append(f"{item.__module__}.{item.__qualname__}")
-        elif isinstance(item, str) and item:
-            names.append(item)
-        else:
-            raise _refused(what, item, "takes error classes or their names")
-    return tuple(names)
-
-
-def _job_names(given: Any) -> tuple[str, ...]:
-    """Job ids, or decorated functions, which carry theirs as `.id`."""
-    single = isinstance(given, str) or hasattr(given, "id")
-    items = [given] if single else _items(given, "after")
-    if len(items) > MAX_UPSTREAM:
-        raise InvalidInput(
-            f"names at most {MAX_UPSTREAM:,} jobs, not {len(items):,}",
-            subject="after",
-            field="after",
-        )
-    return tuple(_name(getattr(item, "id", item), "after") for item in items)
-
-
-def memory_size(given: Any) -> int | None:
-    """Bytes, given as a number or as text with a unit."""
-    if given is None:
-        return None
-    if isinstance(given, str):
-        number = given.strip().rstrip("BbKkMmGgIi ")
-        unit = given.strip()[len(number) :].strip().lower()
-        try:
-            size = int(float(number) * (_SIZES[unit] if unit else 1))
-        except (ValueError, KeyError, OverflowError):
-            raise _refused(
-                "memory_limit", given, "is bytes or text like '512MiB' or '2GB'"
-            ) from None
-        return _whole_number(size, "memory_limit", 1, MAX_MEMORY)
-    return _whole_number(given, "memory_limit", 1, MAX_MEMORY)
-
-
-def _value(kind: type[Any], given: Any, field: str) -> Any:
-    """One of our values: as it is, as an object of its parts, or by its first part alone."""
-    if isinstance(given, Mapping):
-        names = [part.name for part in fields(kind)]
-        if unknown := sorted(map(str, given.keys() - set(names))):
-            raise InvalidInput(
-                f"has no {', '.join(unknown)}; it takes {', '.join(names)}",
-                subject=field,
-                field=f"{field}.{unknown[0]}",
-                allowed=names,
-            )
-        return kind(**given)
-    return given if isinstance(given, kind) else kind(given)
-
-
-def _breaker(given: Any) -> Any:
-    if given is None or given is False:
-        return None
-    if given is True:
-        return Breaker()
-    return _value(Breaker, given, "breaker")
-
-
-def _limit(given: Any) -> int | None:
-    return None if given is None else _whole_number(given, "concurrency", 1)
-
-
-_READERS: dict[str, Any] = {
-    "retries": lambda v: _whole_number(v, "retries", 0),
-    "backoff": lambda v: _value(Backoff, v, "backoff"),
-    "retry_delay": lambda v: _span(v, "retry_delay"),
-    "retry_on": lambda v: _kinds(v, "retry_on"),
-    "give_up_on": lambda v: _kinds(v, "give_up_on"),
-    "timeout": lambda v: _positive(v, "timeout"),
-    "priority": lambda v: _whole_number(v, "priority", 0, MAX_PRIORITY),
-    "queue": lambda v: _name(v, "queue"),
-    "concurrency": _limit,
-    "concurrency_key": lambda v: None if v is None else _name(v, "concurrency_key"),
-    "rate": lambda v: None if v is None else Rate.read(v),
-    "rate_key": lambda v: None if v is None else _name(v, "rate_key"),
-    "overlap": lambda v: _choice(Overlap, v, "overlap"),
-    "misfire": lambda v: _value(Misfire, v, "misfire"),
-    "start_deadline": lambda v: _positive(v, "start_deadline"),
-    "delivery": lambda v: _choice(Delivery, v, "delivery"),
-    "isolation": lambda v: _choice(Isolation, v, "isolation"),
-    "memory_limit": memory_size,
-    "breaker": _breaker,
-    "after": _job_names,
-    "after_failure": lambda v: _choice(AfterFailure, v, "after_failure"),
-    "run_on_start": lambda v: _flag(v, "run_on_start"),
-    "each_node": lambda v: _flag(v, "each_node"),
-    "retention": lambda v: None if v is None else _span(v, "retention"),
-    "history": lambda v: None if v is None else _whole_number(v, "history", 0),
-}
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -592,3 +516,145 @@ def _plain(value: Any) -> Any:
 
 
 _DEFAULT = Policy()
+
+OPTIONS: dict[str, Read] = {
+    name: kind.__metadata__[0] for name, kind in get_type_hints(Policy, include_extras=True).items()
+}
+"""What `Policy.make` takes: each field, and `retry_delay`, which is short for the backoff's."""
+OPTIONS["retry_delay"] = _span
+
+
+class Conflict(NamedTuple):
+    """Two options of a policy that do not fit each other. The error names the first."""
+
+    option: str
+    other: str
+    exists: Callable[[Policy], bool]
+    message: str
+
+
+CONFLICTS = (
+    Conflict(
+        "concurrency_key",
+        "concurrency",
+        lambda policy: policy.concurrency_key is not None and policy.concurrency is None,
+        "a concurrency key needs a concurrency: how many runs that share the key may run at once",
+    ),
+    Conflict(
+        "rate_key",
+        "rate",
+        lambda policy: policy.rate_key is not None and policy.rate is None,
+        "a rate key needs a rate: how many runs that share the key may start in a span of time,"
+        ' such as rate="100/m"',
+    ),
+    Conflict(
+        "memory_limit",
+        "isolation",
+        lambda policy: policy.memory_limit is not None and policy.isolation != Isolation.PROCESS,
+        'memory_limit needs isolation="process": only a process has memory of its own',
+    ),
+    Conflict(
+        "retries",
+        "delivery",
+        lambda policy: policy.delivery is Delivery.AT_MOST_ONCE and policy.retries > 0,
+        "a run that is delivered at most once is started once: it takes no retries",
+    ),
+)
+EFFECT_ONCE_IN_PROCESS = Conflict(
+    "delivery",
+    "isolation",
+    lambda policy: (policy.delivery, policy.isolation) == (Delivery.EFFECT_ONCE, Isolation.PROCESS),
+    'a transaction cannot be shared with another process, so delivery="effect_once" and'
+    ' isolation="process" do not go together',
+)
+"""Checked where a job is defined."""
+
+
+# Defaults
+
+
+def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> dict[str, Any]:
+    """The defaults as they were given, or `InvalidInput` that names each wrong one as
+    `defaults.retries`. An option that needs another one (`rate_key`) may be given alone: it counts
+    for the jobs that have the other one."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise refused(field, given, "is an object of policy options such as {'retries': 3}")
+    errors = InputErrors()
+    known = OPTIONS.keys() - {"after"}
+    for name in sorted(map(str, given.keys() - OPTIONS.keys())):
+        errors.add(_named(UnknownOption([name], known), name, field))
+    if "after" in given:
+        why = "after names the jobs that one job follows, so it has no default: give it to the job"
+        errors.add(_named(InvalidInput(why), "after", field))
+    found = InputErrors()
+    options = {name: value for name, value in given.items() if name in known}
+    policy, wrong = Policy._read(found, Policy(), options)
+    policy._check(found, wrong | (OPTIONS.keys() - given.keys()))
+    for error in found.each():
+        errors.add(_named(error, error.field or "", field))
+    errors.check()
+    return dict(given)
+
+
+def _named(error: InvalidInput, name: str, field: str) -> InvalidInput:
+    error.others = ()  # the caller reports each by itself
+    error.args = (f"{field}.{name}: {error}",)
+    error.field = f"{field}.{name}"
+    return error
+
+
+def merge_policy(
+    given: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    built_in: Mapping[str, Any],
+    errors: InputErrors,
+    *,
+    longest_timeout: timedelta | None = None,
+) -> tuple[Policy, dict[str, str]]:
+    """The policy of a job, and where each value comes from that is not built in.
+
+    What the job gives wins over the `defaults`, and those win over what is `built_in` for its kind.
+    A default that does not fit what the job itself says is left out. What is wrong is added to
+    `errors`. `longest_timeout` marks a job that calls an endpoint: it needs a timeout, and takes no
+    options that are for handlers.
+    """
+    used = {name: value for name, value in defaults.items() if name not in given}
+    if isinstance(given.get("backoff"), Backoff | Mapping):
+        used.pop("retry_delay", None)
+    if longest_timeout is not None:
+        _leave_out_for_webhook(used, longest_timeout)
+
+    def base() -> Policy:
+        return Policy.make_unchecked(**{**built_in, **used})
+
+    merged, _ = Policy._read(InputErrors(), base(), given)
+    for conflict in (EFFECT_ONCE_IN_PROCESS, *CONFLICTS) if used else ():
+        if conflict.exists(merged):
+            left_out = conflict.option if conflict.other not in used else conflict.other
+            if left_out == conflict.option or conflict.option in given:
+                used.pop(left_out, None)
+            merged, _ = Policy._read(InputErrors(), base(), given)
+    more = {}
+    if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
+        more["retry_delay"] = used["retry_delay"]
+    policy = Policy.collect(errors, base(), **more, **given)
+    origins = {field_of(name): str(Origin.DEFAULTS) for name in used}
+    origins |= {field_of(name): str(Origin.JOB) for name in given}
+    return policy, {f.name: origins[f.name] for f in fields(Policy) if f.name in origins}
+
+
+def field_of(option: str) -> str:
+    """The field of a policy that an option sets."""
+    return "backoff" if option == "retry_delay" else option
+
+
+def _leave_out_for_webhook(used: dict[str, Any], longest_timeout: timedelta) -> None:
+    for name in ("isolation", "memory_limit"):
+        used.pop(name, None)
+    if used.get("delivery") == Delivery.EFFECT_ONCE:
+        del used["delivery"]
+    timeout = used.get("timeout")
+    if timeout is None or duration(timeout) > longest_timeout:
+        used.pop("timeout", None)

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 
 from mainspring.core import transitions
-from mainspring.core.input_errors import InputErrors
 from mainspring.core.job_updates import (
     differ_only_in_enabled,
     merge_job,
@@ -36,6 +35,7 @@ from mainspring.engine.slots import over_before, passed_slots
 from mainspring.engine.store_retry import TRIES, contended
 from mainspring.engine.workflow import check_order
 from mainspring.errors import (
+    InputErrors,
     InvalidInput,
     InvalidState,
     JobChanged,

@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from mainspring.core import note_kinds, transitions
-from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Note, Run, Source, State, new_run_id, replace
+from mainspring.core.options import CheckedEnqueueOptions
 from mainspring.core.policy import AfterFailure
 from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Job, Run
-from mainspring.errors import InvalidInput
+from mainspring.errors import InputErrors, InvalidInput
 
 Order = Mapping[str, Collection[str]]
 """The upstream jobs of each job that runs after others."""

@@ -26,11 +26,13 @@ from mainspring.core import note_kinds
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.context import CONTEXT_IN_TRANSACTION
 from mainspring.core.durations import duration
-from mainspring.core.enqueue_options import CheckedEnqueueOptions, Enqueue
 from mainspring.core.events import Events, Listener
 from mainspring.core.forecast import Forecast, add_overruns, forecast_load
 from mainspring.core.handlers import Registry
-from mainspring.core.job_options import (
+from mainspring.core.model import Job, Note, Owner, Page, R, Run, Source, State, check_key, replace
+from mainspring.core.options import (
+    CheckedEnqueueOptions,
+    Enqueue,
     EnqueueOptions,
     JobChanges,
     JobLike,
@@ -42,9 +44,7 @@ from mainspring.core.job_options import (
     job_id_of,
     run_id_of,
 )
-from mainspring.core.model import Job, Note, Owner, Page, R, Run, Source, State, check_key, replace
-from mainspring.core.policy import Policy, Span
-from mainspring.core.policy_defaults import check_defaults
+from mainspring.core.policy import Policy, Span, check_defaults
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.constructors import Units, cron_of
 from mainspring.core.schedules.zones import check_zone, zone_named
@@ -60,13 +60,7 @@ from mainspring.engine.run_log import log_runs
 from mainspring.engine.run_operations import EnqueueBatch, Target, check_payloads
 from mainspring.engine.settings import Settings
 from mainspring.engine.worker_ids import make_worker_id
-from mainspring.errors import (
-    InvalidInput,
-    InvalidState,
-    MainspringError,
-    NotStarted,
-    UnknownOption,
-)
+from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted, UnknownOption
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.definitions import adopt_job, edit_job, new_job, replace_job

@@ -18,10 +18,9 @@ from typing import (
 )
 
 from mainspring.core.context import RunContext
-from mainspring.core.enqueue_options import CheckedEnqueueOptions
 from mainspring.core.handlers import Handler
-from mainspring.core.job_options import EnqueueOptions
 from mainspring.core.model import Run
+from mainspring.core.options import CheckedEnqueueOptions, EnqueueOptions
 from mainspring.engine.run_operations import EnqueueBatch
 from mainspring.scheduler.blocking import WaitFor
 

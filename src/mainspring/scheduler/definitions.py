@@ -11,28 +11,30 @@ from mainspring.core import codec, schedules
 from mainspring.core.clock import EPOCH
 from mainspring.core.durations import duration, humanize, warn_of_bare_number
 from mainspring.core.handlers import Handler, Registry
-from mainspring.core.input_errors import InputErrors
-from mainspring.core.job_options import JobChanges, JobOptions, option_names
 from mainspring.core.job_updates import ended_schedule_error, next_slot, rebind, refuse_owned
-from mainspring.core.model import (
-    Job,
+from mainspring.core.model import Job, Owner, Webhook, check_job_id, check_key, replace
+from mainspring.core.options import JobChanges, JobOptions, option_names
+from mainspring.core.policy import (
+    EFFECT_ONCE_IN_PROCESS,
+    MAX_NAME,
+    Breaker,
+    Delivery,
+    Isolation,
     Origin,
-    Owner,
-    Webhook,
-    check_job_id,
-    check_key,
-    replace,
+    Policy,
+    field_of,
+    merge_policy,
 )
-from mainspring.core.policy import MAX_NAME, Breaker, Delivery, Isolation, Policy
-from mainspring.core.policy_defaults import field_of, merge_policy
 from mainspring.core.schedules import FixedDelay, Interval, Schedule
 from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
 from mainspring.errors import (
+    InputErrors,
     InvalidArguments,
     InvalidInput,
     JobExists,
     UnknownOption,
+    refused,
 )
 from mainspring.webhooks.service import HANDLER, Webhooks
 
@@ -393,9 +395,7 @@ def _tags(given: Iterable[object]) -> tuple[str, ...]:
 
 def _metadata(given: Any) -> Any:
     if not isinstance(given, Mapping):
-        raise InvalidInput(
-            f"is an object, not {given!r}", subject="metadata", field="metadata", given=given
-        )
+        raise refused("metadata", given, "is an object")
     return codec.decode(codec.encode(dict(given), what="metadata"))
 
 
@@ -411,8 +411,7 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
     """Collect what is wrong with the options together, and with the handler. `has_schedule`: one is
     given, be it right or wrong."""
     if not isinstance(job.enabled, bool):
-        why = f"is True or False, not {job.enabled!r}"
-        errors.add(InvalidInput(why, subject="enabled", field="enabled", given=job.enabled))
+        errors.add(refused("enabled", job.enabled, "is True or False"))
     with errors:
         codec.encode(job.payload)
     if job.policy.delivery is Delivery.EFFECT_ONCE and job.webhook is None:
@@ -470,11 +469,8 @@ def _check_arguments(job: Job, handler: Handler) -> None:
 
 
 def _check_effect_once(job: Job, handler: Handler | None, errors: InputErrors) -> None:
-    if job.policy.isolation is Isolation.PROCESS:
-        why = (
-            f"job {job.id!r}: a transaction cannot be shared with another process, so"
-            ' delivery="effect_once" and isolation="process" do not go together'
-        )
+    if EFFECT_ONCE_IN_PROCESS.exists(job.policy):
+        why = f"job {job.id!r}: {EFFECT_ONCE_IN_PROCESS.message}"
         errors.add(InvalidInput(why, field="delivery"))
     if handler is not None and not handler.takes_context:
         why = (

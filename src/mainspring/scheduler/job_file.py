@@ -21,14 +21,19 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from mainspring.core.handlers import Handler, Registry
-from mainspring.core.input_errors import InputErrors
-from mainspring.core.job_options import JobOptions, PolicyOptions, option_names
 from mainspring.core.model import check_key
-from mainspring.core.policy import MAX_NAME
-from mainspring.core.policy_defaults import check_defaults
+from mainspring.core.options import JobOptions, PolicyOptions, option_names
+from mainspring.core.policy import MAX_NAME, check_defaults
 from mainspring.core.schedules.zones import zone_named
 from mainspring.engine.settings import read_prune_every
-from mainspring.errors import HandlerNotFound, InvalidInput, JobExists, UnknownOption
+from mainspring.errors import (
+    HandlerNotFound,
+    InputErrors,
+    InvalidInput,
+    JobExists,
+    UnknownOption,
+    refused,
+)
 from mainspring.scheduler.decorator import DecoratedJob
 from mainspring.scheduler.toml_lines import find_lines
 
@@ -152,10 +157,7 @@ def read_job_file(path: str | Path) -> JobSet:
 def read_jobs(jobs: Mapping[str, Mapping[str, Any]]) -> JobSet:
     """Jobs as a program gives them: what the table `jobs` of a file would hold."""
     if not isinstance(jobs, Mapping):
-        raise InvalidInput(
-            f"jobs is an object of jobs by their ids, or the path of a file, not {jobs!r}",
-            field="jobs",
-        )
+        raise refused("jobs", jobs, "is an object of jobs by their ids, or the path of a file")
     return _read({"jobs": jobs}, None, {})
 
 
@@ -270,21 +272,13 @@ def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_timezone(name: object) -> None:
     if not isinstance(name, str):
-        raise InvalidInput(
-            f"timezone is the name of a time zone, as in 'Europe/Berlin', not {name!r}",
-            field="timezone",
-            given=name,
-        )
+        raise refused("timezone", name, "is the name of a time zone, as in 'Europe/Berlin'")
     zone_named(name)
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
-        raise InvalidInput(
-            f"name is 1 to {MAX_NAME} printable characters, not {name!r}",
-            field="name",
-            given=name,
-        )
+        raise refused("name", name, f"is 1 to {MAX_NAME} printable characters")
     check_key(name, "a name")
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, get_args
 
-from mainspring.core.job_options import JobRef, RunFilter, option_names
 from mainspring.core.model import Job, Outcome, Page, Run, State, replace
-from mainspring.errors import InvalidInput, UnknownOption
+from mainspring.core.options import JobRef, RunFilter, option_names
+from mainspring.errors import InvalidInput, UnknownOption, refused
 from mainspring.stores.codec import RUN
 from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import JobOrder, JobQuery, RunQuery, Store
@@ -35,9 +35,7 @@ def matching_runs(
         )
     limit = matching.pop("limit", MOST_AT_ONCE)
     if not _is_whole(limit) or not 1 <= limit <= MOST_AT_ONCE:
-        raise InvalidInput(
-            f"limit is 1 to {MOST_AT_ONCE}, not {limit!r}", field="limit", given=limit
-        )
+        raise refused("limit", limit, f"is 1 to {MOST_AT_ONCE}")
     for name in ("since", "until"):
         aware_time(matching.get(name), name)
     states = state_set(matching.pop("state", None))
@@ -74,13 +72,9 @@ def named_ids(given: JobRef | Iterable[JobRef], field: str) -> list[str]:
         several = [given] if isinstance(given, str) or hasattr(given, "id") else list(given)
     except TypeError:
         several = [given]
-    ids: list[Any] = [getattr(one, "id", one) for one in several]
-    if wrong := [one for one in ids if not isinstance(one, str)]:
-        raise InvalidInput(
-            f"{field} are the ids of jobs or runs, as text, not {wrong[0]!r}",
-            field=field,
-            given=given,
-        )
+    ids: list[Any] = [getattr(item, "id", item) for item in several]
+    if wrong := [name for name in ids if not isinstance(name, str)]:
+        raise refused(field, wrong[0], "are the ids of jobs or runs, as text")
     return ids
 
 
@@ -107,21 +101,14 @@ def aware_time(given: datetime | None, name: str) -> datetime | None:
             field=name,
             given=given,
         )
-    raise InvalidInput(
-        f"{name} is a datetime with a time zone, not {given!r}", field=name, given=given
-    )
+    raise refused(name, given, "is a datetime with a time zone")
 
 
 def job_order(order: JobOrder, *, descending: bool, cursor: str | None) -> JobOrder:
     """The order of a list of jobs; refused with a cursor, unless it is the one of ids."""
     allowed = get_args(JobOrder)
     if order not in allowed:
-        raise InvalidInput(
-            f"order is one of {', '.join(allowed)}, not {order!r}",
-            field="order",
-            given=order,
-            allowed=allowed,
-        )
+        raise refused("order", order, f"is one of {', '.join(allowed)}", allowed)
     if cursor is not None and (order != "id" or descending):
         raise InvalidInput(
             "a cursor continues a list in the order of ids; read a list in another order by offset",
@@ -133,13 +120,13 @@ def job_order(order: JobOrder, *, descending: bool, cursor: str | None) -> JobOr
 
 def page_limit(limit: int) -> int:
     if not _is_whole(limit) or not 1 <= limit <= 1000:
-        raise InvalidInput(f"limit is 1 to 1000, not {limit!r}", field="limit", given=limit)
+        raise refused("limit", limit, "is 1 to 1000")
     return limit
 
 
 def page_offset(offset: int) -> int:
     if not _is_whole(offset) or offset < 0:
-        raise InvalidInput(f"offset is 0 or more, not {offset!r}", field="offset", given=offset)
+        raise refused("offset", offset, "is 0 or more")
     return offset
 
 

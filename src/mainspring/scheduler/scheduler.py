@@ -29,8 +29,8 @@ from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
 from mainspring.core.handlers import Around, Handler, Hooks, check_around, name_of
-from mainspring.core.job_options import JobOptions, PolicyOptions
 from mainspring.core.model import Job, Owner, Run, check_job_id
+from mainspring.core.options import JobOptions, PolicyOptions
 from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
 from mainspring.engine.engine import Engine

@@ -23,8 +23,8 @@ from mainspring.core.codec import decode
 from mainspring.core.context import ProcessResources, RunContext
 from mainspring.core.durations import duration, humanize
 from mainspring.core.handlers import Handler, Registry
-from mainspring.core.job_options import EnqueueOptions, JobRef, job_id_of
 from mainspring.core.model import FINISHED, Job, Owner, Run, State
+from mainspring.core.options import EnqueueOptions, JobRef, job_id_of
 from mainspring.core.policy import Isolation, Span
 from mainspring.core.transitions import Change
 from mainspring.engine.loop_thread import LoopThread, wait_for_event

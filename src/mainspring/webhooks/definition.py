@@ -14,9 +14,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 
 from mainspring.core import codec
-from mainspring.core.input_errors import InputErrors
 from mainspring.core.model import Sealed, SigningSecret, Webhook, replace
-from mainspring.errors import InvalidInput
+from mainspring.errors import InputErrors, InvalidInput
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.redaction import MASK, is_secret
 from mainspring.webhooks.request import check_templates, strip_template_spaces

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mainspring.core import schedules
-from mainspring.core.job_options import JobOptions, option_names
+from mainspring.core.options import JobOptions, option_names
 from mainspring.errors import InvalidInput
 from mainspring.service.schemas.fields import FieldSpec
 from mainspring.service.schemas.job import JOB, WEBHOOK, JobBody

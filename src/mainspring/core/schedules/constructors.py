@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Never, TypedDict, Unpack, overload
 
 from mainspring.core.durations import duration, humanize, warn_of_bare_number
-from mainspring.core.input_errors import InputErrors
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import Schedule, moment
 from mainspring.core.schedules.cron import Cron
@@ -20,7 +19,7 @@ from mainspring.core.schedules.once import Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.core.schedules.rrule_syntax import read_recurrence_text
 from mainspring.core.schedules.zones import check_zone, zone_name, zone_named
-from mainspring.errors import InvalidInput, InvalidSchedule
+from mainspring.errors import InputErrors, InvalidInput, InvalidSchedule
 
 SHORTEST_INTERVAL = timedelta(milliseconds=100)
 """Each slot is a record in the store, so an interval of 1 ms would flood it. Shorter intervals

@@ -9,9 +9,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from mainspring.core.model import Job, Origin, Page, State
-from mainspring.core.policy import AfterFailure, Backoff, BackoffKind, MisfireKind, Overlap, Policy
-from mainspring.core.policy_defaults import origins_of
+from mainspring.core.model import Job, Page, State
+from mainspring.core.policy import (
+    AfterFailure,
+    Backoff,
+    BackoffKind,
+    MisfireKind,
+    Origin,
+    Overlap,
+    Policy,
+)
 from mainspring.core.schedules.base import moment
 from mainspring.dashboard.charts import draw_runs, draw_workflow
 from mainspring.dashboard.demo import sample_job
@@ -270,7 +277,7 @@ BACKOFF_WORDS = {
 
 def policy_options(job: Job) -> list[dict[str, Any]]:
     """Each option of the policy in words, and where its value comes from."""
-    origins = origins_of(job)
+    origins = job.policy_origins()
     rows = []
     for name, label, value in _options_in_words(job.policy):
         origin = None if origins is None else origins.get(name)

@@ -24,7 +24,6 @@ from mainspring.core.policy import (
     MAX_UPSTREAM,
     Policy,
 )
-from mainspring.core.policy_defaults import origins_of
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.interval import FixedDelay, Interval
@@ -268,7 +267,7 @@ def _describe(schedule: Schedule) -> str:
 
 def _origins(job: model.Job) -> dict[str, str] | None:
     """By the API's names of the options."""
-    origins = origins_of(job)
+    origins = job.policy_origins()
     if origins is None:
         return None
     names = {spec.option or spec.name: spec.alias for spec in JOB}

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring.core.enqueue_options import CheckedEnqueueOptions
+from mainspring.core.options import CheckedEnqueueOptions
 from mainspring.errors import InvalidInput
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
