@@ -29,6 +29,7 @@ BENCHMARKS = {
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",
+    "peers": "Mainspring beside Huey, APScheduler, Celery, Dramatiq, Taskiq and RQ, in one table",
     "scale": "claim cost at 10 thousand to 1 million pending runs",
 }
 

@@ -47,6 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
     "statistics": {"RUNS_DRAINED": 20, "ROUNDS": 1, "MANY_RUNS": 60, "FEW_RUNS": 40, "TIMES": 1},
     "sizing": {"RUNS_STORED": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
+    "peers": {"DRIVEN": {"RUNS": 20, "SAMPLES": 3, "IDLE": 0.2, "TICKS": 2, "TICK_SECONDS": 2}},
     "scale": {
         "SHAPES": {f"{n}": {"pending": 401, "future": 10 * (n == 4)} for n in range(5)},
         **{"ROUNDS": 1, "CLAIMS": 1},
@@ -57,6 +58,7 @@ SMALL: dict[str, dict[str, Any]] = {
 OPTIONS = {
     "slots": ["--store", "sqlite", "--rate", "3", "--seconds", "1", "--instances", "1"],
     "catch_up": ["--store", "sqlite", "--jobs", "2", "--days", "1"],
+    "peers": ["--only", "mainspring"],
     "dashboard": ["--jobs", "20", "--runs", "2000"],
 }
 ON_MONGODB = ("mongodb", "mongodb_scale", "transactions", "statistics", "sizing")

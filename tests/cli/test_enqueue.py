@@ -190,7 +190,9 @@ def test_ctrl_c_while_waiting_says_that_the_run_goes_on(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(Client, "wait", wait)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job may ignore it
     answer = run("enqueue", "whoami", "--wait")
+    signal.signal(signal.SIGINT, before)
     [made] = run("runs", "list", "--job", "whoami", "--json").json["items"]
     assert made["state"] == "pending"
     told = f"stopped waiting; run {made['id']} goes on: `mainspring runs show {made['id']}`"
