@@ -78,7 +78,7 @@ def environment() -> Path:
     if not done.exists() or done.read_text() != wanted:
         say("peers: installing them, once")
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
-        pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet"]
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         subprocess.run(
             [*pip, "--disable-pip-version-check", *PACKAGES], check=True, stderr=subprocess.DEVNULL
         )
