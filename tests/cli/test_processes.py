@@ -63,7 +63,7 @@ def test_a_replaced_process_loses_no_output_and_no_signal(tmp_path: Path) -> Non
         "with end_quietly_on_signals():\n"
         "    print('not reached')\n"
         "'''\n"
-        f"replace_process([sys.executable, '-c', next], {str(tmp_path)!r})\n"
+        f"replace_process({str(tmp_path)!r}, command=[sys.executable, '-c', next])\n"
     )
     source = str(Path(__file__).parents[2] / "src")
     done = subprocess.run(

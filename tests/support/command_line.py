@@ -3,6 +3,7 @@ processes of it."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -11,16 +12,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
-from typer.testing import CliRunner
 
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.program import app as program
+from mainspring.cli.program import main
 
 APP = '''
 import os
@@ -105,6 +107,16 @@ class Answer:
 Run = Callable[..., Answer]
 
 
+def run_command(*words: str, stdin: str = "") -> Answer:
+    """The command in this process, with the exit code and the output of a process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+    return Answer(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
     """Restores what a command changes in this process: it reads `.env` into the environment, and
@@ -136,13 +148,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def run(folder: Path) -> Run:
     """`run("jobs", "list")`: the command in this process, its output as a pipe would get it."""
 
-    def call(*words: str, stdin: str | None = None) -> Answer:
-        result = CliRunner().invoke(program, list(words), prog_name="mainspring", input=stdin)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Answer(result.exit_code, result.stdout, result.stderr)
-
-    return call
+    return run_command
 
 
 @pytest.fixture

@@ -3,11 +3,9 @@ quick."""
 
 from __future__ import annotations
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """The entry point of the console script."""
-    from mainspring.cli.program import app
+    from mainspring.cli.program import main
 
-    app(prog_name="mainspring")
+    main()

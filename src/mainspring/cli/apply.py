@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,23 +33,13 @@ commands = typer.Typer()
 async def apply(
     call: Call,
     file: FileArgument = "mainspring.toml",
-    dry_run: Annotated[
-        bool, flag("--dry-run", help="Show the difference, and change nothing.")
-    ] = False,
-    take_over: Annotated[
-        bool,
-        flag(
-            "--take-over",
-            help="Also replace jobs of these ids that code, the API or another file defines.",
-        ),
-    ] = False,
-    without_code: Annotated[
-        bool,
-        flag(
-            "--without-code",
-            help="Do not import the handlers: for a machine that does not have their code.",
-        ),
-    ] = False,
+    dry_run: bool = flag("--dry-run", "Show the difference, and change nothing."),
+    take_over: bool = flag(
+        "--take-over", "Also replace jobs of these ids that code, the API or another file defines."
+    ),
+    without_code: bool = flag(
+        "--without-code", "Do not import the handlers: for a machine that does not have their code."
+    ),
 ) -> None:
     """Make the stored jobs of a file equal to what the file says now.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec import structs
@@ -13,7 +13,7 @@ from msgspec import structs
 from mainspring.cli import time_format
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import FAILED, CommandError
-from mainspring.cli.options import JobArgument, flag
+from mainspring.cli.options import JobArgument, flag, option
 from mainspring.cli.output import Output, progress_bar
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
@@ -36,32 +36,18 @@ commands = typer.Typer()
 async def backfill(
     call: Call,
     job: JobArgument,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="TIME",
-            help="The first slot: ISO 8601; without an offset, in the job's time zone.",
-        ),
-    ],
-    end: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="TIME", help="Slots before this time. Default: now.", show_default=False
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            min=1,
-            help="Add at most so many runs, earliest slot first. Needed above 1,000 slots.",
-        ),
-    ] = None,
-    priority: Annotated[
-        int, typer.Option("--priority", min=0, max=MAX_PRIORITY, help="0 to 9; higher runs first.")
-    ] = 0,
-    dry_run: Annotated[bool, flag("--dry-run", help="Only say what would be run.")] = False,
+    start: str = option(
+        "The first slot: ISO 8601; without an offset, in the job's time zone.",
+        "TIME",
+        "--from",
+        default=...,
+    ),
+    end: str | None = option("Slots before this time. Default: now.", "TIME", "--to"),
+    limit: int | None = option(
+        "Add at most so many runs, earliest slot first. Needed above 1,000 slots.", min=1
+    ),
+    priority: int = option("0 to 9; higher runs first.", default=0, min=0, max=MAX_PRIORITY),
+    dry_run: bool = flag("--dry-run", "Only say what would be run."),
 ) -> None:
     """Run the slots of a job that have not run. Slots that have a run are left alone."""
     async with call.client() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,47 +59,52 @@ def command(
     *examples: str,
     panel: str | None = None,
     uses_store: bool = True,
-    shared: Mapping[str, Any] | None = None,
+    shared: Callable[..., Any] | None = None,
 ) -> Callable[[Command], Command]:
     """Register a function, async or not, as a command of the group, and add `--store`, `--app` and
-    `--json` to its options. `shared` are options that several commands take in `**options`."""
-    more = dict(shared or {})
-    if uses_store:
-        more |= {"store": StoreOption, "app": AppOption}
-    more["json"] = JsonOption
+    `--json` to its options. `shared` reads options that several commands have: the command gets
+    what it returns, after the call."""
+    further = _parameters(shared) if shared is not None else []
+    common = _parameters(_store_options if uses_store else _no_store)
 
     def register(function: Command) -> Command:
-        def run(**given: Any) -> None:
-            output = Output(as_json=given.pop("json"))
-            which = (given.pop("store"), given.pop("app")) if uses_store else ()
-            coroutine = function(Call(output, *which), **given)
+        own = _parameters(function)[1 if shared is None else 2 :]
+
+        def run(**options: Any) -> None:
+            output = Output(as_json=options.pop("json"))
+            store = {name: options.pop(name) for name in ("store", "app")} if uses_store else {}
+            values = [Call(output, **store)]
+            if shared is not None:
+                values.append(
+                    shared(**{option.name: options.pop(option.name) for option in further})
+                )
+            coroutine = function(*values, **options)
             if coroutine is not None:
                 run_coroutine(coroutine)
 
+        parameters = [*own, *further, *common]
         run.__doc__ = function.__doc__
-        signature = _with_options(inspect.signature(function, eval_str=True), more)
-        run.__signature__ = signature  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in parameters}
         group.command(name, epilog=example(*examples), rich_help_panel=panel)(run)
         return function
 
     return register
 
 
-def _with_options(signature: inspect.Signature, more: Mapping[str, Any]) -> inspect.Signature:
-    """The signature that Typer reads: without the call, and with options that may be left out."""
-    _, *own = signature.parameters.values()
-    kept = [one.replace(kind=one.KEYWORD_ONLY) for one in own if one.kind is not one.VAR_KEYWORD]
-    added = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False if annotation.__origin__ is bool else None,
-            annotation=annotation,
-        )
-        for name, annotation in more.items()
-    ]
-    return inspect.Signature([*kept, *added])
+def _store_options(
+    store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+) -> None:
+    """The options of a command that uses a store."""
+
+
+def _no_store(json: JsonOption = False) -> None:
+    """The options of one that does not."""
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    return [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
 def example(*lines: str) -> str:

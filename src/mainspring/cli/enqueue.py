@@ -7,13 +7,13 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
-from mainspring.cli.options import JobArgument, complete_job, flag, read_duration
+from mainspring.cli.options import JobArgument, argument, complete_job, flag, option, read_duration
 from mainspring.cli.output import Output, progress_bar, when
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
@@ -41,59 +41,20 @@ CHUNK = 1000
 async def enqueue(
     call: Call,
     job: JobArgument,
-    payload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PAYLOAD",
-            help="JSON; - reads it from stdin. Default: the job's own payload.",
-            show_default=False,
-        ),
-    ] = None,
-    delay: Annotated[
-        str | None,
-        typer.Option(
-            "--delay", metavar="DURATION", help="Run it after this long, as in 5m or 1h30m."
-        ),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at", metavar="TIME", help="Run it at this time: ISO 8601; UTC if it has no offset."
-        ),
-    ] = None,
-    priority: Annotated[
-        int | None,
-        typer.Option("--priority", min=0, max=MAX_PRIORITY, help="0 to 9; higher runs first."),
-    ] = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", help="Use this queue instead of the job's.")
-    ] = None,
-    dedupe_key: Annotated[
-        str | None,
-        typer.Option("--dedupe-key", help="Add no run while an unfinished run has this key."),
-    ] = None,
-    dedupe_for: Annotated[
-        str | None,
-        typer.Option("--dedupe-for", metavar="DURATION", help="Keep the key at least this long."),
-    ] = None,
-    wait: Annotated[
-        bool,
-        flag("--wait", help="Wait until the run ends; exit code 1 unless it succeeds."),
-    ] = False,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout", metavar="DURATION", help="With --wait: stop waiting after this long."
-        ),
-    ] = None,
-    many: Annotated[
-        str | None,
-        typer.Option(
-            "--many",
-            metavar="FILE",
-            help="Queue a run for each line of JSON in this file; - is stdin.",
-        ),
-    ] = None,
+    payload: str | None = argument(
+        "JSON; - reads it from stdin. Default: the job's own payload.", "PAYLOAD", default=None
+    ),
+    delay: str | None = option("Run it after this long, as in 5m or 1h30m.", "DURATION"),
+    at: str | None = option("Run it at this time: ISO 8601; UTC if it has no offset.", "TIME"),
+    priority: int | None = option("0 to 9; higher runs first.", min=0, max=MAX_PRIORITY),
+    queue: str | None = option("Use this queue instead of the job's."),
+    dedupe_key: str | None = option("Add no run while an unfinished run has this key."),
+    dedupe_for: str | None = option("Keep the key at least this long.", "DURATION"),
+    wait: bool = flag("--wait", "Wait until the run ends; exit code 1 unless it succeeds."),
+    timeout: str | None = option("With --wait: stop waiting after this long.", "DURATION"),
+    many: str | None = option(
+        "Queue a run for each line of JSON in this file; - is stdin.", "FILE"
+    ),
 ) -> None:
     """Queue a run of a job. With --app the handler's arguments are checked first."""
     given = {
@@ -278,23 +239,15 @@ def _opened(name: str) -> Iterator[TextIO]:
 )
 async def chain(
     call: Call,
-    links: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="JOB[=PAYLOAD]",
-            help="Jobs in order; JSON after = is the payload of that run.",
-            autocompletion=complete_job,
-        ),
-    ],
-    after_failure: Annotated[
-        str | None,
-        typer.Option(
-            "--after-failure",
-            metavar="skip|run",
-            help="What becomes of a run if the one before it did not succeed. Default: what its"
-            " job says.",
-        ),
-    ] = None,
+    links: list[str] = argument(
+        "Jobs in order; JSON after = is the payload of that run.",
+        "JOB[=PAYLOAD]",
+        autocompletion=complete_job,
+    ),
+    after_failure: str | None = option(
+        "What becomes of a run if the one before it did not succeed. Default: what its job says.",
+        "skip|run",
+    ),
 ) -> None:
     """Queue a run of each job, each after the one before it. All are queued, or none."""
     if after_failure not in (None, "skip", "run"):

@@ -4,14 +4,14 @@ belongs to it."""
 from __future__ import annotations
 
 from datetime import datetime, time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from msgspec import structs
 
 from mainspring.cli.command import INSPECT, Call, command
 from mainspring.cli.jobs import describe_last_run
-from mainspring.cli.options import complete_job
+from mainspring.cli.options import argument, complete_job
 from mainspring.cli.runs import find_run_id
 from mainspring.errors import JobNotFound, RunNotFound
 
@@ -31,23 +31,17 @@ commands = typer.Typer()
 )
 async def explain(
     call: Call,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB|RUN",
-            help="The id of a job or of a run; of a run also its beginning.",
-            autocompletion=complete_job,
-        ),
-    ],
-    at: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TIME",
-            help="A slot of the job: ISO 8601, or 09:00 for today; without an offset, in the job's"
-            " time zone.",
-            show_default=False,
-        ),
-    ] = None,
+    name: str = argument(
+        "The id of a job or of a run; of a run also its beginning.",
+        "JOB|RUN",
+        autocompletion=complete_job,
+    ),
+    at: str | None = argument(
+        "A slot of the job: ISO 8601, or 09:00 for today; without an offset, in the job's"
+        " time zone.",
+        "TIME",
+        default=None,
+    ),
 ) -> None:
     """Say why a job or a run has not run. With TIME: why the job did not run then.
 
@@ -100,14 +94,7 @@ async def _moment(client: Client, job_id: str, text: str) -> datetime:
 )
 async def workflow(
     call: Call,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="JOB|RUN",
-            help="The id of a job or of a run.",
-            autocompletion=complete_job,
-        ),
-    ],
+    name: str = argument("The id of a job or of a run.", "JOB|RUN", autocompletion=complete_job),
 ) -> None:
     """Draw the workflow of a job or a run, with the state of each run."""
     async with call.client() as client:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mainspring.cli import time_format
 from mainspring.cli.command import PLAN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppToLoadOption, StoreOption, either_app
+from mainspring.cli.options import AppToLoadOption, StoreOption, argument, either_app, option
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.plurals import list_some, plural
@@ -41,24 +41,16 @@ MOST_JOBS = 3
 )
 def schedule(
     call: Call,
-    expression: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCHEDULE", help="Cron, a macro, an interval, a date-time or an RRULE."
-        ),
-    ],
-    timezone: Annotated[
-        str | None,
-        typer.Option(
-            "--timezone",
-            "--tz",
-            metavar="ZONE",
-            help="The time zone. Default: the one that the schedule names, else UTC",
-        ),
-    ] = None,
-    count: Annotated[
-        int, typer.Option("-n", "--count", min=1, max=1000, help="How many runs to list.")
-    ] = 5,
+    expression: str = argument("Cron, a macro, an interval, a date-time or an RRULE.", "SCHEDULE"),
+    timezone: str | None = option(
+        "The time zone. Default: the one that the schedule names, else UTC",
+        "ZONE",
+        "--timezone",
+        "--tz",
+    ),
+    count: int = option(
+        "How many runs to list.", None, "-n", "--count", default=5, min=1, max=1000
+    ),
 ) -> None:
     """Describe a schedule and list its next runs. Warns of daylight saving changes."""
     from mainspring.core.clock import utcnow
@@ -134,39 +126,22 @@ def _print_schedule(
 )
 def forecast(
     call: Call,
-    app: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:ATTR",
-            help="The jobs that this scheduler's code defines. Without it: the jobs of the store.",
-            show_default=False,
-        ),
-    ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=366, help="How many days.")] = 30,
-    start: Annotated[
-        str | None,
-        typer.Option(
-            "--from", metavar="DATE", help="The first day, as in 2027-03-01. Default: now"
-        ),
-    ] = None,
-    timezone: Annotated[
-        str | None,
-        typer.Option(
-            "--timezone",
-            "--tz",
-            metavar="ZONE",
-            help="The zone of hours and weekdays. Default: the app's or the file's, else UTC",
-        ),
-    ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            help="The jobs of this file, such as mainspring.toml. No handler is imported.",
-            show_default=False,
-        ),
-    ] = None,
+    app: str | None = argument(
+        "The jobs that this scheduler's code defines. Without it: the jobs of the store.",
+        "MODULE:ATTR",
+        default=None,
+    ),
+    days: int = option("How many days.", default=30, min=1, max=366),
+    start: str | None = option("The first day, as in 2027-03-01. Default: now", "DATE", "--from"),
+    timezone: str | None = option(
+        "The zone of hours and weekdays. Default: the app's or the file's, else UTC",
+        "ZONE",
+        "--timezone",
+        "--tz",
+    ),
+    file: str | None = option(
+        "The jobs of this file, such as mainspring.toml. No handler is imported.", "FILE"
+    ),
     app_option: AppToLoadOption = None,
     store: StoreOption = None,
 ) -> None:

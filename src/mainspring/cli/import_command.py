@@ -14,7 +14,7 @@ import typer
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name, module_beside
-from mainspring.cli.options import flag
+from mainspring.cli.options import flag, option
 from mainspring.cli.output import Output
 from mainspring.core import schedules
 from mainspring.core.plurals import plural
@@ -66,19 +66,10 @@ def crontab(
     source: SourceArgument,
     out: OutOption = None,
     name: NameOption = None,
-    system: Annotated[
-        bool,
-        flag("--system", help="Lines name a user before the command, as in /etc/crontab."),
-    ] = False,
-    timezone: Annotated[
-        str | None,
-        typer.Option(
-            "--timezone",
-            "--tz",
-            metavar="ZONE",
-            help="The zone of the crontab. Default: this machine's.",
-        ),
-    ] = None,
+    system: bool = flag("--system", "Lines name a user before the command, as in /etc/crontab."),
+    timezone: str | None = option(
+        "The zone of the crontab. Default: this machine's.", "ZONE", "--timezone", "--tz"
+    ),
 ) -> None:
     """Make a job of each line of a crontab.
 

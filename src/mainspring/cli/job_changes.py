@@ -13,7 +13,15 @@ from mainspring.cli import time_format
 from mainspring.cli.command import CHANGE, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.jobs import group, job_columns
-from mainspring.cli.options import JobArgument, YesOption, flag, read_duration
+from mainspring.cli.options import (
+    JobArgument,
+    YesOption,
+    argument,
+    flag,
+    option,
+    read_duration,
+    shared_flag,
+)
 from mainspring.cli.output import Column, Output, when
 from mainspring.core.plurals import plural
 from mainspring.errors import InvalidInput, JobExists, UnknownOption
@@ -33,56 +41,51 @@ _UNSET: dict[str, Any] = {
 }
 """What `none` means for options that are no policy."""
 
-ScheduleOption = Annotated[
-    str | None,
-    typer.Option(
-        "--schedule",
-        help="A cron text, an interval such as 5m, '5m after end', a date-time, an RRULE; or none.",
+
+def read_options(
+    schedule: str | None = option(
+        "A cron text, an interval such as 5m, '5m after end', a date-time, an RRULE; or none."
     ),
-]
-TimezoneOption = Annotated[
-    str | None,
-    typer.Option(
-        "--timezone", "--tz", metavar="ZONE", help="The zone of the schedule, as in Europe/Berlin."
+    timezone: str | None = option(
+        "The zone of the schedule, as in Europe/Berlin.", "ZONE", "--timezone", "--tz"
     ),
-]
-HandlerOption = Annotated[
-    str | None, typer.Option("--handler", help="The name of a handler that workers have.")
-]
-UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Instead of a handler: the URL to call.")
-]
-PayloadOption = Annotated[
-    str | None,
-    typer.Option(
-        "--payload", metavar="JSON", help="The handler's arguments; - reads them from stdin."
-    ),
-]
-DescriptionOption = Annotated[str | None, typer.Option("--description", help="Text for people.")]
-TagOption = Annotated[
-    list[str] | None, typer.Option("--tag", help="A tag; may be given several times.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any other option, as in --set retries=3 --set timeout=5m --set webhook.method=GET;"
+    handler: str | None = option("The name of a handler that workers have."),
+    url: str | None = option("Instead of a handler: the URL to call."),
+    payload: str | None = option("The handler's arguments; - reads them from stdin.", "JSON"),
+    description: str | None = option("Text for people."),
+    tags: list[str] | None = option("A tag; may be given several times.", None, "--tag"),
+    settings: list[str] | None = option(
+        "Any other option, as in --set retries=3 --set timeout=5m --set webhook.method=GET;"
         " `none` empties one that may be empty, as in --set timeout=none. May be given several"
         " times.",
+        "KEY=VALUE",
+        "--set",
     ),
-]
-JOB_OPTIONS = {
-    "schedule": ScheduleOption,
-    "timezone": TimezoneOption,
-    "handler": HandlerOption,
-    "url": UrlOption,
-    "payload": PayloadOption,
-    "description": DescriptionOption,
-    "tags": TagOption,
-    "settings": SetOption,
-}
-"""What `jobs add` and `jobs update` take."""
+) -> dict[str, Any]:
+    """The options of `add_job` and `update_job` that were given."""
+    named: dict[str, Any] = {
+        "schedule": schedule,
+        "timezone": timezone,
+        "handler": handler,
+        "description": description,
+        "tags": tags,
+    }
+    options = {name: value for name, value in named.items() if value is not None}
+    if schedule == "none":
+        options["schedule"] = None
+    if payload is not None:
+        from mainspring.cli.json_values import read_payload
+
+        options["payload"] = read_payload(payload, "--payload")
+    for text in settings or ():
+        path, value = _read_setting(text)
+        _put(options, path, value, text)
+    if url is not None:
+        webhook = options.setdefault("webhook", {})
+        if not isinstance(webhook, dict) or "url" in webhook:
+            raise CommandError("give the url once", code=BAD_INPUT)
+        webhook["url"] = url
+    return options
 
 
 @command(
@@ -90,15 +93,14 @@ JOB_OPTIONS = {
     "add",
     "mainspring jobs add ping --schedule 5m --url https://example.org/ping --set retries=3",
     "mainspring jobs add nightly --schedule '0 2 * * *' --handler report --set timeout=10m",
-    shared=JOB_OPTIONS,
+    shared=read_options,
 )
 async def add(
     call: Call,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The id of the new job.")],
-    **options: Any,
+    options: dict[str, Any],
+    job: str = argument("The id of the new job.", "JOB"),
 ) -> None:
-    """Add a job, for a handler of the workers or for a URL to call."""
-    options = _read_options(**options)
+    """Add a job, for a handler or for a URL to call."""
     async with call.client() as client:
         secret = _make_secret(client, options)
         try:
@@ -146,11 +148,10 @@ def _make_secret(client: Client, options: dict[str, Any]) -> str | None:
     group,
     "update",
     "mainspring jobs update ping --schedule 10m --set retries=5",
-    shared=JOB_OPTIONS,
+    shared=read_options,
 )
-async def update(call: Call, job: JobArgument, **options: Any) -> None:
+async def update(call: Call, options: dict[str, Any], job: JobArgument) -> None:
     """Change a job that the API or the command line made. What is not named stays."""
-    options = _read_options(**options)
     if not options:
         raise CommandError(
             "there is nothing to change",
@@ -222,14 +223,11 @@ def _print_saved(
 async def rotate_secret(
     call: Call,
     job: JobArgument,
-    old_valid_for: Annotated[
-        str,
-        typer.Option(
-            "--old-valid-for",
-            metavar="DURATION",
-            help="How long requests are also signed with the old secret, as in 1h.",
-        ),
-    ] = "24h",
+    old_valid_for: str = option(
+        "How long requests are also signed with the old secret, as in 1h.",
+        "DURATION",
+        default="24h",
+    ),
 ) -> None:
     """Give a webhook job a new signing secret, and print it. It cannot be shown again.
 
@@ -261,7 +259,7 @@ async def resume(call: Call, job: JobArgument) -> None:
     _print_saved(call.output, "resumed", resumed)
 
 
-AllOption = Annotated[bool, flag("--all", help="All jobs, on every node.")]
+AllOption = Annotated[bool, shared_flag("--all", help="All jobs, on every node.")]
 
 
 @command(commands, "pause", "mainspring pause --all", panel=CHANGE)
@@ -333,10 +331,9 @@ async def trigger(call: Call, job: JobArgument) -> None:
 async def remove(
     call: Call,
     job: JobArgument,
-    force: Annotated[
-        bool,
-        flag("--force", help="Also remove a job that code defines, for when that code is gone."),
-    ] = False,
+    force: bool = flag(
+        "--force", "Also remove a job that code defines, for when that code is gone."
+    ),
 ) -> None:
     """Delete a job and cancel its pending runs. Running ones may end."""
     async with call.client() as client:
@@ -355,12 +352,9 @@ async def remove(
 )
 async def prune_orphans(
     call: Call,
-    dry_run: Annotated[bool, flag("--dry-run", help="List the jobs; remove none.")] = False,
+    dry_run: bool = flag("--dry-run", "List the jobs; remove none."),
     yes: YesOption = False,
-    force: Annotated[
-        bool,
-        flag("--force", help="Also if no worker is alive to say which handlers exist."),
-    ] = False,
+    force: bool = flag("--force", "Also if no worker is alive to say which handlers exist."),
 ) -> None:
     """Remove jobs whose code is gone.
 
@@ -414,29 +408,6 @@ def _count_jobs(jobs: list[Job]) -> str:
 
 def _orphan_columns() -> list[Column[Any]]:
     return [column for column in job_columns(set(), {}) if column.title not in ("state", "result")]
-
-
-def _read_options(
-    *, payload: str | None, settings: list[str] | None, **flags: Any
-) -> dict[str, Any]:
-    """The options of `add_job` and `update_job` that were given."""
-    options = {name: value for name, value in flags.items() if value is not None}
-    if options.get("schedule") == "none":
-        options["schedule"] = None
-    if payload is not None:
-        from mainspring.cli.json_values import read_payload
-
-        options["payload"] = read_payload(payload, "--payload")
-    for text in settings or ():
-        path, value = _read_setting(text)
-        _put(options, path, value, text)
-    if "url" in options:
-        url = options.pop("url")
-        webhook = options.setdefault("webhook", {})
-        if not isinstance(webhook, dict) or "url" in webhook:
-            raise CommandError("give the url once", code=BAD_INPUT)
-        webhook["url"] = url
-    return options
 
 
 def _read_setting(text: str) -> tuple[list[str], Any]:

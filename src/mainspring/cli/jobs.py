@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mainspring.cli import time_format
 from mainspring.cli.command import Call, command
-from mainspring.cli.options import CursorOption, JobArgument, LimitOption
+from mainspring.cli.options import CursorOption, JobArgument, LimitOption, option
 from mainspring.cli.output import Column, Output, when, when_short
 from mainspring.core.plurals import plural
 
@@ -43,14 +43,9 @@ SCHEDULE_OVER = "its schedule is over"
 )
 async def list_(
     call: Call,
-    tag: Annotated[str | None, typer.Option("--tag", help="Only jobs with this tag.")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only jobs of this queue.")] = None,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            "--search", metavar="TEXT", help="Only jobs with this in their id or description."
-        ),
-    ] = None,
+    tag: str | None = option("Only jobs with this tag."),
+    queue: str | None = option("Only jobs of this queue."),
+    search: str | None = option("Only jobs with this in their id or description.", "TEXT"),
     limit: LimitOption = 100,
     cursor: CursorOption = None,
 ) -> None:

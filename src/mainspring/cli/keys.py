@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import read_duration
+from mainspring.cli.options import argument, option, read_duration
 from mainspring.cli.output import Column, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
 from mainspring.cli.time_format import seconds
@@ -27,23 +27,11 @@ group = typer.Typer(
 @command(group, "create", "mainspring keys create ci --scope write --expires 90d")
 async def create(
     call: Call,
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="What the key is for; it is shown in the list.")
-    ],
-    scope: Annotated[
-        str,
-        typer.Option(
-            "--scope", help="read, write (includes read) or admin (includes both, and keys)."
-        ),
-    ] = "read",
-    expires: Annotated[
-        str | None,
-        typer.Option(
-            "--expires",
-            metavar="DURATION",
-            help="How long it is valid, as in 90d. Default: for ever.",
-        ),
-    ] = None,
+    name: str = argument("What the key is for; it is shown in the list.", "NAME"),
+    scope: str = option(
+        "read, write (includes read) or admin (includes both, and keys).", default="read"
+    ),
+    expires: str | None = option("How long it is valid, as in 90d. Default: for ever.", "DURATION"),
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
     span = None if expires is None else read_duration(expires, "--expires")
@@ -80,7 +68,7 @@ async def list_(call: Call) -> None:
 @command(group, "revoke", "mainspring keys revoke 3f9a1c22b07e")
 async def revoke(
     call: Call,
-    key: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from keys list.")],
+    key: str = argument("The key's id, from keys list.", "ID"),
 ) -> None:
     """Revoke a key. Running services refuse it within seconds."""
     async with _keys(call.choice, create=False) as keys:

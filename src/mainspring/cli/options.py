@@ -67,9 +67,25 @@ async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]
         await store.close()
 
 
-def flag(*names: str, **how: Any) -> Any:
+def option(
+    help: str, metavar: str | None = None, *names: str, default: Any = None, **how: Any
+) -> Any:
+    """An option with a value, as the default of the parameter that takes it. Its name is that of
+    the parameter, unless others are given. (Options that several commands have are types below.)"""
+    return typer.Option(default, *names, metavar=metavar, help=help, **how)
+
+
+def argument(help: str, metavar: str, *, default: Any = ..., **how: Any) -> Any:
+    return typer.Argument(default, metavar=metavar, help=help, **how)
+
+
+def flag(names: str, help: str, *, default: bool | None = False, **how: Any) -> Any:
     """An option without a value. (On a terminal Typer's help would name its type, `<bool>`.)"""
-    return typer.Option(*names, metavar="", **how)
+    return typer.Option(default, *names.split(", "), metavar="", help=help, **how)
+
+
+def shared_flag(*names: str, help: str) -> Any:
+    return typer.Option(*names, metavar="", help=help)
 
 
 StoreOption = Annotated[
@@ -79,7 +95,6 @@ StoreOption = Annotated[
         metavar="URL",
         help="The store of jobs and runs (env MAINSPRING_STORE, MONGODB_URI)."
         f" Default: {DEFAULT_STORE}",
-        show_default=False,
     ),
 ]
 AppOption = Annotated[
@@ -88,7 +103,6 @@ AppOption = Annotated[
         "--app",
         metavar="MODULE:ATTR",
         help="Use the store of this scheduler, as in app:scheduler (env MAINSPRING_APP).",
-        show_default=False,
     ),
 ]
 AppToLoadArgument = Annotated[
@@ -96,23 +110,22 @@ AppToLoadArgument = Annotated[
     typer.Argument(
         metavar="MODULE:ATTR",
         help="A Scheduler, or a function without arguments that returns one (env MAINSPRING_APP).",
-        show_default=False,
     ),
 ]
 AppToLoadOption = Annotated[
     str | None,
-    typer.Option(
-        "--app", metavar="MODULE:ATTR", help="The same as the argument.", show_default=False
-    ),
+    typer.Option("--app", metavar="MODULE:ATTR", help="The same as the argument."),
 ]
-JsonOption = Annotated[bool, flag("--json", help="Print one JSON document instead of tables.")]
-VerboseOption = Annotated[bool, flag("--verbose", "-v", help="Log debug messages too.")]
-QuietOption = Annotated[bool, flag("--quiet", "-q", help="Log only warnings and errors.")]
-YesOption = Annotated[bool, flag("--yes", help="Do it without asking.")]
+JsonOption = Annotated[
+    bool, shared_flag("--json", help="Print one JSON document instead of tables.")
+]
+VerboseOption = Annotated[bool, shared_flag("--verbose", "-v", help="Log debug messages too.")]
+QuietOption = Annotated[bool, shared_flag("--quiet", "-q", help="Log only warnings and errors.")]
+YesOption = Annotated[bool, shared_flag("--yes", help="Do it without asking.")]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The most to list.")]
 CursorOption = Annotated[
     str | None,
-    typer.Option("--cursor", help="Continue after the previous page.", show_default=False),
+    typer.Option("--cursor", help="Continue after the previous page."),
 ]
 JobArgument = Annotated[
     str,
@@ -125,7 +138,6 @@ FileOption = Annotated[
         "--file",
         metavar="FILE",
         help="Define the jobs of this file, and import their handlers, as in mainspring.toml.",
-        show_default=False,
     ),
 ]
 RunArgument = Annotated[

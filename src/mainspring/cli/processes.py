@@ -13,8 +13,7 @@ import sys
 import threading
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
@@ -32,6 +31,7 @@ STABLE_AFTER = 60.0
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+PLACE = "MAINSPRING_PLACE"
 QUICK_REPLACEMENTS = "MAINSPRING_QUICK_REPLACEMENTS"
 FIRST_REPLACEMENT_PAUSE = 1.0
 LONGEST_REPLACEMENT_PAUSE = 60.0
@@ -41,70 +41,31 @@ YOUNG_THRESHOLD = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerCommand:
-    """The options that were given. `process_number` counts the processes of a supervisor from 1."""
+class Place:
+    """The place of a process among those that a supervisor keeps, counted from 1."""
 
-    app: str | None
-    queues: tuple[str, ...] | None
-    workers: int | None
-    leader_election: bool | None
-    memory_limit: str | None
-    drain_timeout: timedelta
-    verbose: bool
-    quiet: bool
-    as_json: bool
-    file: str | None = None
-    store: str | None = None
-    prune_every: timedelta | None = None
-    supervisor: int | None = None
-    process_number: int = 1
+    supervisor: int
+    number: int
 
-    def line(self) -> list[str]:
-        """The command line that starts another process with the same options."""
-        given = len(sys.argv) - 1
-        before = sys.orig_argv[1 : len(sys.orig_argv) - given]
-        words = [sys.executable, *before, "worker"]
-        if self.queues is not None:
-            words += ["--queues", ",".join(self.queues)]
-        if self.workers is not None:
-            words += ["--workers", str(self.workers)]
-        if self.leader_election is not None:
-            words += ["--leader-election" if self.leader_election else "--no-leader-election"]
-        if self.memory_limit is not None:
-            words += ["--memory-limit", self.memory_limit]
-        if self.prune_every is not None:
-            words += ["--prune-every", str(self.prune_every.total_seconds())]
-        words += ["--drain-timeout", str(self.drain_timeout.total_seconds())]
-        flags = {"--verbose": self.verbose, "--quiet": self.quiet, "--json": self.as_json}
-        words += [flag for flag, on in flags.items() if on]
-        if self.supervisor is not None:
-            words += [
-                "--supervisor",
-                str(self.supervisor),
-                "--process-number",
-                str(self.process_number),
-            ]
-        for option, value in (("--file", self.file), ("--store", self.store)):
-            if value is not None:
-                words += [option, value]
-        return words if self.app is None else [*words, "--", self.app]
+    @classmethod
+    def take(cls) -> Place | None:
+        """The place that the supervisor gave this process; None for one that was started by hand.
+        The variable is removed: what a handler starts has no place."""
+        given = os.environ.pop(PLACE, None)
+        return None if given is None else cls(*map(int, given.split(":")))
 
-    def under(self, supervisor: int, process_number: int) -> WorkerCommand:
-        """The same command for a child of a supervisor."""
-        return replace(self, supervisor=supervisor, process_number=process_number)
+    def variables(self) -> dict[str, str]:
+        return {PLACE: f"{self.supervisor}:{self.number}"}
 
 
-def supervise(command: WorkerCommand, count: int) -> int:
-    """Keep `count` processes of the command running until a signal. Returns the exit code."""
-    from mainspring.cli import log_format
+def supervise(count: int) -> int:
+    """Keep `count` processes with this command line running until a signal. Returns the exit
+    code."""
+    return asyncio.run(Supervisor(count).run())
 
-    log_format.set_up(
-        verbose=command.verbose,
-        quiet=command.quiet,
-        as_json=command.as_json,
-        several_processes=True,
-    )
-    return asyncio.run(Supervisor(command, count).run())
+
+def _same_command() -> list[str]:
+    return [sys.executable, *sys.orig_argv[1:]]
 
 
 class Supervisor:
@@ -114,8 +75,7 @@ class Supervisor:
     with the exit code for bad input, all stop, because a new one would end in the same way.
     """
 
-    def __init__(self, command: WorkerCommand, count: int) -> None:
-        self._command = command
+    def __init__(self, count: int) -> None:
         self._count = count
         self._clock = SystemClock()
         self._children: dict[int, Process] = {}
@@ -179,7 +139,10 @@ class Supervisor:
         # In its own process group: Ctrl+C on the terminal then reaches only the supervisor, which
         # passes it on once. A second signal would end the child at once.
         child = await asyncio.create_subprocess_exec(
-            *self._command.under(os.getpid(), process_number).line(), stdin=DEVNULL, process_group=0
+            *_same_command(),
+            env={**os.environ, **Place(os.getpid(), process_number).variables()},
+            stdin=DEVNULL,
+            process_group=0,
         )
         self._children[process_number] = child
         if self._stopping.is_set():
@@ -246,18 +209,23 @@ class Replacements:
         return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def replace_process(command: Sequence[str], folder: str) -> NoReturn:
-    """Replace this process by one that runs the command: same pid, same supervisor, no threads.
+def replace_process(
+    folder: str, place: Place | None = None, command: Sequence[str] | None = None
+) -> NoReturn:
+    """Replace this process by one with the same command line: same pid, same supervisor, no
+    threads.
 
     Signals are blocked meanwhile; the new process gets them when it can handle them, within
     `end_quietly_on_signals`.
     """
+    command = command or _same_command()
+    variables = {} if place is None else place.variables()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os.chdir(folder)
-    os.execv(command[0], list(command))
+    os.execve(command[0], list(command), {**os.environ, **variables})
 
 
 @contextlib.contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn
 
 import typer
-from typer.core import TyperGroup
+import typer.main
 
 from mainspring.cli import (
     apply,
@@ -30,68 +31,68 @@ from mainspring.cli.environment import read_env_file
 from mainspring.cli.options import flag
 from mainspring.cli.output import Output
 
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+"""Help in colour on a terminal. Elsewhere it is plain and twice as quick, because rich is not
+imported."""
+
+app = typer.Typer(
+    rich_markup_mode=_MARKUP,
+    help="Jobs that run on time, once, everywhere.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=example(
+        "mainspring serve",
+        "mainspring worker app:scheduler",
+        'mainspring enqueue send_email \'{"to": "a@example.org"}\' --wait',
+        "mainspring runs list --state failed",
+    ),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command, and turn its errors into a message and an exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    program: Any = typer.main.get_command(app)
+    try:
+        result = program.main(
+            _complete(words, program.commands), "mainspring", standalone_mode=False
+        )
+        code = result if isinstance(result, int) else errors.OK
+    except typer.Abort:
+        code = errors.FAILED
+    except Exception as error:
+        shown = _describe_usage(error, words) if isinstance(error, _UsageError) else error
+        code = errors.print_error(shown, as_json="--json" in words)
+    sys.exit(code)
+
+
+_UsageError: Any = typer.BadParameter.__base__
 """Typer's error for a wrong command line. (It has no public name that all versions share.)"""
 
 
-class Program(TyperGroup):
-    """The outermost group: runs a command and turns its errors into a message and an exit code."""
-
-    def main(self, *arguments: Any, **options: Any) -> Any:
-        given = options.get("args")
-        words = list(sys.argv[1:] if given is None else given)
-        if words[:1] == ["workers"] and _names_no_command(words[1:]):
-            options["args"] = ["workers", "list", *words[1:]]
-        elif not words or (len(words) == 1 and hasattr(self.commands.get(words[0]), "commands")):
-            options["args"] = [*words, "--help"]  # a group without a command: show its commands
-        as_json = "--json" in words
-        try:
-            answer = super().main(*arguments, **{**options, "standalone_mode": False})
-            code = answer if isinstance(answer, int) else errors.OK
-        except _UsageError as error:
-            code = errors.print_error(_usage(error, words), as_json=as_json)
-        except typer.Abort:
-            code = errors.FAILED
-        except Exception as error:
-            code = errors.print_error(error, as_json=as_json)
-        sys.exit(code)
+def _complete(words: list[str], commands: dict[str, Any]) -> list[str]:
+    """The words with what they leave out: a group alone shows its commands, and `workers` has only
+    one command."""
+    if words[:1] == ["workers"] and (len(words) == 1 or words[1].startswith("--")):
+        return words if words[1:] == ["--help"] else ["workers", "list", *words[1:]]
+    if not words or (len(words) == 1 and hasattr(commands.get(words[0]), "commands")):
+        return [*words, "--help"]
+    return words
 
 
-def _names_no_command(words: list[str]) -> bool:
-    """Whether options follow a group, and no command of it: it has only one, which is meant."""
-    return not words or (words[0].startswith("-") and words[0] not in ("-h", "--help"))
-
-
-def _usage(error: Any, words: list[str]) -> errors.CommandError:
-    """The error for a wrong command line: one line, and the command that shows the help."""
+def _describe_usage(error: Any, words: list[str]) -> errors.CommandError:
+    """The error for a wrong command line: one line, and what to do."""
     message = _out_of_range(error) or error.format_message().strip().rstrip(".")
-    command = error.ctx.command_path if error.ctx is not None else "mainspring"
+    path = error.ctx.command_path if error.ctx is not None else "mainspring"
+    advice = f"`{path} --help` shows how it is used"
+    if words[:1] == ["apply"] and "--file" in words:
+        advice = "give the file without --file: `mainspring apply FILE`"
+    elif "unexpected extra argument" in message:
+        for place in ("mainspring schedule", "--schedule"):
+            if place.split()[-1] in words:
+                advice = f"put the schedule in quotes, as in {place} '0 9 * * *'"
     return errors.CommandError(
-        message[:1].lower() + message[1:],
-        code=errors.BAD_INPUT,
-        advice=_file_advice(error, command)
-        or _schedule_advice(message, words)
-        or f"`{command} --help` shows how it is used",
+        message[:1].lower() + message[1:], code=errors.BAD_INPUT, advice=advice
     )
-
-
-def _file_advice(error: Any, command: str) -> str | None:
-    """`worker`, `serve` and `forecast` take --file; `apply` takes the file itself."""
-    if getattr(error, "option_name", None) != "--file" or error.ctx is None:
-        return None
-    takes_file = any(param.metavar == "FILE" for param in error.ctx.command.params)
-    return f"give the file without --file: `{command} FILE`" if takes_file else None
-
-
-def _schedule_advice(message: str, words: list[str]) -> str | None:
-    """A schedule of several words without quotes leaves arguments over."""
-    if "unexpected extra argument" not in message:
-        return None
-    if words[:1] == ["schedule"]:
-        return "put the schedule in quotes, as in mainspring schedule '0 9 * * *'"
-    if "--schedule" in words:
-        return "put the schedule in quotes, as in --schedule '0 9 * * *'"
-    return None
 
 
 def _out_of_range(error: Any) -> str | None:
@@ -104,26 +105,6 @@ def _out_of_range(error: Any) -> str | None:
         return None
     span = f"{low} or more" if high is None else f"{low} to {high}"
     return f"{param.opts[-1]} is {span}, not {details()[0]['input']!r}"
-
-
-_MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
-"""Help in colour on a terminal. Elsewhere it is plain and twice as quick, because rich is not
-imported."""
-
-app = typer.Typer(
-    cls=Program,
-    rich_markup_mode=_MARKUP,
-    help="Jobs that run on time, once, everywhere.",
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=example(
-        "mainspring serve",
-        "mainspring worker app:scheduler",
-        'mainspring enqueue send_email \'{"to": "a@example.org"}\' --wait',
-        "mainspring runs list --state failed",
-    ),
-)
 
 
 def _print_version(output: Output) -> None:
@@ -143,10 +124,7 @@ def _version_asked(asked: bool) -> None:
 
 @app.callback()
 def mainspring(
-    version: Annotated[
-        bool,
-        flag("--version", help="Print the version.", callback=_version_asked, is_eager=True),
-    ] = False,
+    version: bool = flag("--version", "Print the version.", callback=_version_asked, is_eager=True),
 ) -> None:
     """Jobs that run on time, once, everywhere."""
     read_env_file()

@@ -21,6 +21,8 @@ from mainspring.cli.options import (
     complete_run,
     complete_state,
     flag,
+    option,
+    shared_flag,
 )
 from mainspring.cli.output import STYLES, Column, Output, when, when_short
 from mainspring.core.plurals import plural
@@ -60,28 +62,23 @@ class Filters(TypedDict):
 
 group = typer.Typer(help="List and show runs; cancel and retry them.")
 
-JobOption = Annotated[
-    str | None, typer.Option("--job", help="Only runs of this job.", autocompletion=complete_job)
-]
-StateOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--state",
-        help="Only runs in this state; several with commas, or the option again.",
+
+def read_filters(
+    job: str | None = option("Only runs of this job.", autocompletion=complete_job),
+    state: list[str] | None = option(
+        "Only runs in this state; several with commas, or the option again.",
         autocompletion=complete_state,
     ),
-]
-SinceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        metavar="TIME",
-        help="Only runs made since then: ISO 8601 (UTC if it has no offset), or 2h for the last two"
+    since: str | None = option(
+        "Only runs made since then: ISO 8601 (UTC if it has no offset), or 2h for the last two"
         " hours.",
+        "TIME",
     ),
-]
-FILTERS = {"job": JobOption, "state": StateOption, "since": SinceOption}
-"""The options that choose runs."""
+) -> Filters:
+    """The options that choose runs."""
+    states = [_check_state(name.strip()) for names in state or [] for name in names.split(",")]
+    return {"job": job, "state": states or None, "since": _read_since(since)}
+
 
 RunsArgument = Annotated[
     str | None,
@@ -100,19 +97,17 @@ RunsArgument = Annotated[
     "list",
     "mainspring runs list --job send_email --state failed --limit 20",
     "mainspring runs list --state pending,running --since 2h --json",
-    shared=FILTERS,
+    shared=read_filters,
 )
 async def list_(
     call: Call,
-    timed_out: Annotated[
-        bool, flag("--timed-out", help="Only runs of which an attempt timed out.")
-    ] = False,
+    filters: Filters,
+    timed_out: bool = flag("--timed-out", "Only runs of which an attempt timed out."),
     limit: LimitOption = 20,
     cursor: CursorOption = None,
-    **options: Any,
 ) -> None:
     """List runs, newest first."""
-    filters, output = _filters(**options), call.output
+    output = call.output
     job = filters["job"]
     async with call.client() as client:
         if job is not None and not (await client.list_runs(job=job, brief=True, limit=1)).items:
@@ -149,11 +144,6 @@ async def _read_pages(
         limit, cursor = limit - len(page.items), page.cursor
         if cursor is None:
             return
-
-
-def _filters(job: str | None, state: list[str] | None, since: str | None) -> Filters:
-    states = [_check_state(name.strip()) for names in state or [] for name in names.split(",")]
-    return {"job": job, "state": states or None, "since": _read_since(since)}
 
 
 def _check_state(name: str) -> str:
@@ -205,7 +195,7 @@ async def show(call: Call, run: RunArgument) -> None:
     print_run(call.output, whole, why.problem)
 
 
-AllOption = Annotated[bool, flag("--all", help="All runs, whatever their job.")]
+AllOption = Annotated[bool, shared_flag("--all", help="All runs, whatever their job.")]
 
 
 @command(
@@ -213,25 +203,23 @@ AllOption = Annotated[bool, flag("--all", help="All runs, whatever their job.")]
     "cancel",
     "mainspring runs cancel 0199c2f4a1b3",
     "mainspring runs cancel --job send_email --state pending",
-    shared=FILTERS,
+    shared=read_filters,
 )
 async def cancel(
     call: Call,
+    filters: Filters,
     run: RunsArgument = None,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Stored with the run.")
-    ] = "cancelled on the command line",
+    reason: str = option("Stored with the run.", default="cancelled on the command line"),
     everything: AllOption = False,
     yes: YesOption = False,
-    **options: Any,
 ) -> None:
     """Cancel a run, or all that match. If one is running, its worker stops it."""
     from mainspring.cli.json_values import run_document
     from mainspring.core.model import LIVE
 
-    filters = _chosen(run, everything, _filters(**options))
+    _check_choice(run, everything, filters)
     async with call.client() as client:
-        if filters is not None:
+        if run is None:
             await _change_all(
                 call,
                 client,
@@ -242,7 +230,7 @@ async def cancel(
                 change=lambda: client.cancel_runs(reason=reason, **filters),
             )
             return
-        run_id = await find_run_id(client, run or "")
+        run_id = await find_run_id(client, run)
         done = await client.cancel(run_id, reason=reason)
         cancelled = await client.get_run(run_id)
     if not done:
@@ -260,23 +248,23 @@ async def cancel(
     "retry",
     "mainspring runs retry 0199c2f4a1b3",
     "mainspring runs retry --job send_email --state failed --since 1d --yes",
-    shared=FILTERS,
+    shared=read_filters,
 )
 async def retry(
     call: Call,
+    filters: Filters,
     run: RunsArgument = None,
     everything: AllOption = False,
     yes: YesOption = False,
-    **options: Any,
 ) -> None:
     """Make a failed or cancelled run pending again, or all that match. Its earlier failures do not
     count."""
     from mainspring.cli.json_values import run_document
     from mainspring.core.model import State
 
-    filters = _chosen(run, everything, _filters(**options))
+    _check_choice(run, everything, filters)
     async with call.client() as client:
-        if filters is not None:
+        if run is None:
             await _change_all(
                 call,
                 client,
@@ -287,7 +275,7 @@ async def retry(
                 change=lambda: client.retry_runs(**filters),
             )
             return
-        run_id = await find_run_id(client, run or "")
+        run_id = await find_run_id(client, run)
         revived = await client.retry(run_id)
     if call.output.as_json:
         call.output.document(run_document(revived))
@@ -295,19 +283,19 @@ async def retry(
         call.output.line(f"{run_id} is {revived.state} again")
 
 
-def _chosen(run: str | None, everything: bool, filters: Filters) -> Filters | None:
-    """The filters that choose several runs; None if one is named."""
-    if run is not None and (everything or any(filters.values())):
+def _check_choice(run: str | None, everything: bool, filters: Filters) -> None:
+    """Refuse a command that names neither a run nor options that choose several, or both."""
+    several = everything or any(filters.values())
+    if run is not None and several:
         raise CommandError(
             "give RUN, or options that choose several runs, not both", code=BAD_INPUT
         )
-    if run is None and not (everything or any(filters.values())):
+    if run is None and not several:
         raise CommandError(
             "name a run, or choose several with --job, --state, --since or --all",
             code=BAD_INPUT,
             advice="`mainspring runs list` lists runs",
         )
-    return filters if run is None else None
 
 
 async def _change_all(

@@ -10,23 +10,23 @@ import sys
 import tempfile
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from mainspring.cli.command import RUN, example, run_coroutine
+from mainspring.cli.command import RUN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
     AppToLoadArgument,
     AppToLoadOption,
     FileOption,
-    JsonOption,
     QuietOption,
     StoreOption,
     VerboseOption,
     check_memory_limit,
     either_app,
     flag,
+    option,
     read_duration,
     read_prune_interval,
 )
@@ -47,98 +47,61 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 
 
-@commands.command(
+@command(
+    commands,
     "serve",
-    rich_help_panel=RUN,
-    epilog=example(
-        "mainspring serve",
-        "mainspring serve app:scheduler",
-        "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
-        "mainspring serve --allow-private 10.0.0.0/8",
-        "mainspring serve --file mainspring.toml",
-        "mainspring serve --demo",
-    ),
+    "mainspring serve",
+    "mainspring serve app:scheduler",
+    "mainspring serve --store mongodb://db.example.org/jobs --port 8080",
+    "mainspring serve --allow-private 10.0.0.0/8",
+    "mainspring serve --file mainspring.toml",
+    "mainspring serve --demo",
+    panel=RUN,
+    uses_store=False,
 )
 @end_quietly_on_signals()
 def serve(
+    call: Call,
     app: AppToLoadArgument = None,
     app_option: AppToLoadOption = None,
     store: StoreOption = None,
     file: FileOption = None,
-    host: Annotated[
-        str | None,
-        typer.Option("--host", help="Address to listen on (env HOST). Default: 127.0.0.1"),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            "--port", min=0, max=65_535, help="Port to listen on (env PORT). Default: 3000"
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            help="How many runs to work on at once (env MAX_CONCURRENT_JOBS). Default: 10",
-            min=0,
-        ),
-    ] = None,
-    drain_timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--drain-timeout",
-            metavar="DURATION",
-            help="How long running work may take to end after the first signal, or at the memory"
-            " limit, as in 90s or 5m"
-            " (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
-        ),
-    ] = None,
-    prune_every: Annotated[
-        str | None,
-        typer.Option(
-            "--prune-every",
-            metavar="DURATION",
-            help="How often finished runs are deleted that need not be kept, as in 10m (env"
-            " PRUNE_EVERY). Default: 1m",
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-limit",
-            metavar="SIZE",
-            help="Replace the process when it holds so much memory, as in 1GB or 512MiB"
-            " (env MEMORY_LIMIT). Default: no limit.",
-        ),
-    ] = None,
-    leader_election: Annotated[
-        bool | None,
-        flag(
-            "--leader-election/--no-leader-election",
-            help="Elect one process, in the store, to fire slots first (env LEADER_ELECTION, true"
-            " or false). Default: --leader-election",
-            show_default=False,
-        ),
-    ] = None,
-    allow_private: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-private",
-            metavar="HOST|CIDR",
-            help="Let webhooks call this private host or range; may be given several times.",
-        ),
-    ] = None,
-    demo: Annotated[
-        bool,
-        flag(
-            "--demo",
-            help="Try the dashboard: serve a made-up fleet of 200 jobs with a week of history, from"
-            " a store that is deleted at the end.",
-        ),
-    ] = False,
+    host: str | None = option("Address to listen on (env HOST). Default: 127.0.0.1"),
+    port: int | None = option("Port to listen on (env PORT). Default: 3000", min=0, max=65535),
+    workers: int | None = option(
+        "How many runs to work on at once (env MAX_CONCURRENT_JOBS). Default: 10", min=0
+    ),
+    drain_timeout: str | None = option(
+        "How long running work may take to end after the first signal, or at the memory"
+        " limit, as in 90s or 5m (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
+        "DURATION",
+    ),
+    prune_every: str | None = option(
+        "How often finished runs are deleted that need not be kept, as in 10m (env"
+        " PRUNE_EVERY). Default: 1m",
+        "DURATION",
+    ),
+    memory_limit: str | None = option(
+        "Replace the process when it holds so much memory, as in 1GB or 512MiB (env"
+        " MEMORY_LIMIT). Default: no limit.",
+        "SIZE",
+    ),
+    leader_election: bool | None = flag(
+        "--leader-election/--no-leader-election",
+        "Elect one process, in the store, to fire slots first (env LEADER_ELECTION, true or"
+        " false). Default: --leader-election",
+        default=None,
+    ),
+    allow_private: list[str] | None = option(
+        "Let webhooks call this private host or range; may be given several times.", "HOST|CIDR"
+    ),
+    demo: bool = flag(
+        "--demo",
+        "Try the dashboard: serve a made-up fleet of 200 jobs with a week of history, from"
+        " a store that is deleted at the end.",
+    ),
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
-    json: JsonOption = False,
 ) -> None:
     """Serve the HTTP API and the dashboard, and work on runs.
 
@@ -185,7 +148,7 @@ def serve(
         scheduler.define_jobs(file)
     # The first wins over the file's.
     scheduler.configure(prune_every=settings.prune_every, drain_timeout=settings.drain)
-    log_format.set_up(verbose=verbose, quiet=quiet, as_json=json)
+    log_format.set_up(verbose=verbose, quiet=quiet, as_json=call.output.as_json)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if verbose else logging.WARNING)
     scheduler.configure(log_each_run=verbose or sys.stderr.isatty())
 
@@ -195,7 +158,7 @@ def serve(
     async def on_listening(url: str) -> None:
         tune_garbage_collector()
         if not quiet:
-            _greet(url, scheduler, as_json=json, demo=demo)
+            _greet(url, scheduler, as_json=call.output.as_json, demo=demo)
         if demo:
             filling.append(asyncio.ensure_future(_fill_demo(scheduler, log)))
 
@@ -215,7 +178,7 @@ def serve(
         if demo_folder is not None:
             demo_folder.cleanup()
     if must_replace:
-        replace_process([sys.executable, *sys.orig_argv[1:]], folder)
+        replace_process(folder)
 
 
 def _milliseconds(drain_timeout: str | None) -> int | None:

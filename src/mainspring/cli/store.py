@@ -6,13 +6,13 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import flag
+from mainspring.cli.options import argument, flag
 from mainspring.cli.output import Output, progress_bar
 from mainspring.cli.store_access import LocatedStore, StoreChoice, database_file, find_store
 from mainspring.core.plurals import plural
@@ -36,11 +36,9 @@ PROGRESS_INTERVAL = 100_000
 )
 async def copy(
     call: Call,
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the store to copy.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The URL of an empty store.")],
-    dry_run: Annotated[
-        bool, flag("--dry-run", help="Count what would be copied; write nothing.")
-    ] = False,
+    source: str = argument("The URL of the store to copy.", "FROM"),
+    target: str = argument("The URL of an empty store.", "TO"),
+    dry_run: bool = flag("--dry-run", "Count what would be copied; write nothing."),
 ) -> None:
     """Copy all jobs, runs and notes from one store to another.
 

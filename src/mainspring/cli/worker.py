@@ -7,38 +7,38 @@ import logging
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from mainspring.cli import time_format
-from mainspring.cli.command import RUN, Call, command, example, run_coroutine
+from mainspring.cli.command import RUN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.jobs import SCHEDULE_OVER, describe_plan, is_over
 from mainspring.cli.options import (
     AppToLoadArgument,
     AppToLoadOption,
     FileOption,
-    JsonOption,
     QuietOption,
     StoreOption,
     VerboseOption,
     check_memory_limit,
     either_app,
     flag,
+    option,
     read_duration,
     read_prune_interval,
 )
 from mainspring.cli.output import Column, Output, printable, when, when_short
-from mainspring.cli.store_access import LocatedStore
+from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
 from mainspring.core.clock import utcnow
 from mainspring.core.plurals import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
-    from mainspring.cli.processes import WorkerCommand
+    from mainspring.cli.processes import Place
     from mainspring.core.model import Job, Page
     from mainspring.engine.live_workers import LiveWorker
     from mainspring.scheduler import Scheduler
@@ -60,80 +60,51 @@ commands = typer.Typer()
 group = typer.Typer(help="List the processes that work on runs.")
 
 
-@commands.command(
+@command(
+    commands,
     "worker",
-    rich_help_panel=RUN,
-    epilog=example(
-        "mainspring worker app:scheduler",
-        "mainspring worker --file mainspring.toml",
-        "mainspring worker app:scheduler --queues mail,default --workers 20 --processes 4",
-    ),
+    "mainspring worker app:scheduler",
+    "mainspring worker --file mainspring.toml",
+    "mainspring worker app:scheduler --queues mail,default --workers 20 --processes 4",
+    panel=RUN,
+    uses_store=False,
 )
 def worker(
+    call: Call,
     app: AppToLoadArgument = None,
     app_option: AppToLoadOption = None,
     file: FileOption = None,
     store: StoreOption = None,
-    queues: Annotated[
-        str | None,
-        typer.Option("--queues", metavar="A,B", help="Claim runs only from these queues."),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            min=1,
-            max=10_000,
-            help="How many runs a process works on at once. Default: what the code says.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            "--processes", min=1, max=256, help="How many processes to start and keep running."
-        ),
-    ] = 1,
-    leader_election: Annotated[
-        bool | None,
-        flag(
-            "--leader-election/--no-leader-election",
-            help="Elect one process, in the store, to fire slots first. Default: what the code"
-            " says.",
-            show_default=False,
-        ),
-    ] = None,
-    prune_every: Annotated[
-        str | None,
-        typer.Option(
-            "--prune-every",
-            metavar="DURATION",
-            help="How often finished runs are deleted that need not be kept, as in 10m. Default:"
-            " what the code or the file says.",
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-limit",
-            metavar="SIZE",
-            help="Replace a process that holds so much memory, as in 1GB or 512MiB. Default: what"
-            " the code says.",
-        ),
-    ] = None,
-    drain_timeout: Annotated[
-        str,
-        typer.Option(
-            "--drain-timeout",
-            metavar="DURATION",
-            help="How long running work may take to end after the first signal, or at the memory"
-            " limit, as in 90s or 5m.",
-        ),
-    ] = "30s",
+    queues: str | None = option("Claim runs only from these queues.", "A,B"),
+    workers: int | None = option(
+        "How many runs a process works on at once. Default: what the code says.", min=1, max=10000
+    ),
+    processes: int = option(
+        "How many processes to start and keep running.", default=1, min=1, max=256
+    ),
+    leader_election: bool | None = flag(
+        "--leader-election/--no-leader-election",
+        "Elect one process, in the store, to fire slots first. Default: what the code says.",
+        default=None,
+    ),
+    prune_every: str | None = option(
+        "How often finished runs are deleted that need not be kept, as in 10m. Default:"
+        " what the code or the file says.",
+        "DURATION",
+    ),
+    memory_limit: str | None = option(
+        "Replace a process that holds so much memory, as in 1GB or 512MiB. Default: what"
+        " the code says.",
+        "SIZE",
+    ),
+    drain_timeout: str = option(
+        "How long running work may take to end after the first signal, or at the memory"
+        " limit, as in 90s or 5m.",
+        "DURATION",
+        default="30s",
+    ),
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
-    json: JsonOption = False,
-    supervisor: Annotated[int | None, typer.Option(hidden=True)] = None,
-    process_number: Annotated[int, typer.Option(hidden=True)] = 1,
 ) -> None:
     """Fire schedules and work on runs until SIGTERM or Ctrl+C.
 
@@ -143,94 +114,73 @@ def worker(
     """
     app = either_app(app, app_option) or os.environ.get("MAINSPRING_APP") or None
     _check_source(app, file, store)
-    from mainspring.cli.processes import WorkerCommand, supervise
-
-    command = WorkerCommand(
-        app=app,
-        file=file,
-        store=store,
-        queues=_names(queues),
-        workers=workers,
-        leader_election=leader_election,
-        prune_every=read_prune_interval(prune_every),
-        memory_limit=check_memory_limit(memory_limit),
-        drain_timeout=read_duration(drain_timeout, "--drain-timeout"),
-        verbose=verbose,
-        quiet=quiet,
-        as_json=json,
-        supervisor=supervisor,
-        process_number=process_number,
-    )
-    if processes > 1:
-        raise typer.Exit(supervise(command, processes))
-    _work(command)
-
-
-def _work(command: WorkerCommand) -> None:
+    drain = read_duration(drain_timeout, "--drain-timeout")
+    settings: dict[str, Any] = {
+        "queues": _names(queues),
+        "workers": workers,
+        "leader_election": leader_election,
+        "prune_every": read_prune_interval(prune_every),
+        "memory_limit": check_memory_limit(memory_limit),
+        "drain_timeout": drain,
+        # Each run only on a terminal: a worker may do thousands a second.
+        "log_each_run": verbose or sys.stderr.isatty(),
+    }
+    from mainspring.cli import log_format
     from mainspring.cli.processes import (
+        Place,
         Replacements,
         end_quietly_on_signals,
         replace_process,
+        supervise,
     )
 
+    place, as_json = Place.take(), call.output.as_json
+    is_supervisor = processes > 1 and place is None
+
+    def set_up_log() -> None:
+        log_format.set_up(
+            verbose=verbose, quiet=quiet, as_json=as_json, several_processes=processes > 1
+        )
+
+    if is_supervisor:
+        set_up_log()
+        raise typer.Exit(supervise(processes))
+    is_first = place is None or place.number == 1
     folder = os.getcwd()
     with end_quietly_on_signals():
-        scheduler = _prepare_scheduler(command)
+        scheduler = _load_scheduler(app, file, store)
+        set_up_log()
+        if app is not None and is_first:
+            warn_of_other_store(scheduler, app)
+        scheduler.configure(**settings)
+        if scheduler.workers == 0:
+            raise CommandError(
+                f"{app or file} has workers=0, so it only enqueues",
+                code=BAD_INPUT,
+                advice="give the number of runs to work on at once: --workers 10",
+            )
         replacements = Replacements()
-        cause = run_coroutine(_run(scheduler, command))
+        shown = is_first and not quiet
+        cause = run_coroutine(_run(scheduler, drain, place, show_start=shown, as_json=as_json))
         if cause == "memory":
             time.sleep(replacements.pause())  # after the drain: no run goes on meanwhile
         if cause is not None:
-            replace_process(command.line(), folder)
+            replace_process(folder, place)
 
 
-def _prepare_scheduler(command: WorkerCommand) -> Scheduler:
-    from mainspring.cli import log_format
-    from mainspring.cli.store_access import warn_of_other_store
-
-    scheduler = _load_scheduler(command)
-    log_format.set_up(
-        verbose=command.verbose,
-        quiet=command.quiet,
-        as_json=command.as_json,
-        several_processes=command.supervisor is not None,
-    )
-    if command.app is not None and command.process_number == 1:
-        warn_of_other_store(scheduler, command.app)
-    scheduler.configure(
-        workers=command.workers,
-        queues=command.queues,
-        leader_election=command.leader_election,
-        prune_every=command.prune_every,
-        memory_limit=command.memory_limit,
-        drain_timeout=command.drain_timeout,
-        # Each run only on a terminal: a worker may do thousands a second.
-        log_each_run=command.verbose or sys.stderr.isatty(),
-    )
-    if scheduler.workers == 0:
-        raise CommandError(
-            f"{command.app or command.file} has workers=0, so it only enqueues",
-            code=BAD_INPUT,
-            advice="give the number of runs to work on at once: --workers 10",
-        )
-    return scheduler
-
-
-def _load_scheduler(command: WorkerCommand) -> Scheduler:
+def _load_scheduler(app: str | None, file: str | None, store: str | None) -> Scheduler:
     """The app's scheduler, or a new one for a file of jobs."""
     from mainspring.cli.app_loader import load_scheduler
-    from mainspring.cli.store_access import StoreChoice
     from mainspring.scheduler import Scheduler
 
-    if command.app is not None:
-        scheduler = load_scheduler(command.app)
-        if command.file is not None:
-            scheduler.define_jobs(command.file)
-        return scheduler
-    assert command.file is not None
-    url = StoreChoice.of(command.store, None).url
-    assert url is not None
-    return Scheduler(url, jobs=command.file)
+    if app is None:
+        url = StoreChoice.of(store, None).url
+        assert url is not None
+        return Scheduler(url, jobs=file)
+    scheduler = load_scheduler(app)
+    if file is not None:
+        scheduler.define_jobs(file)
+    return scheduler
 
 
 def _check_source(app: str | None, file: str | None, store: str | None) -> None:
@@ -248,7 +198,14 @@ def _check_source(app: str | None, file: str | None, store: str | None) -> None:
         )
 
 
-async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
+async def _run(
+    scheduler: Scheduler,
+    drain_timeout: timedelta,
+    place: Place | None,
+    *,
+    show_start: bool,
+    as_json: bool,
+) -> Cause | None:
     """Work until a signal. Returns why the process should be replaced, if it should."""
     import asyncio
 
@@ -260,10 +217,10 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
     async def watch() -> None:
         nonlocal cause
         tune_garbage_collector()
-        if command.process_number == 1 and not command.quiet:
-            await _start_printed(scheduler, command)
+        if show_start:
+            await _start_printed(scheduler, as_json=as_json)
         while (cause := await _cause_to_replace(scheduler)) is None:
-            if command.supervisor not in (None, os.getppid()):
+            if place is not None and place.supervisor != os.getppid():
                 log.warning("the supervising process is gone")
                 return
             await asyncio.sleep(CHECK_INTERVAL)
@@ -274,16 +231,16 @@ async def _run(scheduler: Scheduler, command: WorkerCommand) -> Cause | None:
         scheduler.drain_soon,
         scheduler.memory_drained,
         watch=watch,
-        drain_timeout=command.drain_timeout,
+        drain_timeout=drain_timeout,
     )
     return None if stopped else cause
 
 
-async def _start_printed(scheduler: Scheduler, command: WorkerCommand) -> None:
+async def _start_printed(scheduler: Scheduler, *, as_json: bool) -> None:
     from mainspring.errors import MainspringError
 
     try:
-        await print_start(scheduler, as_json=command.as_json)
+        await print_start(scheduler, as_json=as_json)
     except MainspringError as error:  # a store that went away again: the engine waits for it
         log.warning("could not read the jobs: %s", error)
 
