@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from mainspring.core.context import MAX_LOG_BYTES, RunContext
-from mainspring.core.model import Progress, Run
+from mainspring.core.context import MAX_LOG_BYTES, RunContext, UpstreamResults, UpstreamRun
+from mainspring.core.model import Progress, Run, State
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -146,3 +146,28 @@ def test_a_finished_run_leaves_no_logger_behind(ctx: RunContext) -> None:
     gc.collect()
     assert logger() is None
     assert "mainspring.run.once" not in logging.Logger.manager.loggerDict
+
+
+# What `ctx.results` says about the runs that a run came after
+
+
+SUCCEEDED = UpstreamRun(run_id="a-1", job_id="extract", state=State.SUCCEEDED, result=3)
+FAILED = UpstreamRun(run_id="b-1", job_id="load", state=State.FAILED, error="OSError: disk full")
+RESULTS = UpstreamResults([SUCCEEDED, FAILED])
+
+
+def test_results_hold_what_succeeded_and_failed_holds_the_rest() -> None:
+    assert RESULTS == {"extract": 3}
+    assert dict(RESULTS.failed) == {"load": FAILED}
+    assert RESULTS.runs == (SUCCEEDED, FAILED)
+
+
+def test_the_result_of_a_failed_job_is_an_error_that_says_what_happened() -> None:
+    with pytest.raises(KeyError, match=r"'load' has no result: its run b-1 was failed .*disk full"):
+        RESULTS["load"]
+
+
+def test_a_job_that_the_run_does_not_come_after_is_named_with_those_it_does() -> None:
+    with pytest.raises(KeyError, match=r"does not come after a job 'lode'.*extract, load"):
+        RESULTS["lode"]
+    assert RESULTS.get("lode") is None

@@ -14,6 +14,7 @@ import pytest
 from mainspring import Client, Scheduler, State
 from mainspring.core.model import Owner
 from mainspring.errors import InvalidInput, JobExists, JobOwnedByFile, StoreUnavailable
+from mainspring.scheduler.job_file import find_lines
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobWrite, Store
 from mainspring.testing import FaultyStore, Injection
@@ -460,3 +461,40 @@ def test_a_function_of_a_mapping_does_not_take_the_name_of_another() -> None:
     with pytest.raises(InvalidInput, match=r"jobs\.total\.handler: 'total' is already the name of"):
         scheduler.define_jobs({"total": {"handler": lambda: 2}})
     assert scheduler.code_job_ids == ["total"]
+
+
+# The line of each key of a TOML file, for messages about it
+
+
+TEXT = '''# [jobs.no]
+name = "x" # a = 1
+[jobs."a.b"]
+handler = "m:f"
+description = """
+[jobs.fake]
+key = 1
+"""
+tags = [
+  "one = 1", # ]
+  "two",
+]
+webhook.url = "https://example.org/#x"
+[ jobs . 'c' ]
+payload = { a = 1, b = [
+  2 ] }
+queue = 'x = "y'
+'''
+
+
+def test_each_key_has_the_line_that_it_begins_on() -> None:
+    assert find_lines(TEXT) == {
+        ("name",): 2,
+        ("jobs", "a.b"): 3,
+        ("jobs", "a.b", "handler"): 4,
+        ("jobs", "a.b", "description"): 5,
+        ("jobs", "a.b", "tags"): 9,
+        ("jobs", "a.b", "webhook", "url"): 13,
+        ("jobs", "c"): 14,
+        ("jobs", "c", "payload"): 15,
+        ("jobs", "c", "queue"): 17,
+    }

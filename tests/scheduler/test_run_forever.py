@@ -14,6 +14,7 @@ import pytest
 
 from mainspring import Scheduler, State
 from mainspring.errors import InvalidInput, InvalidState, JobExists
+from mainspring.scheduler.run_forever import MOST_NAMED, summary
 from tests.support.engine import ended
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -109,3 +110,18 @@ async def test_run_gives_back_what_does_not_end_within_the_drain_timeout(file: s
     async with Scheduler(file, workers=0) as producer:
         [run] = (await producer.list_runs()).items
         assert run.state is State.PENDING
+
+
+# The line that `run()` prints at the start
+
+
+@pytest.mark.parametrize(("more", "words"), [(1, " and 1 more job from"), (2, " and 2 more jobs")])
+def test_the_jobs_that_are_not_named_are_counted(more: int, words: str) -> None:
+    jobs = [f"job-{n}" for n in range(MOST_NAMED + more)]
+    assert words in summary(jobs, "memory://", 10, None)
+
+
+def test_the_line_shows_no_password() -> None:
+    line = summary(["a"], "mongodb://me:secret@host/db", 1, frozenset({"mail"}))
+    assert "secret" not in line
+    assert "of the queues mail" in line

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.core.context import RunContext
+from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun
 from mainspring.core.model import Progress, Run, State
-from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.child_handle import RemoteError, Reply
 from mainspring.engine.executors.process_pool import ProcessPool, Target
 from tests.support.engine import LONG

@@ -15,7 +15,7 @@ from mainspring.cli.store_access import check_shared, find_store
 from mainspring.core.plurals import list_some
 
 if TYPE_CHECKING:
-    from mainspring.scheduler.job_differences import AppliedJobs
+    from mainspring.scheduler.definitions import AppliedJobs
 
 _DURATIONS = ("timeout", "start_deadline", "retention")
 

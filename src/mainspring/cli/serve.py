@@ -259,7 +259,7 @@ def _greet(url: str, scheduler: Scheduler, *, as_json: bool, demo: bool) -> None
     from mainspring import __version__
     from mainspring.cli.output import Output
     from mainspring.cli.worker import print_lines
-    from mainspring.scheduler.start_message import HOW_TO_STOP
+    from mainspring.scheduler.run_forever import HOW_TO_STOP
 
     store = LocatedStore(scheduler.store, scheduler.url).name
     if as_json:

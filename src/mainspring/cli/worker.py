@@ -286,7 +286,7 @@ async def print_start(scheduler: Scheduler, *, as_json: bool) -> None:
     """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
     from mainspring import __version__
     from mainspring.engine.live_workers import without_worker
-    from mainspring.scheduler.start_message import HOW_TO_STOP
+    from mainspring.scheduler.run_forever import HOW_TO_STOP
 
     limit = MOST_JOBS_IN_JSON if as_json else MOST_JOBS
     page = await scheduler.list_jobs(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from mainspring.core.model import Run, State
-from mainspring.core.workflow_graph import Workflow, WorkflowNode
 from mainspring.dashboard.formats import plural, span
+from mainspring.scheduler.workflow import Workflow, WorkflowNode
 
 TONES = {
     State.SUCCEEDED: "green",

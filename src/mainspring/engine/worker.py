@@ -15,11 +15,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from mainspring.core import transitions
-from mainspring.core.context import RunContext
+from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.core.model import Job, Run
 from mainspring.core.node_runs import node_handler, node_of
 from mainspring.core.policy import Isolation
-from mainspring.core.upstream_results import UpstreamResults, UpstreamRun, runs_with_results
 from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import BreakerNotes
 from mainspring.engine.completer import Completer

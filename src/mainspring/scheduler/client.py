@@ -48,7 +48,6 @@ from mainspring.core.policy import Policy, Span, check_defaults
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.constructors import Units, cron_of
 from mainspring.core.schedules.zones import check_zone, zone_named
-from mainspring.core.workflow_graph import Workflow
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
@@ -63,9 +62,15 @@ from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted, UnknownOption
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
-from mainspring.scheduler.definitions import adopt_job, edit_job, new_job, replace_job
+from mainspring.scheduler.definitions import (
+    AppliedJobs,
+    adopt_job,
+    applied_jobs,
+    edit_job,
+    new_job,
+    replace_job,
+)
 from mainspring.scheduler.explanation import Explanation, explain
-from mainspring.scheduler.job_differences import AppliedJobs, applied_jobs
 from mainspring.scheduler.job_file import JobSet, read_job_file
 from mainspring.scheduler.queries import (
     aware_time,
@@ -79,7 +84,7 @@ from mainspring.scheduler.queries import (
     state_set,
 )
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
-from mainspring.scheduler.workflow import SEARCHED_RUNS, read_workflow
+from mainspring.scheduler.workflow import SEARCHED_RUNS, Workflow, read_workflow
 from mainspring.stores import DEFAULT_STORE, STORE_OF_ENVIRONMENT, open_store
 from mainspring.stores.protocol import (
     Counts,

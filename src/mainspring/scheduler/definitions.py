@@ -1,11 +1,14 @@
-"""Reads and checks what `add_job`, `update_job` and the decorator take, and makes jobs of it."""
+"""Reads and checks what `add_job`, `update_job` and the decorator take, and makes jobs of it; says
+what differs between two definitions of a job."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
 
 from mainspring.core import codec, schedules
 from mainspring.core.clock import EPOCH
@@ -26,8 +29,10 @@ from mainspring.core.policy import (
     merge_policy,
 )
 from mainspring.core.schedules import FixedDelay, Interval, Schedule
+from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.executors.process_pool import Target
+from mainspring.engine.job_operations import Replacement
 from mainspring.errors import (
     InputErrors,
     InvalidArguments,
@@ -36,7 +41,8 @@ from mainspring.errors import (
     UnknownOption,
     refused,
 )
-from mainspring.webhooks.service import HANDLER, Webhooks
+from mainspring.webhooks.redaction import MASK
+from mainspring.webhooks.service import HANDLER, Webhooks, masked_webhook
 
 _SCHEDULE_OPTIONS: tuple[str, ...] = ("schedule", "timezone", "jitter")
 MAX_DESCRIPTION = 65_536
@@ -503,3 +509,101 @@ def _check_webhook(job: Job, errors: InputErrors) -> None:
             " calls a webhook: leave it out"
         )
         errors.add(InvalidInput(why, field="isolation"))
+
+
+# Differences
+
+
+class Difference(Struct, frozen=True):
+    """A field of a job before and after, in JSON's types. Secrets are not shown."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+class ChangedJob(Struct, frozen=True):
+    """A job after the change, and what differs from before."""
+
+    job: Job
+    differences: list[Difference]
+
+
+class AppliedJobs(Struct, frozen=True, kw_only=True):
+    """What `apply_jobs` did, or with `dry_run` would do, to the jobs of the file `name`."""
+
+    name: str
+    added: list[Job]
+    changed: list[ChangedJob]
+    removed: list[Job]
+    unchanged: list[Job]
+    kept: list[Job]
+    """Jobs that the file no longer lists, kept because it does not state its `name`."""
+    dry_run: bool = False
+
+
+def applied_jobs(
+    name: str, pairs: Iterable[Replacement], kept: list[Job], *, dry_run: bool
+) -> AppliedJobs:
+    """What was done to each job, from the jobs before and after."""
+    applied = AppliedJobs(
+        name=name, added=[], changed=[], removed=[], unchanged=[], kept=kept, dry_run=dry_run
+    )
+    for old, new in pairs:
+        if old is None and new is not None:
+            applied.added.append(new)
+        elif old is not None and new is None:
+            applied.removed.append(old)
+        elif old is not None and new is not None:
+            if changes := differences(old, new):
+                applied.changed.append(ChangedJob(new, changes))
+            else:
+                applied.unchanged.append(new)
+    return applied
+
+
+def differences(old: Job, new: Job) -> list[Difference]:
+    """What differs between two definitions of one job."""
+    before, after = dict(_fields(old)), dict(_fields(new))
+    names = [*before, *(name for name in after if name not in before)]
+    changed = [
+        Difference(name, before.get(name), after.get(name))
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+    if old.webhook is not None and new.webhook is not None:
+        headers = old.webhook.secret_headers, new.webhook.secret_headers
+        if headers[0] != headers[1] or old.webhook.signing != new.webhook.signing:
+            changed.append(Difference("webhook.secrets", MASK, MASK))
+    return changed
+
+
+def _fields(job: Job) -> Iterator[tuple[str, Any]]:
+    yield "schedule", _schedule_text(job.schedule)
+    yield "timezone", None if job.schedule is None else job.schedule.timezone
+    jitter = None if job.schedule is None else job.schedule.jitter
+    yield "jitter", None if jitter is None else humanize(jitter)
+    yield "enabled", job.enabled
+    yield "handler", job.handler
+    yield "payload", job.payload
+    for name, value in job.policy.to_dict(complete=True).items():
+        yield name, value
+    if job.webhook is not None:
+        for name, value in masked_webhook(job.webhook).items():
+            yield f"webhook.{name}", value
+    yield "description", job.description
+    yield "tags", list(job.tags)
+    yield "metadata", dict(job.metadata)
+    yield "owner", str(job.owner) if job.file is None else f"{job.owner} {job.file}"
+    for name, origin in (job.origins or {}).items():
+        yield f"origins.{name}", origin
+
+
+def _schedule_text(schedule: Schedule | None) -> str | None:
+    if isinstance(schedule, Cron):
+        return schedule.expression
+    if isinstance(schedule, Interval):
+        return humanize(schedule.interval)
+    if isinstance(schedule, FixedDelay):
+        return f"{humanize(schedule.interval)} after end"
+    return None if schedule is None else schedule.describe()

@@ -43,8 +43,7 @@ from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
 from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
 from mainspring.scheduler.job_file import JobSet, read_job_file, read_jobs
-from mainspring.scheduler.run_forever import run_until_signal
-from mainspring.scheduler.start_message import HOW_TO_STOP, show, summary
+from mainspring.scheduler.run_forever import HOW_TO_STOP, run_until_signal, show, summary
 from mainspring.stores import STORE_OF_ENVIRONMENT
 from mainspring.stores.protocol import Store
 from mainspring.webhooks.service import WebhookSettings

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mainspring.core.context import RunContext
+from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun
 from mainspring.core.model import Run, State
-from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 
 __all__ = ["make_context"]
 

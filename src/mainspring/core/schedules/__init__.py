@@ -10,8 +10,7 @@ from __future__ import annotations
 from mainspring.core.schedules.base import Schedule
 from mainspring.core.schedules.constructors import at, cron, every, from_dict, parse, rrule
 from mainspring.core.schedules.cron import Cron
-from mainspring.core.schedules.interval import FixedDelay, Interval
-from mainspring.core.schedules.once import Once
+from mainspring.core.schedules.interval import FixedDelay, Interval, Once
 from mainspring.core.schedules.recurrence import Recurrence
 
 __all__ = [

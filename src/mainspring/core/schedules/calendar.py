@@ -14,8 +14,9 @@ from datetime import datetime, timedelta
 Days = tuple[int, ...]
 NO_DAYS: Days = (0,) * 13
 _SECOND = timedelta(seconds=1)
-_CYCLE = 400  # years after which the calendar repeats: nothing found in one, nothing ever
+CYCLE = 400  # years after which the calendar repeats: nothing found in one, nothing ever
 _LAST_YEAR = 9999
+_LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _Triple = tuple[int, int, int]
 
 
@@ -33,11 +34,11 @@ class WallTimes(ABC):
 
     def years_from(self, year: int) -> Sequence[int]:
         """The years worth a look at or after one."""
-        return range(year, min(year + _CYCLE, _LAST_YEAR) + 1)
+        return range(year, min(year + CYCLE, _LAST_YEAR) + 1)
 
     def years_to(self, year: int) -> Sequence[int]:
         """The years worth a look at or before one, newest first."""
-        return range(year, max(year - _CYCLE, 1) - 1, -1)
+        return range(year, max(year - CYCLE, 1) - 1, -1)
 
     def later(self, wall: datetime) -> datetime | None:
         """The first match strictly later than a naive wall time; None past the year 9999."""
@@ -145,6 +146,10 @@ class WallTimes(ABC):
                     if days[month_at]:
                         return at, month_at, _highest(days[month_at])
         return None
+
+
+def month_lengths(leap: bool) -> tuple[int, ...]:
+    return (31, 29, *_LENGTHS[2:]) if leap else _LENGTHS
 
 
 def mask_of(values: Iterable[int]) -> int:

@@ -4,6 +4,9 @@ A rule is a set of times on a set of days (bit masks, as for cron), thinned out 
 only each nth year, month, week, day, hour, minute or second ("period") from DTSTART counts. A
 search looks for the next time in the masks, and where that lies in a period that does not count
 it goes on from the next one that does. So a rule of seconds from 1990 answers at once.
+
+The days of a year are one mask: bit 1 is the first of January. Each part of a rule is a mask of its
+own, and the days are what all of them have in common.
 """
 
 from __future__ import annotations
@@ -14,10 +17,134 @@ from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 
-from mainspring.core.schedules.calendar import Days, WallTimes, bits, mask_of
-from mainspring.core.schedules.rrule_days import matching_days, month_lengths
+from mainspring.core.schedules.calendar import (
+    CYCLE,
+    Days,
+    WallTimes,
+    bits,
+    mask_of,
+    month_lengths,
+)
 from mainspring.core.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
 from mainspring.errors import InvalidSchedule
+
+_EACH_SEVENTH = sum(1 << 7 * n for n in range(54))
+_WEEK = (1 << 7) - 1
+
+
+def matching_days(
+    year: int,
+    rule: Rule,
+    *,
+    months: tuple[int, ...],
+    month_days: tuple[int, ...],
+    weekdays: tuple[tuple[int, int], ...],
+) -> int:
+    """The days of a year; months, days of months and weekdays with DTSTART's put in."""
+    lengths = month_lengths(isleap(year))
+    size = sum(lengths)
+    days = (2 << size) - 2
+    if months:
+        days &= _of_months(months, lengths)
+    if month_days:
+        days &= _of_month_days(month_days, lengths)
+    if rule.year_days:
+        days &= _numbered(rule.year_days, size)
+    if rule.weeks:
+        days &= _of_weeks(year, rule, size)
+    if weekdays:
+        in_year = rule.freq is Freq.YEARLY and not rule.months
+        spans = [(0, size)] if in_year else _spans(lengths)
+        days &= _of_weekdays(year, weekdays, spans, size)
+    return days
+
+
+def _spans(lengths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each month's days: how many come before them in the year, and how many they are."""
+    return [(sum(lengths[:month]), length) for month, length in enumerate(lengths)]
+
+
+def _of_months(months: tuple[int, ...], lengths: tuple[int, ...]) -> int:
+    mask = 0
+    for month in months:
+        mask |= ((1 << lengths[month - 1]) - 1) << sum(lengths[: month - 1]) + 1
+    return mask
+
+
+def _of_month_days(month_days: tuple[int, ...], lengths: tuple[int, ...]) -> int:
+    mask = 0
+    for before, length in _spans(lengths):
+        mask |= _numbered(month_days, length) << before
+    return mask
+
+
+@lru_cache(maxsize=256)
+def _numbered(numbers: tuple[int, ...], size: int) -> int:
+    """Days counted from the beginning, or from the end, of something that has so many."""
+    mask = 0
+    for number in numbers:
+        at = number if number > 0 else size + 1 + number
+        if 1 <= at <= size:
+            mask |= 1 << at
+    return mask
+
+
+def _of_weekdays(
+    year: int, weekdays: tuple[tuple[int, int], ...], spans: list[tuple[int, int]], size: int
+) -> int:
+    new_year = date(year, 1, 1).weekday()
+    mask = 0
+    for before, length in spans:
+        mask |= _weekdays_of_span(weekdays, (new_year + before) % 7, length) << before
+    return mask & (2 << size) - 2
+
+
+@lru_cache(maxsize=256)
+def _weekdays_of_span(weekdays: tuple[tuple[int, int], ...], first_day: int, length: int) -> int:
+    """Those weekdays of a month or year that begins on the weekday `first_day`."""
+    mask = 0
+    for nth, weekday in weekdays:
+        first = (weekday - first_day) % 7 + 1
+        if nth == 0:
+            mask |= _EACH_SEVENTH << first
+            continue
+        last = first + (length - first) // 7 * 7
+        at = first + 7 * (nth - 1) if nth > 0 else last + 7 * (nth + 1)
+        if 1 <= at <= length:
+            mask |= 1 << at
+    return mask & (2 << length) - 2
+
+
+def _of_weeks(year: int, rule: Rule, size: int) -> int:
+    """A week belongs to the year that has four or more of its days, so the first and the last
+    days of a year may be in a week of its neighbour."""
+    wanted = frozenset(rule.weeks)
+    new_year, new_years_eve = date(year, 1, 1), date(year, 12, 31)
+    start = 1 - (new_year.weekday() - rule.week_start) % 7
+    mask = 0
+    while start <= size:
+        if start < -2:  # its fourth day is last year's
+            numbers = _week_numbers(new_year, rule.week_start)
+        elif start + 3 > size:
+            numbers = _week_numbers(new_years_eve, rule.week_start)
+        else:
+            number = (start + 2) // 7 + 1
+            numbers = number, -((size - start - 3) // 7 + 1)
+        if not wanted.isdisjoint(numbers):
+            mask |= _WEEK << start if start > 0 else _WEEK >> -start
+        start += 7
+    return mask & (2 << size) - 2
+
+
+def _week_numbers(day: date, week_start: int) -> tuple[int, int]:
+    """The number of a day's week from the start and from the end of the year it belongs to:
+    the year of the week's fourth day."""
+    fourth = min(day.toordinal() - (day.weekday() - week_start) % 7 + 3, date.max.toordinal())
+    year = date.fromordinal(fourth).year
+    number = (fourth - date(year, 1, 1).toordinal()) // 7 + 1
+    weeks = number + (date(year, 12, 31).toordinal() - fourth) // 7
+    return number, number - weeks - 1
+
 
 MOST_STEPS = 1_000
 """Steps of search for one answer, about 4 µs each. A search that needs more is an error."""
@@ -41,7 +168,6 @@ _UNITS = {
     Freq.SECONDLY: timedelta(seconds=1),
 }
 _SECOND = timedelta(seconds=1)
-_CYCLE = 400  # years after which the calendar repeats
 
 
 @lru_cache(maxsize=1024)
@@ -379,9 +505,9 @@ class _RuleMasks(WallTimes):
         self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
 
     def days_of(self, year: int) -> Days:
-        days = self._years.get(year % _CYCLE)
+        days = self._years.get(year % CYCLE)
         if days is None:
-            days = self._years[year % _CYCLE] = self._like(year)
+            days = self._years[year % CYCLE] = self._like(year)
         return days
 
     def _like(self, year: int) -> Days:
@@ -439,11 +565,11 @@ class _RuleMasks(WallTimes):
         if day >= (size := sum(map(int.bit_count, months))):
             day -= size
             year = start.year + 1
-            in_cycle = sum(self._size_of(year + n) for n in range(_CYCLE))
+            in_cycle = sum(self._size_of(year + n) for n in range(CYCLE))
             if in_cycle == 0:
                 return None
             cycles, day = divmod(day, in_cycle)
-            year += cycles * _CYCLE
+            year += cycles * CYCLE
             while year < 10_000 and day >= (size := self._size_of(year)):
                 day -= size
                 year += 1
@@ -490,7 +616,7 @@ class _RuleMasks(WallTimes):
             weekdays=self._weekdays,
         )
         months, offset = [], 0
-        for length in month_lengths(year):
+        for length in month_lengths(isleap(year)):
             months.append(matching >> offset & (2 << length) - 2)
             offset += length
         return (int(any(months)), *months)
@@ -507,7 +633,7 @@ def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]
 
 def _like_year(year: int) -> int:
     """A year of the calendar that has the same days as one past its end."""
-    return year if year < 9_990 else year - _CYCLE
+    return year if year < 9_990 else year - CYCLE
 
 
 def _default(every: bool, size: int, value: int) -> range:

@@ -15,11 +15,11 @@ from fastapi import APIRouter, Query, Request, Response
 from msgspec import Struct
 
 from mainspring.core.model import LIVE, MAX_ATTEMPTS_KEPT, Attempt, Run, State
-from mainspring.core.workflow_graph import Workflow, WorkflowNode
 from mainspring.dashboard import formats
 from mainspring.dashboard.pages import PageRoute, render, service_of, viewer_of
 from mainspring.errors import JobNotFound
 from mainspring.scheduler.client import Client
+from mainspring.scheduler.workflow import Workflow, WorkflowNode
 from mainspring.service.access import access
 from mainspring.service.api.runs import find_runs
 from mainspring.service.dependencies import Moment, RunPath, read_moment

@@ -31,12 +31,17 @@ from typing import Any, Final
 
 from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
 from mainspring.core.codec import decode, encode
-from mainspring.core.context import MAX_LOG_BYTES, ProcessResources, RunContext
+from mainspring.core.context import (
+    MAX_LOG_BYTES,
+    ProcessResources,
+    RunContext,
+    UpstreamResults,
+    UpstreamRun,
+)
 from mainspring.core.durations import duration
 from mainspring.core.handlers import Around, call_inside, is_async_function
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
-from mainspring.core.upstream_results import UpstreamResults, UpstreamRun
 from mainspring.engine.executors.procfs import ProcessUsage
 from mainspring.engine.results import error_text, storable_result, trace_of
 from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze

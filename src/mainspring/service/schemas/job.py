@@ -26,8 +26,7 @@ from mainspring.core.policy import (
 )
 from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.cron import Cron
-from mainspring.core.schedules.interval import FixedDelay, Interval
-from mainspring.core.schedules.once import Once
+from mainspring.core.schedules.interval import FixedDelay, Interval, Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.scheduler.definitions import MAX_DESCRIPTION, MAX_TAGS
 from mainspring.service.schemas.fields import (

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from mainspring.core.model import State
-from mainspring.core.workflow_graph import Workflow as Graph
+from mainspring.scheduler.workflow import Workflow as Graph
 from mainspring.service.schemas.fields import Body, Document, JobId, JsonValue
 from mainspring.service.schemas.run import Run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mainspring.core.model import State
-from mainspring.core.workflow_graph import Workflow, WorkflowNode
+from mainspring.scheduler.workflow import Workflow, WorkflowNode
 
 
 def run(
