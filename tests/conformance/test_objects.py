@@ -16,8 +16,7 @@ from mainspring.stores.codec import JOB, RUN, Table
 from mainspring.stores.objects import self_test
 from mainspring.stores.objects.bucket import Blob
 from mainspring.stores.objects.directory_bucket import DirectoryBucket
-from mainspring.stores.objects.head import Entry, decode_head, encode_head
-from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.schema import HEAD, Entry, decode_head, encode_head
 from mainspring.stores.objects.state import note_key
 from mainspring.stores.objects.store import ObjectStore
 from mainspring.stores.objects.url import Address

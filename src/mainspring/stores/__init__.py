@@ -68,8 +68,7 @@ def open_store(url: object, clock: Clock | None = None) -> Store:
             ) from error
         return MongoStore(url)  # its servers have their own clocks
     if scheme in ("s3", "gs", "az", "file"):
-        from mainspring.stores.objects import ObjectStore
-        from mainspring.stores.objects.bucket_factory import make_bucket
+        from mainspring.stores.objects.store import ObjectStore, make_bucket
 
         return ObjectStore(make_bucket(url, clock))
     lower = scheme.lower()

@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.errors import StoreError
 from mainspring.stores.objects.aws_profiles import find_profile
-from mainspring.stores.objects.bucket_factory import make_bucket
+from mainspring.stores.objects.store import make_bucket
 from tests.support.servers.seaweedfs import WRITER
 
 

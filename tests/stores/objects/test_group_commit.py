@@ -26,12 +26,12 @@ from mainspring.errors import (
     StoreUnavailable,
 )
 from mainspring.stores.codec import json_text
-from mainspring.stores.objects import ObjectStore, group_commit, head, operations
-from mainspring.stores.objects.bucket import Listed
+from mainspring.stores.objects import ObjectStore, group_commit, schema
+from mainspring.stores.objects.bucket import RETRY_FOR, Listed
 from mainspring.stores.objects.compaction import Compaction
 from mainspring.stores.objects.group_commit import MOST_BYTES, GroupCommit, Operation
-from mainspring.stores.objects.layout import HEAD, PART_KINDS, part_name
-from mainspring.stores.objects.retries import RETRY_FOR
+from mainspring.stores.objects.schema import HEAD, PART_KINDS, part_name
+from mainspring.stores.objects.workspace import Workspace
 from mainspring.stores.protocol import Claim, Held, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
@@ -215,7 +215,7 @@ async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
 ) -> None:
     store = await opened(objects)
 
-    def invalid(work: operations.Workspace) -> None:
+    def invalid(work: Workspace) -> None:
         work.state.put("notes", "half", {"done": 1})
         raise InvalidInput("no")
 
@@ -532,7 +532,7 @@ async def test_a_client_that_slept_while_many_others_wrote_is_not_refused(
     objects: Objects, clock: FakeClock
 ) -> None:
     """Neither its last write nor the last one that it knows is in the head any more."""
-    with patch.object(head, "MOST_CLIENTS", 3):
+    with patch.object(schema, "MOST_CLIENTS", 3):
         sleeper = await opened(objects)
         await sleeper.add([run(clock, "first")])
         for n in range(8):
@@ -896,11 +896,11 @@ async def test_garbage_collected_without_a_change_of_the_head_is_found(
 async def test_leases_stamped_from_the_earliest_time_are_found(
     objects: Objects, clock: FakeClock
 ) -> None:
-    real = operations.Workspace.__init__
+    real = Workspace.__init__
 
     def early(self: Any, *given: Any) -> None:
         real(self, *given)
         self.latest = self.now
 
-    with patch.object(operations.Workspace, "__init__", early):
+    with patch.object(Workspace, "__init__", early):
         assert await lapses_early(objects, clock)

@@ -18,9 +18,8 @@ from mainspring.core.model import Note, Page, Run, State, new_run_id, replace
 from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import run_to_record
 from mainspring.stores.objects import ObjectStore, history
-from mainspring.stores.objects.head import Entry, Head, encode_head
 from mainspring.stores.objects.history import Segment, catalogue_body, describe_segment
-from mainspring.stores.objects.layout import HEAD, encode_body, part_name
+from mainspring.stores.objects.schema import HEAD, Entry, Head, encode_body, encode_head, part_name
 from mainspring.stores.protocol import NoteWrite, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import MemoryBucket, Objects

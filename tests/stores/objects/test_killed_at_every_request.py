@@ -23,8 +23,8 @@ from mainspring.core import transitions
 from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.policy import Delivery, Overlap
 from mainspring.errors import StoreError
-from mainspring.stores.objects import ObjectStore, compaction, group_commit, head
-from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects import ObjectStore, compaction, group_commit, schema
+from mainspring.stores.objects.schema import HEAD
 from mainspring.stores.protocol import Claim, Firing, JobQuery, JobWrite, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, Effect, MemoryBucket, Objects
@@ -167,7 +167,7 @@ def small_limits() -> Iterator[None]:
         for module, name, value in (
             (compaction, "MOST_PERIODS", 1),
             (compaction, "SMALL_SEGMENTS", 2),
-            (head, "BYTES_BEFORE_SNAPSHOT", 0),
+            (schema, "BYTES_BEFORE_SNAPSHOT", 0),
             (group_commit, "LARGE_DELTA", 900),
         ):
             stack.enter_context(patch.object(module, name, value))

@@ -14,9 +14,9 @@ from unittest.mock import patch
 from mainspring.core import transitions
 from mainspring.core.model import Run
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.objects import ObjectStore, layout, part_cache
+from mainspring.stores.objects import ObjectStore, part_cache, schema
 from mainspring.stores.objects.group_commit import TAIL_ENTRIES
-from mainspring.stores.objects.layout import PART_BYTES
+from mainspring.stores.objects.schema import PART_BYTES
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
@@ -202,7 +202,7 @@ async def test_large_deltas_are_read_at_the_same_time() -> None:
 
 async def test_large_bodies_are_encoded_and_decoded_in_threads() -> None:
     threads: dict[str, set[int]] = {"encoded": set(), "decoded": set()}
-    encode, decode = layout.encode_tables, layout.decode_body
+    encode, decode = schema.encode_tables, schema.decode_body
 
     def encoding(tables: Any) -> Any:
         threads["encoded"].add(threading.get_ident())

@@ -14,8 +14,8 @@ import pytest
 
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects.bucket import Blob, Bucket
-from mainspring.stores.objects.bucket_factory import make_bucket
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
+from mainspring.stores.objects.store import make_bucket
 from mainspring.stores.objects.url import Address
 from tests.support.servers.proxy import Line, Proxy
 from tests.support.servers.s3_stub import Fault, S3Stub
@@ -309,7 +309,7 @@ async def test_a_bucket_that_does_not_exist_is_told(seaweedfs_url: str) -> None:
 FORKED = """
 import asyncio, os, sys, traceback
 from mainspring.errors import StoreError
-from mainspring.stores.objects.bucket_factory import make_bucket
+from mainspring.stores.objects.store import make_bucket
 
 url = sys.argv[1]
 
@@ -396,7 +396,7 @@ async def test_an_answer_without_a_date_of_its_own_is_no_reading(
 
 SHORT = """
 import asyncio, os, sys
-from mainspring.stores.objects.bucket_factory import make_bucket
+from mainspring.stores.objects.store import make_bucket
 
 async def main():
     bucket = make_bucket(sys.argv[1])

@@ -11,8 +11,8 @@ from mainspring.core.clock import SystemClock
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
 from mainspring.stores.objects.bucket import Bucket
-from mainspring.stores.objects.bucket_factory import make_bucket
 from mainspring.stores.objects.self_test import MARKER, VALID_FOR
+from mainspring.stores.objects.store import make_bucket
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
 from tests.support.servers.s3_stub import Conditions, Fault, S3Stub

@@ -29,11 +29,10 @@ from mainspring.stores.codec import (
 from mainspring.stores.counters import TOTALS
 from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.group_commit import GroupCommit, Operation
-from mainspring.stores.objects.head import Head, decode_head
-from mainspring.stores.objects.layout import HEAD, decode_body
-from mainspring.stores.objects.operations import Workspace
+from mainspring.stores.objects.schema import HEAD, Head, decode_body, decode_head
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import StorageClock
+from mainspring.stores.objects.workspace import Workspace
 from mainspring.stores.protocol import Store
 from tests.support.objects.memory_bucket import Objects
 from tests.support.simulation.machines import outside

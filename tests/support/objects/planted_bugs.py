@@ -11,11 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 from mainspring.core.model import replace
-from mainspring.stores.objects import operations
+from mainspring.core.transitions import Change
+from mainspring.stores.objects import commit
 from mainspring.stores.objects.group_commit import GroupCommit
-from mainspring.stores.objects.head import Head
-from mainspring.stores.objects.layout import HEAD
-from mainspring.stores.objects.operations import NewChange, Workspace
+from mainspring.stores.objects.schema import HEAD, Head
+from mainspring.stores.objects.workspace import Workspace
 from tests.support.objects.memory_bucket import Objects
 from tests.support.objects.simulated_cluster import simulate_on_objects
 from tests.support.simulation.scenario import Report
@@ -69,14 +69,14 @@ def nonce_unseen() -> Patched:
 
 
 def taken_over_without_comparing() -> Patched:
-    real = operations._commit
+    real = commit._commit
 
-    def commit(work: Workspace, new: NewChange, awaited: set[str]) -> bool | None:
-        if "lease_until" in new.change.expect:
-            new = replace(new, change=replace(new.change, expect={}))
-        return real(work, new, awaited)
+    def unfenced(work: Workspace, change: Change, awaited: set[str]) -> bool | None:
+        if "lease_until" in change.expect:
+            change = replace(change, expect={})
+        return real(work, change, awaited)
 
-    return patch.object(operations, "_commit", commit)
+    return patch.object(commit, "_commit", unfenced)
 
 
 def old_head_read_as_new() -> Patched:

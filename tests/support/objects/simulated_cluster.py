@@ -25,10 +25,9 @@ import msgspec
 
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.stores.codec import json_text
-from mainspring.stores.objects import ObjectStore, compaction, group_commit, head, period_counts
+from mainspring.stores.objects import ObjectStore, compaction, counters, group_commit, schema
 from mainspring.stores.objects.group_commit import GroupCommit
-from mainspring.stores.objects.head import Entry, decode_head, encode_head
-from mainspring.stores.objects.layout import HEAD
+from mainspring.stores.objects.schema import HEAD, Entry, decode_head, encode_head
 from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing import VirtualClock
@@ -56,8 +55,8 @@ SMALL: tuple[tuple[Any, str, Any], ...] = (
     (compaction, "GARBAGE_AGE", timedelta(seconds=1)),
     (compaction, "MOST_PERIODS", 4),
     (compaction, "SMALL_SEGMENTS", 3),
-    (head, "BYTES_BEFORE_SNAPSHOT", ENTRY_BYTES),
-    (period_counts, "CLOSED_AFTER", timedelta(seconds=20)),
+    (schema, "BYTES_BEFORE_SNAPSHOT", ENTRY_BYTES),
+    (counters, "CLOSED_AFTER", timedelta(seconds=20)),
 )
 """The limits of the store, in an odd seed."""
 
@@ -198,8 +197,8 @@ class ObjectSimulation(Simulation):
         """Small limits, and nothing that is another one in the next process."""
         numbers = itertools.count()
         changes = [
-            (head, "MOST_CLIENTS", self._most_clients),
-            (head.Entry, "size", ENTRY_BYTES),
+            (schema, "MOST_CLIENTS", self._most_clients),
+            (schema.Entry, "size", ENTRY_BYTES),
             (group_commit, "new_client", lambda: f"{next(numbers):012x}"),
             (secrets, "token_hex", lambda size: f"{next(numbers):0{2 * size}x}"),
         ]

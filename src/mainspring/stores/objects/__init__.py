@@ -4,26 +4,28 @@ A round is one read, evaluation and conditional write of the head, for all opera
 
     store.py             the methods of the seam: each is an operation of a round
     group_commit.py      rounds: all operations that wait go into one write of the head
-    operations.py        what each call does to the state
-    state.py             the live state: runs, jobs, notes and counters
-    head.py              the head: the one object that every write compares and swaps
-    part_cache.py        parts: objects that are written once and never changed
-    layout.py            the names and the encoding of the objects
-    run_search.py        find
+    workspace.py         what an operation reads and changes
+    claim.py             claim and renew
+    commit.py            add and commit
+    jobs.py              jobs, and the firing of their slots
+    notes.py             notes
+    queries.py           find
+    counters.py          counters of ended runs
     history.py           finished runs in segments, and the catalogue of the segments
-    period_counts.py     counters of ended runs
     compaction.py        moves finished runs to segments, prunes, collects garbage
+    state.py             the live state: runs, jobs, notes and counters
+    schema.py            the objects: their names and encoding, and the head, which every write
+                         compares and swaps
+    part_cache.py        reads and writes parts: objects that are written once and never changed
     storage_clock.py     the storage's time, as an earliest and a latest bound
     date_header.py       reads the storage's clock from its answers
     bucket.py            all that the store needs of object storage
-    bucket_factory.py    the bucket that a URL names
     url.py               the URL of a store
     obstore_bucket.py    S3, Google Cloud Storage and Azure
     obstore_errors.py    their errors as errors of Mainspring
     aws_profiles.py      the profiles of AWS
     directory_bucket.py  a directory as a bucket
     self_test.py         proves that a bucket obeys conditions
-    retries.py           repeats requests that failed for now
 
 docs/decisions/0020-object-storage.md says why it is built so.
 """

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from mainspring.core.model import Run
 from mainspring.stores import evaluation
 from mainspring.stores.codec import Record, run_from_record, to_us
-from mainspring.stores.objects import operations, period_counts
+from mainspring.stores.objects import counters
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.group_commit import GroupCommit, Operation
 from mainspring.stores.objects.history import (
@@ -32,11 +32,11 @@ from mainspring.stores.objects.history import (
     gone_of,
     had_failure,
 )
-from mainspring.stores.objects.layout import PART_KINDS, is_part_name
-from mainspring.stores.objects.operations import Workspace
+from mainspring.stores.objects.notes import prune_notes
+from mainspring.stores.objects.schema import PART_KINDS, is_part_name
 from mainspring.stores.objects.self_test import FOLDER, is_test_object
 from mainspring.stores.objects.state import LiveState
-from mainspring.stores.protocol import TTL_NOTE_KEPT
+from mainspring.stores.objects.workspace import Workspace
 
 T = TypeVar("T")
 
@@ -292,7 +292,7 @@ class Compaction:
         """Delete expired notes and old counts; move closed periods to the parts of their days."""
         async with self._lock:
             self._group_commit.discard(await self._write(_prune_notes_and_counts))
-            days = await self._read(lambda work: period_counts.closed_periods(work.state, work.now))
+            days = await self._read(lambda work: counters.closed_periods(work.state, work.now))
             if sum(map(len, days.values())) >= MOST_PERIODS:
                 for day, moved in days.items():
                     await self._move_periods(day, moved)
@@ -306,7 +306,7 @@ class Compaction:
             return base, gone_of(work.state, part), self._group_commit.parts.get(part)["counters"]
 
         base, gone, stored = await self._read(read)
-        made = period_counts.merge_day(stored, gone, moved)
+        made = counters.merge_day(stored, gone, moved)
         if made is None:
             return
         head = self._group_commit.head
@@ -315,7 +315,7 @@ class Compaction:
         def adopt(work: Workspace) -> bool:
             if self._group_commit.head.collections != head.collections:
                 return False
-            return period_counts.replace_day(work.state, day, base, gone, moved, part)
+            return counters.replace_day(work.state, day, base, gone, moved, part)
 
         done = await self._write(adopt)
         old = [] if base is None else [str(base["part"])]
@@ -390,14 +390,19 @@ def _amount_of(state: LiveState, ids: Collection[str]) -> _Amount:
 
 
 def _prune_notes_and_counts(work: Workspace) -> list[str]:
-    operations.prune_notes(work, TTL_NOTE_KEPT)
-    return period_counts.prune(work.state, work.now)
+    prune_notes(work)
+    return counters.prune(work.state, work.now)
 
 
 def _prune_runs(work: Workspace, before: datetime, limit: int) -> int:
     """Delete single runs: those of the live state, and those of segments that are partly old."""
-    deleted = operations.prune_live(work, before, limit)
     awaited = work.awaited_runs()
+    deleted = 0
+    for run in work.state.finished():
+        is_old = run.finished_at is not None and run.finished_at < before
+        if deleted < limit and is_old and evaluation.may_be_deleted(run, work.now, awaited):
+            work.delete(run.id)
+            deleted += 1
     for segment in work.history.segments(work.state):
         if deleted >= limit:
             break

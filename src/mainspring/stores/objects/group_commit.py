@@ -28,21 +28,28 @@ import msgspec
 from mainspring.core.model import replace
 from mainspring.errors import StoreDamaged, StoreError, StoreMissing, StoreUnavailable
 from mainspring.stores.codec import json_text, to_us
-from mainspring.stores.objects.bucket import Blob, Bucket
-from mainspring.stores.objects.head import Entry, Head, decode_head, encode_head
-from mainspring.stores.objects.history import SegmentReader
-from mainspring.stores.objects.layout import HEAD, is_part_name
-from mainspring.stores.objects.operations import Workspace
-from mainspring.stores.objects.part_cache import PartCache, PartMissing, PartsNotLoaded, new_client
-from mainspring.stores.objects.retries import (
+from mainspring.stores.objects.bucket import (
     LONGEST_PAUSE,
     RETRY_FOR,
     SHORTEST_PAUSE,
+    Blob,
+    Bucket,
     Retries,
+)
+from mainspring.stores.objects.history import SegmentReader
+from mainspring.stores.objects.part_cache import PartCache, PartMissing, PartsNotLoaded, new_client
+from mainspring.stores.objects.schema import (
+    HEAD,
+    Entry,
+    Head,
+    decode_head,
+    encode_head,
+    is_part_name,
 )
 from mainspring.stores.objects.self_test import FOLDER, MARKER
 from mainspring.stores.objects.state import Delta, LiveState, Tables
 from mainspring.stores.objects.storage_clock import Bounds, StorageClock
+from mainspring.stores.objects.workspace import Workspace
 
 log = logging.getLogger("mainspring")
 

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from mainspring.errors import StoreError, StoreUnavailable
-from mainspring.stores.objects.bucket import Blob, Bucket
-from mainspring.stores.objects.layout import decode_body, encode_body, encode_tables, part_name
-from mainspring.stores.objects.retries import Retries
+from mainspring.stores.objects.bucket import Blob, Bucket, Retries
+from mainspring.stores.objects.schema import decode_body, encode_body, encode_tables, part_name
 
 MOST_KEPT = 64
 """Decoded parts that a client keeps. A segment of 1,000 runs takes about 2 MB."""

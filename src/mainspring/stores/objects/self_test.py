@@ -31,9 +31,8 @@ from typing import Final
 import msgspec
 
 from mainspring.errors import StoreError, StoreUnavailable, StoreUnreachable, StoreUnsuitable
-from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
-from mainspring.stores.objects.layout import HEAD
-from mainspring.stores.objects.retries import RETRY_FOR, Retries
+from mainspring.stores.objects.bucket import RETRY_FOR, UNCHANGED, Blob, Bucket, Retries
+from mainspring.stores.objects.schema import HEAD
 
 VERSION: Final = 1
 MARKER: Final = "conditions"

@@ -10,24 +10,24 @@ from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
 from mainspring.core import transitions
+from mainspring.core.clock import Clock
 from mainspring.core.model import Job, Note, Page, Run
 from mainspring.core.transitions import Change
-from mainspring.errors import StoreError
-from mainspring.stores.codec import job_to_record
+from mainspring.errors import InvalidInput, StoreError, install_advice
+from mainspring.stores import evaluation
+from mainspring.stores.codec import run_to_record
 from mainspring.stores.notifier import Waiters
-from mainspring.stores.objects import operations, period_counts
-from mainspring.stores.objects.bucket import Bucket
+from mainspring.stores.objects.bucket import RETRY_FOR, Bucket
+from mainspring.stores.objects.claim import claim_runs, renew_leases
+from mainspring.stores.objects.commit import add_runs, commit_changes
 from mainspring.stores.objects.compaction import MOST_FINISHED, Compaction
+from mainspring.stores.objects.counters import read_counts
 from mainspring.stores.objects.group_commit import TAIL_BYTES, GroupCommit, Operation
-from mainspring.stores.objects.operations import (
-    NewChange,
-    NewJob,
-    NewNote,
-    NewRun,
-    Workspace,
-)
-from mainspring.stores.objects.retries import RETRY_FOR
-from mainspring.stores.objects.run_search import find_runs
+from mainspring.stores.objects.jobs import fire, put_jobs
+from mainspring.stores.objects.notes import put_notes
+from mainspring.stores.objects.queries import find_runs
+from mainspring.stores.objects.url import Address
+from mainspring.stores.objects.workspace import Workspace
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -45,6 +45,7 @@ from mainspring.stores.protocol import (
     StoreInfo,
 )
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 NO_TRANSACTIONS = "object storage has no transactions: a write changes one object"
@@ -128,7 +129,7 @@ class ObjectStore:
         self._group_commit = group_commit
 
     async def close(self) -> None:
-        group_commit, self._group_commit = self._group_commit, None
+        group_commit, self._group_commit, self._compaction = self._group_commit, None, None
         if group_commit is None:
             return
         if self._poller is not None:
@@ -160,31 +161,22 @@ class ObjectStore:
     # -- runs
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
-        self._check_open()
-        made = [NewRun.of(run) for run in runs]
-        if not made:
-            return []
-        added = await self._write(lambda work: operations.add(work, made))
+        # Encoded now: the caller may change a payload while the call waits for its round.
+        added = await self._write_each(add_runs, list(map(run_to_record, runs)))
         self._compact_if_due()  # copies of stores add finished runs
         return added
 
     async def claim(self, claim: Claim) -> Claimed:
         operation = Operation(
-            lambda work: operations.claim(work, claim), writes=True, on_abandoned=self._release
+            lambda work: claim_runs(work, claim), writes=True, on_abandoned=self._release
         )
         return await self.group_commit.submit(operation)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
-        self._check_open()
-        held = list(held)
-        return await self._write(lambda work: operations.renew(work, held, lease)) if held else []
+        return await self._write_each(lambda work, held: renew_leases(work, held, lease), held)
 
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        self._check_open()
-        made = [NewChange.of(change) for change in changes]
-        if not made:
-            return []
-        done = await self._write(lambda work: operations.commit(work, made))
+        done = await self._write_each(commit_changes, changes)
         self._compact_if_due()
         return done
 
@@ -195,16 +187,12 @@ class ObjectStore:
         self, since: datetime | None = None, jobs: frozenset[str] | None = None
     ) -> Counts:
         parts = self.group_commit.parts
-        return await self._read(
-            lambda work: period_counts.read_counts(work.state, parts, work.now, since, jobs)
-        )
+        return await self._read(lambda work: read_counts(work.state, parts, work.now, since, jobs))
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
-        self._check_open()
+        compaction = self.compaction
         if before is None:
             return 0  # no call leaves anything half done
-        compaction = self._compaction
-        assert compaction is not None
         deleted = await compaction.prune(before, limit)
         await compaction.prune_notes_and_counts()
         await compaction.merge_segments()
@@ -218,8 +206,7 @@ class ObjectStore:
             return
         now = group_commit.clock.bounds(group_commit.head.time).earliest
         back = [transitions.released(run, now, began=False) for run in claimed.runs]
-        made = [NewChange.of(change) for change in back]
-        group_commit.submit(Operation(lambda work: operations.commit(work, made), writes=True))
+        group_commit.submit(Operation(lambda work: commit_changes(work, back), writes=True))
 
     def _compact_if_due(self) -> None:
         """Move finished runs to a segment, beside other calls."""
@@ -239,28 +226,23 @@ class ObjectStore:
     # -- jobs and notes
 
     async def jobs(self, query: JobQuery) -> Page[Job]:
-        return await self._read(lambda work: operations.jobs(work, query))
+        return await self._read(
+            lambda work: evaluation.page_of_jobs(work.state.jobs().values(), query)
+        )
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        self._check_open()
-        made = [
-            NewJob(write, None if write.job is None else job_to_record(write.job))
-            for write in writes
-        ]
-        return await self._write(lambda work: operations.put_jobs(work, made)) if made else []
+        return await self._write_each(put_jobs, writes)
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
-        return await self._read(lambda work: operations.notes(work, query))
+        return await self._read(
+            lambda work: evaluation.page_of_notes(work.state.notes(), query, work.now)
+        )
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-        self._check_open()
-        made = [NewNote.of(write) for write in writes]
-        return await self._write(lambda work: operations.put_notes(work, made)) if made else []
+        return await self._write_each(put_notes, writes)
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        self._check_open()
-        firings = list(firings)
-        return await self._write(lambda work: operations.fire(work, firings)) if firings else []
+        return await self._write_each(fire, firings)
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> NoReturn:
         raise NotImplementedError(NO_TRANSACTIONS)
@@ -268,7 +250,8 @@ class ObjectStore:
     # -- waiting
 
     async def wait(self, timeout: float) -> bool:
-        self._check_open()
+        if self._group_commit is None:
+            raise StoreError(CLOSED)
         self._waiting += 1
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll_head())
@@ -295,12 +278,32 @@ class ObjectStore:
 
     # -- rounds
 
-    async def _write(self, evaluate: Callable[[Workspace], T]) -> T:
-        return await self.group_commit.submit(Operation(evaluate, writes=True))
+    async def _write_each(
+        self, evaluate: Callable[[Workspace, list[S]], list[T]], items: Sequence[S]
+    ) -> list[T]:
+        """The answer for each item. What is given is copied, because it is evaluated later."""
+        group_commit, items = self.group_commit, list(items)
+        if not items:
+            return []
+        return await group_commit.submit(Operation(lambda work: evaluate(work, items), writes=True))
 
     async def _read(self, evaluate: Callable[[Workspace], T]) -> T:
         return await self.group_commit.submit(Operation(evaluate, writes=False))
 
-    def _check_open(self) -> None:
-        if self._group_commit is None:
-            raise StoreError(CLOSED)
+
+def make_bucket(url: str, clock: Clock | None = None) -> Bucket:
+    """The bucket that a URL names, not open yet."""
+    address = Address.of(url)
+    if address.scheme == "file":
+        from mainspring.stores.objects.directory_bucket import DirectoryBucket
+
+        return DirectoryBucket(address.bucket, clock)
+    try:
+        from mainspring.stores.objects.obstore_bucket import ObstoreBucket
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise InvalidInput(
+            f"{address.scheme}:// needs the object storage client: {install_advice('objects')}"
+        ) from error
+    return ObstoreBucket(address, clock)

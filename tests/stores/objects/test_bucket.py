@@ -11,7 +11,7 @@ import pytest
 
 from mainspring.errors import StoreError
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, Bucket
-from mainspring.stores.objects.bucket_factory import make_bucket
+from mainspring.stores.objects.store import make_bucket
 
 WRITERS = 32
 

@@ -11,7 +11,7 @@ import pytest
 
 from mainspring.core.model import Job, Run, State
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.objects import ObjectStore, compaction, period_counts
+from mainspring.stores.objects import ObjectStore, compaction, counters
 from mainspring.stores.protocol import Counts, JobWrite
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
@@ -89,7 +89,7 @@ class Stores:
 
     @property
     def live_periods(self) -> int:
-        closed = period_counts.closed_periods(self.store.group_commit.state, self.clock.now())
+        closed = counters.closed_periods(self.store.group_commit.state, self.clock.now())
         return sum(map(len, closed.values()))
 
 

@@ -25,9 +25,9 @@ from mainspring.stores.objects.history import (
     number_of,
     view_of,
 )
-from mainspring.stores.objects.operations import Workspace
 from mainspring.stores.objects.part_cache import PartMissing, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
+from mainspring.stores.objects.workspace import Workspace
 from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import RunQuery
 
