@@ -5,7 +5,7 @@ Each is what a store or a transition did wrong, most of them with a record that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import Job, replace
 from mainspring.stores import evaluation, protocol
-from mainspring.stores.sqlite import SqliteStore, codec
+from mainspring.stores.sqlite import SqliteStore, codec, store
 from mainspring.testing import StoreConformance
 from tests.conformance.test_memory import TestMemory as OnMemory
 from tests.conformance.test_sqlite import TestSqlite as OnSqlite
@@ -32,18 +32,17 @@ def _claims_what_cannot_be_read() -> AbstractContextManager[Any]:
 
 
 def _one_damaged_row_fails_the_page() -> AbstractContextManager[Any]:
-    def fail(error: Exception) -> None:
-        raise error
+    def fail(*_: Any) -> Any:
+        raise ValueError("it cannot be read")
 
-    return patch.object(codec, "raise_unless_damage", fail)
+    return patch.object(codec, "read_parts", fail)
 
 
 def _nothing_is_set_aside() -> AbstractContextManager[Any]:
-    async def readable(self: SqliteStore, seqs: Any) -> list[Any]:
-        found = dict(await self._open_session().reader.read(codec.runs_one_by_one, list(seqs)))
-        return [found[seq] for seq in seqs if found[seq].unreadable is None]
+    def leave(tx: Any, items: Sequence[Any]) -> list[bool]:
+        return [True] * len(items)
 
-    return patch.object(SqliteStore, "_keep_readable", readable)
+    return patch.object(store, "set_aside", leave)
 
 
 def _overwrites_what_was_not_read() -> AbstractContextManager[Any]:

@@ -13,7 +13,6 @@ from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
 
 BROKEN = '{"broken'
-_IN_THE_BODY = {"schedule": "$[3]", "policy": "$[4]"}
 
 
 class TestSqlite(StoreConformance):
@@ -48,13 +47,10 @@ class TestSqlite(StoreConformance):
         return repair
 
     async def damage_job(self, store: Store, job_id: str, part: str) -> Repair:
-        column = "payload" if part == "payload" else "body"
+        column = "tags" if part == "definition" else part
         where = f"UPDATE mainspring_jobs SET {column} = ? WHERE id = ?"
         [whole] = self._sql(f"SELECT {column} FROM mainspring_jobs WHERE id = ?", job_id)
-        broken = BROKEN
-        if part in _IN_THE_BODY:
-            [broken] = self._sql("SELECT json_set(?, ?, ?)", whole, _IN_THE_BODY[part], BROKEN)
-        self._sql(where, broken, job_id)
+        self._sql(where, BROKEN, job_id)
 
         async def repair() -> None:
             self._sql(where, whole, job_id)

@@ -15,7 +15,7 @@ from mainspring import RunContext, Scheduler
 from mainspring.core.model import State
 from mainspring.engine import rescuer
 from mainspring.errors import RecordUnreadable
-from mainspring.stores import unreadable_records
+from mainspring.stores import codec
 from tests.support.engine import LONG
 
 BROKEN = '{"broken'
@@ -23,7 +23,7 @@ BROKEN = '{"broken'
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(unreadable_records, "_reported", set())
+    monkeypatch.setattr(codec, "_reported", set())
     return tmp_path / "jobs.db"
 
 
@@ -110,8 +110,7 @@ async def test_a_damaged_job_fires_nothing_and_none_of_its_runs_is_ended(place: 
         await scheduler.pause_job("bad")
         await scheduler.resume_job("bad")
         run = await scheduler.enqueue("bad", delay="100ms")
-    body = "UPDATE mainspring_jobs SET body = json_set(body, '$[3]', ?) WHERE id = 'bad'"
-    damage(place, body, BROKEN)
+    damage(place, "UPDATE mainspring_jobs SET schedule = ? WHERE id = 'bad'", BROKEN)
     async with made() as scheduler:  # to register the same jobs again does not fail either
         for _ in range(3):
             ran.clear()
@@ -158,7 +157,6 @@ async def test_lapsed_runs_of_a_damaged_job_hide_no_older_ones(
             " started_at = 1, lease_until = 2 WHERE id = ?"
         )
         damage(place, lapsed, run_id)
-    body = "UPDATE mainspring_jobs SET body = json_set(body, '$[4]', ?) WHERE id = 'bad'"
-    damage(place, body, BROKEN)
+    damage(place, "UPDATE mainspring_jobs SET policy = ? WHERE id = 'bad'", BROKEN)
     async with made(2) as scheduler:
         assert (await scheduler.wait(run.id, timeout=LONG)).state is State.SUCCEEDED

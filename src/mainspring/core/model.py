@@ -358,7 +358,7 @@ class Note(Struct, frozen=True, kw_only=True):
 
     kind: str
     name: str
-    value: Any
+    value: Any = None
     version: int = 0
     expires_at: datetime | None = None
 

@@ -23,15 +23,13 @@ from zlib import crc32
 
 from bson import MaxKey
 
-from mainspring.core.model import LIVE, Job, Progress, Run, State, replace
+from mainspring.core.model import LIVE, Job, Run, State, replace
 from mainspring.core.policy import MAX_PRIORITY
 from mainspring.errors import InvalidInput
 from mainspring.stores.codec import (
     JOB,
     RUN,
-    as_number,
     from_us,
-    json_text,
     read_parts,
     record_reader,
     record_writer,
@@ -54,29 +52,20 @@ LIVE_STATES = tuple(str(state) for state in State if state in LIVE)
 STATE_OF = {str(state): state for state in State}
 
 
-def progress_text(progress: Progress | None) -> str | None:
-    return None if progress is None else json_text(progress)
-
-
 def _time(kept: Any) -> datetime:
     """A time of a document. It raises for what is not one."""
-    if not isinstance(kept, datetime):
-        as_number(kept)
+    if kept.__class__ is int:  # most are; a time that a server has stamped is a date
+        return from_us(kept)
+    if not isinstance(kept, int | datetime):
+        raise ValueError(f"{str(kept)[:80]!r} is not a time")
     moment = read_moment(kept)
     assert moment is not None
     return moment
 
 
-# A server may have stamped a time, and then it is a date. Most are numbers.
-TIMES = {
-    "read": _time,
-    "fast_read": lambda kept: from_us(kept) if kept.__class__ is int else read_moment(kept),
-}
+TIMES = {"read": _time}
 # The driver gives large numbers as a class of its own, which other stores cannot encode.
-NUMBERS = {
-    "read": lambda kept: int(as_number(kept)),
-    "fast_read": lambda kept: kept if kept.__class__ is int else int(kept),
-}
+NUMBERS = {"read": lambda kept: int(kept) if isinstance(kept, int) else kept}
 _RUN = RUN.adapted(time=TIMES, number=NUMBERS)
 _JOB = JOB.adapted(time=TIMES, number=NUMBERS)
 
@@ -208,12 +197,7 @@ def _salvaged_run(kept: Document) -> Run:
             return _lease_until(kept)
         return kept.get("_id" if name == "id" else name)
 
-    return read_parts(
-        _RUN,
-        raw,
-        str(kept["_id"]),
-        otherwise="it cannot be read as a whole",
-    )
+    return read_parts(_RUN, raw, str(kept["_id"]))
 
 
 RUN_FIELDS = (
@@ -252,7 +236,7 @@ def encode_fields(fields: Mapping[str, Any]) -> Document:
             made |= _lease(value)
             continue
         key, encode = _ENCODERS.get(name) or _unknown(name)
-        made[key] = value if encode is None else encode(value)
+        made[key] = value if encode is None or value is None else encode(value)
     return made
 
 
@@ -310,8 +294,5 @@ def read_job(kept: Document) -> Job:
         return _read_job(kept)
     except Exception:  # a damaged document may raise anything
         return read_parts(
-            _JOB,
-            lambda name: kept.get("_id" if name == "id" else name),
-            str(kept["_id"]),
-            otherwise="it cannot be read as a whole",
+            _JOB, lambda name: kept.get("_id" if name == "id" else name), str(kept["_id"])
         )

@@ -14,7 +14,7 @@ from typing import Any
 from bson import ObjectId
 from pymongo import UpdateMany
 
-from mainspring.stores.mongodb.codec import progress_text
+from mainspring.stores.codec import progress_text
 from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
 from mainspring.stores.mongodb.limits import job_of, lapsed_condition, read_limits
 from mainspring.stores.mongodb.server_clock import span_us

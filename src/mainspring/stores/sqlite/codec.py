@@ -1,8 +1,7 @@
 """Converts runs and jobs to rows and back, by the tables of `stores/codec.py`.
 
-Each field of a run is a column. Payload, result, progress, upstream ids and attempts are columns of
-JSON text. A job has columns for the fields that queries use, and one JSON list for the rest. A page
-of rows is read as one JSON text, in one step (row_batches.py says why).
+Each field is a column. Payloads, results, progress, lists of names and attempts are JSON text. A
+page of rows is read as one JSON text, in one step (row_batches.py says why).
 """
 
 from __future__ import annotations
@@ -12,32 +11,22 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from mainspring.core import codec
-from mainspring.core.model import Attempt, Job, Outcome, Owner, Progress, Run, replace
+from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import MAX_PRIORITY
 from mainspring.errors import InvalidInput
-from mainspring.stores.codec import (
-    ATTEMPT,
-    JOB,
-    RUN,
-    as_list,
-    from_us,
-    read_parts,
-    row_reader,
-    row_writer,
-)
+from mainspring.stores.codec import JOB, RUN, Table, from_us, read_parts, row_reader, row_writer
 from mainspring.stores.rates import rate_limit
-from mainspring.stores.sqlite.row_batches import BulkSql, select
+from mainspring.stores.sqlite.row_batches import BulkSql, one_value, select
+
+V = TypeVar("V", Run, Job)
 
 _SEPARATOR = "\x1f"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-_quoted = json.encoder.encode_basestring_ascii
 _DAY = 86_400_000_000
-_NO_LIMIT = 2**31
 
 
 def span_us(span: timedelta) -> int:
@@ -99,99 +88,52 @@ def lanes_from_turn(turns: Mapping[int, str]) -> list[tuple[str, str]]:
     return [*ranges, (low, last)]
 
 
-# -- values that rows store in a special form -----------------------------------------------
+# -- rows -----------------------------------------------------------------------------------
+
+ADAPTED: Mapping[str, Mapping[str, Any]] = {
+    "enum": {"write": None},
+    "flag": {"read": bool},
+    "names": {"write": _encode, "read": json.loads},
+    "time": {"read": lru_cache(maxsize=4096)(from_us)},  # the runs of a page share many
+}
+"""What rows hold otherwise than the records of other stores."""
 
 
-def progress_text(progress: Progress | None) -> str | None:
-    if progress is None:
-        return None
-    return _encode((progress.done, progress.total, progress.message))
+class _Rows(Generic[V]):
+    """The rows of a table as one JSON text: a list of lists of the columns."""
 
+    def __init__(self, table: Table[V], number: str) -> None:
+        self._table: Table[V] = table
+        self._names = tuple(table.fields)
+        self._read: Callable[[Iterable[Any]], V] = row_reader(table, self._names)
+        columns = [f'"{name}"' for name in self._names]
+        brief = ["NULL" if n in table.not_brief else f'"{n}"' for n in self._names]
+        self.select = f"SELECT json_group_array(json_array({number}, {', '.join(columns)}))"
+        self.select_brief = f"SELECT json_group_array(json_array({number}, {', '.join(brief)}))"
 
-def _detail_text(value: Any) -> str:
-    """The detail of an attempt. It is plain JSON of limited size already, so only a value that
-    looks like a tag of the codec needs the slower encoder."""
-    text = msgspec.json.encode(value).decode()
-    return codec.encode(value, what="detail", limit=_NO_LIMIT) if '"$' in text else text
+    def read(self, text: str) -> list[tuple[int, V]]:
+        """What `select` returned, as (number, value), in no fixed order. Records that cannot be
+        read have `unreadable` set."""
+        return [(number, self._value(row)) for number, *row in msgspec.json.decode(text)]
 
-
-# An attempt is a list of its fields in order.
-# Every run that ends is written here, mostly with one attempt. Formatting the text like this takes
-# half as long as a JSON encoder.
-_PARTS = ATTEMPT.adapted(
-    text={"write": _quoted},
-    outcome={"write": {outcome: f'"{outcome}"' for outcome in Outcome}.__getitem__},
-    free_text={"write": _quoted},
-    names={"write": _encode},
-    value={"write": _detail_text, "fast_read": None},
-    number={"write": str},
-    decimal={"write": repr},
-)
-_PART_NAMES = tuple(_PARTS.fields)
-_attempt_parts = row_writer(
-    _PARTS,
-    _PART_NAMES,
-    dict.fromkeys(("error", "traceback", "detail", "cpu_seconds", "peak_memory"), "null")
-    | {"log": "[]"},
-)
-_ATTEMPT_TEXT = f"[{','.join(['%s'] * len(_PART_NAMES))}]"
-_attempt = row_reader(_PARTS, _PART_NAMES)
-
-
-def _attempts(attempts: Sequence[Attempt]) -> str:
-    return f"[{','.join([_ATTEMPT_TEXT % (*_attempt_parts(attempt),) for attempt in attempts])}]"
-
-
-def _read_list(text: str) -> list[Any]:
-    return as_list(codec.decode(text))
-
-
-_ROWS = RUN.adapted(
-    source={"write": None},
-    state={"write": None},
-    time={"fast_read": lru_cache(maxsize=4096)(from_us)},  # the runs of a page share many
-    flag={"fast_read": bool},
-    value={"fast_read": None},
-    progress={
-        "write": progress_text,
-        "read": lambda text: Progress(*_read_list(text)),
-        "fast_read": lambda parts: Progress(*parts),
-    },
-    names={"write": _encode, "read": lambda text: tuple(_read_list(text))},
-    attempts={
-        "write": _attempts,
-        "read": lambda text: tuple(map(_attempt, _read_list(text))),
-        "fast_read": lambda attempts: tuple(map(_attempt, attempts)),
-    },
-)
+    def _value(self, row: list[Any]) -> V:
+        try:
+            return self._read(row)
+        except Exception:  # a damaged value may raise anything
+            raw = dict(zip(self._names, row, strict=True))
+            return read_parts(self._table, raw.get, raw["id"])
 
 
 # -- runs -----------------------------------------------------------------------------------
 
-_JSON_KINDS = ("value", "progress", "names", "attempts")
-_FIELDS = RUN.fields.values()
-_PLAIN = ("seq", *(f.name for f in _FIELDS if f.kind.name not in _JSON_KINDS))
-_JSON_FIELDS = tuple(f.name for f in _FIELDS if f.kind.name in _JSON_KINDS)
-_JSON = tuple(f'"{name}"' for name in _JSON_FIELDS)
+_RUN = RUN.adapted(**ADAPTED)
+_RUN_ROWS = _Rows(_RUN, "seq")
 _WRITTEN = tuple(name for name in RUN.fields if name != "payload")
 _INSERTED = (*(f'"{name}"' for name in _WRITTEN), "lane", "payload")
+_run_columns = row_writer(_RUN, _WRITTEN)
 
-# The JSON columns are inserted unchanged: SQLite need not parse them, and Python reads the whole
-# page in one pass of its C decoder.
-RUN_SELECT = (
-    f"SELECT group_concat(json_array({', '.join(_PLAIN)})"
-    + "".join(f" || ',' || coalesce({name}, 'null')" for name in _JSON)
-    + ") FROM mainspring_runs"
-)
-_NOT_BRIEF = frozenset(f'"{name}"' for name in RUN.not_brief)
-BRIEF_SELECT = (
-    f"SELECT group_concat(json_array({', '.join(_PLAIN)})"
-    + "".join(
-        " || ',null'" if name in _NOT_BRIEF else f" || ',' || coalesce({name}, 'null')"
-        for name in _JSON
-    )
-    + ") FROM mainspring_runs"
-)
+RUN_SELECT = f"{_RUN_ROWS.select} FROM mainspring_runs"
+BRIEF_SELECT = f"{_RUN_ROWS.select_brief} FROM mainspring_runs"
 """The same for lists. Payload, result and attempts are not read from the disk."""
 
 RUN_INSERT = (
@@ -199,10 +141,6 @@ RUN_INSERT = (
     ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO NOTHING",
     len(_INSERTED),
 )
-_STRIDE = 1 + len(_JSON)
-
-
-_run_columns = row_writer(_ROWS, _WRITTEN)
 
 
 def run_row(run: Run, lane: str, payload: str | None) -> list[Any]:
@@ -210,34 +148,19 @@ def run_row(run: Run, lane: str, payload: str | None) -> list[Any]:
     return [*_run_columns(run), lane, payload]
 
 
-_run = row_reader(_ROWS, (*_PLAIN[1:], *_JSON_FIELDS, "brief"))
-
-
-def read_runs(text: str | None, *, brief: bool = False) -> list[tuple[int, Run]]:
-    """Decode what `RUN_SELECT` (or `BRIEF_SELECT`) returned, as (seq, run), in no fixed order.
-    Raises if any of the runs cannot be read."""
-    if text is None:
-        return []
-    flat = codec.decode(f"[{text}]")
-    return [
-        (flat[at][0], _run((*flat[at][1:], *flat[at + 1 : at + _STRIDE], brief)))
-        for at in range(0, len(flat), _STRIDE)
-    ]
+def read_runs(text: str, *, brief: bool = False) -> list[tuple[int, Run]]:
+    """Decode what `RUN_SELECT` (or `BRIEF_SELECT`) returned, as (seq, run), in no fixed order. Runs
+    that cannot be read have `unreadable` set."""
+    runs = _RUN_ROWS.read(text)
+    return [(seq, replace(run, brief=True)) for seq, run in runs] if brief else runs
 
 
 def select_runs(
     connection: sqlite3.Connection, where: str, *parameters: Any, brief: bool = False
 ) -> list[tuple[int, Run]]:
-    """The runs that `where` selects, as (seq, run), in no fixed order. Runs that cannot be read
-    have `unreadable` set."""
-    select_them = BRIEF_SELECT if brief else RUN_SELECT
-    try:
-        sql = f"{select_them} {where}"
-        return read_runs(connection.execute(sql, parameters).fetchone()[0], brief=brief)
-    except Exception as error:
-        raise_unless_damage(error)
-    seqs = json.loads(connection.execute(f"{_SEQ_SELECT} {where}", parameters).fetchone()[0])
-    return runs_one_by_one(connection, seqs, brief=brief)
+    """The runs that `where` selects, as `read_runs` gives them."""
+    sql = f"{BRIEF_SELECT if brief else RUN_SELECT} {where}"
+    return read_runs(one_value(connection, sql, parameters), brief=brief)
 
 
 def select_runs_by(
@@ -249,82 +172,19 @@ def select_runs_by(
 ) -> list[tuple[int, Run]]:
     """The same for a statement with many rows of parameters."""
     head, tail, width = where
-    select_them = BRIEF_SELECT if brief else RUN_SELECT
-    try:
-        texts = select(connection, (f"{select_them} {head}", tail, width), rows, *after)
-        return [found for text in texts for found in read_runs(text, brief=brief)]
-    except Exception as error:
-        raise_unless_damage(error)
-    found = select(connection, (f"{_SEQ_SELECT} {head}", tail, width), rows, *after)
-    seqs = [seq for text in found for seq in json.loads(text)]
-    return runs_one_by_one(connection, seqs, brief=brief)
-
-
-_SEQ_SELECT = "SELECT json_group_array(seq) FROM mainspring_runs"
+    sql = (f"{BRIEF_SELECT if brief else RUN_SELECT} {head}", tail, width)
+    texts = select(connection, sql, rows, *after)
+    return [run for text in texts for run in read_runs(text, brief=brief)]
 
 
 def runs_by_id(
     connection: sqlite3.Connection, ids: Iterable[str], *, brief: bool = False
 ) -> dict[str, Run]:
     rows = [(run_id,) for run_id in ids]
-    found = select_runs_by(connection, _BY_ID, rows, brief=brief)
-    return {run.id: run for _, run in found}
+    return {run.id: run for _, run in select_runs_by(connection, _BY_ID, rows, brief=brief)}
 
 
 _BY_ID = ("WHERE id IN (VALUES ", ")", 1)
-
-
-# -- records that cannot be read ------------------------------------------------------------
-#
-# A page is read in one step, and one damaged value makes the whole page unreadable. Then its rows
-# are read one by one, and each row part by part.
-
-_CONTENT = ("Could not decode to UTF-8", "malformed JSON")
-
-
-def raise_unless_damage(error: Exception) -> None:
-    """Raise errors of the database again. Errors in the content of a row are handled here."""
-    if isinstance(error, sqlite3.Error) and not str(error).startswith(_CONTENT):
-        raise error
-
-
-def runs_one_by_one(
-    connection: sqlite3.Connection, seqs: Iterable[int], *, brief: bool = False
-) -> list[tuple[int, Run]]:
-    rows = _raw_rows(connection, _ONE_BRIEF if brief else _ONE_RUN, seqs)
-    runs = [(row["seq"], _salvaged_run(row)) for row in rows]
-    return [(seq, replace(run, brief=True)) for seq, run in runs] if brief else runs
-
-
-_ONE_RUN = f"SELECT {', '.join((*_PLAIN, *_JSON))} FROM mainspring_runs WHERE seq = ?"
-_BRIEF_COLUMNS = (f"NULL AS {name}" if name in _NOT_BRIEF else name for name in (*_PLAIN, *_JSON))
-_ONE_BRIEF = f"SELECT {', '.join(_BRIEF_COLUMNS)} FROM mainspring_runs WHERE seq = ?"
-
-
-def _raw_rows(
-    connection: sqlite3.Connection, sql: str, keys: Iterable[Any]
-) -> list[dict[str, Any]]:
-    """Rows as dicts, with text as bytes, because it may not be valid Unicode."""
-    kept, connection.text_factory = connection.text_factory, bytes
-    try:
-        found = []
-        for key in keys:
-            cursor = connection.execute(sql, (key,))
-            names = [column[0] for column in cursor.description]
-            found += [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-        return found
-    finally:
-        connection.text_factory = kept
-
-
-def _salvaged_run(row: Mapping[str, Any]) -> Run:
-    return read_parts(_ROWS, lambda name: _raw(row, name), repr(row["id"]))
-
-
-def _raw(row: Mapping[str, Any], name: str) -> Any:
-    """A column's value, text decoded; raises if it is not valid Unicode."""
-    value = row[name]
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def name_list(names: Iterable[str]) -> str:
@@ -333,110 +193,40 @@ def name_list(names: Iterable[str]) -> str:
     return json.dumps([name for name in names if "\0" not in name])
 
 
-# -- fields of a change ---------------------------------------------------------------------
-
-
 @cache
 def change_column(field: str) -> tuple[str, Callable[[Any], Any] | None]:
     """The column of a run's field, and the function that encodes its value (None: unchanged)."""
-    return f'"{field}"', _ROWS.field(field).encoder
+    return f'"{field}"', _RUN.field(field).encoder
 
 
 # -- jobs -----------------------------------------------------------------------------------
 
-_BODY = (
-    "handler", "created_at", "updated_at", "schedule", "policy", "owner", "description", "tags",
-)  # fmt: skip
-"""The fields in the list `body`, in the order that stored files have. The last element of the list
-names the jobs that this job comes after. All other fields are columns, and so is each new one."""
+_JOB = JOB.adapted(**ADAPTED)
+_JOB_ROWS = _Rows(_JOB, "rowid")
+_JOB_SELECT = f"{_JOB_ROWS.select} FROM mainspring_jobs"
+_JOB_FIELDS = tuple(JOB.fields)
+_job_columns = row_writer(_JOB, _JOB_FIELDS)
 
-_JOB_ROWS = JOB.adapted(
-    flag={"fast_read": bool},
-    value={"fast_read": None},
-    mapping={"fast_read": None},
-    free_text={"write": None},
-)
-_JOB_COLUMNS = tuple(name for name in JOB.fields if name not in _BODY)
-JOB_COLUMNS = (*_JOB_COLUMNS, "concurrency", "limit_key", "rate", "body")
+JOB_COLUMNS = (*_JOB_FIELDS, "concurrency", "limit_key", "rate", "queue", "follows")
 """The columns that `job_row` gives, the id first."""
 
-_JOB_TEXTS = tuple(
-    name for name in _JOB_COLUMNS if JOB.fields[name].kind.name in ("value", "mapping", "webhook")
-)
-_JOB_PLAIN = tuple(name for name in _JOB_COLUMNS if name not in _JOB_TEXTS)
 
-JOB_SELECT = (
-    f"SELECT group_concat(json_array({', '.join(_JOB_PLAIN)}) || ',' || body"
-    + "".join(
-        f" || ',' || json_quote({name})"
-        if JOB.fields[name].kind.name == "webhook"
-        else f" || ',' || coalesce({name}, 'null')"
-        for name in _JOB_TEXTS
-    )
-    + ") FROM mainspring_jobs"
-)
-_JOB_STRIDE = 2 + len(_JOB_TEXTS)
-
-_job_columns = row_writer(_JOB_ROWS, _JOB_COLUMNS)
-_job_body = row_writer(_JOB_ROWS, _BODY[:-1])
-_job = row_reader(_JOB_ROWS, (*_JOB_PLAIN, *_BODY, *_JOB_TEXTS))
-
-
-def job_row(job: Job) -> dict[str, Any]:
+def job_row(job: Job) -> list[Any]:
     policy = job.policy
     key = policy.concurrency_key
     limit_key = f"job:{job.id}" if key is None else f"key:{key}"
-    return {
-        **dict(zip(_JOB_COLUMNS, _job_columns(job), strict=True)),
-        "concurrency": policy.concurrency,
-        "limit_key": None if policy.concurrency is None else limit_key,
-        "rate": None if (rate := rate_limit(job)) is None else _encode(rate),
-        "body": _encode([*_job_body(job), job.tags, policy.after]),
-    }
+    rate = rate_limit(job)
+    return [
+        *_job_columns(job),
+        policy.concurrency,
+        None if policy.concurrency is None else limit_key,
+        None if rate is None else _encode(rate),
+        policy.queue,
+        bool(policy.after),
+    ]
 
 
 def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) -> list[Job]:
     """Jobs in no fixed order. Jobs that cannot be read have `unreadable` set."""
-    try:
-        text = connection.execute(f"{JOB_SELECT} {where}", parameters).fetchone()[0]
-        return decode_jobs(text)
-    except Exception as error:
-        raise_unless_damage(error)
-    sql = f"SELECT json_group_array(rowid) FROM mainspring_jobs {where}"
-    rowids = json.loads(connection.execute(sql, parameters).fetchone()[0])
-    return [_salvaged_job(row) for row in _raw_rows(connection, _ONE_JOB, rowids)]
-
-
-_ONE_JOB = f"SELECT {', '.join(_JOB_COLUMNS)}, body FROM mainspring_jobs WHERE rowid = ?"
-
-
-def decode_jobs(text: str | None) -> list[Job]:
-    if text is None:
-        return []
-    flat = codec.decode(f"[{text}]")
-    return [
-        _job((*flat[at], *flat[at + 1][:-1], *flat[at + 2 : at + _JOB_STRIDE]))
-        for at in range(0, len(flat), _JOB_STRIDE)
-    ]
-
-
-def _salvaged_job(row: Mapping[str, Any]) -> Job:
-    def body() -> list[Any]:
-        parts = _read_list(row["body"].decode())
-        if len(parts) != len(_NO_BODY):
-            raise ValueError(f"it has {len(parts)} parts, this version knows {len(_NO_BODY)}")
-        return parts
-
-    try:
-        parts = body()
-    except Exception:  # `checks` below says why
-        parts = _NO_BODY
-    found = dict(zip(_BODY, parts, strict=False))
-
-    def raw(name: str) -> Any:
-        return found[name] if name in found else _raw(row, name)
-
-    return read_parts(_JOB_ROWS, raw, repr(row["id"]), checks={"definition": body})
-
-
-_NO_BODY: list[Any] = ["", 0, 0, None, "{}", str(Owner.API), "", [], []]
+    text = one_value(connection, f"{_JOB_SELECT} {where}", parameters)
+    return [job for _, job in _JOB_ROWS.read(text)]

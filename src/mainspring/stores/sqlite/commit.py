@@ -63,7 +63,8 @@ class EncodedChange(NamedTuple):
         shape = change_shape(tuple(expect), tuple(put), change.deletes)
         values = [change.id, *expect.values(), *put.values(), change.change_id]
         for at, encode in shape.encode:
-            values[at] = encode(values[at])
+            if values[at] is not None:
+                values[at] = encode(values[at])
         revives = put.get("state") in _LIVE and expect.get("state") not in _LIVE
         waits = put.get("state") is State.WAITING
         alone = revives or waits or shape.moves_lane

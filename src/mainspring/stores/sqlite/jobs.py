@@ -32,7 +32,7 @@ class JobRow(NamedTuple):
 
     id: str
     expected_version: int | None
-    row: Mapping[str, Any] | None
+    row: list[Any] | None
 
     @classmethod
     def of(cls, write: JobWrite) -> JobRow:
@@ -48,7 +48,7 @@ def put_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
         versions = _versions(tx, [items[at].id for at in part])
         fit = [at for at in part if _is_expected(items[at], versions)]
         rows = [row for at in fit if (row := items[at].row) is not None]
-        bulk(tx.connection, _PUT, [[row[name] for name in JOB_COLUMNS] for row in rows])
+        bulk(tx.connection, _PUT, rows)
         gone = [items[at].id for at in fit if items[at].row is None]
         bulk(tx.connection, _DROP, [(job_id,) for job_id in gone])
         drop_counters(tx, gone)

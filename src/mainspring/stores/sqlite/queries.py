@@ -22,7 +22,6 @@ from mainspring.stores.sqlite.codec import (
     Lane,
     name_list,
     runs_by_id,
-    runs_one_by_one,
     select_jobs,
     select_runs,
 )
@@ -60,11 +59,8 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
         )
     ]
     seqs = sorted(seqs, reverse=True)[: query.limit]
-    if query.set_aside:  # read in full, as a claim does, which would set them aside again
-        runs = dict(runs_one_by_one(connection, seqs, brief=query.brief))
-    else:
-        where = "WHERE seq IN (SELECT value FROM json_each(?))"
-        runs = dict(select_runs(connection, where, _list(seqs), brief=query.brief))
+    where = "WHERE seq IN (SELECT value FROM json_each(?))"
+    runs = dict(select_runs(connection, where, _list(seqs), brief=query.brief))
     cursor = str(seqs[-1]) if len(seqs) == query.limit else None
     return Page([runs[seq] for seq in seqs if _follows(runs[seq], query.upstream)], cursor)
 
@@ -302,8 +298,10 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
     if query.enabled is not None:
         where.append("enabled" if query.enabled else "NOT enabled")
     if query.text is not None:
-        where.append("(instr(small(id), small(?)) OR instr(small(description), small(?)))")
-        parameters += [query.text, query.text]
+        where.append(
+            "(instr(small(CAST(id AS BLOB)), ?) OR instr(small(CAST(description AS BLOB)), ?))"
+        )
+        parameters += [query.text.lower()] * 2
     table = _table(query)
     total = _total(connection, table, where, parameters) if query.with_total else None
     if query.due is not None:

@@ -7,7 +7,6 @@ The writer may join the items of several callers into one call.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +19,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.statistics import ending_of
+from mainspring.stores.codec import progress_text
 from mainspring.stores.evaluation import new_run_by_clock
 from mainspring.stores.protocol import TTL_NOTE_KEPT, Added, Claim, Held, Renewed
 from mainspring.stores.sqlite.claim import has_capacity, next_due, next_runs
@@ -29,8 +29,6 @@ from mainspring.stores.sqlite.codec import (
     RUN_SELECT,
     SET_ASIDE,
     lane_of,
-    progress_text,
-    raise_unless_damage,
     read_runs,
     run_row,
     runs_by_id,
@@ -42,7 +40,7 @@ from mainspring.stores.sqlite.counters import count
 from mainspring.stores.sqlite.counters import prune as prune_counters
 from mainspring.stores.sqlite.notes import NoteRow
 from mainspring.stores.sqlite.notes import put as put_notes
-from mainspring.stores.sqlite.row_batches import bulk, select
+from mainspring.stores.sqlite.row_batches import bulk, one_value, select
 from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 _BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
@@ -164,16 +162,13 @@ class ClaimedRows:
     """Claimed runs, not yet decoded: the caller's thread decodes them after the commit."""
 
     seqs: Sequence[int] = ()
-    text: str | None = None
+    text: str = "[]"
     next_due: int | None = None
 
-    def runs(self) -> list[Run] | None:
-        """The runs in order; None if one of them cannot be read."""
-        try:
-            runs = dict(read_runs(self.text))
-            return [runs[seq] for seq in self.seqs]
-        except Exception:  # a damaged value may raise anything
-            return None
+    def runs(self) -> dict[int, Run]:
+        """The runs in order, by seq."""
+        runs = dict(read_runs(self.text))
+        return {seq: runs[seq] for seq in self.seqs}
 
 
 def claim_runs(tx: WriteTransaction, items: Sequence[Claim]) -> list[ClaimedRows]:
@@ -187,11 +182,7 @@ def _claim(tx: WriteTransaction, claim: Claim) -> ClaimedRows:
     put_notes(tx, [NoteRow.of(write) for write in starts])
     chosen = json.dumps(seqs)
     tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
-    try:
-        return ClaimedRows(seqs, tx.value(_BY_SEQS, chosen))
-    except sqlite3.OperationalError as error:
-        raise_unless_damage(error)
-        return ClaimedRows(seqs)
+    return ClaimedRows(seqs, one_value(tx.connection, _BY_SEQS, [chosen]))
 
 
 _TAKE = """

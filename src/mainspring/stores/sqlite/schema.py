@@ -108,41 +108,34 @@ CREATE TABLE mainspring_upstream (
 ) WITHOUT ROWID, STRICT;
 """
 
-# `rate` is a list: the name of the note, how many starts, in how many microseconds. `file` is the
-# name of the file that lists the job. `origins` says which policy options are the job's own.
-#
-# The virtual columns are what lists of jobs are filtered and sorted by. SQLite computes them when a
-# definition is written, so that a list parses only the jobs that it shows. A damaged definition has
-# none of them. The policy is a JSON text inside the definition, and names its queue if that is not
-# the default one.
+# The columns behind the fields of a job are made from its policy: claims and lists search by them.
+# `rate` is a list: the name of the note, how many starts, in how many microseconds.
 _CREATE_JOBS = """
 CREATE TABLE mainspring_jobs (
     id TEXT PRIMARY KEY NOT NULL,
-    version INTEGER NOT NULL,
+    handler TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    payload TEXT,
+    schedule TEXT,
+    policy TEXT NOT NULL,
     enabled INTEGER NOT NULL,
     next_run_at INTEGER,
     last_run_at INTEGER,
+    version INTEGER NOT NULL,
+    owner TEXT NOT NULL,
+    file TEXT,  -- the name of the file that lists the job
+    description TEXT NOT NULL,
+    tags TEXT,
+    metadata TEXT,
+    webhook TEXT,
+    origins TEXT,  -- which policy options are the job's own
+    stated_enabled INTEGER,
     concurrency INTEGER,
     limit_key TEXT,
     rate TEXT,
-    body TEXT NOT NULL,
-    payload TEXT,
-    metadata TEXT,
-    webhook TEXT,
-    origins TEXT,
-    file TEXT,
-    stated_enabled INTEGER,
-    follows INTEGER AS (
-        CASE WHEN json_valid(body) THEN json_array_length(body, '$[8]') > 0 ELSE 0 END
-    ) VIRTUAL,
-    tags TEXT AS (CASE WHEN json_valid(body) THEN json_extract(body, '$[7]') END) VIRTUAL,
-    description TEXT AS (CASE WHEN json_valid(body) THEN json_extract(body, '$[6]') END) VIRTUAL,
-    queue TEXT AS (
-        CASE WHEN json_valid(body) AND json_valid(json_extract(body, '$[4]'))
-        THEN coalesce(json_extract(json_extract(body, '$[4]'), '$.queue'), 'default')
-        ELSE 'default' END
-    ) VIRTUAL,
-    updated_at INTEGER AS (CASE WHEN json_valid(body) THEN json_extract(body, '$[2]') END) VIRTUAL
+    queue TEXT NOT NULL,
+    follows INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX mainspring_jobs_due ON mainspring_jobs (next_run_at, id)
     WHERE enabled AND next_run_at IS NOT NULL;
@@ -162,7 +155,7 @@ CREATE TABLE mainspring_notes (
     version INTEGER NOT NULL,
     expires_at INTEGER,
     ttl INTEGER,
-    value TEXT NOT NULL,
+    value TEXT,
     PRIMARY KEY (kind, name)
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX mainspring_notes_expiring ON mainspring_notes (expires_at)
@@ -243,9 +236,14 @@ def connect(path: Path, *, create: bool = False, **options: Any) -> sqlite3.Conn
         "PRAGMA cache_size = -32768;"
         "PRAGMA temp_store = MEMORY;"
     )
-    # SQLite's own lower() handles only ASCII.
-    connection.create_function("small", 1, lambda text: text and text.lower(), deterministic=True)
+    connection.create_function("small", 1, _small, deterministic=True)
     return connection
+
+
+def _small(text: bytes) -> str:
+    """The text in lower case. SQLite's own lower() handles only ASCII. The text comes as a blob,
+    because a damaged one may not be valid Unicode."""
+    return text.decode(errors="replace").lower()
 
 
 def migrate(connection: sqlite3.Connection, path: Path, lock: FileLock) -> None:

@@ -37,7 +37,7 @@ from mainspring.stores.protocol import (
     StoreInfo,
 )
 from mainspring.stores.sqlite import notes, queries
-from mainspring.stores.sqlite.codec import runs_one_by_one, span_us
+from mainspring.stores.sqlite.codec import span_us
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
 from mainspring.stores.sqlite.jobs import JobRow, drop_jobs, fire, put_jobs
@@ -146,19 +146,14 @@ class SqliteStore:
             [taken] = await self._write(
                 claim_runs, [claim], wakes=False, undo=self._release_claimed
             )
-            runs: list[Run] | None = taken.runs()
-            if runs is None:
-                runs = await self._keep_readable(taken.seqs)
-            if runs or not taken.seqs:  # else all were unreadable: others may be due behind them
-                return Claimed(runs, None if taken.next_due is None else from_us(taken.next_due))
-
-    async def _keep_readable(self, seqs: Sequence[int]) -> list[Run]:
-        """Return the claimed runs that can be read, in order, and set the others aside. If that
-        fails, their leases lapse, and the next claim tries again."""
-        found = dict(await self._open_session().reader.read(runs_one_by_one, list(seqs)))
-        aside = [(seq, run.token) for seq, run in found.items() if run.unreadable is not None]
-        await self._write(set_aside, aside, wakes=False)
-        return [found[seq] for seq in seqs if seq in found and found[seq].unreadable is None]
+            runs: dict[int, Run] = taken.runs()
+            # If this fails, their leases lapse, and the next claim tries again.
+            aside = [(seq, run.token) for seq, run in runs.items() if run.unreadable is not None]
+            await self._write(set_aside, aside, wakes=False)
+            readable = [run for run in runs.values() if run.unreadable is None]
+            if readable or not runs:  # else all were unreadable: others may be due behind them
+                next_due = None if taken.next_due is None else from_us(taken.next_due)
+                return Claimed(readable, next_due)
 
     async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
         items = [(item, span_us(lease)) for item in held]
@@ -256,8 +251,9 @@ class SqliteStore:
 
     def _release_claimed(self, result: list[ClaimedRows]) -> None:
         """Release the runs of a claim whose caller was cancelled. They lose no attempt."""
-        session, runs = self._session, result[0].runs()
-        if session is None or not runs:  # the leases of unreadable runs lapse
+        session, claimed = self._session, result[0].runs().values()
+        runs = [run for run in claimed if run.unreadable is None]  # the leases of the others lapse
+        if session is None or not runs:
             return
         now = self._clock.now()
         back = [EncodedChange.of(transitions.released(run, now, began=False)) for run in runs]
