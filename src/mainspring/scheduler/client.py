@@ -46,7 +46,6 @@ from mainspring.core.options import (
 )
 from mainspring.core.policy import Policy, Span, check_defaults
 from mainspring.core.schedules import Schedule
-from mainspring.core.schedules.constructors import Units, cron_of
 from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
@@ -319,7 +318,7 @@ class Client:
         of the scheduler.
         """
         if others or callable(id):  # at once: who writes this does not await it
-            raise _other_form_of_add_job(id, others, options)
+            raise _other_form_of_add_job(id)
         given = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
         return self._add_job(id, given, defaults, replace=replace, dry_run=dry_run)
 
@@ -1240,20 +1239,14 @@ def _refuse_reserved(kind: str) -> None:
         )
 
 
-def _other_form_of_add_job(
-    job: object, others: Sequence[object], options: Mapping[str, Any]
-) -> InvalidInput:
+def _other_form_of_add_job(job: object) -> InvalidInput:
     """The error of `add_job(tick, "interval", seconds=5)`, which other schedulers take."""
     name = getattr(job, "__name__", "tick")
-    schedule = '"5m"'
-    if "cron" in others:
-        schedule = cron_of(options)
-    elif units := {unit: options[unit] for unit in Units.__optional_keys__ if unit in options}:
-        schedule = f"every({', '.join(f'{unit}={value!r}' for unit, value in units.items())})"
     return InvalidInput(
         "add_job takes the id of the job, and the rest by name: write `await"
-        f" scheduler.add_job({name!r}, handler={name}, schedule={schedule})`, or"
-        f" `@scheduler.job({schedule})` above the function",
+        f' scheduler.add_job({name!r}, handler={name}, schedule="5m")`, or `@scheduler.job("5m")`'
+        ' above the function. A schedule is an interval ("5m") or a cron expression'
+        ' ("30 9 * * 1-5")',
         field="id",
     )
 

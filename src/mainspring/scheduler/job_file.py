@@ -51,6 +51,36 @@ _MAY_BE_NONE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class _Source:
+    """The file that jobs are read from, and the line of each of its keys; nothing for a mapping."""
+
+    path: Path | None = None
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    def place(self, error: InvalidInput, *keys: str, named_already: bool = False) -> InvalidInput:
+        """The error with the file, the line and the full key in its message."""
+        key = ".".join(keys)
+        error.others = ()  # the caller reports each by itself
+        words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
+        error.args = (self.begin(words, keys),)
+        error.field = key or None
+        error.file = None if self.path is None else str(self.path)
+        error.line = self._line_of(keys)
+        return error
+
+    def begin(self, words: str, keys: tuple[str, ...]) -> str:
+        """The words after the file and the line of the key, or of the table that it would be in."""
+        if self.path is None:
+            return words
+        line = self._line_of(keys)
+        return f"{self.path}: {words}" if line is None else f"{self.path}, line {line}: {words}"
+
+    def _line_of(self, keys: tuple[str, ...]) -> int | None:
+        ends = range(len(keys), 0, -1)
+        return next((self.lines[keys[:end]] for end in ends if keys[:end] in self.lines), None)
+
+
+@dataclass(frozen=True, slots=True)
 class JobSet:
     """Jobs as data. `name` tells the jobs of one file from those of another on the same store."""
 
@@ -59,8 +89,7 @@ class JobSet:
     name: str | None = None
     timezone: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    path: Path | None = None
-    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    source: _Source = field(default_factory=_Source)
     states_name: bool = False
     """Whether the file itself has a `name`. Files in other folders may share the one that is made
     from the file's own, so that one is no reason to remove a job."""
@@ -75,7 +104,7 @@ class JobSet:
         if last in ("webhook", "webhook.url") and parents[-1:] and parents[-1] in self.url_jobs:
             last = "url"
         path = (*parents, *last.split(".")) if last else ()
-        return _placed(error, self.path, self.lines, tuple(path))
+        return self.source.place(error, *path)
 
     @contextmanager
     def add_error_places(self) -> Iterator[None]:
@@ -84,23 +113,23 @@ class JobSet:
             yield
         except InvalidInput as error:
             errors = InputErrors()
-            for one in error.each():
-                if one.job_id is not None and one.job_id in self.jobs:
-                    one = self.place_error(one, "jobs", one.job_id, one.field or "")
-                errors.add(one)
+            for wrong in error.each():
+                if wrong.job_id is not None and wrong.job_id in self.jobs:
+                    wrong = self.place_error(wrong, "jobs", wrong.job_id, wrong.field or "")
+                errors.add(wrong)
             errors.check()
         except JobExists as error:
             if error.job_id is not None and error.job_id in self.jobs:
                 keys = ("jobs", error.job_id)
                 words = f"{'.'.join(keys)}: {error}"
-                error.args = (_after_place(words, self.path, self.lines, keys),)
+                error.args = (self.source.begin(words, keys),)
             raise
 
     def register_handlers(self, registry: Registry) -> None:
         """Import the functions that the jobs name as `module:function`, and register them. A
         function that is given itself is registered under the id of its job, as a decorated one."""
-        if self.path is not None:
-            folder = str(self.path.parent.absolute())
+        if self.source.path is not None:
+            folder = str(self.source.path.parent.absolute())
             if folder not in sys.path[:1]:
                 sys.path.insert(0, folder)
         errors = InputErrors()
@@ -124,8 +153,8 @@ class JobSet:
             try:
                 made.append(draft(job_id, **options))
             except InvalidInput as error:
-                for one in error.each():
-                    errors.add(self.place_error(one, "jobs", job_id, one.field or ""))
+                for wrong in error.each():
+                    errors.add(self.place_error(wrong, "jobs", job_id, wrong.field or ""))
             except HandlerNotFound as error:
                 wrong = InvalidInput(
                     f"{error}. Name a function to import as module:function, or one that the"
@@ -150,19 +179,17 @@ def read_job_file(path: str | Path) -> JobSet:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path} is not valid TOML: {error}", field="file") from None
-    return _read(document, path, find_lines(text))
+    return _read(document, _Source(path, find_lines(text)))
 
 
 def read_jobs(jobs: Mapping[str, Mapping[str, Any]]) -> JobSet:
     """Jobs as a program gives them: what the table `jobs` of a file would hold."""
     if not isinstance(jobs, Mapping):
         raise refused("jobs", jobs, "is an object of jobs by their ids, or the path of a file")
-    return _read({"jobs": jobs}, None, {})
+    return _read({"jobs": jobs}, _Source())
 
 
-def _read(
-    document: Mapping[str, Any], path: Path | None, lines: Mapping[tuple[str, ...], int]
-) -> JobSet:
+def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
     errors = InputErrors()
 
     @contextmanager
@@ -170,15 +197,15 @@ def _read(
         try:
             yield
         except InvalidInput as error:
-            for one in error.each():
-                errors.add(_placed(one, path, lines, keys))
+            for wrong in error.each():
+                errors.add(source.place(wrong, *keys))
 
     for key in document.keys() - set(FILE_KEYS):
         with at(key):
             raise UnknownOption([key], FILE_KEYS, "key")
     name, timezone = document.get("name"), document.get("timezone")
-    if path is not None and name is None:
-        name = path.stem
+    if source.path is not None and name is None:
+        name = source.path.stem
     with at("name"):
         if name is not None:
             _check_name(name)
@@ -195,11 +222,11 @@ def _read(
     try:
         check_defaults(defaults)
     except InvalidInput as error:
-        for one in error.each():
-            keys = (one.field or "defaults").split(".")
-            errors.add(_placed(one, path, lines, tuple(keys), named_already=True))
+        for wrong in error.each():
+            keys = (wrong.field or "defaults").split(".")
+            errors.add(source.place(wrong, *keys, named_already=True))
     jobs = document.get("jobs", {})
-    found: dict[str, Mapping[str, Any]] = {}
+    read: dict[str, Mapping[str, Any]] = {}
     with at("jobs"):
         if not isinstance(jobs, Mapping):
             raise InvalidInput(
@@ -214,49 +241,40 @@ def _read(
                 )
             if not isinstance(job_id, str):
                 raise InvalidInput(f"a job's id is a text, not {job_id!r}", field="id")
-            found[job_id] = _read_job(options, path, lines, str(job_id), errors)
+            read[job_id] = _read_job(options, source, job_id, errors)
     errors.check()
-    states_name = document.get("name") is not None
-    url_jobs = frozenset(job_id for job_id in found if "url" in jobs[job_id])
     return JobSet(
-        found,
+        read,
         name,
         timezone,
         defaults or {},
-        path,
-        lines,
-        states_name,
+        source,
+        states_name=document.get("name") is not None,
         prune_every=prune_every,
-        url_jobs=url_jobs,
+        url_jobs=frozenset(job_id for job_id in read if "url" in jobs[job_id]),
     )
 
 
 def _read_job(
-    options: Mapping[str, Any],
-    path: Path | None,
-    lines: Mapping[tuple[str, ...], int],
-    job_id: str,
-    errors: InputErrors,
+    options: Mapping[str, Any], source: _Source, job_id: str, errors: InputErrors
 ) -> dict[str, Any]:
     made = _without_none(options)
     for key in sorted(map(str, made.keys() - JOB_KEYS)):
-        unknown = UnknownOption([key], JOB_KEYS, "key")
-        errors.add(_placed(unknown, path, lines, ("jobs", job_id, key)))
+        errors.add(source.place(UnknownOption([key], JOB_KEYS, "key"), "jobs", job_id, key))
         del made[key]
     url = made.pop("url", None)
     if url is not None and "webhook" in made:
         wrong = InvalidInput("give url or webhook, not both: a webhook has a url itself")
-        errors.add(_placed(wrong, path, lines, ("jobs", job_id, "url")))
+        errors.add(source.place(wrong, "jobs", job_id, "url"))
     elif url is not None:
         made["webhook"] = url
-    if "webhook" in made and path is not None:
+    if "webhook" in made and source.path is not None:
         try:
             made["webhook"] = _expand_webhook(made["webhook"])
         except InvalidInput as error:
-            for one in error.each():
-                key = "url" if url is not None else one.field or "webhook"
-                keys = ("jobs", job_id, *key.split("."))
-                errors.add(_placed(one, path, lines, keys))
+            for wrong in error.each():
+                key = "url" if url is not None else wrong.field or "webhook"
+                errors.add(source.place(wrong, "jobs", job_id, *key.split(".")))
     return made
 
 
@@ -325,12 +343,12 @@ def _refuse_variables(value: Any, name: str) -> None:
 
 
 def _uses_variable(value: Any) -> bool:
-    return isinstance(value, str) and any(one["name"] for one in _VARIABLE.finditer(value))
+    return isinstance(value, str) and any(match["name"] for match in _VARIABLE.finditer(value))
 
 
 def _expand(value: Any, name: str) -> Any:
     if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: _variable(found, name), value)
+        return _VARIABLE.sub(lambda match: _variable(match, name), value)
     if isinstance(value, Mapping):
         return {key: _expand(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list):
@@ -338,9 +356,9 @@ def _expand(value: Any, name: str) -> Any:
     return value
 
 
-def _variable(found: re.Match[str], name: str) -> str:
-    variable = found["name"]
-    if found[1] == "$":
+def _variable(match: re.Match[str], name: str) -> str:
+    variable = match["name"]
+    if match[1] == "$":
         return "$"
     if variable is None:
         raise InvalidInput(
@@ -404,41 +422,7 @@ def _broken(module: str, error: BaseException) -> InvalidInput:
     return InvalidInput(f"importing {module!r} failed: {words}", field="handler")
 
 
-# Places of errors
-
-
-def _placed(
-    error: InvalidInput,
-    path: Path | None,
-    lines: Mapping[tuple[str, ...], int],
-    keys: tuple[str, ...],
-    *,
-    named_already: bool = False,
-) -> InvalidInput:
-    """The error with the file, the line and the full key in its message."""
-    key = ".".join(keys)
-    error.others = ()  # the caller reports each by itself
-    words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
-    error.args = (_after_place(words, path, lines, keys),)
-    error.field = key or None
-    error.file, error.line = None if path is None else str(path), _line_of(lines, keys)
-    return error
-
-
-def _after_place(
-    words: str, path: Path | None, lines: Mapping[tuple[str, ...], int], keys: tuple[str, ...]
-) -> str:
-    """The words after the file and the line of the key, or of the table that it would be in."""
-    if path is None:
-        return words
-    line = _line_of(lines, keys)
-    return f"{path}: {words}" if line is None else f"{path}, line {line}: {words}"
-
-
-def _line_of(lines: Mapping[tuple[str, ...], int], keys: tuple[str, ...]) -> int | None:
-    ends = range(len(keys), 0, -1)
-    return next((lines[keys[:end]] for end in ends if keys[:end] in lines), None)
-
+# Lines of a TOML text, for error messages: `tomllib` does not keep them
 
 _PART = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')"
 _KEY = rf"{_PART}(?:\s*\.\s*{_PART})*"
@@ -489,4 +473,4 @@ def _after(rest: str, inside: str | None, depth: int) -> tuple[str | None, int]:
 
 
 def _parts(key: str) -> tuple[str, ...]:
-    return tuple(one.strip("\"'") for one in re.findall(_PART, key))
+    return tuple(part.strip("\"'") for part in re.findall(_PART, key))

@@ -71,7 +71,8 @@ def cron(
     """
     if fields:
         raise InvalidSchedule(
-            f"cron takes one expression, with a field for each part: write {cron_of(fields)}"
+            f"cron takes one expression, not {', '.join(fields)} by name: write minute, hour, day,"
+            ' month and weekday in one text, such as cron("30 9 * * 1-5") for 09:30 on weekdays'
         )
     text = _short(_text(expr, "a cron expression")).strip()
     if zoned := _ZONED.fullmatch(text):
@@ -158,31 +159,6 @@ def every(
         jitter=_span(jitter),
         floating=_floating(None, start=start, end=end),
     )
-
-
-_CRON_FIELDS = ("second", "minute", "hour", "day", "month", "day_of_week", "year")
-_COARSEST_FIRST = ("year", "month", "day", "day_of_week", "hour", "minute", "second")
-
-
-def cron_of(fields: Mapping[str, object]) -> str:
-    """The call of `cron` for fields that are given by name, as other schedulers take them: finer
-    fields than those given have their first value."""
-    named = [name for name in _COARSEST_FIRST if name in fields]
-    if not named:
-        return 'cron("0 9 * * 1-5")'
-    finer = _COARSEST_FIRST[_COARSEST_FIRST.index(named[0]) :]
-    first = {"month": "1", "day": "1", "day_of_week": "*"}
-    if "day_of_week" in named:
-        first["day"] = "*"
-    parts = [
-        str(fields.get(name, first.get(name, "0") if name in finer else "*"))
-        for name in _CRON_FIELDS
-    ]
-    if "year" not in named:
-        del parts[-1]
-        if parts[0] == "0":
-            del parts[0]
-    return f'cron("{" ".join(parts)}")'
 
 
 def at(when: datetime | str, *, tz: str | None = None, jitter: Span | None = None) -> Once:

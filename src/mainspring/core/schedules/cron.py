@@ -141,7 +141,7 @@ class Cron(WallClockSchedule):
             raise InvalidSchedule(f"{self.expression!r} can never fire: {self._why_never()}")
 
     def describe(self) -> str:
-        return f"{cron_in_words(self.expression, self.key)}, {self.timezone}"
+        return f"{cron_in_words(self.fields)}, {self.timezone}"
 
     @property
     def fields(self) -> Fields:

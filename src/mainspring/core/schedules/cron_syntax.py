@@ -163,19 +163,6 @@ def split_cron(expression: str) -> list[str]:
     return parts if len(parts) == 7 else [*parts, "*"]
 
 
-def values_of(field: Field, item: str, key: str = "") -> list[int]:
-    """The values of one item of a list, in order."""
-    return sorted(_item(field, item, key))
-
-
-def resolve_hash(field: Field, text: str, key: str) -> str:
-    """A field's text with each `H` replaced by the numbers that the key picks."""
-    return ",".join(
-        ",".join(map(str, values_of(field, item, key))) if item.startswith("H") else item
-        for item in text.split(",")
-    )
-
-
 def _macro(text: str) -> str:
     if text in MACROS:
         return MACROS[text]

@@ -1,13 +1,18 @@
-"""Cron expressions and recurrence rules in plain English."""
+"""Cron expressions and recurrence rules in plain English.
+
+Words are made from the numbers that a schedule matches, not from its text: `*/15` and `0,15,30,45`
+are both "every 15 minutes".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
+from mainspring.core.schedules.calendar import bits
 from mainspring.core.schedules.cron_syntax import (
     HOUR,
     MINUTE,
@@ -16,15 +21,15 @@ from mainspring.core.schedules.cron_syntax import (
     SECOND,
     WEEK_DAY,
     YEAR,
+    DaysOfMonth,
+    DaysOfWeek,
     Field,
-    resolve_hash,
-    split_cron,
-    values_of,
+    Fields,
 )
 from mainspring.core.schedules.rrule_syntax import Freq, Rule
 
 _MOST_TIMES = 6
-_BY_UNIT = {"second": SECOND, "minute": MINUTE, "hour": HOUR, "day": MONTH_DAY}
+_UNITS = {SECOND: "second", MINUTE: "minute", HOUR: "hour", MONTH_DAY: "day"}
 _MONTHS = [
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -32,187 +37,139 @@ _MONTHS = [
 _DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
 _ORDINALS = {1: "first", 2: "second", 3: "third", 4: "fourth", 5: "fifth"}
 
+Numbers = Sequence[int] | None
+"""Numbers in order, or None for all of a field."""
+
 
 # Cron
 
 
-def cron_in_words(expression: str, key: str = "") -> str:
-    """`0 9 * * 1-5` → `At 09:00, Monday through Friday`. The expression must be a valid one."""
-    *texts, last, year = split_cron(expression)
-    joined = "+" if last.startswith("+") else ""
-    fields = (SECOND, MINUTE, HOUR, MONTH_DAY, MONTH, WEEK_DAY)
-    second, minute, hour, month_day, month, week_day = (
-        resolve_hash(field, text, key)
-        for field, text in zip(fields, [*texts, last.removeprefix("+")], strict=True)
-    )
-    phrases = [
-        _time(second, minute, hour),
-        _days(month_day, joined + week_day),
-        _months(month),
-        _years(year),
-    ]
+def cron_in_words(fields: Fields) -> str:
+    """`0 9 * * 1-5` → `At 09:00, Monday through Friday`."""
+    months = _numbers_of(fields.months, MONTH)
+    phrases = [_time(fields), _days(fields), "" if months is None else _months(months)]
+    if fields.years is not None:
+        phrases.append(f"in {_years(fields.years)}")
     text = ", ".join(phrase for phrase in phrases if phrase)
     return text[0].upper() + text[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """The items of a field: numbers and ranges (both ends) in order, and those with a step, as its
-    length and the text before it. A range may reach over the end of the field."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-    steps: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def fixed(self) -> bool:
-        """Whether there are numbers and ranges alone."""
-        return not self.steps
-
-    @property
-    def single(self) -> bool:
-        """Whether there are numbers alone."""
-        return self.fixed and all(low == high for low, high in self.ranges)
-
-    @classmethod
-    def of(cls, numbers: Iterable[int]) -> _Items:
-        return cls(tuple((number, number) for number in sorted(numbers)))
+def _numbers_of(mask: int, field: Field) -> Numbers:
+    numbers = bits(mask)
+    return None if len(numbers) == _size(field) else numbers
 
 
-def _items(field: Field, text: str) -> _Items | None:
-    """None where the items match every value of the field."""
-    ranges: list[tuple[int, int]] = []
-    steps: list[tuple[int, str]] = []
-    matched: set[int] = set()
-    for item in dict.fromkeys(text.split(",")):
-        values = values_of(field, item)
-        matched.update(values)
-        body, _, step = item.partition("/")
-        uneven = step and (field.high - field.low + 1) % int(step)
-        # `*/25` is not "every 25 minutes": it begins again with each hour.
-        if len(values) == 1 or (len(values) <= _MOST_TIMES and uneven):
-            ranges += [(value, value) for value in values]
-        elif int(step or 1) > 1:
-            steps.append((int(step), body))
-        elif body[0] not in "*?":
-            low, _, high = body.partition("-")
-            ranges.append((_number(field, low), _number(field, high) if high else field.high))
-    if len(matched) == field.high - field.low + (field is not WEEK_DAY):
-        return None
-    return _Items(tuple(sorted(set(ranges))), tuple(steps))
+def _size(field: Field) -> int:
+    return field.high - field.low + (field is not WEEK_DAY)
 
 
-def _number(field: Field, text: str) -> int:
-    return field.names[text] if text.isalpha() else int(text)
-
-
-def _time(second: str, minute: str, hour: str) -> str:
-    seconds, minutes, hours = _items(SECOND, second), _items(MINUTE, minute), _items(HOUR, hour)
+def _time(fields: Fields) -> str:
+    seconds = _numbers_of(fields.seconds, SECOND)
+    minutes = _numbers_of(fields.minutes, MINUTE)
+    hours = _numbers_of(fields.hours, HOUR)
     if times := _clock_times(seconds, minutes, hours):
         return "at " + _list(times)
-    on_the_minute = seconds == _Items(((0, 0),))
-    phrases = []
-    if not on_the_minute:
-        phrases.append(_pattern(seconds, "second", "at"))
-        if minutes is None and seconds is not None and seconds.fixed:
-            phrases[-1] += " of every minute"
+    on_the_minute = seconds == [0]
     if on_the_minute:
-        phrases.append(_pattern(minutes, "minute", "at"))
-    elif minutes is not None:
-        phrases.append(_within(minutes, "minute"))
-    if hours is None:
-        if minutes is not None and minutes.fixed:
-            phrases[-1] += " past every hour" if on_the_minute else " of every hour"
-    elif on_the_minute and minutes is not None and minutes.fixed:
-        phrases.append(_pattern(hours, "hour", "in"))
+        phrases = [_often(minutes, MINUTE)]
     else:
-        phrases.append(_within(hours, "hour"))
+        phrases = [_often(seconds, SECOND)]
+        if minutes is not None:
+            phrases.append(_within(minutes, MINUTE))
+        elif phrases[0].startswith("at "):
+            phrases[0] += " of every minute"
+    if hours is not None:
+        at_minutes = on_the_minute and phrases[0].startswith("at ")
+        phrases.append(_often(hours, HOUR, "in") if at_minutes else _within(hours, HOUR))
+    elif minutes is not None and phrases[-1].startswith(("at ", "in minute")):
+        phrases[-1] += " past every hour" if on_the_minute else " of every hour"
     return ", ".join(phrases)
 
 
-def _clock_times(seconds: _Items | None, minutes: _Items | None, hours: _Items | None) -> list[str]:
-    """The times of day, where they are few and fixed; otherwise none."""
+def _clock_times(seconds: Numbers, minutes: Numbers, hours: Numbers) -> list[str]:
+    """The times of day, where they are few; otherwise none."""
     if hours is None or minutes is None or seconds is None:
         return []
-    if not (hours.single and minutes.single and seconds.single):
-        return []
     fields = (hours, minutes, seconds)
-    if prod(len(items.ranges) for items in fields) > _MOST_TIMES:  # before 86,400 times are made
+    if prod(map(len, fields)) > _MOST_TIMES:  # before 86,400 times are made
         return []
-    times = sorted(product(*([low for low, _ in items.ranges] for items in fields)))
-    return [f"{h:02}:{m:02}" + (f":{s:02}" if s else "") for h, m, s in times]
+    return [f"{h:02}:{m:02}" + (f":{s:02}" if s else "") for h, m, s in sorted(product(*fields))]
 
 
-def _pattern(items: _Items | None, unit: str, at: str) -> str:
-    """Hours, minutes or seconds: `every 5 minutes, and at minutes 7 and 12`."""
-    if items is None:
+def _often(numbers: Numbers, field: Field, at: str = "at") -> str:
+    """`every minute`, `every 5 minutes from minute 2`, `at minutes 7 and 12`."""
+    unit = _UNITS[field]
+    if numbers is None:
         return f"every {unit}"
-    steps = [f"every {step} {unit}s{_bounds(body, unit, step)}" for step, body in items.steps]
-    return _phrases(steps, f"{at} {_numbers(items.ranges, unit)}" if items.ranges else "")
+    spread = _spread(numbers, field)
+    if spread is None:
+        return f"{at} {_listed(numbers, unit, field=field)}"
+    return f"every {_step(numbers)} {unit}s{spread}"
 
 
-def _within(items: _Items, unit: str) -> str:
+def _within(numbers: Sequence[int], field: Field) -> str:
     """The hours or minutes in which a shorter pattern repeats: `in every third hour`."""
-    steps = [
-        f"in every {_nth(step)} {unit}{_bounds(body, unit, step)}" for step, body in items.steps
-    ]
-    return _phrases(steps, f"in {_numbers(items.ranges, unit)}" if items.ranges else "")
+    spread = _spread(numbers, field)
+    if spread is None:
+        return f"in {_listed(numbers, _UNITS[field], field=field)}"
+    return f"in every {_nth(_step(numbers))} {_UNITS[field]}{spread}"
 
 
-def _bounds(body: str, unit: str, step: int) -> str:
-    """Where an item with a step begins and ends: ` from minute 5 through 30`. Nothing where it goes
-    on over the end of the field in the same step: `*/15` is every 15 minutes, `*/7` is not every 7
-    minutes."""
-    field = _BY_UNIT[unit]
-    start, _, end = body.partition("-")
-    first = field.low if start in ("*", "?") else int(start)
-    goes_on = (field.high - field.low + 1) % step == 0 and first - field.low < step
-    if not end and not goes_on and field is not MONTH_DAY:  # of days, "of the month" says it
-        end = str(field.high)
-    if first == field.low and not end:
+def _step(numbers: Sequence[int]) -> int:
+    """The distance of numbers that follow each other in one distance; otherwise 0."""
+    distances = {later - number for number, later in pairwise(numbers)}
+    return distances.pop() if len(distances) == 1 else 0
+
+
+def _spread(numbers: Sequence[int], field: Field) -> str | None:
+    """Where numbers of one distance begin and end: ` from minute 5 through 30`. None where they are
+    better listed: `*/25` is not "every 25 minutes", because it begins again with each hour."""
+    step, first, last = _step(numbers), numbers[0], numbers[-1]
+    fits = step > 1 and _size(field) % step == 0 and (len(numbers) > 2 or first == field.low)
+    goes_on = fits and first - field.low < step and last + step > field.high
+    if step < 2 or (not goes_on and len(numbers) <= _MOST_TIMES):
+        return None
+    ends = not goes_on and (field is not MONTH_DAY or last + step <= field.high)
+    if first == field.low and not ends:
         return ""
-    return f" from {unit} {first}" + (f" through {int(end)}" if end else "")
+    return f" from {_UNITS[field]} {first}" + (f" through {last}" if ends else "")
 
 
-def _phrases(steps: list[str], numbers: str) -> str:
-    found = [*steps, numbers] if numbers else steps
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])}, and {found[-1]}"
-
-
-def _numbers(ranges: Sequence[tuple[int, int]], unit: str, last: str = "and") -> str:
+def _listed(
+    numbers: Sequence[int], unit: str, last: str = "and", *, field: Field | None = None
+) -> str:
     """`minute 5`, `minutes 5, 10 and 20 through 30`, `day 5 or 10`."""
-    words = _ranges(ranges, last)
+    words = _list(_names(numbers, str, field), last)
     return f"{unit if words.isdigit() or last == 'or' else f'{unit}s'} {words}"
 
 
-def _ranges(ranges: Sequence[tuple[int, int]], last: str = "and") -> str:
-    found = _merged(ranges)
-    return _list(
-        [str(low) if low == high else f"{low} through {high}" for low, high in found], last
-    )
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Numbers and ranges in order, without those that lie in another. Three or more numbers that
-    follow each other are a range, and a range of two is two numbers."""
-    found: list[tuple[int, int]] = []
-    over_the_end = [(low, high) for low, high in ranges if low > high]
-    for low, high in sorted(one for one in ranges if one not in over_the_end):
-        if any(low >= start or high <= end for start, end in over_the_end):
-            continue
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(high, found[-1][1])
+def _names(
+    numbers: Sequence[int], name: Callable[[int], str], field: Field | None = None
+) -> list[str]:
+    """The numbers by their names. Three or more that follow each other are a range, which may reach
+    over the end of the `field`."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1].append(number)
         else:
-            found.append((low, high))
-    spread = [
-        [(low, low), (high, high)] if high - low == 1 else [(low, high)] for low, high in found
-    ]
-    return [one for part in spread for one in part] + over_the_end
+            ranges.append([number])
+    if field is not None and len(ranges) > 1 and len(ranges[0]) + len(ranges[-1]) > 2:
+        begin, end = ranges[0][0], ranges[-1][-1]
+        if begin == field.low and end == field.low + _size(field) - 1:
+            ranges[-1] += ranges.pop(0)
+    words: list[str] = []
+    for numbers in ranges:
+        if len(numbers) < 3:
+            words += map(name, numbers)
+        else:
+            words.append(f"{name(numbers[0])} through {name(numbers[-1])}")
+    return words
 
 
-def _days(month_day: str, week_day: str) -> str:
-    both = week_day.startswith("+") or month_day[0] in "*?" or week_day[0] in "*?"
-    by_number, by_week = _month_days(month_day), _week_days(week_day.removeprefix("+"))
-    if not (by_number and by_week) and not both:
+def _days(fields: Fields) -> str:
+    by_number, by_week = _month_days(fields.month_days), _week_days(fields.week_days)
+    if not (by_number and by_week) and not fields.both_days:
         return ""  # either is enough, and one of them is every day
     on_days = f"on {by_number} of the month"
     if not by_week:
@@ -220,57 +177,43 @@ def _days(month_day: str, week_day: str) -> str:
     if not by_number:
         plain_range = len(by_week) == 1 and " through " in by_week[0]
         return _weekdays("" if plain_range else "on ", by_week, "and")
-    return _weekdays(f"{on_days} if it is " if both else f"{on_days} or on ", by_week, "or")
+    between = " if it is " if fields.both_days else " or on "
+    return _weekdays(on_days + between, by_week, "or")
 
 
-def _month_days(text: str) -> str:
+def _month_days(days: DaysOfMonth) -> str:
     """The days of the month; empty where they are all."""
-    special, plain = [], []
-    for item in dict.fromkeys(text.split(",")):
-        if item.startswith("L") or item.endswith("W"):
-            special.append(_special_day(item))
-        else:
-            plain.append(item)
+    numbers = _numbers_of(days.days, MONTH_DAY)
+    if numbers is None:
+        return ""
     words = []
-    if plain:
-        items = _items(MONTH_DAY, ",".join(item.replace("L", "31") for item in plain))
-        if items is None:
-            return ""
-        words += [
-            f"every {_nth(step)} day{_bounds(body, 'day', step)}" for step, body in items.steps
-        ]
-        if items.ranges:
-            words.append(_numbers(items.ranges, "day"))
-    return _list([*words, *dict.fromkeys(special)]).replace("through 31", "through the last day")
+    if numbers:
+        spread = _spread(numbers, MONTH_DAY)
+        often = None if spread is None else f"every {_nth(_step(numbers))} day{spread}"
+        words.append(often or _listed(numbers, "day").replace("through 31", "through the last day"))
+    words += [_from_end(back) for back in days.from_end]
+    words += [f"the weekday nearest to day {day}" for day in days.near]
+    words += [
+        f"the weekday nearest to {_from_end(back)}" if back else "the last weekday"
+        for back in days.near_from_end
+    ]
+    return _list(words)
 
 
-def _special_day(item: str) -> str:
-    near = item.endswith("W")
-    if not item.startswith("L"):
-        return f"the weekday nearest to day {int(item[:-1])}"
-    back = int(item.removeprefix("L").removesuffix("W").removeprefix("-") or 0)
-    if back == 0:
-        return "the last weekday" if near else "the last day"
-    day = "the day before the last" if back == 1 else f"the day {back} days before the last"
-    return f"the weekday nearest to {day}" if near else day
+def _from_end(back: int) -> str:
+    if back < 2:
+        return "the day before the last" if back else "the last day"
+    return f"the day {back} days before the last"
 
 
-def _week_days(text: str) -> list[str]:
+def _week_days(days: DaysOfWeek) -> list[str]:
     """The days of the week, in words; empty where they are all."""
-    plain = [item for item in text.split(",") if "#" not in item and "L" not in item]
-    words = []
-    if plain:
-        items = _items(WEEK_DAY, ",".join(plain))
-        if items is None:
-            return []
-        words += _names(WEEK_DAY, ",".join(plain), _DAYS)
-    for item in dict.fromkeys(text.split(",")):
-        if "#" in item or "L" in item:
-            days, _, nth = item.partition("#")
-            which = _nth(int(nth)) if nth.isdigit() else "last"
-            numbers = _in_order(WEEK_DAY, days.strip("L"))
-            words.append(f"the {which} {_list([_DAYS[number] for number in numbers])}")
-    return list(dict.fromkeys(words))
+    numbers = _numbers_of(days.days, WEEK_DAY)
+    if numbers is None:
+        return []
+    words = _names(numbers, _DAYS.__getitem__, WEEK_DAY)
+    words += [f"the {_nth(nth)} {_DAYS[day]}" for day, nth in days.nth]
+    return words + [f"the last {_DAYS[day]}" for day in days.last]
 
 
 def _weekdays(before: str, words: list[str], last: str) -> str:
@@ -278,52 +221,22 @@ def _weekdays(before: str, words: list[str], last: str) -> str:
     return f"{before}{_list(words, last)}{of_the_month}"
 
 
-def _months(text: str) -> str:
-    if _items(MONTH, text) is None:
-        return ""
-    return "in " + _list(_names(MONTH, text, _MONTHS))
+def _months(numbers: Sequence[int]) -> str:
+    return "in " + _list(_names(numbers, lambda month: _MONTHS[month - 1], MONTH))
 
 
-def _names(field: Field, text: str, names: Sequence[str]) -> list[str]:
-    """Months or weekdays. Those of a step are so few that they are best spelt out."""
-    ranges: list[tuple[int, int]] = []
-    for item in text.split(","):
-        numbers = _in_order(field, item)
-        if "/" in item and item.rpartition("/")[2] != "1":
-            ranges += [(number, number) for number in numbers]
-        else:
-            ranges.append((numbers[0], numbers[-1]))
-    return _named(ranges, names, field.low)
-
-
-def _named(ranges: Sequence[tuple[int, int]], names: Sequence[str], low: int) -> list[str]:
+def _years(items: Iterable[Sequence[int]]) -> str:
     words = []
-    for first, last in _merged(ranges):
-        name = names[first - low]
-        words.append(name if first == last else f"{name} through {names[last - low]}")
-    return words
-
-
-def _in_order(field: Field, item: str) -> list[int]:
-    """The values of an item as they follow each other: `FRI-MON` begins with Friday."""
-    numbers = values_of(field, item)
-    start = item.partition("/")[0].partition("-")[0]
-    if start in ("*", "?"):
-        return numbers
-    first = _number(field, start) % 7 if field is WEEK_DAY else _number(field, start)
-    return [n for n in numbers if n >= first] + [n for n in numbers if n < first]
-
-
-def _years(text: str) -> str:
-    if text in ("*", "?") or (items := _items(YEAR, text)) is None:
-        return ""
-    steps = []
-    for step, body in items.steps:
-        start, _, end = body.partition("-")
-        first = YEAR.low if start in ("*", "?") else int(start)
-        through = f" through {end}" if end else ""
-        steps.append(f"in every {_nth(step)} year from {first}{through}")
-    return _phrases(steps, f"in {_ranges(items.ranges)}" if items.ranges else "")
+    for years in items:
+        step = _step(years[:3])
+        if len(years) <= _MOST_TIMES:
+            words += _names(years, str)
+        elif step == 1:
+            words.append(f"{years[0]} through {years[-1]}")
+        else:
+            through = f" through {years[-1]}" if years[-1] + step <= YEAR.high else ""
+            words.append(f"every {_nth(step)} year from {years[0]}{through}")
+    return _list(words)
 
 
 # Recurrence rules
@@ -334,7 +247,7 @@ def rule_in_words(rule: Rule, dtstart: datetime | None) -> str:
     rule, unit = _with_implied_days(rule, dtstart), rule.freq.period
     phrases = [f"Every {rule.interval} {unit}s" if rule.interval > 1 else f"Every {unit}"]
     if rule.months:
-        phrases.append("in " + _list(_named(_Items.of(rule.months).ranges, _MONTHS, MONTH.low)))
+        phrases.append(_months(rule.months))
     if rule.weeks:
         phrases.append("in " + _counted(rule.weeks, "week", "year"))
     days = _rule_days(rule)
@@ -370,63 +283,55 @@ def _rule_days(rule: Rule) -> str:
     """The days of a rule. Parts that are given together must all match: the first names the days,
     and the others are conditions."""
     each_day = rule.freq is Freq.DAILY  # "every day, on Monday" is no English
-    found: list[str] = []
+    parts: list[str] = []
 
     def last_word() -> str:
-        return "or" if found or each_day else "and"
+        return "or" if parts or each_day else "and"
 
     if rule.month_days:
-        found.append(_counted(rule.month_days, "day", "month", last_word()))
+        parts.append(_counted(rule.month_days, "day", "month", last_word()))
     if rule.year_days:
-        found.append(_counted(rule.year_days, "day", "year", last_word()))
+        parts.append(_counted(rule.year_days, "day", "year", last_word()))
     if rule.weekdays:
-        found.append(_list(_rule_weekdays(rule.weekdays), last_word()))
-    phrases = [] if each_day else [f"on {days}" for days in found[:1]]
-    if conditions := found[len(phrases) :]:
+        parts.append(_list(_rule_weekdays(rule.weekdays), last_word()))
+    phrases = [] if each_day else [f"on {days}" for days in parts[:1]]
+    if conditions := parts[len(phrases) :]:
         phrases.append("if it is " + " and it is ".join(conditions))
     return " ".join(phrases)
 
 
 def _rule_weekdays(weekdays: Iterable[tuple[int, int]]) -> list[str]:
     """Those of every week first, then those that are counted, from the end last."""
-    found = sorted(weekdays, key=lambda one: (one[0] < 0, one))
+    days = sorted(weekdays, key=lambda day: (day[0] < 0, day))
     names = [*_DAYS[1:], _DAYS[0]]  # a rule's week begins with Monday
-    words = _named([(day, day) for nth, day in found if nth == 0], names, 0)
-    return words + [f"the {_nth(nth)} {names[day]}" for nth, day in found if nth]
+    words = _names([day for nth, day in days if nth == 0], names.__getitem__)
+    return words + [f"the {_nth(nth)} {names[day]}" for nth, day in days if nth]
 
 
 def _counted(numbers: Iterable[int], unit: str, whole: str, last: str = "and") -> str:
     """`day 5 of the month`, `the first and the last day of the month`."""
-    found = sorted(numbers, key=lambda number: (number < 0, number))
-    if found[-1] < 0:
-        return f"{_list([f'the {_nth(number)}' for number in found], last)} {unit} of the {whole}"
-    return f"{_numbers(_Items.of(found).ranges, unit, last)} of the {whole}"
+    places = sorted(numbers, key=lambda number: (number < 0, number))
+    if places[-1] < 0:
+        return f"{_list([f'the {_nth(number)}' for number in places], last)} {unit} of the {whole}"
+    return f"{_listed(places, unit, last)} of the {whole}"
 
 
 def _rule_times(rule: Rule, dtstart: datetime | None) -> str:
-    start = dtstart or datetime.min
-    hours = _given_or(rule.hours, None if rule.freq >= Freq.HOURLY else start.hour)
-    minutes = _given_or(rule.minutes, None if rule.freq >= Freq.MINUTELY else start.minute)
-    seconds = _given_or(rule.seconds, None if rule.freq >= Freq.SECONDLY else start.second)
+    start, freq = dtstart or datetime.min, rule.freq
+    hours = rule.hours or (None if freq >= Freq.HOURLY else (start.hour,))
+    minutes = rule.minutes or (None if freq >= Freq.MINUTELY else (start.minute,))
+    seconds = rule.seconds or (None if freq >= Freq.SECONDLY else (start.second,))
     if times := _clock_times(seconds, minutes, hours):
         return "at " + _list(times)
     phrases = []
-    zero = _Items.of([0])
-    if seconds is not None and seconds != zero:
-        phrases.append("at " + _numbers(seconds.ranges, "second"))
-    on_the_hour = rule.freq is Freq.HOURLY and minutes == zero and hours is None
+    if seconds is not None and seconds != (0,):
+        phrases.append("at " + _listed(seconds, "second"))
+    on_the_hour = freq is Freq.HOURLY and minutes == (0,) and hours is None
     if minutes is not None and not on_the_hour:
-        at = "at" if rule.freq <= Freq.HOURLY else "in"
-        phrases.append(f"{at} " + _numbers(minutes.ranges, "minute"))
+        phrases.append(("at " if freq <= Freq.HOURLY else "in ") + _listed(minutes, "minute"))
     if hours is not None:
-        phrases.append("in " + _numbers(hours.ranges, "hour"))
+        phrases.append("in " + _listed(hours, "hour"))
     return ", ".join(phrases)
-
-
-def _given_or(given: tuple[int, ...], default: int | None) -> _Items | None:
-    if given:
-        return _Items.of(given)
-    return None if default is None else _Items.of([default])
 
 
 def _stamp_in_words(stamp: str) -> str:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from calendar import isleap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
+from math import prod
 
 from mainspring.core.schedules.calendar import (
     CYCLE,
@@ -238,31 +239,32 @@ class RuleWallTimes:
 
     def later(self, wall: datetime) -> datetime | None:
         """The first time strictly later. `InvalidSchedule` if that takes too many steps."""
-        steps = _Steps(self._most_steps + len(self._exdates))
-        try:
-            found = self._later(wall, steps)
-            while found is not None and found in self._exdates:
-                found = self._later(found, steps)
-        except _SearchLimitReached:
-            raise self._too_rare() from None
+        by_rule = self._search(wall, self._later)
         at = bisect_right(self._extra, wall)
-        if at < len(self._extra) and (found is None or self._extra[at] < found):
+        if at < len(self._extra) and (by_rule is None or self._extra[at] < by_rule):
             return self._extra[at]
-        return found
+        return by_rule
 
     def earlier(self, wall: datetime) -> datetime | None:
         """The last time strictly earlier. `InvalidSchedule` if that takes too many steps."""
+        by_rule = self._search(wall, self._earlier)
+        at = bisect_left(self._extra, wall)
+        if at > 0 and (by_rule is None or self._extra[at - 1] > by_rule):
+            return self._extra[at - 1]
+        return by_rule
+
+    def _search(
+        self, wall: datetime, step: Callable[[datetime, _Steps], datetime | None]
+    ) -> datetime | None:
+        """The next time of the rule that is no EXDATE."""
         steps = _Steps(self._most_steps + len(self._exdates))
         try:
-            found = self._earlier(wall, steps)
-            while found is not None and found in self._exdates:
-                found = self._earlier(found, steps)
+            by_rule = step(wall, steps)
+            while by_rule is not None and by_rule in self._exdates:
+                by_rule = step(by_rule, steps)
         except _SearchLimitReached:
             raise self._too_rare() from None
-        at = bisect_left(self._extra, wall)
-        if at > 0 and (found is None or self._extra[at - 1] > found):
-            return self._extra[at - 1]
-        return found
+        return by_rule
 
     def _probe(self) -> None:
         """Refuse a rule whose answers cannot be found in a few steps."""
@@ -423,22 +425,15 @@ class _PeriodTimes:
         positions: tuple[int, ...],
     ) -> None:
         self._months = months
-        self._hours, self._minutes, self._seconds = times
-        self._in_day = len(self._hours) * len(self._minutes) * len(self._seconds)
+        self._times = times
+        self._in_day = prod(map(len, times))
         size = self._in_day * sum(days.bit_count() for _, _, days in months)
         numbers = {place - 1 if place > 0 else size + place for place in positions}
         self.chosen = sorted(number for number in numbers if 0 <= number < size)
 
     def at(self, number: int) -> datetime:
-        day, rest = divmod(number, self._in_day)
-        rest, second = divmod(rest, len(self._seconds))
-        hour, minute = divmod(rest, len(self._minutes))
-        return datetime(
-            *_nth_day(self._months, day),
-            self._hours[hour],
-            self._minutes[minute],
-            self._seconds[second],
-        )
+        day, in_day = divmod(number, self._in_day)
+        return datetime(*_nth_day(self._months, day), *_nth_time(self._times, in_day))
 
 
 class _Periods:
@@ -550,45 +545,20 @@ class _RuleMasks(WallTimes):
 
     def nth(self, start: datetime, count: int) -> datetime | None:
         """The `count`th match at or after a time: by whole years, then months, then its day."""
-        hours, minutes, seconds = self._listed
-        in_hour = len(minutes) * len(seconds)
-        in_day = len(hours) * in_hour
-        skipped, masks = count - 1, self.days_of(start.year)
-        if masks[start.month] >> start.day & 1:  # those of its day that come before it
-            skipped += sum(1 for hour in hours if hour < start.hour) * in_hour
-            if start.hour in hours:
-                skipped += sum(1 for minute in minutes if minute < start.minute) * len(seconds)
-                if start.minute in minutes:
-                    skipped += sum(1 for second in seconds if second < start.second)
-        day, rest = divmod(skipped, in_day)
-        months = self._months_from(start)
-        if day >= (size := sum(map(int.bit_count, months))):
+        earlier = self._count_to(start, start.year) - (self.later(start - _SECOND) == start)
+        day, in_day = divmod(earlier + count - 1, prod(map(len, self._listed)))
+        in_cycle = sum(self._size_of(start.year + n) for n in range(CYCLE))
+        if in_cycle == 0:
+            return None
+        cycles, day = divmod(day, in_cycle)
+        year = start.year + cycles * CYCLE
+        while year < 10_000 and day >= (size := self._size_of(year)):
             day -= size
-            year = start.year + 1
-            in_cycle = sum(self._size_of(year + n) for n in range(CYCLE))
-            if in_cycle == 0:
-                return None
-            cycles, day = divmod(day, in_cycle)
-            year += cycles * CYCLE
-            while year < 10_000 and day >= (size := self._size_of(year)):
-                day -= size
-                year += 1
-            if year >= 10_000:
-                return None
-            months = list(self.days_of(year)[1:])
-        else:
-            year = start.year
-        found = _nth_day([(year, n, mask) for n, mask in enumerate(months, 1)], day)
-        hour, rest = divmod(rest, in_hour)
-        minute, second = divmod(rest, len(seconds))
-        return datetime(*found, hours[hour], minutes[minute], seconds[second])
-
-    def _months_from(self, start: datetime) -> list[int]:
-        """The masks of a year's months, without the days before a moment's."""
-        months = list(self.days_of(start.year)[1:])
-        months[: start.month - 1] = [0] * (start.month - 1)
-        months[start.month - 1] &= -1 << start.day
-        return months
+            year += 1
+        if year >= 10_000:
+            return None
+        months = [(year, month, days) for month, days in enumerate(self.days_of(year)[1:], 1)]
+        return datetime(*_nth_day(months, day), *_nth_time(self._listed, in_day))
 
     def _size_of(self, year: int) -> int:
         return sum(map(int.bit_count, self.days_of(_like_year(year))[1:]))
@@ -620,6 +590,14 @@ class _RuleMasks(WallTimes):
             months.append(matching >> offset & (2 << length) - 2)
             offset += length
         return (int(any(months)), *months)
+
+
+def _nth_time(times: tuple[list[int], ...], n: int) -> tuple[int, int, int]:
+    """The nth time of day (from 0) of some hours, minutes and seconds."""
+    hours, minutes, seconds = times
+    rest, second = divmod(n, len(seconds))
+    hour, minute = divmod(rest, len(minutes))
+    return hours[hour], minutes[minute], seconds[second]
 
 
 def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]:
