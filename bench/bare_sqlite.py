@@ -23,7 +23,7 @@ from mainspring.core.clock import SystemClock
 from mainspring.core.model import Run, new_run_id
 from mainspring.stores.protocol import Claim
 from mainspring.stores.sqlite import SqliteStore, schema
-from mainspring.stores.sqlite.file_lock import FileLock
+from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.store_calls import claim_runs
 
 __all__ = [

@@ -162,10 +162,10 @@ def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
     run_id = asyncio.run(seed())
     with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
         connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (run_id,))
-        connection.execute("UPDATE mainspring_jobs SET body = '{' WHERE id = 'lonely'")
+        connection.execute("UPDATE mainspring_jobs SET policy = '{' WHERE id = 'lonely'")
     code, found = checks(run)
     assert (code, found["records"]["status"]) == (1, "fail")
-    assert "2 cannot be read: job lonely (definition: " in found["records"]["detail"]
+    assert "2 cannot be read: job lonely (policy: " in found["records"]["detail"]
     assert f"run {run_id} (payload: " in found["records"]["detail"]
     assert "upgrade" in found["records"]["advice"]
 

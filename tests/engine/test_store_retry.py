@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from mainspring import RunContext, Scheduler, State
+from mainspring.core.clock import CarriedClock
+from mainspring.core.events import Events
 from mainspring.core.transitions import Change
-from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
+from mainspring.engine.store_retry import Outages
+from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed, Store
-from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock, run_virtual
+from mainspring.testing import FakeClock, FaultyStore, ScriptedFaults, VirtualClock, run_virtual
 from mainspring.testing.store_calls import get_runs
 from tests.support.engine import LONG, EventRecorder, SwitchableFaults, ended, opened, until
 from tests.support.scheduler_fixtures import Make
@@ -318,3 +321,17 @@ async def test_health_recovers_when_no_lease_is_left_to_renew(
             while (await scheduler.health()).failing:
                 await asyncio.sleep(0.01)
         assert (await scheduler.health()).status == "healthy"
+
+
+async def test_the_error_is_told_during_another_outage_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    outages = Outages(clock, CarriedClock(clock), Events())
+    outages.failed("claim", StoreUnavailable("locked"))
+    outages.failed("renew", StoreUnavailable("locked"))
+    outages.failed("claim", StoreTooNew("newer"))
+    outages.failed("renew", StoreTooNew("newer"))
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in told] == ["WARNING", "ERROR"]
+    assert "newer" in told[1][1]

@@ -26,7 +26,7 @@ from mainspring.stores.codec import (
     run_to_record,
 )
 from mainspring.stores.sqlite import schema
-from mainspring.stores.sqlite.file_lock import FileLock
+from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.conformance import round_trip
 
 FULL_RUN, FULL_JOB, AT = round_trip.RUN, round_trip.JOB, round_trip.AT

@@ -15,10 +15,19 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import State
 from mainspring.stores.protocol import RunQuery
-from mainspring.stores.sqlite import SqliteStore, claim, jobs, queries, runs, schema
+from mainspring.stores.sqlite import (
+    SqliteStore,
+    claim,
+    commit,
+    dedupe,
+    jobs,
+    limits,
+    queries,
+    schema,
+)
 from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import change_shape
-from mainspring.stores.sqlite.file_lock import FileLock
+from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, drop_job, get_runs, put_job
 from tests.support.sqlite_store import START, a_claim, a_job, a_run, opened
@@ -171,16 +180,16 @@ def scans(steps: list[str]) -> list[str]:
 
 BULK = (
     claim._EARLIEST,
-    runs._RENEW,
-    (f"{RUN_SELECT} {runs._HOLDERS[0]}", *runs._HOLDERS[1:]),
-    runs._HELD,
-    runs._WAIT,
+    claim._RENEW,
+    (f"{RUN_SELECT} {dedupe._HOLDERS[0]}", *dedupe._HOLDERS[1:]),
+    claim._HELD,
+    dedupe._WAIT,
     jobs._ADVANCE,
 )
 
 
 @pytest.mark.parametrize(
-    "sql", [claim._LANES_DUE, claim.LANES_AFTER, claim._LIMIT_OF_JOB, claim._EARLIEST_OF_ONE]
+    "sql", [claim._LANES_DUE, claim.LANES_AFTER, limits._LIMIT_OF_JOB, claim._EARLIEST_OF_ONE]
 )
 def test_a_claim_reads_no_table_from_end_to_end(database: sqlite3.Connection, sql: str) -> None:
     assert scans(plan(database, sql)) == []
@@ -240,4 +249,4 @@ def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
 
 
 def test_prune_walks_an_index(database: sqlite3.Connection) -> None:
-    assert scans(plan(database, runs._PRUNE)) == []
+    assert scans(plan(database, commit._PRUNE)) == []

@@ -14,7 +14,7 @@ from mainspring.core import transitions
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.stores.sqlite import counters, schema
-from mainspring.stores.sqlite.file_lock import FileLock
+from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.store_calls import claim_runs
 from tests.support.sqlite_store import a_claim, a_run, opened
 

@@ -10,7 +10,7 @@ from mainspring.core.policy import Policy
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery
 from mainspring.stores.sqlite import queries, schema
 from mainspring.stores.sqlite.codec import JOB_COLUMNS, job_row
-from mainspring.stores.sqlite.file_lock import FileLock
+from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing import FakeClock
 from tests.support.sqlite_store import a_claim, a_job, a_run, opened
 

@@ -23,8 +23,8 @@ from mainspring.core import transitions
 from mainspring.core.model import State
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.stores.election import elect
-from mainspring.stores.protocol import RunQuery
-from mainspring.stores.sqlite import SqliteStore, file_lock, schema
+from mainspring.stores.protocol import Held, RunQuery
+from mainspring.stores.sqlite import SqliteStore, files, schema
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
 from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
 
@@ -464,7 +464,7 @@ async def test_a_lock_file_that_cannot_be_opened_is_told(
     def refuse(path: Path, like: Path) -> int:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(file_lock, "open_private", refuse)
+    monkeypatch.setattr(files, "open_private", refuse)
     with pytest.raises(StoreError) as caught:
         await SqliteStore(tmp_path / "jobs.db").open()
     assert str(tmp_path / "jobs.db-lock") in str(caught.value)
@@ -555,3 +555,35 @@ async def test_a_locked_file_is_away_for_now(
         other.close()
         await store.add([a_run("one")])
         assert await elect(store, "x", "me", timedelta(seconds=1)) == 1
+
+
+async def test_a_running_program_notices_that_the_schema_became_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        [held] = await claim_runs(store, a_claim())
+        newer = [*schema.MIGRATIONS, "ALTER TABLE mainspring_runs ADD COLUMN more TEXT"]
+        with monkeypatch.context() as patch:
+            patch.setattr(schema, "MIGRATIONS", newer)
+            async with opened(path):  # the next version, in a rolling deploy
+                pass
+        mine = Held(held.id, held.token)
+        for use in (
+            store.add([a_run("two")]),
+            store.renew([mine], timedelta(seconds=30)),
+            get_runs(store, ["one"]),
+            store.transaction(mine, timedelta(seconds=5)).begin(),
+        ):
+            with pytest.raises(StoreTooNew, match="newer Mainspring"):
+                await use
+
+
+async def test_a_program_notices_that_our_tables_were_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with opened(path) as store:
+        await store.add([a_run("one")])
+        sql(path, "DROP TABLE mainspring_meta")
+        with pytest.raises(StoreDamaged, match="no longer has Mainspring's tables"):
+            await store.add([a_run("two")])

@@ -1,4 +1,4 @@
-"""Selects the due runs that a claim takes.
+"""Claims due runs, and renews their leases.
 
 A lane is a priority, a job, a queue and a handler. The pending index keeps the runs of a lane
 together, by time, and lanes in the order in which claims take from them. A claim has three steps:
@@ -17,17 +17,29 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from mainspring.core import note_kinds
-from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite
-from mainspring.stores.rates import RateAllowance, RateLimit
-from mainspring.stores.sqlite.codec import ALL_LANES, Lane, lanes_from_turn
-from mainspring.stores.sqlite.notes import find as find_notes
-from mainspring.stores.sqlite.row_batches import one_value, select
-from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, first_round, turn_order
+from mainspring.core.model import Run
+from mainspring.stores.codec import progress_text
+from mainspring.stores.protocol import Claim, Held, NoteWrite, Renewed
+from mainspring.stores.rates import RateAllowance
+from mainspring.stores.sqlite.codec import (
+    ALL_LANES,
+    LANE_SQL,
+    RUN_SELECT,
+    SET_ASIDE,
+    Lane,
+    lanes_from_turn,
+    read_runs,
+    span_us,
+)
+from mainspring.stores.sqlite.limits import add_limits, has_capacity
+from mainspring.stores.sqlite.notes import put as put_notes
+from mainspring.stores.sqlite.statements import WriteTransaction, bulk, one_value, select
+from mainspring.stores.turns import ClaimLimits, Turns, first_round, turn_order
 
 _LANES = """
 WITH RECURSIVE lanes (lane) AS (
@@ -66,25 +78,6 @@ SELECT json_group_array(json_array(lane, head)) FROM heads
 WHERE head < 253402300800000000
 """
 """A `run_at` later than the year 9999 is damaged. It sorts last."""
-_LIMIT_OF_JOB = "SELECT json_array(concurrency, limit_key, rate) FROM mainspring_jobs WHERE id = ?"
-# A limit of one job is counted by the job. A limit that jobs share is counted by what is running,
-# because a key may have thousands of jobs, and all of them would be looked up.
-_USED = """
-SELECT json_group_array(json_array(key, used)) FROM (
-    SELECT own.value AS key, (
-        SELECT count(*) FROM mainspring_runs INDEXED BY mainspring_runs_running
-        WHERE state = 'running' AND job_id = substr(own.value, 5) AND lease_until > ?1
-    ) AS used
-    FROM json_each(?2) AS own
-    UNION ALL
-    SELECT job.limit_key, count(*)
-    FROM mainspring_runs AS run INDEXED BY mainspring_runs_running
-    CROSS JOIN mainspring_jobs AS job ON job.id = run.job_id
-    WHERE ?3 <> '[]' AND run.state = 'running' AND run.lease_until > ?1
-    AND job.limit_key IN (SELECT value FROM json_each(?3))
-    GROUP BY job.limit_key
-)
-"""
 # Ordered by `run_at` alone: within one `run_at` the index is in the order of `seq` anyway. If the
 # query named `seq` too, SQLite would sort all runs that share a `run_at`: a million runs that were
 # enqueued at once.
@@ -150,18 +143,6 @@ def next_due(
     return min(times if next_start is None else [*times, next_start], default=None)
 
 
-def has_capacity(connection: sqlite3.Connection, job_id: str, now: int) -> bool:
-    """Whether the concurrency limit of the job allows one more run."""
-    row = connection.execute(_LIMIT_OF_JOB, (job_id,)).fetchone()
-    if row is None:
-        return True
-    most, key, _ = json.loads(row[0])
-    if most is None:
-        return True
-    limit = _concurrency_limit(job_id, most, key)
-    return _count_used(connection, [limit.key], now).get(limit.key, 0) < limit.most
-
-
 def _due_lanes(connection: sqlite3.Connection, limits: ClaimLimits, now: int) -> Iterator[_DueLane]:
     """The lanes that the claim may take runs from, in the order of the turns. Adds the limits of
     their jobs to `limits`. Reads few more lanes than the caller asks for."""
@@ -196,7 +177,7 @@ def _read_due_lanes(
             if any(value is not None for value in limit):
                 kept[lane.job_id] = limit
     if kept:
-        _add_limits(connection, limits, kept, now)
+        add_limits(connection, limits, kept, now)
     return lanes, rows[-1][0] if len(rows) == count else None
 
 
@@ -211,51 +192,6 @@ def _parse_if_taken(claim: Claim, name: str) -> Lane | None:
     ):
         return lane
     return None
-
-
-def _add_limits(
-    connection: sqlite3.Connection, limits: ClaimLimits, kept: Mapping[str, list[Any]], now: int
-) -> None:
-    """Add the limits of further jobs, with what is used of them."""
-    concurrency: dict[str, ConcurrencyLimit] = {}
-    rates: dict[str, RateLimit] = {}
-    for job_id, (most, key, rate) in kept.items():
-        if most is not None:
-            concurrency[job_id] = _concurrency_limit(job_id, most, key)
-        if rate is not None:
-            rates[job_id] = _rate_limit(job_id, rate)
-    keys = {limit.key for limit in concurrency.values()} - limits.counted
-    limits.add(concurrency, dict.fromkeys(keys, 0) | _count_used(connection, keys, now))
-    names = frozenset(limit.name for limit in rates.values())
-    if names:
-        query = NoteQuery(kind=note_kinds.RATE, names=names, limit=len(names))
-        limits.rates.add(rates, find_notes(connection, query, now).items)
-
-
-def _count_used(connection: sqlite3.Connection, keys: Iterable[str], now: int) -> dict[str, int]:
-    """How many running runs with valid leases count for each limit."""
-    own = sorted(key for key in keys if key.startswith("job:"))
-    shared = sorted(key for key in keys if key.startswith("key:"))
-    if not own and not shared:
-        return {}
-    return dict(
-        json.loads(one_value(connection, _USED, (now, json.dumps(own), json.dumps(shared))))
-    )
-
-
-def _concurrency_limit(job_id: str, most: int, key: str | None) -> ConcurrencyLimit:
-    own = f"job:{job_id}"
-    if key is None or not (key == own or key.startswith("key:")):  # it is damaged
-        return ConcurrencyLimit(own, 0)
-    return ConcurrencyLimit(key, most)
-
-
-def _rate_limit(job: str, text: str) -> RateLimit:
-    try:
-        name, most, span = json.loads(text)
-        return RateLimit(str(name), int(most), int(span))
-    except (TypeError, ValueError):  # it is damaged
-        return RateLimit(f"job:{job}", 0, 60_000_000)
 
 
 def _take_turns(
@@ -287,3 +223,113 @@ def _earliest(
         return [json.loads(one_value(connection, _EARLIEST_OF_ONE, (lanes[0], now, count)))]
     texts = select(connection, _EARLIEST, [(lane,) for lane in lanes], now, count)
     return [runs for text in texts for runs in json.loads(text)][: len(lanes)]
+
+
+# -- claim and renew ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRows:
+    """Claimed runs, not yet decoded: the caller's thread decodes them after the commit."""
+
+    seqs: Sequence[int] = ()
+    text: str = "[]"
+    next_due: int | None = None
+
+    def runs(self) -> dict[int, Run]:
+        """The runs in order, by seq."""
+        runs = dict(read_runs(self.text))
+        return {seq: runs[seq] for seq in self.seqs}
+
+
+def claim_runs(tx: WriteTransaction, items: Sequence[Claim]) -> list[ClaimedRows]:
+    return [_claim(tx, item) for item in items]
+
+
+def _claim(tx: WriteTransaction, claim: Claim) -> ClaimedRows:
+    seqs, starts, next_start = next_runs(tx.connection, claim, tx.now)
+    if not seqs:
+        return ClaimedRows(next_due=next_due(tx.connection, claim, tx.now, next_start))
+    put_notes(tx, starts)
+    chosen = json.dumps(seqs)
+    tx.changed(_TAKE, claim.worker, tx.now, tx.now + span_us(claim.lease), chosen)
+    return ClaimedRows(seqs, one_value(tx.connection, _BY_SEQS, [chosen]))
+
+
+_BY_SEQS = f"{RUN_SELECT} WHERE seq IN (SELECT value FROM json_each(?))"
+
+
+_TAKE = """
+UPDATE mainspring_runs
+SET state = 'running', token = token + 1, attempt = attempt + 1,
+    worker = ?, started_at = ?, lease_until = ?, progress = NULL, began = 0
+WHERE seq IN (SELECT value FROM json_each(?))
+"""
+
+
+def set_aside(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[bool]:
+    """Return claimed runs that cannot be read to `pending`, in a lane that no claim reads. Each
+    item is a seq and a token. Nothing else of the runs is changed."""
+    return [bool(tx.changed(_SET_ASIDE, SET_ASIDE, *item)) for item in items]
+
+
+_SET_ASIDE = """
+UPDATE mainspring_runs SET state = 'pending', attempt = attempt - 1, worker = NULL,
+    started_at = NULL, lease_until = NULL, began = NULL, lane = ?
+WHERE seq = ? AND token = ? AND state = 'running'
+"""
+
+
+def release_set_aside(tx: WriteTransaction, items: Sequence[str]) -> list[bool]:
+    """Let claims find these runs again. They were set aside or have a damaged lane, and can be read
+    by now. A lane is computed from the run's other columns."""
+    return [bool(tx.changed(_RELEASE_SET_ASIDE, run_id)) for run_id in items]
+
+
+_RELEASE_SET_ASIDE = (
+    f"UPDATE mainspring_runs SET lane = {LANE_SQL} WHERE id = ? AND state = 'pending'"
+)
+
+
+def renew_leases(tx: WriteTransaction, items: Sequence[tuple[Held, int]]) -> list[Renewed | None]:
+    """Extend leases. Each item is a held run and the length of its lease in microseconds. Reads
+    only the columns that decide."""
+    rows = [
+        (held.id, held.token, tx.now + lease, progress_text(held.progress), tx.now)
+        for held, lease in items
+    ]
+    bulk(tx.connection, _RENEW, rows)
+    texts = select(tx.connection, _HELD, [(held.id,) for held, _ in items])
+    found = {row[0]: row for text in texts for row in json.loads(text)}
+    return [_if_held(tx, found.get(row[0]), row) for row in rows]
+
+
+_HELD = (
+    "SELECT json_group_array(json_array(id, token, lease_until, job_id, cancel_requested, reason))"
+    " FROM mainspring_runs WHERE state = 'running' AND id IN (VALUES ",
+    ")",
+    1,
+)
+
+
+def _if_held(tx: WriteTransaction, run: list[Any] | None, row: tuple[Any, ...]) -> Renewed | None:
+    run_id, token, until, progress, _ = row
+    if run is None or run[1] != token:
+        return None
+    _, _, lease_until, job_id, cancel_requested, reason = run
+    if lease_until is not None and lease_until <= tx.now:
+        # Its lease had lapsed, and its job has a limit: another run may have used the capacity.
+        if not has_capacity(tx.connection, job_id, tx.now):
+            return None
+        tx.changed(_RENEW_LAPSED, until, progress, run_id)
+    return Renewed(run_id, bool(cancel_requested), reason)
+
+
+_RENEW = (
+    "UPDATE mainspring_runs SET lease_until = v.column3, progress = v.column4 FROM (VALUES ",
+    ") AS v WHERE id = v.column1 AND token = v.column2 AND state = 'running'"
+    " AND (lease_until > v.column5 OR NOT EXISTS (SELECT 1 FROM mainspring_jobs AS job"
+    " WHERE job.id = mainspring_runs.job_id AND job.concurrency IS NOT NULL))",
+    5,
+)
+_RENEW_LAPSED = "UPDATE mainspring_runs SET lease_until = ?, progress = ? WHERE id = ?"

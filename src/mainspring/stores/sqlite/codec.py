@@ -1,7 +1,7 @@
 """Converts runs and jobs to rows and back, by the tables of `stores/codec.py`.
 
 Each field is a column. Payloads, results, progress, lists of names and attempts are JSON text. A
-page of rows is read as one JSON text, in one step (row_batches.py says why).
+page of rows is read as one JSON text, in one step (statements.py says why).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mainspring.core.policy import MAX_PRIORITY
 from mainspring.errors import InvalidInput
 from mainspring.stores.codec import JOB, RUN, Table, from_us, read_parts, row_reader, row_writer
 from mainspring.stores.rates import rate_limit
-from mainspring.stores.sqlite.row_batches import BulkSql, one_value, select
+from mainspring.stores.sqlite.statements import BulkSql, one_value, select
 
 V = TypeVar("V", Run, Job)
 

@@ -1,4 +1,4 @@
-"""Applies changes whose expectations still hold.
+"""Applies changes whose expectations still hold, and deletes old runs.
 
 Changes are grouped by shape (the fields that they expect and set), and one statement writes all
 changes of a shape. If it changed as many rows as there are changes, all were applied. Otherwise the
@@ -19,10 +19,11 @@ from mainspring.core.statistics import Ending
 from mainspring.core.transitions import UPSTREAM_FAILED, Change
 from mainspring.stores.batching import split_in_order
 from mainspring.stores.evaluation import CLOCK_SET_BACK
-from mainspring.stores.sqlite.codec import LANE_SQL, change_column
+from mainspring.stores.protocol import TTL_NOTE_KEPT
+from mainspring.stores.sqlite.codec import LANE_SQL, change_column, span_us
 from mainspring.stores.sqlite.counters import count
-from mainspring.stores.sqlite.row_batches import BulkSql, bulk, select
-from mainspring.stores.sqlite.write_transaction import WriteTransaction
+from mainspring.stores.sqlite.counters import prune as prune_counters
+from mainspring.stores.sqlite.statements import BulkSql, WriteTransaction, bulk, select
 
 _LIVE = tuple(LIVE)  # an enum's hash is slower than three comparisons
 _MOVES_LANE = frozenset({"queue", "handler", "job_id", "priority"})
@@ -223,3 +224,37 @@ def change_shape(expect: tuple[str, ...], put: tuple[str, ...], deletes: bool) -
         deletes=deletes,
         run_at=first_set - 1 + put.index("run_at") if "run_at" in put else None,
     )
+
+
+# -- maintain -------------------------------------------------------------------------------
+
+
+def prune_runs(tx: WriteTransaction, items: Sequence[tuple[int, int]]) -> list[int]:
+    """Delete old runs and expired notes. Each item is a time and the most runs to delete."""
+    tx.changed(_EXPIRED, tx.now, span_us(TTL_NOTE_KEPT))
+    prune_counters(tx)
+    deleted = [tx.changed(_PRUNE, before, tx.now, limit) for before, limit in items]
+    if any(done < limit for done, (_, limit) in zip(deleted, items, strict=True)):
+        tx.changed(_WAITED)  # it reads the whole table: not between the steps of a long prune
+    return deleted
+
+
+_WAITED = f"""
+DELETE FROM mainspring_upstream WHERE NOT EXISTS (
+    SELECT 1 FROM mainspring_runs AS run
+    WHERE run.seq = mainspring_upstream.seq AND {KEEPS_UPSTREAM_SQL}
+)
+"""
+_EXPIRED = """
+DELETE FROM mainspring_notes
+WHERE expires_at <= ?1 AND (ttl IS NULL OR expires_at <= ?1 - ?2)
+"""
+
+
+_PRUNE = f"""
+DELETE FROM mainspring_runs WHERE seq IN (
+    SELECT seq FROM mainspring_runs AS run INDEXED BY mainspring_runs_ended
+    WHERE finished_at < ? AND (dedupe_until IS NULL OR dedupe_until <= ?) AND NOT {IS_AWAITED_SQL}
+    ORDER BY finished_at LIMIT ?
+)
+"""

@@ -16,8 +16,7 @@ from mainspring.stores.codec import from_us, to_us
 from mainspring.stores.counters import Key, add_to, added_by, counts_of, decode, encode, first_start
 from mainspring.stores.protocol import Counts
 from mainspring.stores.sqlite.codec import span_us
-from mainspring.stores.sqlite.row_batches import bulk, one_value, select
-from mainspring.stores.sqlite.write_transaction import WriteTransaction
+from mainspring.stores.sqlite.statements import WriteTransaction, bulk, one_value, select
 
 
 def count(tx: WriteTransaction, endings: Sequence[Ending]) -> None:

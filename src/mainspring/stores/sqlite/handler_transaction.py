@@ -27,10 +27,10 @@ from mainspring.errors import InvalidState, TransactionAborted, TransactionExpir
 from mainspring.stores.codec import from_us
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
-from mainspring.stores.sqlite.file_identity import FileIdentity
+from mainspring.stores.sqlite.files import FileIdentity
 from mainspring.stores.sqlite.schema import check_version, connect
+from mainspring.stores.sqlite.statements import WriteTransaction
 from mainspring.stores.sqlite.store_clock import StoreClock
-from mainspring.stores.sqlite.write_transaction import WriteTransaction
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from mainspring.core.model import Run
 from mainspring.core.policy import Overlap
@@ -21,35 +20,19 @@ from mainspring.stores.protocol import (
 from mainspring.stores.sqlite.codec import JOB_COLUMNS, SET_ASIDE, job_row, select_runs
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
 from mainspring.stores.sqlite.counters import drop as drop_counters
-from mainspring.stores.sqlite.row_batches import bulk, select
-from mainspring.stores.sqlite.runs import NewRun, add_runs
-from mainspring.stores.sqlite.write_transaction import WriteTransaction
+from mainspring.stores.sqlite.dedupe import NewRun, add_runs
+from mainspring.stores.sqlite.statements import WriteTransaction, bulk, select
 
 
-class JobRow(NamedTuple):
-    """A job to write if it still has the expected version (None: any version). `row=None` deletes
-    the job."""
-
-    id: str
-    expected_version: int | None
-    row: list[Any] | None
-
-    @classmethod
-    def of(cls, write: JobWrite) -> JobRow:
-        return cls(
-            write.id, write.expected_version, None if write.job is None else job_row(write.job)
-        )
-
-
-def put_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
+def put_jobs(tx: WriteTransaction, items: Sequence[JobWrite]) -> list[bool]:
     """Write each job by itself. Jobs with different ids share a few statements."""
     done = [False] * len(items)
     for part in split_in_order(items, lambda item: item.id):
         versions = _versions(tx, [items[at].id for at in part])
         fit = [at for at in part if _is_expected(items[at], versions)]
-        rows = [row for at in fit if (row := items[at].row) is not None]
+        rows = [job_row(job) for at in fit if (job := items[at].job) is not None]
         bulk(tx.connection, _PUT, rows)
-        gone = [items[at].id for at in fit if items[at].row is None]
+        gone = [items[at].id for at in fit if items[at].job is None]
         bulk(tx.connection, _DROP, [(job_id,) for job_id in gone])
         drop_counters(tx, gone)
         for at in fit:
@@ -57,13 +40,13 @@ def put_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
     return done
 
 
-def drop_jobs(tx: WriteTransaction, items: Sequence[JobRow]) -> list[bool]:
+def drop_jobs(tx: WriteTransaction, items: Sequence[JobWrite]) -> list[bool]:
     """`put_jobs` for a batch of deletions, which a store that is short of disk space still does."""
     return put_jobs(tx, items)
 
 
-def _is_expected(item: JobRow, versions: Mapping[str, int | None]) -> bool:
-    if item.row is None and item.id not in versions:
+def _is_expected(item: JobWrite, versions: Mapping[str, int | None]) -> bool:
+    if item.job is None and item.id not in versions:
         return False
     return item.expected_version in (None, versions.get(item.id, 0))
 

@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from mainspring.core.model import Note, Page
-from mainspring.stores.codec import NOTE, row_reader, row_writer, to_us
+from mainspring.stores.codec import NOTE, row_reader, row_writer
 from mainspring.stores.paging import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
 from mainspring.stores.sqlite.codec import name_list, span_us
-from mainspring.stores.sqlite.write_transaction import WriteTransaction
+from mainspring.stores.sqlite.statements import WriteTransaction
 
 _COLUMNS = ", ".join(NOTE.fields)
 _note = row_reader(NOTE, tuple(NOTE.fields))
-_WRITTEN = tuple(name for name in NOTE.fields if name not in ("version", "expires_at"))
+_WRITTEN = ("kind", "name", "value", "expires_at")
 _note_row = row_writer(NOTE, _WRITTEN)
 _LIVE = "(expires_at IS NULL OR expires_at > ?)"
-
-
-class NoteRow(NamedTuple):
-    """A note to write, as the columns `_WRITTEN`; `columns=None` deletes it."""
-
-    kind: str
-    name: str
-    expected_version: int | None
-    columns: list[Any] | None
-    expires_at: int | None
-    ttl: int | None
-
-    @classmethod
-    def of(cls, write: NoteWrite) -> NoteRow:
-        note = write.note
-        columns = None if note is None else _note_row(note)
-        ends = None if note is None or note.expires_at is None else to_us(note.expires_at)
-        ttl = None if write.ttl is None else span_us(write.ttl)
-        return cls(write.kind, write.name, write.expected_version, columns, ends, ttl)
 
 
 def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Note]:
@@ -60,21 +41,24 @@ def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Not
     return Page(found, note_cursor(found[-1]) if found and len(found) == query.limit else None)
 
 
-def put(tx: WriteTransaction, items: Sequence[NoteRow]) -> list[int | None]:
+def put(tx: WriteTransaction, items: Sequence[NoteWrite]) -> list[int | None]:
     return [_put(tx, item) for item in items]
 
 
-def _put(tx: WriteTransaction, item: NoteRow) -> int | None:
-    same = (item.kind, item.name)
+def _put(tx: WriteTransaction, write: NoteWrite) -> int | None:
+    same = (write.kind, write.name)
     row = tx.connection.execute(_STORED, (tx.now, *same)).fetchone()
     kept, live = (0, 0) if row is None else row
-    if item.expected_version not in (None, live):
+    if write.expected_version not in (None, live):
         return None
-    if item.columns is None:
+    if write.note is None:
         return 0 if tx.changed(_DROP, *same) else None
     # The version grows also after the note has expired: no writer sees one version twice.
-    ends = item.expires_at if item.ttl is None else tx.now + item.ttl
-    tx.connection.execute(_PUT, (kept + 1, ends, item.ttl, *item.columns))
+    *columns, ends = _note_row(write.note)
+    ttl = None if write.ttl is None else span_us(write.ttl)
+    if ttl is not None:
+        ends = tx.now + ttl
+    tx.connection.execute(_PUT, (kept + 1, ttl, *columns, ends))
     return int(kept) + 1
 
 
@@ -83,7 +67,7 @@ _STORED = (
     " WHERE kind = ? AND name = ?"
 )
 _PUT = (
-    f"INSERT OR REPLACE INTO mainspring_notes (version, expires_at, ttl, {', '.join(_WRITTEN)})"
-    f" VALUES (?, ?, ?{', ?' * len(_WRITTEN)})"
+    f"INSERT OR REPLACE INTO mainspring_notes (version, ttl, {', '.join(_WRITTEN)})"
+    f" VALUES (?, ?{', ?' * len(_WRITTEN)})"
 )
 _DROP = "DELETE FROM mainspring_notes WHERE kind = ? AND name = ?"

@@ -26,7 +26,7 @@ from mainspring.stores.sqlite.codec import (
     select_runs,
 )
 from mainspring.stores.sqlite.commit import SKIPPED_SQL
-from mainspring.stores.sqlite.row_batches import one_value
+from mainspring.stores.sqlite.statements import one_value
 
 _LAST = 2**63 - 1
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew
 from mainspring.stores.sqlite.errors import translated
-from mainspring.stores.sqlite.file_lock import FileLock
+from mainspring.stores.sqlite.files import FileLock
 
 APPLICATION_ID = 0x4D53_5052  # "MSPR"
 BUSY_SECONDS = 10.0  # a disk may stall for seconds; a lease outlasts this

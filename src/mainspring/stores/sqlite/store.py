@@ -37,23 +37,20 @@ from mainspring.stores.protocol import (
     StoreInfo,
 )
 from mainspring.stores.sqlite import notes, queries
-from mainspring.stores.sqlite.codec import span_us
-from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
-from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
-from mainspring.stores.sqlite.jobs import JobRow, drop_jobs, fire, put_jobs
-from mainspring.stores.sqlite.mailbox import CLOSED, Operation
-from mainspring.stores.sqlite.reader import NOW, Reader
-from mainspring.stores.sqlite.runs import (
+from mainspring.stores.sqlite.claim import (
     ClaimedRows,
-    NewRun,
-    add_runs,
     claim_runs,
-    prune_runs,
     release_set_aside,
     renew_leases,
     set_aside,
 )
+from mainspring.stores.sqlite.codec import span_us
+from mainspring.stores.sqlite.commit import EncodedChange, commit_changes, prune_runs
+from mainspring.stores.sqlite.dedupe import NewRun, add_runs
+from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
+from mainspring.stores.sqlite.jobs import drop_jobs, fire, put_jobs
 from mainspring.stores.sqlite.schema import exists
+from mainspring.stores.sqlite.threads import CLOSED, NOW, Operation, Reader
 from mainspring.stores.sqlite.writer import Writer
 
 _open_here: dict[Writer, Path] = {}
@@ -195,18 +192,15 @@ class SqliteStore:
         return await self._open_session().reader.read(queries.jobs, query)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        items = [JobRow.of(write) for write in writes]
-        put = put_jobs if any(item.row for item in items) else drop_jobs
-        done: list[bool] = await self._write(put, items)
+        put = put_jobs if any(write.job for write in writes) else drop_jobs
+        done: list[bool] = await self._write(put, list(writes))
         return done
 
     async def notes(self, query: NoteQuery) -> Page[Note]:
         return await self._open_session().reader.read(notes.find, query, NOW)
 
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-        versions: list[int | None] = await self._write(
-            notes.put, [notes.NoteRow.of(write) for write in writes], wakes=False
-        )
+        versions: list[int | None] = await self._write(notes.put, list(writes), wakes=False)
         return versions
 
     async def fire(self, firings: Sequence[Firing]) -> list[Fired]:

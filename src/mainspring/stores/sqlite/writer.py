@@ -28,18 +28,26 @@ from mainspring.core.model import replace
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.codec import from_us
 from mainspring.stores.protocol import Claim
-from mainspring.stores.sqlite.claim import Selection, next_due, next_runs
+from mainspring.stores.sqlite.claim import (
+    ClaimedRows,
+    Selection,
+    claim_runs,
+    next_due,
+    next_runs,
+)
 from mainspring.stores.sqlite.commit import PartlyRepeated
-from mainspring.stores.sqlite.disk_reserve import DiskReserve
+from mainspring.stores.sqlite.dedupe import add_runs
 from mainspring.stores.sqlite.errors import is_full, translated
-from mainspring.stores.sqlite.file_identity import FileIdentity
-from mainspring.stores.sqlite.file_lock import FileLock
-from mainspring.stores.sqlite.files import all_files, make_private, wide_open
+from mainspring.stores.sqlite.files import (
+    DiskReserve,
+    FileIdentity,
+    FileLock,
+    all_files,
+    make_private,
+    wide_open,
+)
 from mainspring.stores.sqlite.handler_transaction import SqliteTransaction, run_handler_transaction
 from mainspring.stores.sqlite.jobs import fire, put_jobs
-from mainspring.stores.sqlite.mailbox import CLOSED, Mailbox, Operation, deliver
-from mainspring.stores.sqlite.notifier import Notifier
-from mainspring.stores.sqlite.runs import ClaimedRows, add_runs, claim_runs
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
     check_file,
@@ -47,8 +55,9 @@ from mainspring.stores.sqlite.schema import (
     connect,
     migrate,
 )
+from mainspring.stores.sqlite.statements import WriteTransaction
 from mainspring.stores.sqlite.store_clock import StoreClock
-from mainspring.stores.sqlite.write_transaction import WriteTransaction
+from mainspring.stores.sqlite.threads import CLOSED, Mailbox, Notifier, Operation, deliver
 
 log = logging.getLogger("mainspring")
 

@@ -1,4 +1,4 @@
-"""Writes and reads many rows in one step of SQLite.
+"""What every function that writes gets: the transaction, and many rows in one step of SQLite.
 
 Python's sqlite3 releases the interpreter lock at every step. Beside a busy event loop it then waits
 up to 5 ms to get the lock back. So one step writes many rows, as a multi-row `VALUES`, and reads
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +22,26 @@ _MOST_PARAMETERS = 32_000  # SQLite allows 32,766
 
 BulkSql = tuple[str, str, int]
 """The SQL before and after the rows of a `VALUES`, and the number of columns of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTransaction:
+    """`time` and `now` are the store's time when it began, `now` in microseconds. `one_by_one`: no
+    two changes are applied together (see `commit.PartlyRepeated`)."""
+
+    connection: sqlite3.Connection
+    time: datetime
+    now: int
+    one_by_one: bool = False
+
+    def value(self, sql: str, *parameters: Any) -> Any:
+        """The first value of the first row (None if there is no row)."""
+        row = self.connection.execute(sql, parameters).fetchone()
+        return row and row[0]
+
+    def changed(self, sql: str, *parameters: Any) -> int:
+        """Execute a statement that writes; return how many rows it changed."""
+        return self.connection.execute(sql, parameters).rowcount
 
 
 def one_value(connection: sqlite3.Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
