@@ -179,16 +179,16 @@ def _converted(value: Any, kind: Any) -> Any:
 
 
 def _made_with_enums(value: Any, kind: Any) -> Any:
-    """As `_made`, for enums and for unions, collections, dataclasses and structs of them. msgspec
-    knows only enums whose values are all strings or all integers, and no union of such an enum and
-    `str` or `int`."""
+    """As `_made`, for enums and for unions, collections and dataclasses of them. msgspec knows only
+    enums whose values are all strings or all integers, and no union of such an enum and `str` or
+    `int`. (A msgspec struct of other enums is left as it is: msgspec itself cannot read it.)"""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if _is_enum(kind):
         return _member(value, kind)
     if not _has_enum(kind):
         return _converted(value, kind)
-    if _is_record(kind):
-        return _made_record(value, kind)
+    if dataclasses.is_dataclass(kind):
+        return _made_dataclass(value, kind)
     if origin is typing.Annotated:
         return _made_with_enums(value, inner[0])
     if origin in (typing.Union, types.UnionType):
@@ -230,70 +230,30 @@ def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
     raise ValueError(", or ".join(_reason(error)[1] for error in wrong))
 
 
-def _made_record(value: Any, kind: Any) -> Any:
-    """A dataclass or a struct: by msgspec where it knows the types of all fields, else field by
-    field."""
+def _made_dataclass(value: Any, kind: Any) -> Any:
+    """A dataclass: by msgspec where it knows the types of all fields, else field by field."""
     try:
         return msgspec.convert(value, kind, dec_hook=_read)
     except _UnknownType:
         return value
     except TypeError:
-        given = _stored_fields(value, kind)
+        stored = msgspec.convert(value, dict[str, Any])
     made, types_of_fields = {}, _field_types(kind)
-    for field in _fields(kind):
-        if field.stored_name in given:
+    for field in dataclasses.fields(kind):
+        if field.init and field.name in stored:
             of_type = types_of_fields.get(field.name, Any)
             try:
-                made[field.name] = _made_with_enums(given[field.stored_name], of_type)
+                made[field.name] = _made_with_enums(stored[field.name], of_type)
             except (msgspec.ValidationError, ValueError) as error:
                 path, why = _reason(error)
-                at = f"$.{field.stored_name}{path}"
+                at = f"$.{field.name}{path}"
                 raise msgspec.ValidationError(f"{why} - at `{at}`") from error
-        elif field.required:
-            raise msgspec.ValidationError(f"Object missing required field `{field.stored_name}`")
+        elif field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
     try:
         return kind(**made)
     except (TypeError, ValueError) as error:  # of its __post_init__
         raise msgspec.ValidationError(str(error)) from error
-
-
-class _Field(typing.NamedTuple):
-    """A field of a dataclass or a struct. JSON has it under `stored_name`."""
-
-    name: str
-    stored_name: str
-    required: bool
-
-
-def _fields(kind: Any) -> list[_Field]:
-    if _is_struct(kind):
-        found = msgspec.structs.fields(kind)
-        return [_Field(field.name, field.encode_name, field.required) for field in found]
-    return [
-        _Field(f.name, f.name, f.default is f.default_factory is dataclasses.MISSING)
-        for f in dataclasses.fields(kind)
-        if f.init
-    ]
-
-
-def _stored_fields(value: Any, kind: Any) -> dict[str, Any]:
-    """The fields of a stored record, by their names there. Raises `ValidationError` for what
-    msgspec refuses: another tag, or unknown fields where the struct forbids them."""
-    if not _is_struct(kind):
-        return msgspec.convert(value, dict[str, Any])
-    config = kind.__struct_config__
-    tag = {} if config.tag is None else {config.tag_field: config.tag}
-    names = [*tag, *kind.__struct_encode_fields__]
-    if config.array_like:
-        given = dict(zip(names, msgspec.convert(value, list[Any]), strict=False))
-    else:
-        given = msgspec.convert(value, dict[str, Any])
-    for name, expected in tag.items():
-        if given.get(name, expected) != expected:
-            raise msgspec.ValidationError(f"Invalid value {given[name]!r} - at `$.{name}`")
-    if config.forbid_unknown_fields and (unknown := sorted(given.keys() - set(names))):
-        raise msgspec.ValidationError(f"Object contains unknown field `{unknown[0]}`")
-    return given
 
 
 def _member(value: Any, kind: type[Enum]) -> Enum:
@@ -318,26 +278,19 @@ def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
-def _is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or _is_struct(kind))
-
-
 def _has_enum(kind: Any, outer: frozenset[Any] = frozenset()) -> bool:
-    """Whether it is an enum, or one is among its parts or the fields of a record in it."""
+    """Whether it is an enum, or one is among its parts or the fields of a dataclass in it."""
     if _is_enum(kind):
         return True
-    if not _is_record(kind):
+    if not dataclasses.is_dataclass(kind):
         return any(_has_enum(part, outer) for part in typing.get_args(kind))
     inner = outer | {kind}
-    return kind not in outer and any(_has_enum(part, inner) for part in _field_types(kind).values())
+    parts = [] if kind in outer else _field_types(kind).values()  # type: ignore[arg-type]
+    return any(_has_enum(part, inner) for part in parts)
 
 
 @cache
-def _field_types(kind: type) -> dict[str, Any]:
+def _field_types(kind: Any) -> dict[str, Any]:
     return type_hints(kind)
 
 

@@ -51,14 +51,22 @@ from mainspring.engine.backfill import Backfill, BackfillPlan
 from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
+from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
 from mainspring.engine.notes import read_note
 from mainspring.engine.run_log import log_runs
-from mainspring.engine.run_operations import EnqueueBatch, Target, check_payloads
+from mainspring.engine.run_operations import EnqueueBatch, RunOperations, Target, check_payloads
 from mainspring.engine.settings import Settings
 from mainspring.engine.worker_ids import make_worker_id
-from mainspring.errors import InvalidInput, InvalidState, MainspringError, NotStarted, UnknownOption
+from mainspring.errors import (
+    InvalidInput,
+    InvalidState,
+    MainspringError,
+    NotStarted,
+    UnknownOption,
+    refused,
+)
 from mainspring.scheduler import statistics
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.definitions import (
@@ -320,46 +328,44 @@ class Client:
         if others or callable(id):  # at once: who writes this does not await it
             raise _other_form_of_add_job(id)
         given = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
-        return self._add_job(id, given, defaults, replace=replace, dry_run=dry_run)
 
-    async def _add_job(
-        self,
-        id: str,
-        given: Mapping[str, Any],
-        defaults: PolicyOptions | None,
-        *,
-        replace: bool,
-        dry_run: bool,
-    ) -> Job:
-        if given["webhook"] is not None:
-            await self.load_secret_key(make=False)
-            if self.webhooks.needs_store_key:  # made only for a job that is stored
-                with self.webhooks.vault.rehearse():
-                    draft = await self._store_job(id, given, defaults, replace, dry_run=True)
-                if dry_run:
-                    return draft
-                await self.load_secret_key()
-        return await self._store_job(id, given, defaults, replace, dry_run=dry_run)
+        def store(dry_run: bool) -> Coroutine[Any, Any, Job]:
+            return self._store_job(id, given, defaults, replace=replace, dry_run=dry_run)
+
+        return store(dry_run) if webhook is None else self._store_webhooks(store, dry_run)
+
+    async def _store_webhooks(
+        self, store: Callable[[bool], Coroutine[Any, Any, T]], dry_run: bool
+    ) -> T:
+        """Store jobs with webhooks. A store's own key is made only for jobs that are stored, so
+        they are checked without it first. `store` takes whether it is a dry run."""
+        await self.load_secret_key(make=False)
+        if self.webhooks.needs_store_key:
+            with self.webhooks.vault.rehearse():
+                rehearsed = await store(True)
+            if dry_run:
+                return rehearsed
+            await self.load_secret_key()
+        return await store(dry_run)
 
     async def _store_job(
         self,
         id: str,
         given: Mapping[str, Any],
         defaults: PolicyOptions | None,
-        replace: bool,
         *,
+        replace: bool,
         dry_run: bool,
     ) -> Job:
         draft = self.draft(id, defaults=defaults, **given)
-        job_operations = self._running().job_operations
         if not replace:
-            return await self._call(job_operations.create(draft, dry_run=dry_run))
+            return await self._call(self._jobs.create(draft, dry_run=dry_run))
         own_secret = _has_own_secret(given)
 
         def keep_from_stored(draft: Job, stored: Job) -> Job:
             return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
 
-        return await self._call(job_operations.put(draft, keep_from_stored, dry_run=dry_run))
+        return await self._call(self._jobs.put(draft, keep_from_stored, dry_run=dry_run))
 
     def draft(self, id: str, *, defaults: PolicyOptions | None = None, **given: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
@@ -392,9 +398,7 @@ class Client:
             return self.edited(job, now, changes)
 
         return await self._call(
-            self._running().job_operations.edit(
-                job_id_of(id), edit, expected_version=expected_version
-            )
+            self._jobs.edit(job_id_of(id), edit, expected_version=expected_version)
         )
 
     def edited(self, job: Job, now: datetime, changes: Mapping[str, Any]) -> Job:
@@ -426,19 +430,14 @@ class Client:
         `with_handlers=False` does not import the handlers: for a machine without their code.
         """
         jobs = read_job_file(file)
-        if any("webhook" in given for given in jobs.jobs.values()):
-            await self.load_secret_key(make=False)
-            if self.webhooks.needs_store_key:  # made only for jobs that are stored
-                with self.webhooks.vault.rehearse():
-                    applied = await self._apply(
-                        jobs, dry_run=True, take_over=take_over, with_handlers=with_handlers
-                    )
-                if dry_run:
-                    return applied
-                await self.load_secret_key()
-        return await self._apply(
-            jobs, dry_run=dry_run, take_over=take_over, with_handlers=with_handlers
-        )
+
+        def store(dry_run: bool) -> Coroutine[Any, Any, AppliedJobs]:
+            return self._apply(
+                jobs, dry_run=dry_run, take_over=take_over, with_handlers=with_handlers
+            )
+
+        has_webhook = any("webhook" in given for given in jobs.jobs.values())
+        return await (self._store_webhooks(store, dry_run) if has_webhook else store(dry_run))
 
     async def _apply(
         self, jobs: JobSet, *, dry_run: bool, take_over: bool, with_handlers: bool
@@ -463,10 +462,9 @@ class Client:
                 kept[job.id] = job
             return jobs.states_name
 
-        job_operations = self._running().job_operations
         with jobs.add_error_places():
             pairs = await self._call(
-                job_operations.replace_all(drafts, keep_from_stored, belongs, dry_run=dry_run)
+                self._jobs.replace_all(drafts, keep_from_stored, belongs, dry_run=dry_run)
             )
         return applied_jobs(jobs.name or "", pairs, list(kept.values()), dry_run=dry_run)
 
@@ -524,15 +522,15 @@ class Client:
             shown[:] = [made]
             return replace(job, webhook=webhook)
 
-        await self._call(self._running().job_operations.edit(id, rotate))
+        await self._call(self._jobs.edit(id, rotate))
         return shown[0]
 
     async def reseal_secrets(self) -> int:
         """Encrypt again, with the newest key, every secret that an older key encrypted. Returns
         the number of jobs changed."""
         await self.load_secret_key()
-        job_operations, webhooks = self._running().job_operations, self.webhooks
-        return await self._call(job_operations.edit_all(webhooks.has_old_secrets, webhooks.reseal))
+        webhooks = self.webhooks
+        return await self._call(self._jobs.edit_all(webhooks.has_old_secrets, webhooks.reseal))
 
     async def remove_job(
         self, id: JobRef, *, force: bool = False, expected_version: Job | None = None
@@ -541,33 +539,27 @@ class Client:
         `force` also removes a job that code owns, for when that code is gone. `expected_version`:
         see `update_job`."""
         await self._call(
-            self._running().job_operations.remove(
-                job_id_of(id), force=force, expected_version=expected_version
-            )
+            self._jobs.remove(job_id_of(id), force=force, expected_version=expected_version)
         )
 
     async def pause_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
         """Fire no slots of the job until it is resumed. It can still be triggered.
         `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().job_operations.set_enabled(
-                job_id_of(id), False, expected_version=expected_version
-            )
+            self._jobs.set_enabled(job_id_of(id), False, expected_version=expected_version)
         )
 
     async def resume_job(self, id: JobRef, *, expected_version: Job | None = None) -> Job:
         """Fire slots of a paused job again, from now on. `expected_version`: see `update_job`."""
         return await self._call(
-            self._running().job_operations.set_enabled(
-                job_id_of(id), True, expected_version=expected_version
-            )
+            self._jobs.set_enabled(job_id_of(id), True, expected_version=expected_version)
         )
 
     async def reset_breaker(self, id: JobRef) -> bool:
         """Close the circuit breaker of a job by hand, on all nodes: its failures are forgotten, and
         the runs that it has put off start now. Returns whether it was open or half-open;
         `InvalidState` if the job has no breaker."""
-        return await self._call(self._running().job_operations.reset_breaker(job_id_of(id)))
+        return await self._call(self._jobs.reset_breaker(job_id_of(id)))
 
     async def open_breakers(self) -> dict[str, BreakerStatus]:
         """The circuit breakers that are open or half-open, by job id, as all nodes see them."""
@@ -587,15 +579,13 @@ class Client:
     async def _set_many_enabled(
         self, ids: JobRef | Iterable[JobRef], enabled: bool
     ) -> dict[str, MainspringError | None]:
-        names = named_ids(ids, "ids")
-        return await self._call(self._running().job_operations.set_many_enabled(names, enabled))
+        return await self._call(self._jobs.set_many_enabled(named_ids(ids, "ids"), enabled))
 
     async def remove_jobs(
         self, ids: JobRef | Iterable[JobRef], *, force: bool = False
     ) -> dict[str, MainspringError | None]:
         """Delete many jobs as `remove_job` does. Returns what `pause_jobs` returns."""
-        names = named_ids(ids, "ids")
-        return await self._call(self._running().job_operations.remove_many(names, force=force))
+        return await self._call(self._jobs.remove_many(named_ids(ids, "ids"), force=force))
 
     async def prune_orphans(self, *, dry_run: bool = False, force: bool = False) -> list[Job]:
         """Delete the jobs that code defined and whose handler no live worker has: their function
@@ -614,17 +604,17 @@ class Client:
         """Fire no slots of any job, on any node, until `resume_all`. Jobs are not changed, and what
         is enqueued or triggered still runs. Every node sees it within about a second, also one that
         starts later. Returns since when all firing is paused."""
-        return await self._call(self._running().job_operations.pause_firing())
+        return await self._call(self._jobs.pause_firing())
 
     async def resume_all(self) -> bool:
         """Fire slots again, from now on: those that have passed meanwhile do not run, and each job
         keeps one skipped run that counts them. A job that is paused by itself stays paused. False
         if firing was not paused."""
-        return await self._call(self._running().job_operations.resume_firing())
+        return await self._call(self._jobs.resume_firing())
 
     async def paused_since(self) -> datetime | None:
         """Since when all firing is paused by `pause_all`, or None."""
-        return await self._call(self._running().job_operations.paused_since())
+        return await self._call(self._jobs.paused_since())
 
     async def get_job(self, id: JobRef) -> Job:
         """The job of this id; `JobNotFound` if there is none."""
@@ -711,11 +701,8 @@ class Client:
         named = [link if isinstance(link, tuple) else (link, None) for link in links]
         for link in named:
             if len(link) != 2:
-                raise InvalidInput(
-                    f"a link of a chain is a job, or a job and its payload, not {link!r}",
-                    field="links",
-                    given=link,
-                )
+                rule = "is a job, or a job and its payload"
+                raise refused("links", link, rule, subject="a link of a chain")
         pairs = [(job_id_of(job), payload) for job, payload in named]
         targets = await self._find_targets([job_id for job_id, _ in pairs])
         for at, (job_id, payload) in enumerate(pairs):
@@ -723,9 +710,7 @@ class Client:
             if handler is not None:
                 pairs[at] = job_id, *check_payloads(handler, [payload], job_payload)
         checked_by = [targets[job_id][0] for job_id, _ in pairs]
-        return await self._call(
-            self._running().run_operations.chain(pairs, after_failure, self._zone, checked_by)
-        )
+        return await self._call(self._runs.chain(pairs, after_failure, self._zone, checked_by))
 
     async def workflow(self, id: JobRef, *, searched: int = SEARCHED_RUNS) -> Workflow:
         """The workflow that a job or a run belongs to, as a graph. `id` is a job or a run id.
@@ -734,8 +719,7 @@ class Client:
         Of the newest runs, `searched` are searched for those that were enqueued with `after` and
         have ended. Where that did not reach back far enough, `complete` is False."""
         if isinstance(searched, bool) or not isinstance(searched, int) or searched < 0:
-            why = f"searched is a number of runs, 0 or more, not {searched!r}"
-            raise InvalidInput(why, field="searched", given=searched)
+            raise refused("searched", searched, "is a number of runs, 0 or more")
         return await self._call(read_workflow(self._running(), job_id_of(id), searched))
 
     async def trigger(
@@ -768,10 +752,10 @@ class Client:
         first, last = aware_time(start, "start"), aware_time(end, "end")
         if first is None or last is None:
             missing = "start" if first is None else "end"
-            raise InvalidInput(
-                f"a backfill needs `start` and `end` (aware datetimes), and `{missing}` is missing",
-                field=missing,
+            why = (
+                f"a backfill needs `start` and `end` (aware datetimes), and `{missing}` is missing"
             )
+            raise InvalidInput(why, field=missing)
         plan = BackfillPlan(start=first, end=last, limit=limit, priority=priority, dry_run=dry_run)
         loop = asyncio.get_running_loop()
 
@@ -779,9 +763,7 @@ class Client:
             if progress is not None:
                 await call_on(loop, progress, done, total)
 
-        return await self._call(
-            self._running().run_operations.backfill(job_id_of(job_id), plan, report)
-        )
+        return await self._call(self._runs.backfill(job_id_of(job_id), plan, report))
 
     @overload
     async def get_run(self, run_id: Run[R]) -> Run[R]: ...
@@ -789,7 +771,7 @@ class Client:
     async def get_run(self, run_id: str) -> Run: ...
     async def get_run(self, run_id: RunRef) -> Run:
         """The run of this id, or a `Run` as it is now; `RunNotFound` if there is none."""
-        return await self._call(self._running().run_operations.get_run(run_id_of(run_id)))
+        return await self._call(self._runs.get_run(run_id_of(run_id)))
 
     async def list_runs(
         self,
@@ -837,12 +819,12 @@ class Client:
 
     async def cancel(self, run_id: RunRef, *, reason: str = "cancelled by request") -> bool:
         """Cancel a run; it stays cancelled. False if it had ended already."""
-        return await self._call(self._running().run_operations.cancel(run_id_of(run_id), reason))
+        return await self._call(self._runs.cancel(run_id_of(run_id), reason))
 
     async def retry(self, run_id: RunRef) -> Run:
         """Make a failed or cancelled run pending again. It is the same run, and its failures no
         longer count."""
-        return await self._call(self._running().run_operations.retry(run_id_of(run_id)))
+        return await self._call(self._runs.retry(run_id_of(run_id)))
 
     # Many runs: those named, or all that match (at most 10,000 in a call)
 
@@ -1001,14 +983,14 @@ class Client:
                 payloads = check_payloads(handler, batch.payloads, job_payload)
                 batch = dataclasses.replace(batch, payloads=payloads, checked_by=handler)
             checked.append(batch)
-        return await self._call(self._running().run_operations.enqueue(checked, self._zone, source))
+        return await self._call(self._runs.enqueue(checked, self._zone, source))
 
     async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
         """The handlers and payloads of jobs, to check what is enqueued in the caller's thread."""
         handlers = map(self._registry.get, self._registry.names())
         if all(handler.built_in for handler in handlers):  # of no use: these are checked there
             return dict.fromkeys(job_ids, (None, None))
-        return await self._call(self._running().run_operations.find_targets(job_ids))
+        return await self._call(self._runs.find_targets(job_ids))
 
     def _refuse_in_transaction(self) -> None:
         context = CONTEXT_IN_TRANSACTION.get()
@@ -1017,6 +999,14 @@ class Client:
                 f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
                 " of it: enqueue before the block, or have a job come after this one"
             )
+
+    @property
+    def _jobs(self) -> JobOperations:
+        return self._running().job_operations
+
+    @property
+    def _runs(self) -> RunOperations:
+        return self._running().run_operations
 
     async def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the engine's loop, once the store is open."""

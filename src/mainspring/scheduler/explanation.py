@@ -123,9 +123,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation:
     """Explain a job (with `at`: its slot at that moment) or a run, by id."""
-    page = await engine.store.jobs(JobQuery(ids=frozenset({name}), limit=1))
-    if page.items:
-        job = page.items[0]
+    if (job := await _find_job(engine, name)) is not None:
         return await (_explain_job(engine, job) if at is None else _explain_slot(engine, job, at))
     try:
         explanation = await explain_run(engine, name)
@@ -143,17 +141,14 @@ async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation
 async def _explain_deleted(engine: Engine, run_id: str) -> Explanation:
     """Explain the run of a slot that is not in the store, by what is known of the slot."""
     job_id, _, slot = run_id.partition("@")
-    page = await engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
-    at = slot_of(slot.partition("@")[0])
-    if not page.items or at is None:
+    job, at = await _find_job(engine, job_id), slot_of(slot.partition("@")[0])
+    if job is None or at is None:
         raise RunNotFound(run_id)
-    return await _explain_slot(engine, page.items[0], at)
+    return await _explain_slot(engine, job, at)
 
 
 async def explain_run(engine: Engine, run_id: str) -> Explanation:
-    return await _explain_run(
-        engine, await engine.run_operations.get_run(run_id), MAX_UPSTREAM_DEPTH
-    )
+    return await _explain_run(engine, await engine.run_operations.get_run(run_id))
 
 
 # Jobs
@@ -162,18 +157,18 @@ async def explain_run(engine: Engine, run_id: str) -> Explanation:
 async def _explain_job(engine: Engine, job: Job) -> Explanation:
     """What keeps the job from running now; else when it runs next."""
     if job.unreadable is not None:
-        return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
+        return _explained(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
     if job.schedule is not None and not job.enabled:
         return _paused(job)
     now = await engine.store.now()
     live = (await engine.store.find(RunQuery(job=job.id, states=LIVE, limit=1000))).items
     due = [run for run in live if run.state is State.PENDING and run.run_at <= now]
     if due:
-        return await _explain_run(engine, min(due, key=lambda run: run.run_at), MAX_UPSTREAM_DEPTH)
+        return await _explain_run(engine, min(due, key=lambda run: run.run_at))
     since = await engine.job_operations.paused_since()
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
-        return _of_job(job, Reason.ALL_PAUSED, text, since=since)
+        return _explained(job, Reason.ALL_PAUSED, text, since=since)
     if job.schedule is not None and no_worker_fires(
         workers := await engine.live_workers.read_workers()
     ):
@@ -183,7 +178,7 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if live:
         order = [State.RUNNING, State.WAITING, State.PENDING]
         first = min(live, key=lambda run: (order.index(run.state), run.run_at))
-        return await _explain_run(engine, first, MAX_UPSTREAM_DEPTH)
+        return await _explain_run(engine, first)
     return await _explain_idle_job(engine, job, now)
 
 
@@ -195,30 +190,30 @@ async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanat
         if without_worker([job], workers):
             _, why = _lacking(job.handler, job.policy.queue, workers)
             text += f". But {why}"
-        return _of_job(job, Reason.NOT_DUE, text, next_slot=job.next_run_at)
+        return _explained(job, Reason.NOT_DUE, text, next_slot=job.next_run_at)
     if job.schedule is not None:
         last = job.schedule.previous(now)
         text = "its schedule is over" + (f": its last slot was at {_moment(last)}" if last else "")
-        return _of_job(job, Reason.SCHEDULE_OVER, text, last_slot=last)
+        return _explained(job, Reason.SCHEDULE_OVER, text, last_slot=last)
     if job.policy.after and not job.enabled:
         text = f"the job is paused, so no run of it is made after {_listed(job.policy.after)}"
-        return _of_job(job, Reason.PAUSED, text, changed_at=job.updated_at)
+        return _explained(job, Reason.PAUSED, text, changed_at=job.updated_at)
     newest = (await engine.store.find(RunQuery(job=job.id, brief=True, limit=1))).items
     when = f"after {_listed(job.policy.after)}" if job.policy.after else "when it is enqueued"
     text = f"it has no schedule: it runs {when}"
     if job.policy.after:
         query = JobQuery(ids=frozenset(job.policy.after), limit=len(job.policy.after))
-        there = {one.id for one in (await engine.store.jobs(query)).items}
+        there = {upstream.id for upstream in (await engine.store.jobs(query)).items}
         if gone := [id for id in job.policy.after if id not in there]:
             text = f"it comes after {_listed(gone)}, and there is no such job"
     if newest:
         text += f". Its last run is {newest[0].id}, {newest[0].state}"
-    return _of_job(job, Reason.NO_SCHEDULE, text, last_run=newest[0].id if newest else None)
+    return _explained(job, Reason.NO_SCHEDULE, text, last_run=newest[0].id if newest else None)
 
 
 def _paused(job: Job, at: datetime | None = None) -> Explanation:
     text = "the job is paused, so no slot fires"
-    return _of_job(job, Reason.PAUSED, text, at=at, changed_at=job.updated_at)
+    return _explained(job, Reason.PAUSED, text, at=at, changed_at=job.updated_at)
 
 
 async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) -> Explanation:
@@ -228,7 +223,7 @@ async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) ->
     if not workers:
         uptime = await read_uptime(engine.store)
         since = "" if uptime is None else f" since {_moment(uptime.alive_at)}"
-        return _of_job(
+        return _explained(
             job,
             Reason.NO_WORKER,
             f"{late}: no worker is alive{since}",
@@ -239,11 +234,11 @@ async def _not_fired(engine: Engine, job: Job, slot: datetime, now: datetime) ->
         return _disabled(job, workers, slot, now)
     if without_worker([job], workers):
         code, why = _lacking(job.handler, job.policy.queue, workers)
-        return _of_job(job, code, f"{late}: {why}", at=slot, workers=_ids(workers))
+        return _explained(job, code, f"{late}: {why}", at=slot, workers=_ids(workers))
     seen = max(workers, key=lambda worker: worker.seen_at or now)
     age = _span(now - (seen.seen_at or now))
     text = f"{late}: worker {seen.id}, last seen {age} ago, fires it within seconds if it is alive"
-    return _of_job(job, Reason.NOT_FIRED, text, at=slot, workers=_ids(workers))
+    return _explained(job, Reason.NOT_FIRED, text, at=slot, workers=_ids(workers))
 
 
 def _disabled(
@@ -256,7 +251,7 @@ def _disabled(
         text = f"its slot at {_moment(late)} has not been fired for {_span(now - late)}"
     off = "firing is switched off (enabled=False) on every worker that is alive"
     text += f": {off}. Start one that fires"
-    return _of_job(job, Reason.DISABLED, text, at=late, workers=_ids(workers))
+    return _explained(job, Reason.DISABLED, text, at=late, workers=_ids(workers))
 
 
 # Slots
@@ -267,29 +262,29 @@ async def _explain_slot(engine: Engine, job: Job, at: datetime) -> Explanation:
     at = _exact_slot(job, at.astimezone(UTC))
     own = slot_run_id(job.id, at)
     page = await engine.store.find(RunQuery(ids=frozenset({own, f"{own}@backfill"})))
-    found = {run.id: run for run in page.items}
-    run = found.get(f"{own}@backfill") or found.get(own)
+    by_id = {run.id: run for run in page.items}
+    run = by_id.get(f"{own}@backfill") or by_id.get(own)
     if run is not None and not (run.reason == transitions.MISFIRE and run.id == own):
-        return replace(await _explain_run(engine, run, MAX_UPSTREAM_DEPTH), at=at)
+        return replace(await _explain_run(engine, run), at=at)
     if job.unreadable is not None:
-        return _of_job(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
+        return _explained(job, Reason.UNREADABLE, f"its record cannot be read: {job.unreadable}")
     if job.policy.each_node and (on_nodes := await _find_on_nodes(engine, job, own, at)):
         return replace(await _explain_on_nodes(engine, on_nodes), at=at)
     if run is None and (unnamed := _not_a_slot(job, at)) is not None:
         return unnamed
     if run is None and job.created_at > at:
         text = f"the job did not exist yet: it was created at {_moment(job.created_at)}"
-        return _of_job(job, Reason.NOT_CREATED, text, at=at, created_at=job.created_at)
+        return _explained(job, Reason.NOT_CREATED, text, at=at, created_at=job.created_at)
     now = await engine.store.now()
     if at > now:
         if not job.enabled:
             return _paused(job, at)
         text = f"its time has not come: the slot is in {_span(at - now)}"
-        return _of_job(job, Reason.NOT_DUE, text, at=at)
+        return _explained(job, Reason.NOT_DUE, text, at=at)
     gap = run or await _find_gap(engine, job, at)
     if gap is not None and gap.reason == transitions.JOB_PAUSED:
         text = "somebody paused the job before this slot had fired"
-        return _of_job(job, Reason.PAUSED, text, at=at, changed_at=gap.finished_at)
+        return _explained(job, Reason.PAUSED, text, at=at, changed_at=gap.finished_at)
     if gap is not None and gap.reason == transitions.PAUSED:
         return replace(_paused_then(gap), at=at)
     if gap is not None:
@@ -340,7 +335,7 @@ def _just_before(at: datetime) -> datetime:
 
 def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     if job.schedule is None:
-        return _of_job(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
+        return _explained(job, Reason.NO_SCHEDULE, "the job has no schedule, so no slots", at=at)
     before, after = job.schedule.previous(at), job.schedule.next(at)
     if job.schedule.after_end:  # no slot is known before the run before it has ended
         before = after = None
@@ -354,32 +349,24 @@ def _not_a_slot(job: Job, at: datetime) -> Explanation | None:
     text = f"{_moment(at, exact=True)} is not a slot of its schedule ({job.schedule.describe()})"
     if near:
         text += f": the nearest {'is' if len(near) == 1 else 'are'} {' and '.join(near)}"
-    return _of_job(job, Reason.NOT_A_SLOT, text, at=at, before=before, after=after)
+    return _explained(job, Reason.NOT_A_SLOT, text, at=at, before=before, after=after)
 
 
 async def _find_gap(engine: Engine, job: Job, at: datetime) -> Run | None:
     """The record of missed slots that covers a slot, if there is one."""
-    cursor, seen = None, 0
-    while seen < MOST_GAPS:
-        query = RunQuery(
-            job=job.id,
-            states=frozenset({State.SKIPPED}),
-            since=at,
-            brief=True,
-            limit=1000,
-            cursor=cursor,
-        )
-        page = await engine.store.find(query)
-        gaps = [run for run in page.items if run.reason in _GAP_REASONS]
-        records = [run.id for run in gaps if run.scheduled_at <= at]
-        if records:
-            whole = await engine.store.find(RunQuery(ids=frozenset(records)))
+    states = frozenset({State.SKIPPED})
+    seen = 0
+    query = RunQuery(job=job.id, states=states, since=at, brief=True, limit=1000)
+    async for page in pages(engine.store.find, query):
+        gaps = [run for run in page if run.reason in _GAP_REASONS and run.scheduled_at <= at]
+        if gaps:
+            whole = await engine.store.find(RunQuery(ids=frozenset(run.id for run in gaps)))
             for run in whole.items:
                 if run.scheduled_at <= at <= _last_missed(run):
                     return run
-        seen += len(page.items)
-        if (cursor := page.cursor) is None:
-            return None
+        seen += len(page)
+        if seen >= MOST_GAPS:
+            break
     return None
 
 
@@ -403,7 +390,7 @@ async def _missed(engine: Engine, job: Job | None, gap: Run, at: datetime) -> Ex
             f" {_moment(downtime.end)} (stopped, stalled, or cut off from the store)"
         )
         facts |= {"down_from": downtime.start, "down_to": downtime.end}
-        return _of_run(gap, Reason.DOWN, text, at=at, **facts)
+        return _explained(gap, Reason.DOWN, text, at=at, **facts)
     text = f"it was missed: no worker fired it before {_moment(gap.created_at)}"
     if job is not None:
         kind = str(job.policy.misfire.kind)
@@ -413,7 +400,7 @@ async def _missed(engine: Engine, job: Job | None, gap: Run, at: datetime) -> Ex
             "skip": f', more than {grace} late, and with misfire="skip" it does not run then',
             "all": f', and misfire="all" runs only the newest {job.policy.misfire.limit}',
         }[kind]
-    return _of_run(gap, Reason.MISFIRE, text, at=at, **facts)
+    return _explained(gap, Reason.MISFIRE, text, at=at, **facts)
 
 
 async def _explain_unrecorded_slot(
@@ -427,13 +414,13 @@ async def _explain_unrecorded_slot(
     if now - at > engine.retention_of(job):
         kept = humanize(engine.retention_of(job))
         text = f"its run is not kept any more: runs are deleted {kept} after they have ended"
-        return _of_job(job, Reason.PRUNED, text, at=at)
+        return _explained(job, Reason.PRUNED, text, at=at)
     kept_since = await engine.history_begins(job)
     if kept_since is not None and at < kept_since:
         most = engine.history_of(job)
         kept = f"the newest {most} runs are kept" if most else "no finished runs are kept"
         text = f"its run is not kept any more: of this job {kept}"
-        return _of_job(job, Reason.PRUNED, text, at=at)
+        return _explained(job, Reason.PRUNED, text, at=at)
     text = "there is no record of this slot"
     if job.updated_at > at:
         text += (
@@ -442,13 +429,13 @@ async def _explain_unrecorded_slot(
         )
     else:
         text += ": its run may have been deleted"
-    return _of_job(job, Reason.NO_RECORD, text, at=at, changed_at=job.updated_at)
+    return _explained(job, Reason.NO_RECORD, text, at=at, changed_at=job.updated_at)
 
 
 # Runs
 
 
-async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
+async def _explain_run(engine: Engine, run: Run, depth: int = MAX_UPSTREAM_DEPTH) -> Explanation:
     match run.state:
         case State.PENDING:
             return await _explain_pending(engine, run)
@@ -460,10 +447,10 @@ async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
             return await _explain_skipped(engine, run)
         case State.SUCCEEDED:
             text = f"it ran, and succeeded at {_moment(run.finished_at)}"
-            return _of_run(run, Reason.SUCCEEDED, text, finished_at=run.finished_at)
+            return _explained(run, Reason.SUCCEEDED, text, finished_at=run.finished_at)
         case State.FAILED:
             text = FAILURES.get(run.reason or "") or f"it ran, and failed: {run.error}"
-            return _of_run(
+            return _explained(
                 run,
                 Reason.FAILED,
                 text,
@@ -473,7 +460,7 @@ async def _explain_run(engine: Engine, run: Run, depth: int) -> Explanation:
             )
         case State.CANCELLED:
             text = f"it was cancelled: {run.reason or 'no reason was given'}"
-            return _of_run(run, Reason.CANCELLED, text, finished_at=run.finished_at)
+            return _explained(run, Reason.CANCELLED, text, finished_at=run.finished_at)
 
 
 FAILURES = {
@@ -487,9 +474,9 @@ FAILURES = {
 async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     if run.unreadable is not None:
         text = f"its record cannot be read: {run.unreadable}"
-        return _of_run(run, Reason.UNREADABLE, text)
+        return _explained(run, Reason.UNREADABLE, text)
     now = await engine.store.now()
-    job = await _job_of(engine, run)
+    job = await _find_job(engine, run.job_id)
     if run.run_at > now:
         held = None if job is None else await _breaker_open(engine, run, job, now)
         return held or _explain_later(run, now)
@@ -497,20 +484,20 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     node = node_runs.node_of(run)
     if node is not None and node not in _ids(workers):
         text = f"its node {node} is gone: the run ends within two minutes"
-        return _of_run(run, Reason.NODE_GONE, text, node=node)
+        return _explained(run, Reason.NODE_GONE, text, node=node)
     owner = None if job is None else job.owner
     able = [worker for worker in workers if worker.takes(run.handler, run.queue, owner)]
     if node is None and not able:
         code, why = _lacking(run.handler, run.queue, workers)
-        return _of_run(run, code, why, workers=_ids(workers))
+        return _explained(run, code, why, workers=_ids(workers))
     if job is not None and (held := await _find_blocker(engine, run, job, now)) is not None:
         return held
     due = f"it is due for {_span(now - run.run_at)}"
     if node is not None:
         text = f"{due}, and its node {node} was not free yet"
-        return _of_run(run, Reason.NO_CAPACITY, text, node=node)
+        return _explained(run, Reason.NO_CAPACITY, text, node=node)
     text = f"{due}, and no worker that can run it was free yet"
-    return _of_run(run, Reason.NO_CAPACITY, text, workers=_ids(able))
+    return _explained(run, Reason.NO_CAPACITY, text, workers=_ids(able))
 
 
 def _explain_later(run: Run, now: datetime) -> Explanation:
@@ -521,7 +508,7 @@ def _explain_later(run: Run, now: datetime) -> Explanation:
     else:
         why = "its time has not come"
     text = f"{why}: it is due in {_span(run.run_at - now)}"
-    return _of_run(run, Reason.NOT_DUE, text, until=run.run_at)
+    return _explained(run, Reason.NOT_DUE, text, until=run.run_at)
 
 
 def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reason, str]:
@@ -537,18 +524,18 @@ def _lacking(handler: str, queue: str, workers: list[LiveWorker]) -> tuple[Reaso
 
 async def _explain_waiting(engine: Engine, run: Run, depth: int) -> Explanation:
     page = await engine.store.find(RunQuery(ids=frozenset(run.after)))
-    unfinished = sorted((one for one in page.items if not one.finished), key=lambda one: one.id)
-    names = [one.id for one in unfinished]
+    unfinished = sorted((up for up in page.items if not up.finished), key=lambda up: up.id)
+    names = [upstream.id for upstream in unfinished]
     if not unfinished:
         text = "the runs that it waits for have ended: it goes on within seconds"
-        return _of_run(run, Reason.WAITING, text, upstream=[])
+        return _explained(run, Reason.WAITING, text, upstream=[])
     text = f"it waits for the end of {_listed(names)}"
     facts: dict[str, Any] = {"upstream": names}
     if depth:
         first = await _explain_run(engine, unfinished[0], depth - 1)
         text += f" ({first.sentence})" if len(names) == 1 else f" ({names[0]}: {first.sentence})"
         facts |= {"upstream_code": str(first.code), "upstream_facts": first.facts}
-    return _of_run(run, Reason.WAITING, text, **facts)
+    return _explained(run, Reason.WAITING, text, **facts)
 
 
 async def _explain_running(engine: Engine, run: Run) -> Explanation:
@@ -564,18 +551,18 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
             f"its worker {run.worker} has not renewed its lease, which ended at {_moment(until)}:"
             " another worker rescues the run within seconds"
         )
-        return _of_run(run, Reason.RUNNING, text, **facts)
+        return _explained(run, Reason.RUNNING, text, **facts)
     text = (
         f"it is running: {run.worker} holds its lease until {_moment(until)}; if that worker is"
         " gone, another takes it over then"
     )
-    return _of_run(run, Reason.RUNNING, text, **facts)
+    return _explained(run, Reason.RUNNING, text, **facts)
 
 
 async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
     match run.reason:
         case transitions.MISFIRE:
-            job = await _job_of(engine, run)
+            job = await _find_job(engine, run.job_id)
             return replace(await _missed(engine, job, run, run.scheduled_at), at=None)
         case transitions.PAUSED:
             return _paused_then(run)
@@ -584,19 +571,21 @@ async def _explain_skipped(engine: Engine, run: Run) -> Explanation:
         case transitions.EXPIRED:
             limit = f" ({_moment(run.start_by)})" if run.start_by else ""
             text = f"its start deadline{limit} had passed before a worker could start it"
-            return _of_run(run, Reason.EXPIRED, text, start_by=run.start_by)
-        case transitions.UPSTREAM_FAILED | transitions.UPSTREAM_SKIPPED:
+            return _explained(run, Reason.EXPIRED, text, start_by=run.start_by)
+        case (
+            transitions.UPSTREAM_FAILED
+            | transitions.UPSTREAM_SKIPPED
+            | transitions.UPSTREAM_DELETED
+        ):
             return await _after_failure(engine, run)
-        case transitions.UPSTREAM_DELETED:
-            return await _after_deleted(engine, run)
         case transitions.NODE_GONE:
             node = node_runs.node_of(run)
             text = f"its node {node} ended before it took the run"
-            return _of_run(run, Reason.NODE_GONE, text, node=node)
+            return _explained(run, Reason.NODE_GONE, text, node=node)
         case node_runs.NO_NODE:
             text = "no worker was alive that could run it when it was made"
-            return _of_run(run, Reason.NO_WORKER, text)
-    return _of_run(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")
+            return _explained(run, Reason.NO_WORKER, text)
+    return _explained(run, Reason.SKIPPED, f"it was skipped: {run.reason or 'no reason was given'}")
 
 
 def _paused_then(run: Run) -> Explanation:
@@ -606,39 +595,39 @@ def _paused_then(run: Run) -> Explanation:
     if gap.get("count", 1) != 1:
         slots, last = f"{gap['count']} slots", f", the last at {_moment(gap['last'])}"
     text = f"all firing was paused while {slots} passed{last}"
-    return _of_run(run, Reason.ALL_PAUSED, text, **gap)
+    return _explained(run, Reason.ALL_PAUSED, text, **gap)
 
 
 async def _overlapped(engine: Engine, run: Run) -> Explanation:
     named = run.result.get("unfinished") if isinstance(run.result, dict) else None
-    earlier = [str(one) for one in named] if isinstance(named, list) else []
+    earlier = list(map(str, named)) if isinstance(named, list) else []
     text = "an earlier run of the job had not ended, and its overlap policy is to skip"
     if earlier:
         text += f": {_listed(earlier)}"
         page = await engine.store.find(RunQuery(ids=frozenset(earlier[:1]), brief=True))
-        for one in page.items:
-            ended = f"ended at {_moment(one.finished_at)}" if one.finished else f"is {one.state}"
+        for first in page.items:
+            ended = f"is {first.state}"
+            if first.finished:
+                ended = f"ended at {_moment(first.finished_at)}"
             text += f", which {ended}"
-    return _of_run(run, Reason.OVERLAP, text, unfinished=earlier)
+    return _explained(run, Reason.OVERLAP, text, unfinished=earlier)
 
 
 async def _after_failure(engine: Engine, run: Run) -> Explanation:
     page = await engine.store.find(RunQuery(ids=frozenset(run.after), brief=True))
-    bad = [one for one in page.items if one.finished and one.state is not State.SUCCEEDED]
-    text = "a run that it comes after did not succeed"
-    if bad:
-        text += ": " + _listed([f"{one.id} {_is(one.state)}" for one in bad])
-    return _of_run(run, Reason.UPSTREAM, text, upstream=[one.id for one in bad])
-
-
-async def _after_deleted(engine: Engine, run: Run) -> Explanation:
-    page = await engine.store.find(RunQuery(ids=frozenset(run.after), brief=True))
-    known = {one.id for one in page.items}
-    gone = [name for name in run.after if name not in known]
-    text = "a run that it comes after is not in the store, so it is not known whether it succeeded"
-    if gone:
-        text += f": {_listed(gone)}"
-    return _of_run(run, Reason.UPSTREAM, text, upstream=gone)
+    if run.reason == transitions.UPSTREAM_DELETED:
+        known = {upstream.id for upstream in page.items}
+        ids = told = [name for name in run.after if name not in known]
+        text = (
+            "a run that it comes after is not in the store, so it is not known whether it succeeded"
+        )
+    else:
+        bad = [up for up in page.items if up.finished and up.state is not State.SUCCEEDED]
+        ids, told = [up.id for up in bad], [f"{up.id} {_is(up.state)}" for up in bad]
+        text = "a run that it comes after did not succeed"
+    return _explained(
+        run, Reason.UPSTREAM, f"{text}: {_listed(told)}" if told else text, upstream=ids
+    )
 
 
 def _is(state: State) -> str:
@@ -648,8 +637,8 @@ def _is(state: State) -> str:
 # Limits
 
 
-async def _job_of(engine: Engine, run: Run) -> Job | None:
-    page = await engine.store.jobs(JobQuery(ids=frozenset({run.job_id}), limit=1))
+async def _find_job(engine: Engine, job_id: str) -> Job | None:
+    page = await engine.store.jobs(JobQuery(ids=frozenset({job_id}), limit=1))
     return page.items[0] if page.items else None
 
 
@@ -678,14 +667,14 @@ async def _breaker_open(engine: Engine, run: Run, job: Job, now: datetime) -> Ex
     if breaker.until is not None:
         failures = "1 failure" if breaker.failures == 1 else f"{breaker.failures} failures in a row"
         text = f"its circuit breaker is open until {_moment(breaker.until)}, after {failures}"
-        return _of_run(run, Reason.BREAKER, text, **facts)
+        return _explained(run, Reason.BREAKER, text, **facts)
     if breaker.trial is None or not await _is_running(engine, breaker.trial, now):
         return None  # the next run that starts is the trial
     text = (
         f"its circuit breaker is half open: {breaker.trial} is the trial, and no other run starts"
         " before it has ended"
     )
-    return _of_run(run, Reason.BREAKER, text, **facts)
+    return _explained(run, Reason.BREAKER, text, **facts)
 
 
 async def _is_running(engine: Engine, run_id: str, now: datetime) -> bool:
@@ -705,7 +694,7 @@ async def _rate_reached(engine: Engine, run: Run, job: Job) -> Explanation | Non
     rate, key = str(job.policy.rate), job.policy.rate_key
     over = "" if key is None else f", which all jobs with the key {key!r} share,"
     text = f"its rate limit of {rate}{over} is reached; the next start is possible at {_moment(at)}"
-    return _of_run(run, Reason.RATE, text, rate=rate, key=key, next_start=at)
+    return _explained(run, Reason.RATE, text, rate=rate, key=key, next_start=at)
 
 
 async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> Explanation | None:
@@ -716,9 +705,9 @@ async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> E
     sharing = await _sharing_limit(engine, job)
     query = RunQuery(states=frozenset({State.RUNNING}), brief=True, limit=1000)
     running = [
-        one.id
-        async for one in all_items(engine.store.find, query)
-        if one.job_id in sharing and one.lease_until is not None and one.lease_until > now
+        other.id
+        async for other in all_items(engine.store.find, query)
+        if other.job_id in sharing and other.lease_until is not None and other.lease_until > now
     ]
     if len(running) < limit:
         return None
@@ -729,7 +718,7 @@ async def _limit_reached(engine: Engine, run: Run, job: Job, now: datetime) -> E
         f"its concurrency limit is reached: {len(running)} {runs}{over} {are} running, {limit} may:"
         f" {_listed(running)}"
     )
-    return _of_run(run, Reason.CONCURRENCY, text, limit=limit, key=key, running=running)
+    return _explained(run, Reason.CONCURRENCY, text, limit=limit, key=key, running=running)
 
 
 async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
@@ -737,23 +726,20 @@ async def _sharing_limit(engine: Engine, job: Job) -> set[str]:
     if key is None:
         return {job.id}
     jobs = all_items(engine.store.jobs, JobQuery(limit=1000))
-    return {one.id async for one in jobs if one.policy.concurrency_key == key}
+    return {other.id async for other in jobs if other.policy.concurrency_key == key}
 
 
 # Words
 
 
-def _of_job(
-    job: Job, code: Reason, sentence: str, at: datetime | None = None, **facts: Any
+def _explained(
+    subject: Job | Run, code: Reason, sentence: str, at: datetime | None = None, **facts: Any
 ) -> Explanation:
-    return Explanation(code=code, sentence=sentence, job_id=job.id, at=at, facts=facts)
-
-
-def _of_run(
-    run: Run, code: Reason, sentence: str, at: datetime | None = None, **facts: Any
-) -> Explanation:
+    job_id, run_id = (
+        (subject.id, None) if isinstance(subject, Job) else (subject.job_id, subject.id)
+    )
     return Explanation(
-        code=code, sentence=sentence, job_id=run.job_id, run_id=run.id, at=at, facts=facts
+        code=code, sentence=sentence, job_id=job_id, run_id=run_id, at=at, facts=facts
     )
 
 
