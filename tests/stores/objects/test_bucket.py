@@ -98,37 +98,25 @@ async def test_deleting_takes_objects_that_are_gone_for_deleted(bucket: Bucket) 
     await asyncio.gather(*(bucket.put(key, b"x", expected_etag=None) for key in keys))
     await bucket.delete([*keys[:30], "never", "never/below"])
     await bucket.delete([])
-    assert [found.key for found in await bucket.list_objects("many/")] == keys[30:]
+    assert sorted(listed.key for listed in await bucket.list_objects("many")) == keys[30:]
     assert await bucket.get(keys[0]) is None
 
 
-async def test_lists_are_in_the_order_of_keys_and_go_on_behind_one(bucket: Bucket) -> None:
-    keys = sorted([*(f"h/{n:03}" for n in range(25)), "h/01", "h.x", "ha/1", "i/sub/1", "h-/1"])
-    await asyncio.gather(*(bucket.put(key, b"abc", expected_etag=None) for key in keys))
-    below = [key for key in keys if key.startswith("h/")]
-    listed = await bucket.list_objects("h/")
-    assert [found.key for found in listed] == below
-    assert {found.size for found in listed} == {3}
-    pages: list[str] = []
-    while page := await bucket.list_objects("h/", pages[-1] if pages else None, 10):
-        assert len(page) <= 10
-        pages += [found.key for found in page]
-    assert pages == below
-    assert [found.key for found in await bucket.list_objects("h/01")] == [
-        key for key in keys if key.startswith("h/01")
-    ]
-    assert [found.key for found in await bucket.list_objects("h/01", "h/010", 3)] == [
-        *("h/011", "h/012", "h/013")
-    ]
-    assert await bucket.list_objects("nothing/") == []
-    assert await bucket.list_objects("h/zzz") == []
-    assert await bucket.list_objects("h/", "h/~") == []
-    everything = {found.key for found in await bucket.list_objects("")}  # SeaweedFS sorts by folder
-    assert {key for key in everything if not key.startswith("conditions")} == set(keys)
+async def test_a_list_has_what_is_in_a_folder_and_below_it(bucket: Bucket) -> None:
+    inside = {*(f"h/{n:03}" for n in range(25)), "h/sub/1"}
+    await asyncio.gather(
+        *(bucket.put(key, b"abc", expected_etag=None) for key in [*inside, "h.x", "ha/1", "i/h/1"])
+    )
+    assert {listed.key for listed in await bucket.list_objects("h")} == inside
+    assert len(await bucket.list_objects("h", 10)) == 10
+    assert await bucket.list_objects("nothing") == []
+    everything = {listed.key for listed in await bucket.list_objects("")}
+    own = {key for key in everything if not key.startswith("conditions")}
+    assert own == {*inside, "h.x", "ha/1", "i/h/1"}
 
 
 async def test_lists_say_when_an_object_was_written(bucket: Bucket) -> None:
-    await bucket.put("a", b"1", expected_etag=None)
+    await bucket.put("a/b", b"1", expected_etag=None)
     [listed] = await bucket.list_objects("a")
     assert listed.modified.utcoffset() is not None
     assert abs((listed.modified - bucket.clock.now()).total_seconds()) < 600

@@ -15,7 +15,7 @@ from threading import Event
 
 import pytest
 
-from mainspring.errors import InvalidInput, StoreDamaged, StoreError, StoreUnavailable
+from mainspring.errors import StoreDamaged, StoreError, StoreUnavailable
 from mainspring.stores.objects import directory_bucket
 from mainspring.stores.objects.bucket import Blob
 from mainspring.stores.objects.directory_bucket import DirectoryBucket
@@ -215,23 +215,6 @@ async def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     await bucket.close()
     made = [path, *path.rglob("*")]
     assert {file.stat().st_mode & 0o077 for file in made} == {0}
-
-
-@pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/..", ".mainspring/x", "x" * 256])
-async def test_keys_that_are_no_names_of_files_are_refused(tmp_path: Path, key: str) -> None:
-    bucket = await opened(tmp_path / "bucket")
-    with pytest.raises(InvalidInput, match="cannot be the name of an object"):
-        await bucket.put(key, b"1", expected_etag=None)
-    await bucket.close()
-
-
-async def test_unusual_keys_come_back_as_they_were(tmp_path: Path) -> None:
-    bucket = await opened(tmp_path / "bucket")
-    keys = sorted(["a b", "ä/ö", "50%", "a:b", "line\nbreak", "nul\0", "run@2026-01-01T00:00:00Z"])
-    for key in keys:
-        assert await bucket.put(key, key.encode(), expected_etag=None)
-    assert [found.key for found in await bucket.list_objects("")] == keys
-    await bucket.close()
 
 
 async def test_a_fork_gets_an_error(tmp_path: Path) -> None:

@@ -721,12 +721,9 @@ class Below(MemoryBucket):
     async def delete(self, keys: Sequence[str]) -> None:
         await super().delete([self._below + key for key in keys])
 
-    async def list_objects(
-        self, prefix: str, after: str | None = None, limit: int = 1000
-    ) -> list[Listed]:
-        after = None if after is None else self._below + after
-        found = await super().list_objects(self._below + prefix, after, limit)
-        return [Listed(one.key.removeprefix(self._below), one.size, one.modified) for one in found]
+    async def list_objects(self, folder: str, limit: int | None = None) -> list[Listed]:
+        listed = await super().list_objects((self._below + folder).rstrip("/"), limit)
+        return [Listed(item.key.removeprefix(self._below), item.modified) for item in listed]
 
 
 @pytest.mark.parametrize("kind", PART_KINDS)

@@ -13,8 +13,10 @@ from datetime import timedelta
 import pytest
 
 from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
+from mainspring.stores.objects import obstore_bucket
 from mainspring.stores.objects.bucket import Blob, Bucket
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
+from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.objects.store import make_bucket
 from mainspring.stores.objects.url import Address
 from tests.support.servers.proxy import Line, Proxy
@@ -160,7 +162,7 @@ async def test_reads_lists_and_deletes_of_a_busy_storage_are_unavailable(stub: S
     with pytest.raises(StoreUnavailable, match="wants fewer requests"):
         await bucket.get("a")
     with pytest.raises(StoreUnavailable, match="wants fewer requests"):
-        await bucket.list_objects("a/")
+        await bucket.list_objects("a")
     with pytest.raises(StoreUnavailable, match="wants fewer requests"):
         await bucket.delete(["a"])
 
@@ -304,6 +306,19 @@ async def test_a_bucket_that_does_not_exist_is_told(seaweedfs_url: str) -> None:
         await bucket.open()
 
 
+async def test_a_list_of_several_pages_is_complete(
+    object_storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obstore_bucket, "_KEYS_PER_REQUEST", 10)
+    bucket = make_bucket(object_storage_url)
+    await bucket.open()
+    keys = {f"many/{n:03}" for n in range(25)}
+    await asyncio.gather(*(bucket.put(key, b"x", expected_etag=None) for key in keys))
+    assert {listed.key for listed in await bucket.list_objects("many")} == keys
+    assert bucket.requests["list"] == 3
+    await bucket.close()
+
+
 # Forks
 
 FORKED = """
@@ -365,21 +380,18 @@ async def test_the_clock_is_the_storages_and_its_error_is_bounded(
     await bucket.close()
 
 
-async def test_later_readings_are_narrower_and_still_right(stub: S3Stub) -> None:
+async def test_later_readings_narrow_the_bounds_and_are_still_right(stub: S3Stub) -> None:
     bucket = await open_stub(stub)
-    first = await bucket.read_clock()
-    assert first is not None
-    task = getattr(bucket, "_narrowing")  # noqa: B009
-    await task
-    heads = bucket.requests["head"]
-    second = await bucket.read_clock()
-    assert bucket.requests["head"] == heads  # it gives what was found in the background
-    assert second is not None
-    assert second.latest - second.earliest < first.latest - first.earliest
-    true = bucket.clock.now()
-    passed = timedelta(seconds=bucket.clock.monotonic() - second.read_at)
+    clock = StorageClock(bucket)
+    await clock.read_if_due()
+    first = clock.error
+    narrowing = clock._narrowing
+    assert narrowing is not None
+    await narrowing
+    assert clock.error < first / 2
     early = timedelta(milliseconds=1)
-    assert second.earliest + passed - early <= true <= second.latest + passed + early
+    bounds = clock.bounds(0)
+    assert bounds.earliest - early <= bucket.clock.now() <= clock.bounds(0).latest + early
     await bucket.close()
 
 

@@ -132,19 +132,17 @@ class MemoryBucket:
 
         await self._request("delete", " ".join(keys), done)
 
-    async def list_objects(
-        self, prefix: str, after: str | None = None, limit: int = 1000
-    ) -> list[Listed]:
+    async def list_objects(self, folder: str, limit: int | None = None) -> list[Listed]:
         def done() -> list[Listed]:
             seen = self.objects.clock.now() - timedelta(seconds=self.objects.list_lag)
             return [
-                Listed(key, len(found.data), found.modified)
-                for key, found in sorted(self.objects.stored.items())
-                if key.startswith(prefix) and (after is None or key > after)
-                if found.modified <= seen
+                Listed(key, stored.modified)
+                for key, stored in self.objects.stored.items()
+                if not folder or key.startswith(f"{folder}/")
+                if stored.modified <= seen
             ][:limit]
 
-        return await self._request("list", prefix, done)
+        return await self._request("list", folder, done)
 
     async def read_clock(self) -> ClockReading | None:
         if self._clock_error is None:

@@ -213,15 +213,13 @@ class ObjectSimulation(Simulation):
         """A store of its own on the bucket."""
         rng = random.Random(self._clients.getrandbits(64))
 
-        def error() -> tuple[float, float]:
-            return rng.uniform(0, self._error), rng.uniform(0, self._error)
-
+        error = rng.uniform(0, self._error), rng.uniform(0, self._error)
         bucket = WorkerBucket(
             self._watcher,
             self._objects,
             plan,
             clock=clock if self._own_clock else self._clock,
-            clock_error=error if self._own_clock else None,
+            clock_error=(lambda: error) if self._own_clock else None,
         )
         options: dict[str, Any] = SMALL_OPTIONS if self.is_small else {}
         bucket.store = ObjectStore(bucket, rng=rng, **options)

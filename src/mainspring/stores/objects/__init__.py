@@ -18,7 +18,6 @@ A round is one read, evaluation and conditional write of the head, for all opera
                          compares and swaps
     part_cache.py        reads and writes parts: objects that are written once and never changed
     storage_clock.py     the storage's time, as an earliest and a latest bound
-    date_header.py       reads the storage's clock from its answers
     bucket.py            all that the store needs of object storage
     url.py               the URL of a store
     obstore_bucket.py    S3, Google Cloud Storage and Azure

@@ -56,7 +56,6 @@ class Listed(Struct, frozen=True):
     """An object in a list. `modified` is by the storage's own clock."""
 
     key: str
-    size: int
     modified: datetime
 
 
@@ -83,8 +82,8 @@ class Bucket(Protocol):
 
     clock: Clock
     """Its monotonic time is that of `ClockReading.read_at`, and goes on while the machine is
-    suspended. Where `read_clock` gives None, its wall
-    time is the storage's time, and somebody may set it."""
+    suspended. Where `read_clock` gives None, its wall time is the storage's time, and somebody
+    may set it."""
 
     write_interval: float
     """Seconds that the storage wants between two writes of one key; 0 where it does not say."""
@@ -118,17 +117,15 @@ class Bucket(Protocol):
         """Delete the objects; those that are gone already do not matter."""
         ...
 
-    async def list_objects(
-        self, prefix: str, after: str | None = None, limit: int = 1000
-    ) -> list[Listed]:
-        """Up to `limit` objects whose keys begin with `prefix`, in the order of their keys, those
-        behind the key `after`. Only keys of one folder have that order on every server: SeaweedFS
-        sorts folders by their names alone. Newly written objects may be missing for a while, and
-        deleted ones may still be there."""
+    async def list_objects(self, folder: str, limit: int | None = None) -> list[Listed]:
+        """The objects in a folder and below it, in any order; at most `limit`. An empty name stands
+        for all of the store. Newly written objects may be missing for a while, and deleted ones may
+        still be there."""
         ...
 
     async def read_clock(self) -> ClockReading | None:
-        """Read the storage's clock. None where it is the machine's own clock (`clock`)."""
+        """Read the storage's clock, by one request. None where it is the machine's own clock
+        (`clock`)."""
         ...
 
 

@@ -370,19 +370,14 @@ class Compaction:
         """All parts that were written before, and objects of self-tests that were cut off. Names
         that no client of a store can have made are left out: files of somebody else, or another
         store below this one."""
-        found: list[str] = []
+        old: list[str] = []
         for kind in (*PART_KINDS, FOLDER):
-            after = None
-            while True:
-                page = await self._group_commit.retries.repeat(
-                    partial(self._bucket.list_objects, f"{kind}/", after)
-                )
-                own = [one for one in page if is_part_name(one.key) or is_test_object(one.key)]
-                found += [one.key for one in own if one.modified < before]
-                if len(page) < 1000:
-                    break
-                after = page[-1].key
-        return found
+            listed = await self._group_commit.retries.repeat(
+                partial(self._bucket.list_objects, kind)
+            )
+            own = [item for item in listed if is_part_name(item.key) or is_test_object(item.key)]
+            old += [item.key for item in own if item.modified < before]
+        return old
 
 
 def _amount_of(state: LiveState, ids: Collection[str]) -> _Amount:

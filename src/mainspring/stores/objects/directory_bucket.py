@@ -30,10 +30,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from mainspring.core.clock import Clock, SystemClock, from_us
 from mainspring.errors import (
@@ -56,8 +55,6 @@ _OWN_FOLDER: Final = ".mainspring"
 _LOCKS: Final = 32
 _HEADER: Final = re.compile(rb"mainspring object ([0-9a-f]{32}) ([0-9]{15})\n")
 _HEADER_SIZE: Final = 67
-_SAFE: Final = "@=+,~-_.!()"
-"""Characters of a key that stand in the file's name as they are, besides letters and digits."""
 _THREADS: Final = 8
 _LOCK_TRIES: Final = 4_000
 _LOCK_PAUSE: Final = 0.005
@@ -116,11 +113,9 @@ class DirectoryBucket:
             self.requests["delete"] += 1
             await self._run(self._delete, list(keys))
 
-    async def list_objects(
-        self, prefix: str, after: str | None = None, limit: int = 1000
-    ) -> list[Listed]:
+    async def list_objects(self, folder: str, limit: int | None = None) -> list[Listed]:
         self.requests["list"] += 1
-        return await self._run(self._list, prefix, after, limit)
+        return await self._run(self._list, folder, limit)
 
     async def read_clock(self) -> ClockReading | None:
         return None
@@ -184,7 +179,7 @@ class DirectoryBucket:
                     file.unlink()
 
     def _get(self, key: str, unless_etag: str | None) -> Blob | Unchanged | None:
-        file = self._file(key)
+        file = self._path / key
         try:
             with file.open("rb") as content:
                 etag, size = _parse_header(content.read(_HEADER_SIZE), file)
@@ -198,7 +193,7 @@ class DirectoryBucket:
         return Blob(data, etag)
 
     def _put(self, key: str, data: bytes, expected_etag: str | None) -> str | None:
-        file = self._file(key)
+        file = self._path / key
         if _etag_of(file) != expected_etag:
             return None
         self._make_directories(file.parent)
@@ -218,7 +213,7 @@ class DirectoryBucket:
     def _delete(self, keys: Sequence[str]) -> None:
         changed = set()
         for key in keys:
-            file = self._file(key)
+            file = self._path / key
             if file.exists():
                 # A file that is no object belongs to somebody else, whatever its name.
                 with suppress(StoreDamaged), self._locked(zlib.crc32(key.encode()) % _LOCKS):
@@ -228,31 +223,20 @@ class DirectoryBucket:
         for directory in changed:
             _flush_directory(directory)
 
-    def _list(self, prefix: str, after: str | None, limit: int) -> list[Listed]:
-        below = prefix.rpartition("/")[0]
-        directory = self._file(below) if below else self._path
-        found = (
-            (key, path)
-            for key, path in _walk(directory, f"{below}/" if below else "", prefix)
-            if key.startswith(prefix) and (after is None or key > after)
-        )
-        listed = []
-        for key, path in islice(found, limit):
-            with suppress(FileNotFoundError):  # deleted just now
-                state = os.stat(path)
-                size = max(0, state.st_size - _HEADER_SIZE)
-                listed.append(Listed(key, size, from_us(state.st_mtime_ns // 1_000)))
-        return listed
-
-    def _file(self, key: str) -> Path:
-        parts = [quote(part, safe=_SAFE) for part in key.split("/")]
-        for part in parts:
-            if not part or part.startswith(".") or len(part) > 255:
-                raise InvalidInput(
-                    f"{key!r} cannot be the name of an object: each part has 1 to 255 characters"
-                    " and does not begin with a dot"
-                )
-        return self._path.joinpath(*parts)
+    def _list(self, folder: str, limit: int | None) -> list[Listed]:
+        listed: list[Listed] = []
+        for directory, folders, names in os.walk(self._path / folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                if name.startswith("."):
+                    continue
+                path = Path(directory, name)
+                key = path.relative_to(self._path).as_posix()
+                with suppress(FileNotFoundError):  # deleted just now
+                    listed.append(Listed(key, from_us(path.stat().st_mtime_ns // 1_000)))
+            if limit is not None and len(listed) >= limit:
+                break
+        return listed[:limit]
 
     def _make_directories(self, directory: Path) -> None:
         for path in (directory, self._own_folder):
@@ -337,19 +321,3 @@ def _flush_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _walk(directory: Path, base: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """The keys and paths of all objects in a directory, in the order of the keys, except below
-    directories that hold none with this prefix. Reads each directory lazily."""
-    found: list[tuple[str, str]] = []
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
-        for entry in entries:
-            if not entry.name.startswith("."):
-                key = base + unquote(entry.name)
-                found.append((f"{key}/" if entry.is_dir() else key, entry.path))
-    for key, path in sorted(found):
-        if not key.endswith("/"):
-            yield key, path
-        elif key.startswith(prefix) or prefix.startswith(key):
-            yield from _walk(Path(path), key, prefix)

@@ -82,6 +82,9 @@ WRITE_TURN_SECONDS = 0.15
 """Seconds between the turns of two clients, on storage that limits the writes of one object. A
 client sees in this time that the one before it has written."""
 
+MOST_LOOKED_AT = 1000
+"""Objects that are looked at before a store is made."""
+
 RECENT_WRITES = 100
 """Clients that made one of the last so many writes may have a turn before this one."""
 
@@ -236,7 +239,7 @@ class GroupCommit:
     async def _refuse_foreign_parts(self) -> None:
         """Before a store is made: refuse a place with the parts of another store, which this one
         would take for garbage, and warn of objects of somebody else."""
-        listed = await self.retries.repeat(lambda: self._bucket.list_objects(""))
+        listed = await self.retries.repeat(lambda: self._bucket.list_objects("", MOST_LOOKED_AT))
         found = [one.key for one in listed]
         parts = [key for key in found if is_part_name(key)]
         if parts and not await self.retries.repeat(lambda: self.refresh(may_be_missing=True)):

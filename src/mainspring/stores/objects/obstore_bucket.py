@@ -13,14 +13,20 @@ obstore's threads do not survive a fork: a call in the child would hang. So the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import logging
 import os
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
+from msgspec import Struct
 from obstore.exceptions import NotModifiedError
 from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -29,7 +35,6 @@ from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects import self_test
 from mainspring.stores.objects.aws_profiles import Profile, find_profile
 from mainspring.stores.objects.bucket import UNCHANGED, Blob, ClockReading, Listed, Unchanged
-from mainspring.stores.objects.date_header import Answer, DateBounds, send_head
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
 from mainspring.stores.objects.url import Address, Credentials, parse_endpoint
 
@@ -48,7 +53,6 @@ _MOST_REQUESTS: Final = 16
 """Requests that are under way at the same time."""
 _KEYS_PER_REQUEST: Final = 1000
 """Keys that one request of S3 lists or deletes."""
-_MORE_READINGS: Final = 4
 _LOST_RACE_CODES: Final = frozenset({"BlobAlreadyExists", "ConditionalRequestConflict"})
 """Codes of 409 that say for sure that the write was not done, because of another one. S3 answers
 ConditionalRequestConflict while a conflicting write is under way."""
@@ -79,7 +83,6 @@ class ObstoreBucket:
         self._threads: ThreadPoolExecutor | None = None
         self.endpoint = ""
         """The address of the storage and the bucket. Known once it is open."""
-        self._narrowing: asyncio.Task[ClockReading | None] | None = None
         self._process = 0
 
     async def open(self, *, create: bool = True) -> None:
@@ -110,14 +113,8 @@ class ObstoreBucket:
     async def close(self) -> None:
         """Wait for the requests that are under way."""
         self._client = None
-        narrowing, self._narrowing = self._narrowing, None
         threads, self._threads = self._threads, None
-        if self._process != os.getpid():
-            return
-        if narrowing is not None:
-            narrowing.cancel()
-            await asyncio.wait([narrowing])
-        if threads is not None:
+        if threads is not None and self._process == os.getpid():
             await asyncio.to_thread(threads.shutdown)
 
     async def get(self, key: str, unless_etag: str | None = None) -> Blob | Unchanged | None:
@@ -178,76 +175,31 @@ class ObstoreBucket:
             if not failure.is_missing_object:
                 raise self._errors.translate(failure, "delete") from None
 
-    async def list_objects(
-        self, prefix: str, after: str | None = None, limit: int = 1000
-    ) -> list[Listed]:
+    async def list_objects(self, folder: str, limit: int | None = None) -> list[Listed]:
         client = self._open_client()
-        # obstore lists whole folders. A list that begins just before the first key with the prefix
-        # passes over few others.
-        below = self._prefix + prefix
-        folder = below.rpartition("/")[0]
-        offset = self._prefix + after if after is not None and after >= prefix else _before(below)
-        seen = 0
-
-        def read() -> list[Listed]:
-            nonlocal seen
-            found: list[Listed] = []
-            for chunk in client.list(
-                folder or None, offset=offset, chunk_size=min(limit, _KEYS_PER_REQUEST)
-            ):
-                seen += len(chunk)
-                for meta in chunk:
-                    if meta["path"].startswith(below):
-                        key = meta["path"].removeprefix(self._prefix)
-                        found.append(Listed(key, meta["size"], meta["last_modified"]))
-                    elif found:
-                        return found
-                if len(found) >= limit:
-                    break
-            return found
-
-        self.requests["list"] += 1
+        listed: list[Listed] = []
         try:
-            return (await self._run(read, 1 + limit // _KEYS_PER_REQUEST))[:limit]
+            below = self._path(folder).rstrip("/") or None
+            pages = client.list(below, chunk_size=_KEYS_PER_REQUEST)
+            while limit is None or len(listed) < limit:
+                self.requests["list"] += 1
+                page = await self._run(lambda: next(pages, ()))
+                for meta in page:
+                    key = meta["path"].removeprefix(self._prefix)
+                    listed.append(Listed(key, meta["last_modified"]))
+                if len(page) < _KEYS_PER_REQUEST:
+                    break
         except Exception as error:
             raise self._errors.translate(Failure.of(error), "list") from None
-        finally:
-            self.requests["list"] += max(0, seen - 1) // _KEYS_PER_REQUEST
+        return listed[:limit]
 
     async def read_clock(self) -> ClockReading | None:
-        """Read the storage's clock: by one request, to a second and a round trip.
-
-        It then goes on in the background, within some three seconds, at moments that narrow the
-        bounds to a sixteenth of a second and a round trip. The next call gives what that has found,
-        without a request.
-        """
         self._open_client()
-        if self._narrowing is not None and self._narrowing.done():
-            found, self._narrowing = self._narrowing.result(), None
-            if found is not None:
-                return found
-        bounds = DateBounds()
-        answer = await self._ask_for_date()
-        bounds.add(answer)
-        if self._narrowing is None:
-            self._narrowing = asyncio.create_task(self._narrow(bounds))
-        return ClockReading(answer.answered, *bounds.at(answer.answered))
-
-    async def _narrow(self, bounds: DateBounds) -> ClockReading | None:
-        try:
-            for _ in range(_MORE_READINGS):
-                await asyncio.sleep(bounds.best_moment(self.clock.monotonic()))
-                answer = await self._ask_for_date()
-                bounds.add(answer)
-        except StoreUnavailable:
-            return None  # the next call asks again
-        return ClockReading(answer.answered, *bounds.at(answer.answered))
-
-    async def _ask_for_date(self) -> Answer:
         self.requests["head"] += 1
-        return await asyncio.to_thread(
-            send_head, self.endpoint, self._address.timeout, self.clock.monotonic
+        answer = await asyncio.to_thread(
+            _send_head, self.endpoint, self._address.timeout, self.clock.monotonic
         )
+        return answer.reading()
 
     # The client
 
@@ -341,7 +293,7 @@ class ObstoreBucket:
         """Ask S3 for the bucket's region, which it says to everybody."""
         url = f"https://s3.amazonaws.com/{self._address.bucket}"
         self.requests["head"] += 1
-        answer = await asyncio.to_thread(send_head, url, 5.0, self.clock.monotonic)
+        answer = await asyncio.to_thread(_send_head, url, 5.0, self.clock.monotonic)
         return answer.headers.get("x-amz-bucket-region")
 
     def _connect_gcs(self) -> tuple[_Client, str]:
@@ -377,12 +329,12 @@ class ObstoreBucket:
 
     # Names, tags and times
 
-    async def _run(self, call: Callable[[], T], requests: int = 1) -> T:
+    async def _run(self, call: Callable[[], T]) -> T:
         """Make a call in a thread. The client has its own timeout; this one also covers the search
         for credentials. If the caller is cancelled, the call still finishes in its thread."""
         assert self._threads is not None
         future = asyncio.wrap_future(self._threads.submit(call))
-        async with asyncio.timeout(self._address.timeout * requests + 10):
+        async with asyncio.timeout(self._address.timeout + 10):
             return await asyncio.shield(future)
 
     def _path(self, key: str) -> str:
@@ -402,8 +354,71 @@ class ObstoreBucket:
         return {"e_tag": etag}
 
 
-def _before(prefix: str) -> str | None:
-    """A key that is sorted before all keys with the prefix, and behind most others before them."""
-    if not prefix or prefix.endswith("/"):
-        return None  # obstore lists folders by itself
-    return f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}~"
+class _Answer(Struct, frozen=True):
+    """The answer to a HEAD request: its headers, and when it was sent and answered."""
+
+    headers: Mapping[str, str]
+    sent: float
+    answered: float
+
+    def reading(self) -> ClockReading:
+        """The storage's clock showed at least the date when it answered, and less than a second
+        more. All servers of one storage are taken for one clock."""
+        date = self._date()
+        latest = date + timedelta(seconds=1 + self.answered - self.sent)
+        return ClockReading(self.answered, date, latest)
+
+    def _date(self) -> datetime:
+        text = self.headers.get("date")
+        if text is None or "age" in self.headers:
+            raise StoreUnavailable(
+                "the storage's answer has no date of its own, so its clock cannot be read. A proxy"
+                " in between has to pass the Date header on, and must not cache answers"
+            )
+        try:
+            moment = parsedate_to_datetime(text)
+        except ValueError:
+            raise StoreUnavailable(f"the storage's answer has the date {text!r}") from None
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _send_head(url: str, timeout: float, monotonic: Callable[[], float]) -> _Answer:
+    """Send a HEAD request and take any answer. Blocks.
+
+    The request is not signed: a storage that refuses it also sends its date, and on some services a
+    signature needs permissions that reads and writes do not need. The time counts from the moment
+    when the connection is there, so that it does not include the handshakes.
+    """
+    parts = urlsplit(url)
+    connection = _connection(url, timeout)
+    try:
+        connection.connect()
+        sent = monotonic()
+        connection.request("HEAD", parts.path or "/", headers={"Cache-Control": "no-cache"})
+        answer = connection.getresponse()
+        answered = monotonic()
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+    except (OSError, http.client.HTTPException) as error:
+        raise StoreUnavailable(
+            f"the clock of {parts.scheme}://{parts.netloc} cannot be read: there was no answer"
+            f" ({error or type(error).__name__})"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            connection.close()
+    return _Answer(headers, sent, answered)
+
+
+def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
+    """A connection to the URL's server, through the proxy that the environment names."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port
+    is_secure = parts.scheme == "https"
+    make = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if not proxy or urllib.request.proxy_bypass(host):
+        return make(host, port, timeout=timeout)
+    through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    connection = make(through.hostname or "", through.port or 80, timeout=timeout)
+    connection.set_tunnel(host, port)
+    return connection
