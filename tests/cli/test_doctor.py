@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.cli.doctor_checks import check_store_clock
+from mainspring.cli.doctor import check_store_clock
 from mainspring.core.clock import SystemClock
 from mainspring.core.model import Page, replace
 from mainspring.core.model import Run as StoredRun

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mainspring import Client, Scheduler
+from mainspring.cli import forecast
 from mainspring.cli.forecast import MOST_ROWS
-from mainspring.core import clock
 from tests.support.command_line import Run
 
 APP = """
@@ -140,7 +140,7 @@ NOW = datetime(2026, 11, 13, 12, tzinfo=UTC)
 
 @pytest.fixture(autouse=True)
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "utcnow", lambda: NOW)
+    monkeypatch.setattr(forecast, "utcnow", lambda: NOW)
 
 
 def test_the_next_slots_are_shown_in_the_zone_and_in_utc(run: Run) -> None:

@@ -12,6 +12,7 @@ import pytest
 from mainspring import Breaker, Client, Scheduler
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.jobs import describe_plan
+from mainspring.cli.output import Output
 from mainspring.cli.worker import print_start
 from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
@@ -486,7 +487,7 @@ async def test_jobs_without_a_next_slot_say_what_makes_them_run(
         await scheduler.add_job("warm", handler="work", run_on_start=True)
         await scheduler.add_job("later", handler="work", after=["asked"], run_on_start=True)
         plans = {job.id: describe_plan(job) for job in (await scheduler.list_jobs()).items}
-        await print_start(scheduler, as_json=False)
+        await print_start(scheduler, Output())
     assert plans == {
         "asked": "when enqueued",
         "later": "after asked, when a worker starts",
@@ -507,3 +508,23 @@ def test_jobs_are_listed_by_queue_and_text(run: Run, stored_runs: StoredRuns) ->
     assert len(ids("--queue", "default")) == 5
     assert ids("--queue", "mail") == []
     assert run("jobs", "list", "--queue", "mail").err == "no jobs match\n"
+
+
+def test_all_firing_is_paused_and_resumed(run: Run, stored_runs: StoredRuns) -> None:
+    assert run("pause", "--all").out.startswith("all firing is paused since ")
+    since = run("pause", "--all", "--json").json["paused_since"]
+    listed = run("jobs", "list")
+    assert "all firing is paused since" in listed.err
+    assert run("jobs", "list", "--json").json["paused_since"] == since
+    checks = {one["name"]: one for one in run("doctor", "--json").json["checks"]}
+    assert checks["firing"]["status"] == "warn"
+    assert checks["firing"]["advice"] == "mainspring resume --all resumes it"
+    assert run("resume", "--all").out == "firing is resumed\n"
+    assert run("resume", "--all", "--json").json == {"paused_since": None, "resumed": False}
+    assert run("jobs", "show", "daily_report", "--json").json["enabled"] is True
+
+
+def test_one_job_is_paused_by_another_command(run: Run, stored_runs: StoredRuns) -> None:
+    refused = run("pause")
+    assert refused.code == 2
+    assert "mainspring jobs pause JOB" in refused.err

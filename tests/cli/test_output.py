@@ -120,7 +120,7 @@ def test_ids_are_cut_where_they_still_differ() -> None:
     assert shortest_prefixes([row.id for row in ROWS]) == [
         "01a1e9c51aa7e…",
         "01a1e9c51aa7f…",
-        "nightly@2026…",
+        "nightly@20261…",
     ]
     assert shortest_prefixes(["one", "one"]) == ["one", "one"]
     assert shortest_prefixes(["0123456789abcd", "0123456789abcdef"]) == [

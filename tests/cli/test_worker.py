@@ -12,8 +12,9 @@ import pytest
 
 from mainspring import Client, Scheduler, __version__
 from mainspring.cli.app_loader import load_scheduler
+from mainspring.cli.output import Output
 from mainspring.cli.processes import YOUNG_THRESHOLD
-from mainspring.cli.worker import print_lines, print_start
+from mainspring.cli.worker import print_start
 from tests.support.command_line import Run, Start, until
 
 READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
@@ -450,7 +451,7 @@ def work() -> None: ...
 def test_brackets_and_control_characters_are_printed_as_they_are_stored(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_lines("Mainspring 1 on sqlite:///a[bold]b.db", "jobs in [red]x\x1b[2J", last="stop")
+    Output().greeting("Mainspring 1", "sqlite:///a[bold]b.db", "jobs in [red]x\x1b[2J", "stop")
     assert capsys.readouterr().err.splitlines() == [
         "Mainspring 1 on sqlite:///a[bold]b.db",
         r"  jobs in [red]x\x1b[2J",
@@ -468,13 +469,13 @@ async def test_jobs_that_run_next_come_first_in_even_columns(
         await scheduler.add_job("z_the_longest_name", handler="work", schedule="1h")
         for number in range(1100):
             await scheduler.add_job(f"b{number:04}", handler="work")
-        await print_start(scheduler, as_json=False)
+        await print_start(scheduler, Output())
         lines = capsys.readouterr().err.splitlines()
         first = next(at for at, line in enumerate(lines) if "z_the_longest_name" in line)
         assert lines[first].startswith("  z_the_longest_name  in ")
         assert lines[first + 1] == "  a00                 when enqueued"
         assert "  and 1,101 more: mainspring jobs list" in lines
-        await print_start(scheduler, as_json=True)
+        await print_start(scheduler, Output(as_json=True))
         document = json.loads(capsys.readouterr().out)
         assert (document["job_count"], len(document["jobs"])) == (1121, 1000)
         assert document["jobs"][0]["id"] == "z_the_longest_name"

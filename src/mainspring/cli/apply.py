@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mainspring.cli.command import CHANGE, Call, command
+from mainspring.cli.json_values import plain_json
 from mainspring.cli.options import FileArgument, flag
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import check_shared, find_store
+from mainspring.core.durations import humanize
 from mainspring.core.plurals import list_some
+from mainspring.errors import StoreMissing
 
 if TYPE_CHECKING:
     from mainspring.scheduler.definitions import AppliedJobs
@@ -46,7 +49,6 @@ async def apply(
     Everything is checked first, then written in one step. Jobs that the file no longer lists are
     removed, if they came from a file of the same name and this file states its `name`.
     """
-    from mainspring.errors import StoreMissing
     from mainspring.scheduler import Client
 
     options = {"dry_run": dry_run, "take_over": take_over, "with_handlers": not without_code}
@@ -64,10 +66,8 @@ async def apply(
     if applied is None or not dry_run:
         async with Client(found.store, inline=True, wait_for_store=0) as client:
             applied = await client.apply_jobs(file, **options)
-    if call.output.as_json:
-        call.output.document(_document(applied))
-    else:
-        _show(call.output, applied)
+    call.output.document(_document(applied))
+    _show(call.output, applied)
 
 
 def _document(applied: AppliedJobs) -> dict[str, Any]:
@@ -118,14 +118,10 @@ def _show(output: Output, applied: AppliedJobs) -> None:
 
 def _describe_value(field: str, value: Any) -> str:
     """A value for people: times in words, all else as JSON."""
-    from mainspring.core.durations import humanize
-
     if field in _DURATIONS and isinstance(value, int | float):
         return humanize(timedelta(seconds=value))
     return jsonlib.dumps(_plain(value), ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:
-    from mainspring.cli.json_values import plain_json
-
     return plain_json(value)

@@ -17,11 +17,11 @@ from mainspring.cli.options import JobArgument, flag, option
 from mainspring.cli.output import Output, progress_bar
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
+from mainspring.core.schedules.base import moment
 
 if TYPE_CHECKING:
     from mainspring.engine.backfill import Backfill
     from mainspring.scheduler import Client
-
 
 commands = typer.Typer()
 
@@ -77,17 +77,13 @@ async def backfill(
                     advice="the same command goes on: slots that have a run are left alone",
                 ) from None
     output = call.output
-    if output.as_json:
-        output.document({"job_id": job, "dry_run": dry_run, **structs.asdict(found)})
-    else:
-        _print(output, found, dry_run=dry_run)
+    output.document({"job_id": job, "dry_run": dry_run, **structs.asdict(found)})
+    _print(output, found, dry_run=dry_run)
 
 
 async def _range(
     client: Client, job_id: str, start: str, end: str | None
 ) -> tuple[datetime, datetime]:
-    from mainspring.core.schedules.base import moment
-
     job = await client.get_job(job_id)
     zone = job.schedule.timezone if job.schedule is not None else "UTC"
     first = moment(start, zone, "--from")

@@ -3,6 +3,7 @@ runs one after another."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import typer
 
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
+from mainspring.cli.json_values import parse_json, read_payload, run_document
 from mainspring.cli.options import JobArgument, argument, complete_job, flag, option, read_duration
 from mainspring.cli.output import Output, progress_bar, when
+from mainspring.cli.runs import print_run
 from mainspring.core.plurals import plural
 from mainspring.core.policy import MAX_PRIORITY
+from mainspring.core.schedules.base import moment
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -77,8 +81,6 @@ async def enqueue(
             )
         await _enqueue_many(call, job, many, options)
         return
-    from mainspring.cli.json_values import read_payload
-
     content = None if payload is None else read_payload(payload, "PAYLOAD")
     patience = _duration(timeout, "--timeout")  # refused before anything is queued
     async with call.client(with_code=True) as client:
@@ -86,15 +88,15 @@ async def enqueue(
         if wait:
             with call.output.waiting(f"waiting for run {run.id} of {job}"):
                 run = await _wait_for_end(client, run, patience)
-    if wait:
-        _tell_end(call.output, run)
-    else:
-        _tell_queued(call.output, run)
+    if not wait:
+        _print_queued(call.output, run)
+        return
+    print_run(call.output, run)
+    if run.state != "succeeded":
+        raise typer.Exit(FAILED)
 
 
 async def _wait_for_end(client: Client, run: Run, timeout: timedelta | None) -> Run:
-    import asyncio
-
     try:
         return await client.wait(run.id, timeout)
     except asyncio.CancelledError:  # Ctrl+C
@@ -116,12 +118,9 @@ async def _wait_for_end(client: Client, run: Run, timeout: timedelta | None) -> 
         ) from None
 
 
-def _tell_queued(output: Output, run: Run) -> None:
-    if output.as_json:
-        from mainspring.cli.json_values import run_document
-
-        output.document(run_document(run))
-    elif not output.pretty:
+def _print_queued(output: Output, run: Run) -> None:
+    output.document(run_document(run))
+    if not output.pretty:
         output.line(run.id)
     elif run.duplicate:
         output.line(f"not enqueued: run {run.id} has this dedupe key and is {run.state}")
@@ -129,21 +128,12 @@ def _tell_queued(output: Output, run: Run) -> None:
         output.line(f"enqueued {run.job_id}: run {run.id}, due {when(run.run_at)}")
 
 
-def _tell_end(output: Output, run: Run) -> None:
-    from mainspring.cli.runs import print_run
-
-    print_run(output, run)
-    if run.state != "succeeded":
-        raise typer.Exit(FAILED)
-
-
 async def _enqueue_many(call: Call, job_id: str, name: str, options: dict[str, Any]) -> None:
     async with call.client(with_code=True) as client:
         await client.get_job(job_id)
         count = await enqueue_lines(client, job_id, name, options, quiet=call.output.as_json)
-    if call.output.as_json:
-        call.output.document({"job_id": job_id, "enqueued": count})
-    elif count:
+    call.output.document({"job_id": job_id, "enqueued": count})
+    if count:
         call.output.line(f"enqueued {plural(count, 'run')} of {job_id}")
     else:
         call.output.line("the file has no lines: nothing was enqueued")
@@ -156,8 +146,6 @@ def _duration(text: str | None, option: str) -> timedelta | None:
 def _moment(text: str | None) -> Any:
     if text is None:
         return None
-    from mainspring.core.schedules.base import moment
-
     return moment(text, "UTC", "--at")
 
 
@@ -201,8 +189,6 @@ def _checked(name: str) -> int | None:
 
 
 def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
-    from mainspring.cli.json_values import parse_json
-
     place = "stdin" if name == "-" else name
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -252,15 +238,12 @@ async def chain(
     """Queue a run of each job, each after the one before it. All are queued, or none."""
     if after_failure not in (None, "skip", "run"):
         raise CommandError(f"--after-failure is skip or run, not {after_failure!r}", code=BAD_INPUT)
-    from mainspring.cli.json_values import run_document
-
     pairs = [_link(text) for text in links]
     how: Any = after_failure
     async with call.client(with_code=True) as client:
         runs = await client.chain(*pairs, after_failure=how)
-    if call.output.as_json:
-        call.output.document([run_document(run) for run in runs])
-    elif not call.output.pretty:
+    call.output.document([run_document(run) for run in runs])
+    if not call.output.pretty:
         for run in runs:
             call.output.line(run.id)
     else:
@@ -269,7 +252,5 @@ async def chain(
 
 
 def _link(text: str) -> tuple[str, Any]:
-    from mainspring.cli.json_values import read_payload
-
     name, equals, payload = text.partition("=")
     return name, read_payload(payload, f"the payload of {name}") if equals else None

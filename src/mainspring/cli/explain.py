@@ -13,6 +13,8 @@ from mainspring.cli.command import INSPECT, Call, command
 from mainspring.cli.jobs import describe_last_run
 from mainspring.cli.options import argument, complete_job
 from mainspring.cli.runs import find_run_id
+from mainspring.core.schedules.base import moment
+from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import JobNotFound, RunNotFound
 
 if TYPE_CHECKING:
@@ -49,19 +51,16 @@ async def explain(
     async with call.client() as client:
         moment = None if at is None else await _moment(client, name, at)
         try:
-            found = await client.explain(name, moment)
+            why = await client.explain(name, moment)
         except JobNotFound as unknown:
-            found = await client.explain(await _find_run(client, name, unknown), moment)
-        is_about_job = found.job_id == name and moment is None
+            why = await client.explain(await _find_run(client, name, unknown), moment)
+        is_about_job = why.job_id == name and moment is None
         last = (await client.job_health(name)).last_run if is_about_job else None
-    output = call.output
-    if output.as_json:
-        document = structs.asdict(found)
-        output.document({**document, "last_run": last} if is_about_job else document)
-        return
-    output.line(f"{found.run_id or found.job_id}: {found.sentence}")
-    if last is not None and (last.error or last.id not in found.sentence):
-        output.line(f"its last run {last.id} {describe_last_run(last)}")
+    document = structs.asdict(why)
+    call.output.document({**document, "last_run": last} if is_about_job else document)
+    call.output.line(f"{why.run_id or why.job_id}: {why.sentence}")
+    if last is not None and (last.error or last.id not in why.sentence):
+        call.output.line(f"its last run {last.id} {describe_last_run(last)}")
 
 
 async def _find_run(client: Client, name: str, unknown: JobNotFound) -> str:
@@ -73,9 +72,6 @@ async def _find_run(client: Client, name: str, unknown: JobNotFound) -> str:
 
 
 async def _moment(client: Client, job_id: str, text: str) -> datetime:
-    from mainspring.core.schedules.base import moment
-    from mainspring.core.schedules.zones import zone_named
-
     job = await client.get_job(job_id)
     zone = job.schedule.timezone if job.schedule is not None else client.timezone
     try:
@@ -99,9 +95,7 @@ async def workflow(
     """Draw the workflow of a job or a run, with the state of each run."""
     async with call.client() as client:
         tree = await client.workflow(name)
-    if call.output.as_json:
-        call.output.document(tree.to_dict())
-        return
+    call.output.document(tree.to_dict())
     for line in tree.text().splitlines():
         call.output.line(line)
     if not tree.complete:

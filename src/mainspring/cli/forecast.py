@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mainspring.cli import time_format
+from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.command import PLAN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import AppToLoadOption, StoreOption, argument, either_app, option
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
+from mainspring.core.clock import utcnow
+from mainspring.core.durations import humanize, humanize_measured
+from mainspring.core.forecast import forecast_load
+from mainspring.core.model import replace
 from mainspring.core.plurals import list_some, plural
+from mainspring.core.schedules import parse
+from mainspring.core.schedules.base import moment
+from mainspring.core.schedules.zones import zone_named
 
 if TYPE_CHECKING:
     from mainspring.core.forecast import Collision, Forecast, JobLoad, Overrun
@@ -53,25 +61,18 @@ def schedule(
     ),
 ) -> None:
     """Describe a schedule and list its next runs. Warns of daylight saving changes."""
-    from mainspring.core.clock import utcnow
-    from mainspring.core.schedules import parse
-
     now = utcnow()
     made = parse(expression, timezone=timezone)
     zone = made.timezone
     slots = made.upcoming(count, now)
     warnings = made.warnings(now, now + LOOK_AHEAD)
-    if call.output.as_json:
-        call.output.document(_schedule_document(made, zone, slots, warnings))
-    else:
-        _print_schedule(call.output, made, zone, slots, warnings, now)
+    call.output.document(_schedule_document(made, zone, slots, warnings))
+    _print_schedule(call.output, made, zone, slots, warnings, now)
 
 
 def _schedule_document(
     made: Schedule, zone: str, slots: list[datetime], warnings: list[str]
 ) -> dict[str, object]:
-    from mainspring.core.schedules.zones import zone_named
-
     there = zone_named(zone)
     return {
         "schedule": made.to_dict(),
@@ -93,8 +94,6 @@ def _print_schedule(
     warnings: list[str],
     now: datetime,
 ) -> None:
-    from mainspring.core.schedules.zones import zone_named
-
     there = zone_named(zone)
     output.line(made.describe(), style="bold")
     if not slots:
@@ -160,18 +159,11 @@ def forecast(
         found = run_coroutine(_forecast_file(file, days, start, timezone))
     else:
         found = run_coroutine(_forecast_store(StoreChoice.of(store, None), days, start, timezone))
-    if call.output.as_json:
-        call.output.document(_document(found))
-    else:
-        _print(call.output, found)
+    call.output.document(_document(found))
+    _print(call.output, found)
 
 
 def _forecast_code(app: str, days: int, start: str | None, timezone: str | None) -> Forecast:
-    from mainspring.cli.app_loader import load_scheduler
-    from mainspring.core.clock import utcnow
-    from mainspring.core.forecast import forecast_load
-    from mainspring.core.model import replace
-
     scheduler = load_scheduler(app)
     zone = timezone or scheduler.timezone
     now = _parse_start(start, zone) or utcnow()
@@ -202,8 +194,6 @@ async def _forecast_store(
 
 
 def _parse_start(text: str | None, zone: str) -> datetime | None:
-    from mainspring.core.schedules.base import moment
-
     return None if text is None else moment(text, zone, "--from")
 
 
@@ -221,8 +211,6 @@ def _document(found: Forecast) -> dict[str, Any]:
 
 
 def _print(output: Output, found: Forecast) -> None:
-    from mainspring.core.schedules.zones import zone_named
-
     zone = zone_named(found.timezone)
     last = f"{(found.end - timedelta(microseconds=1)).astimezone(zone):%Y-%m-%d}"
     first = f"{found.start.astimezone(zone):%Y-%m-%d}"
@@ -302,8 +290,6 @@ def _print_collisions(output: Output, found: Forecast) -> None:
 
 
 def _print_overruns(output: Output, found: Forecast) -> None:
-    from mainspring.core.durations import humanize, humanize_measured
-
     if not found.overruns:
         return
     columns: list[Column[Overrun]] = [

@@ -156,18 +156,16 @@ def _finish(made: Imported, out: str | None, name: str | None, output: Output) -
         )
     if out is not None:
         _write(made, Path(out))
-    if output.as_json:
-        output.document(
-            {
-                "toml": made.toml(),
-                "handlers": made.handlers(),
-                "jobs": list(made.jobs),
-                "not_carried_over": [
-                    {"line": one.line, "what": one.what, "why": one.why} for one in made.remarks
-                ],
-            }
-        )
-        return
+    output.document(
+        {
+            "toml": made.toml(),
+            "handlers": made.handlers(),
+            "jobs": list(made.jobs),
+            "not_carried_over": [
+                {"line": one.line, "what": one.what, "why": one.why} for one in made.remarks
+            ],
+        }
+    )
     if out is None:
         output.line(made.toml().rstrip())
         output.note("--out FILE also writes the functions of the jobs, beside it")

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mainspring.cli import time_format
-from mainspring.cli.command import Call, command
-from mainspring.cli.options import CursorOption, JobArgument, LimitOption, option
-from mainspring.cli.output import Column, Output, when, when_short
+from mainspring.cli.command import CHANGE, Call, command
+from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
+from mainspring.cli.forecast import LOOK_AHEAD
+from mainspring.cli.json_values import job_document, plain_json, run_document
+from mainspring.cli.options import (
+    CursorOption,
+    JobArgument,
+    LimitOption,
+    YesOption,
+    argument,
+    flag,
+    option,
+    read_duration,
+    shared_flag,
+)
+from mainspring.cli.output import Column, Output, time_column
+from mainspring.cli.runs import COLUMNS
+from mainspring.core.clock import utcnow
+from mainspring.core.model import State
 from mainspring.core.plurals import plural
+from mainspring.core.policy import Policy
+from mainspring.core.schedules.zones import zone_named
+from mainspring.engine.live_workers import (
+    describe_missing_worker,
+    find_orphans,
+    keeping_code,
+    lacks_only_queue,
+    prune_command,
+    removal_command,
+    without_worker,
+)
+from mainspring.errors import InvalidInput, JobExists, UnknownOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +50,7 @@ if TYPE_CHECKING:
     from mainspring.core.model import Job, Run
     from mainspring.core.statistics import LastRun
     from mainspring.engine.live_workers import LiveWorker
+    from mainspring.scheduler import Client
     from mainspring.scheduler.statistics import JobHealth, JobMetrics, Spread
 
 group = typer.Typer(
@@ -50,9 +79,6 @@ async def list_(
     cursor: CursorOption = None,
 ) -> None:
     """List jobs in the order of their ids."""
-    from mainspring.cli.json_values import job_document, page_document
-    from mainspring.engine.live_workers import without_worker
-
     output = call.output
     async with call.client() as client:
         page = await client.list_jobs(
@@ -63,66 +89,47 @@ async def list_(
         healths = await client.jobs_health(page.items)
     orphaned = {job.id for job in without_worker(page.items, workers)}
     last_runs = {health.job_id: health.last_run for health in healths}
-    if output.as_json:
-        document = page_document(
-            page,
-            lambda job: {
-                **job_document(job),
-                "has_worker": job.id not in orphaned,
-                "last_run": last_runs.get(job.id),
-            },
-        )
-        output.document({**document, "paused_since": time_format.iso(paused_since)})
-    elif not page.items and cursor is not None:
-        output.note("no more jobs")
-    elif not page.items:
+    items = [
+        {
+            **job_document(job),
+            "has_worker": job.id not in orphaned,
+            "last_run": last_runs.get(job.id),
+        }
+        for job in page.items
+    ]
+    pause = {"paused_since": time_format.iso(paused_since)}
+    output.document({"items": items, "cursor": page.cursor, **pause})
+    if not page.items:
         named = f" with the tag {tag!r}" if tag else ""
-        if queue or search:
+        if cursor is not None:
+            output.note("no more jobs")
+        elif queue or search:
             output.note(f"no jobs{named} match")
-            return
-        output.note(
-            f"no jobs{named} yet: decorate a function with @scheduler.job() and start"
-            " `mainspring worker app:scheduler`"
-        )
-    else:
-        output.table(job_columns(orphaned if workers else set(), last_runs), page.items)
-        if page.cursor:
-            output.note(f"there are more: --cursor {page.cursor}")
-        if paused_since is not None:
-            since = time_format.seconds(paused_since)
-            output.note(f"all firing is paused since {since}: mainspring resume --all resumes it")
-        _note_orphans(
-            output, call.choice, [job for job in page.items if job.id in orphaned], workers
-        )
+        else:
+            output.note(
+                f"no jobs{named} yet: decorate a function with @scheduler.job() and start"
+                " `mainspring worker app:scheduler`"
+            )
+        return
+    output.table(job_columns(orphaned if workers else set(), last_runs), page.items)
+    if page.cursor:
+        output.note(f"there are more: --cursor {page.cursor}")
+    if paused_since is not None:
+        since = time_format.seconds(paused_since)
+        output.note(f"all firing is paused since {since}: mainspring resume --all resumes it")
+    _note_orphans(output, call.choice, [job for job in page.items if job.id in orphaned], workers)
 
 
 def _note_orphans(
     output: Output, choice: StoreChoice, orphaned: list[Job], workers: list[LiveWorker]
 ) -> None:
     """Print which jobs no worker can run, and what to do."""
-    from mainspring.engine.live_workers import (
-        describe_missing_worker,
-        find_orphans,
-        keeping_code,
-        lacks_only_queue,
-        prune_command,
-        removal_command,
-    )
-
     if not workers:
         output.note("no worker is alive: no job runs until one starts")
         return
     for job in orphaned[:MOST_ORPHANS]:
-        why = describe_missing_worker(job, workers)
-        if lacks_only_queue(job, workers):
-            output.note(f"{why}: start one that does")
-        elif find_orphans([job], workers):
-            output.note(
-                f"{why}; if its function was renamed: {keeping_code(job)} on the new one keeps the"
-                f" job; if its code is gone: {removal_command(job, choice.url)}"
-            )
-        else:
-            output.note(f"{why}; if its code is gone: {removal_command(job, choice.url)}")
+        advice = describe_rescue(job, workers, choice.url)
+        output.note(f"{describe_missing_worker(job, workers)}; {advice}")
     if len(orphaned) > MOST_ORPHANS:
         more = len(orphaned) - MOST_ORPHANS
         output.note(f"and {plural(more, 'more job')} without a worker")
@@ -130,14 +137,20 @@ def _note_orphans(
         output.note(f"{prune_command(choice.url)} lists all whose code is gone")
 
 
+def describe_rescue(job: Job, workers: list[LiveWorker], url: str | None) -> str:
+    """What to do about a job that no live worker can run."""
+    if lacks_only_queue(job, workers):
+        return f"start a worker that takes queue {job.policy.queue!r}"
+    remove = f"if its code is gone: {removal_command(job, url)}"
+    if not find_orphans([job], workers):
+        return f"start a worker that has it; {remove}"
+    kept = f"{keeping_code(job)} on the new function keeps the job with its history"
+    return f"start its program if it is down; if its function was renamed: {kept}; {remove}"
+
+
 @command(group, "show", "mainspring jobs show daily_report")
 async def show(call: Call, job: JobArgument) -> None:
     """Show a job: its schedule, its runs, how often it succeeds."""
-    from mainspring.cli.forecast import LOOK_AHEAD
-    from mainspring.cli.json_values import job_document, run_document
-    from mainspring.core.clock import utcnow
-    from mainspring.engine.live_workers import without_worker
-
     output = call.output
     async with call.client() as client:
         stored = await client.get_job(job)
@@ -151,19 +164,17 @@ async def show(call: Call, job: JobArgument) -> None:
     fires = stored.enabled and not (orphaned and workers)
     now = utcnow()
     upcoming = stored.upcoming(UPCOMING_SHOWN, now) if fires else []
-    if output.as_json:
-        output.document(
-            {
-                **job_document(stored),
-                "has_worker": not orphaned,
-                "why": None if why.is_well else why.sentence,
-                "upcoming": [time_format.iso(moment) for moment in upcoming],
-                "health": health,
-                "metrics": metrics,
-                "recent": [run_document(run) for run in recent],
-            }
-        )
-        return
+    output.document(
+        {
+            **job_document(stored),
+            "has_worker": not orphaned,
+            "why": None if why.is_well else why.sentence,
+            "upcoming": [time_format.iso(moment) for moment in upcoming],
+            "health": health,
+            "metrics": metrics,
+            "recent": [run_document(run) for run in recent],
+        }
+    )
     about = _about(stored, health, metrics, output)
     about.insert(3, ("why", None if why.is_well else why.sentence))
     output.fields(about)
@@ -171,8 +182,7 @@ async def show(call: Call, job: JobArgument) -> None:
         output.line()
         output.line("next runs", style="bold")
         for moment in upcoming:
-            shown = when(moment) if output.pretty else time_format.seconds(moment)
-            output.line(f"  {shown}{_in_zone_of(stored, moment)}")
+            output.line(f"  {output.moment(moment)}{_in_zone_of(stored, moment)}")
         for line in stored.schedule.warnings(now, now + LOOK_AHEAD) if stored.schedule else []:
             output.line(f"warning: {line}", style="yellow")
     _print_recent(output, recent)
@@ -182,8 +192,6 @@ async def show(call: Call, job: JobArgument) -> None:
 
 def _in_zone_of(job: Job, moment: datetime) -> str:
     """The moment in the zone of the job's schedule, where that is not UTC."""
-    from mainspring.core.schedules.zones import zone_named
-
     zone = "UTC" if job.schedule is None else job.schedule.timezone
     if zone == "UTC":
         return ""
@@ -192,8 +200,6 @@ def _in_zone_of(job: Job, moment: datetime) -> str:
 
 
 def _print_recent(output: Output, recent: list[Run]) -> None:
-    from mainspring.cli.runs import COLUMNS
-
     output.line()
     if not recent:
         output.line("it has not run yet")
@@ -231,7 +237,7 @@ def _state(job: Job) -> str:
 def _about(
     job: Job, health: JobHealth, metrics: JobMetrics, output: Output
 ) -> list[tuple[str, str | None]]:
-    moment = when if output.pretty else time_format.seconds
+    moment = output.moment
     rate = metrics.success_rate
     counted = f"{metrics.succeeded} of {metrics.total} succeeded"
     return [
@@ -311,8 +317,6 @@ def _breaker(health: JobHealth, moment: Callable[[datetime], str]) -> str | None
 
 
 def _one_line(value: Any) -> str:
-    from mainspring.cli.json_values import plain_json
-
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
 
@@ -327,21 +331,421 @@ def job_columns(orphaned: set[str], last_runs: Mapping[str, LastRun | None]) -> 
     return [
         Column("id", lambda job: job.id, whole=True, least=16),
         Column("state", state, state=True),
-        Column(
-            "next run",
-            lambda job: time_format.seconds(job.next_run_at),
-            lambda job: when(job.next_run_at),
-            short=lambda job: when_short(job.next_run_at),
-            whole=True,
-        ),
-        Column(
-            "last run",
-            lambda job: time_format.seconds(job.last_run_at),
-            lambda job: when(job.last_run_at),
-            short=lambda job: when_short(job.last_run_at),
-            whole=True,
-            hide=1,
-        ),
+        time_column("next run", lambda job: job.next_run_at),
+        time_column("last run", lambda job: job.last_run_at, hide=1),
         Column("result", result, state=True),
         Column("schedule", describe_plan, least=12),
     ]
+
+
+commands = typer.Typer()
+
+_UNSET: dict[str, Any] = {
+    "schedule": None,
+    "payload": None,
+    "description": "",
+    "tags": [],
+    "metadata": {},
+}
+"""What `none` means for options that are no policy."""
+
+
+def read_options(
+    schedule: str | None = option(
+        "A cron text, an interval such as 5m, '5m after end', a date-time, an RRULE; or none."
+    ),
+    timezone: str | None = option(
+        "The zone of the schedule, as in Europe/Berlin.", "ZONE", "--timezone", "--tz"
+    ),
+    handler: str | None = option("The name of a handler that workers have."),
+    url: str | None = option("Instead of a handler: the URL to call."),
+    payload: str | None = option("The handler's arguments; - reads them from stdin.", "JSON"),
+    description: str | None = option("Text for people."),
+    tags: list[str] | None = option("A tag; may be given several times.", None, "--tag"),
+    settings: list[str] | None = option(
+        "Any other option, as in --set retries=3 --set timeout=5m --set webhook.method=GET;"
+        " `none` empties one that may be empty, as in --set timeout=none. May be given several"
+        " times.",
+        "KEY=VALUE",
+        "--set",
+    ),
+) -> dict[str, Any]:
+    """The options of `add_job` and `update_job` that were given."""
+    named: dict[str, Any] = {
+        "schedule": schedule,
+        "timezone": timezone,
+        "handler": handler,
+        "description": description,
+        "tags": tags,
+    }
+    options = {name: value for name, value in named.items() if value is not None}
+    if schedule == "none":
+        options["schedule"] = None
+    if payload is not None:
+        from mainspring.cli.json_values import read_payload
+
+        options["payload"] = read_payload(payload, "--payload")
+    for text in settings or ():
+        path, value = _read_setting(text)
+        _put(options, path, value, text)
+    if url is not None:
+        webhook = options.setdefault("webhook", {})
+        if not isinstance(webhook, dict) or "url" in webhook:
+            raise CommandError("give the url once", code=BAD_INPUT)
+        webhook["url"] = url
+    return options
+
+
+@command(
+    group,
+    "add",
+    "mainspring jobs add ping --schedule 5m --url https://example.org/ping --set retries=3",
+    "mainspring jobs add nightly --schedule '0 2 * * *' --handler report --set timeout=10m",
+    shared=read_options,
+)
+async def add(
+    call: Call,
+    options: dict[str, Any],
+    job: str = argument("The id of the new job.", "JOB"),
+) -> None:
+    """Add a job, for a handler or for a URL to call."""
+    async with call.client() as client:
+        secret = _make_secret(client, options)
+        try:
+            added = await client.add_job(job, **options)
+        except JobExists:
+            raise CommandError(
+                f"there is a job {job!r} already",
+                code=FAILED,
+                advice=f"`mainspring jobs update {job}` changes it",
+            ) from None
+        except InvalidInput as error:
+            if error.field == "handler" and not {"handler", "webhook"} & options.keys():
+                error.args = (f"{error}: mainspring jobs add {job} --handler NAME --schedule 5m",)
+            raise _name_fields(error) from None
+        _print_saved(
+            call.output, "added", added, {} if secret is None else {"signing_secret": secret}
+        )
+        if secret is not None:
+            call.output.line(f"signing secret, shown only now: {secret}")
+        if added.webhook is not None and not added.webhook.signing:
+            call.output.note(
+                "its requests are not signed: set MAINSPRING_SECRET_KEY, which encrypts secrets,"
+                f" then `mainspring jobs rotate-secret {added.id}`"
+            )
+
+
+def _make_secret(client: Client, options: dict[str, Any]) -> str | None:
+    """Give a new webhook a signing secret that is made here, so that it can be printed. None if
+    the caller gave one, or if there is no key to encrypt it with."""
+    from mainspring.webhooks.vault import new_signing_secret
+
+    webhook = options.get("webhook")
+    if isinstance(webhook, str):
+        webhook = {"url": webhook}
+    if not isinstance(webhook, dict) or webhook.get("signing_secret") is not None:
+        return None
+    if not client.webhooks.can_sign:
+        return None
+    secret = new_signing_secret()
+    options["webhook"] = {**webhook, "signing_secret": secret}
+    return secret
+
+
+@command(
+    group,
+    "update",
+    "mainspring jobs update ping --schedule 10m --set retries=5",
+    shared=read_options,
+)
+async def update(call: Call, options: dict[str, Any], job: JobArgument) -> None:
+    """Change a job that the API or the command line made. What is not named stays."""
+    if not options:
+        raise CommandError(
+            "there is nothing to change",
+            code=BAD_INPUT,
+            advice=f"name what changes: mainspring jobs update {job} --set retries=3",
+        )
+    async with call.client() as client:
+        before = await client.get_job(job)
+        try:
+            after = await client.update_job(job, **options)
+        except InvalidInput as error:
+            raise _name_fields(error) from None
+    dropped = _dropped_headers(before, after)
+    _print_saved(call.output, "updated", after, {"dropped_headers": dropped} if dropped else {})
+    if dropped:
+        call.output.note(_describe_dropped(before, after, dropped))
+
+
+def _dropped_headers(before: Job, after: Job) -> list[str]:
+    """The headers that an update has removed, in lower case."""
+    from mainspring.webhooks.service import masked_headers
+
+    if before.webhook is None or after.webhook is None:
+        return []
+    old, new = (
+        {name.lower() for name in masked_headers(webhook)}
+        for webhook in (before.webhook, after.webhook)
+    )
+    return sorted(old - new)
+
+
+def _describe_dropped(before: Job, after: Job, dropped: list[str]) -> str:
+    from mainspring.webhooks.definition import origin_of
+
+    assert before.webhook is not None
+    assert after.webhook is not None
+    names = f"{'header' if len(dropped) == 1 else 'headers'} {', '.join(dropped)}"
+    if origin_of(before.webhook.url) != origin_of(after.webhook.url):
+        command = f'mainspring jobs update {after.id} --set \'webhook.headers={{"Name": "value"}}\''
+        return (
+            f"removed the {names}: secrets are not sent to another host. Set all headers of the job"
+            f" again: {command}"
+        )
+    return f"removed the {names}: the headers that were given replace all that the job had"
+
+
+def _print_saved(
+    output: Output, done: str, job: Job, more: Mapping[str, Any] | None = None
+) -> None:
+    """Print what was done. `more` is added to the JSON document."""
+    output.document({**job_document(job), **(more or {})})
+    if job.next_run_at is None:
+        output.line(f"{done} {job.id}")
+    else:
+        output.line(f"{done} {job.id}: next run {output.moment(job.next_run_at)}")
+
+
+@command(
+    group,
+    "rotate-secret",
+    "mainspring jobs rotate-secret ping",
+    "mainspring jobs rotate-secret ping --old-valid-for 0",
+)
+async def rotate_secret(
+    call: Call,
+    job: JobArgument,
+    old_valid_for: str = option(
+        "How long requests are also signed with the old secret, as in 1h.",
+        "DURATION",
+        default="24h",
+    ),
+) -> None:
+    """Give a webhook job a new signing secret, and print it. It cannot be shown again.
+
+    Give it to the receiver while requests are also signed with the old one.
+    """
+    span = read_duration(old_valid_for, "--old-valid-for")
+    async with call.client(with_code=True) as client:
+        secret = await client.rotate_secret(job, old_valid_for=span)
+    call.output.document({"id": job, "signing_secret": secret})
+    call.output.line(secret)
+    call.output.note(f"the new signing secret of {job}, shown only now")
+
+
+@command(group, "pause", "mainspring jobs pause daily_report")
+async def pause(call: Call, job: JobArgument) -> None:
+    """Pause a job's schedule. The job can still be triggered, and queued runs still run."""
+    async with call.client() as client:
+        paused = await client.pause_job(job)
+    _print_saved(call.output, "paused", paused)
+
+
+@command(group, "resume", "mainspring jobs resume daily_report")
+async def resume(call: Call, job: JobArgument) -> None:
+    """Resume a paused job's schedule with its next slot."""
+    async with call.client() as client:
+        resumed = await client.resume_job(job)
+    _print_saved(call.output, "resumed", resumed)
+
+
+AllOption = Annotated[bool, shared_flag("--all", help="All jobs, on every node.")]
+
+
+@command(commands, "pause", "mainspring pause --all", panel=CHANGE)
+async def pause_all(call: Call, everything: AllOption = False) -> None:
+    """Fire no slots of any job until `mainspring resume --all`.
+
+    That holds on every node. Jobs are not changed. What is queued or triggered still runs. Slots
+    that pass meanwhile do not run later.
+    """
+    _need_all("pause", everything)
+    async with call.client() as client:
+        since = await client.pause_all()
+    call.output.document({"paused_since": time_format.iso(since)})
+    call.output.line(f"all firing is paused since {time_format.seconds(since)}")
+
+
+@command(commands, "resume", "mainspring resume --all", panel=CHANGE)
+async def resume_all(call: Call, everything: AllOption = False) -> None:
+    """Fire slots again, from now on. A job that was paused by itself stays paused."""
+    _need_all("resume", everything)
+    async with call.client() as client:
+        resumed = await client.resume_all()
+    call.output.document({"paused_since": None, "resumed": resumed})
+    call.output.line("firing is resumed" if resumed else "firing was not paused")
+
+
+def _need_all(verb: str, everything: bool) -> None:
+    if not everything:
+        raise CommandError(
+            f"`mainspring {verb}` needs --all",
+            code=BAD_INPUT,
+            advice=f"one job: mainspring jobs {verb} JOB; all firing: mainspring {verb} --all",
+        )
+
+
+@command(group, "reset-breaker", "mainspring jobs reset-breaker call_api")
+async def reset_breaker(call: Call, job: JobArgument) -> None:
+    """Close a job's circuit breaker on all nodes. Its runs that are due start."""
+    async with call.client() as client:
+        opened = await client.reset_breaker(job)
+    call.output.document({"id": job, "was_open": opened})
+    if opened:
+        call.output.line(f"closed the circuit breaker of {job}: its runs start again")
+    else:
+        call.output.line(
+            f"the circuit breaker of {job} was closed already: its failures are forgotten"
+        )
+
+
+@command(group, "trigger", "mainspring jobs trigger daily_report")
+async def trigger(call: Call, job: JobArgument) -> None:
+    """Run a job now with its own payload, even if it is paused."""
+    async with call.client(with_code=True) as client:
+        run = await client.trigger(job)
+    call.output.document(run_document(run))
+    call.output.line(f"triggered {job}: run {run.id}" if call.output.pretty else run.id)
+
+
+@command(group, "remove", "mainspring jobs remove old_report --force")
+async def remove(
+    call: Call,
+    job: JobArgument,
+    force: bool = flag(
+        "--force", "Also remove a job that code defines, for when that code is gone."
+    ),
+) -> None:
+    """Delete a job and cancel its pending runs. Running ones may end."""
+    async with call.client() as client:
+        await client.remove_job(job, force=force)
+    call.output.document({"id": job, "removed": True})
+    call.output.line(f"removed {job}")
+
+
+@command(
+    group,
+    "prune-orphans",
+    "mainspring jobs prune-orphans --dry-run",
+    "mainspring jobs prune-orphans --yes --json",
+)
+async def prune_orphans(
+    call: Call,
+    dry_run: bool = flag("--dry-run", "List the jobs; remove none."),
+    yes: YesOption = False,
+    force: bool = flag("--force", "Also if no worker is alive to say which handlers exist."),
+) -> None:
+    """Remove jobs whose code is gone.
+
+    These are jobs that code defined and whose handler no live worker has. Jobs that the API made
+    stay. Pending runs of a removed job are cancelled.
+    """
+    output = call.output
+    if not (yes or dry_run):
+        call.check_can_ask("it removes jobs", "--dry-run lists the jobs, --yes removes them")
+    async with call.client() as client:
+        orphans = await client.prune_orphans(dry_run=dry_run or not yes, force=force)
+        pending = 0 if yes or not orphans else await _count_unstarted(client, orphans)
+        jobs, runs = plural(len(orphans), "job"), plural(pending, "pending run")
+        if orphans and not yes:
+            columns = job_columns(set(), {})
+            output.table([c for c in columns if c.title not in ("state", "result")], orphans)
+        if orphans and not (dry_run or yes):
+            typer.confirm(f"Remove {jobs}, and cancel {runs}?", abort=True)
+            orphans = await client.prune_orphans(force=force)
+    names = [job.id for job in orphans]
+    document = {"jobs": names, "removed": not dry_run}
+    output.document({**document, "pending_runs": pending} if dry_run else document)
+    if not orphans:
+        output.note(
+            "every job that code defines has its handler in a live worker: nothing to remove"
+        )
+    elif dry_run:
+        output.note(
+            f"{jobs} would be removed, and {runs} cancelled; --yes does both. If a function was"
+            f" only renamed, {keeping_code(orphans[0])} on the new one keeps its job"
+        )
+    else:
+        output.line(f"removed {plural(len(names), 'job')}: {', '.join(names)}")
+
+
+async def _count_unstarted(client: Client, jobs: list[Job]) -> int:
+    """How many runs the removal of these jobs would cancel."""
+    counts = (await client.counts()).runs
+    by_state = [counts.get(job.id, {}) for job in jobs]
+    return sum(by.get(State.PENDING, 0) + by.get(State.WAITING, 0) for by in by_state)
+
+
+def _read_setting(text: str) -> tuple[list[str], Any]:
+    """The path and the value of one `--set`: `webhook.method=GET`."""
+    from mainspring.scheduler.job_file import JOB_KEYS, read_value
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise CommandError(
+            f"--set {text} gives no value",
+            code=BAD_INPUT,
+            advice=f"write KEY=VALUE, as in --set {key}=3",
+        )
+    path = key.split(".")
+    if path[0] not in JOB_KEYS:
+        raise UnknownOption([path[0]], JOB_KEYS, "key")
+    if value != "none":
+        return path, _value(value)
+    if len(path) > 1:
+        return path, None
+    if key in _UNSET:
+        return path, _UNSET[key]
+    if read_value(key, value) is not None:
+        raise CommandError(
+            f"--set {text}: {key} always has a value", code=BAD_INPUT, advice=_default_advice(key)
+        )
+    return path, None
+
+
+def _default_advice(key: str) -> str:
+    built_in = Policy().to_dict(complete=True)
+    return (
+        f"--set {key}={jsonlib.dumps(built_in[key])} is the built-in value"
+        if key in built_in
+        else ""
+    )
+
+
+def _put(options: dict[str, Any], path: list[str], value: Any, text: str) -> None:
+    held = options
+    for part in path[:-1]:
+        held = held.setdefault(part, {})
+        if not isinstance(held, dict):
+            raise CommandError(f"--set {text}: {part} has a value already", code=BAD_INPUT)
+    if path[-1] in held:
+        raise CommandError(f"--set {text}: {'.'.join(path)} is given twice", code=BAD_INPUT)
+    held[path[-1]] = value
+
+
+def _name_fields(error: InvalidInput) -> InvalidInput:
+    """The error with the option at fault in each message that does not name it."""
+    for one in error.each():
+        if one.field and one.subject is None and not isinstance(one, UnknownOption):
+            one.args = (f"{one.field}: {one}",)
+    error.__notes__ = []  # each is shown by itself
+    return error
+
+
+def _value(text: str) -> Any:
+    """A JSON value, or the text itself: 3 is a number, 5m a text."""
+    try:
+        return jsonlib.loads(text)
+    except ValueError:
+        return text

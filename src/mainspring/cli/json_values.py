@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.core import codec
-from mainspring.core.model import Job, Page, Run
+from mainspring.core.model import Job, Run
 from mainspring.webhooks.service import masked_webhook
-
-T = TypeVar("T")
-
-
-def page_document(page: Page[T], shape: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
-    return {"items": [shape(item) for item in page.items], "cursor": page.cursor}
 
 
 def run_document(run: Run) -> dict[str, Any]:

@@ -37,9 +37,7 @@ async def create(
     span = None if expires is None else read_duration(expires, "--expires")
     async with _keys(call.choice) as keys:
         key, text = await keys.create(name, scope, span)
-    if call.output.as_json:
-        call.output.document({**key.to_dict(key.created_at), "key": text})
-        return
+    call.output.document({**key.to_dict(key.created_at), "key": text})
     call.output.line(text)
     call.output.note(f"{key.scope} key {key.id} ({key.name}). Keep it safe: it is not shown again.")
 
@@ -49,9 +47,7 @@ async def list_(call: Call) -> None:
     """List the ids, names and scopes of keys. The keys themselves are never shown."""
     async with _keys(call.choice, create=False) as keys:
         listed, now = await keys.list(), await keys.now()
-    if call.output.as_json:
-        call.output.document({"items": [key.to_dict(now) for key in listed]})
-        return
+    call.output.document({"items": [key.to_dict(now) for key in listed]})
     if not listed:
         call.output.note("no keys yet: mainspring keys create NAME --scope admin")
         return
@@ -82,10 +78,8 @@ async def revoke(
                 else "`mainspring keys list` lists the keys"
             )
             raise CommandError(str(error), code=BAD_INPUT, advice=advice) from None
-    if call.output.as_json:
-        call.output.document(revoked.to_dict(now))
-    else:
-        call.output.line(f"key {revoked.id} ({revoked.name}) is revoked")
+    call.output.document(revoked.to_dict(now))
+    call.output.line(f"key {revoked.id} ({revoked.name}) is revoked")
 
 
 @asynccontextmanager

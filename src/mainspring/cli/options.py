@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mainspring.cli.store_access import DEFAULT_STORE
+from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.store_access import DEFAULT_STORE, StoreChoice, existing_store, open_existing
+from mainspring.core.durations import duration, humanize
+from mainspring.core.model import State
+from mainspring.core.policy import memory_size
+from mainspring.errors import InvalidInput
+from mainspring.stores.protocol import JobQuery, RunQuery
 
 if TYPE_CHECKING:
     from mainspring.stores.protocol import Store
@@ -20,8 +26,6 @@ COMPLETION_TIMEOUT = 1.0
 
 def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
     async def ask(store: Store) -> list[str]:
-        from mainspring.stores.protocol import JobQuery
-
         page = await store.jobs(JobQuery(limit=1000))
         return [job.id for job in page.items]
 
@@ -30,8 +34,6 @@ def complete_job(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     async def ask(store: Store) -> list[str]:
-        from mainspring.stores.protocol import RunQuery
-
         page = await store.find(RunQuery(brief=True, limit=100))
         return [run.id for run in page.items]
 
@@ -39,8 +41,6 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_state(incomplete: str) -> list[str]:
-    from mainspring.core.model import State
-
     return [state for state in State if state.startswith(incomplete)]
 
 
@@ -56,8 +56,6 @@ def _offered(
 
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
-    from mainspring.cli.store_access import StoreChoice, existing_store, open_existing
-
     # `.env` is not read: it may name an app, and the Tab key must not run code of a strange folder.
     store = existing_store(StoreChoice.of(ctx.params.get("store"), ctx.params.get("app")))
     await open_existing(store)
@@ -152,8 +150,6 @@ RunArgument = Annotated[
 
 def either_app(argument: str | None, option: str | None) -> str | None:
     """The app of a command that takes it as an argument or as an option."""
-    from mainspring.cli.errors import BAD_INPUT, CommandError
-
     if argument is not None and option is not None:
         raise CommandError("give MODULE:ATTR or --app, not both", code=BAD_INPUT)
     return option if argument is None else argument
@@ -167,8 +163,6 @@ def read_duration(
     most: timedelta | None = None,
 ) -> timedelta:
     """The duration that an option gives: 90s, 5m; a bare number is seconds."""
-    from mainspring.core.durations import duration, humanize
-    from mainspring.errors import InvalidInput
 
     def refused(allowed: str) -> InvalidInput:
         message = f"{option} is {allowed}, not {text!r}"
@@ -198,9 +192,6 @@ def read_prune_interval(text: str | None) -> timedelta | None:
 
 def check_memory_limit(text: str | None) -> str | None:
     """The value of --memory-limit, refused before anything starts if it is no size."""
-    from mainspring.core.policy import memory_size
-    from mainspring.errors import InvalidInput
-
     try:
         memory_size(text)
     except InvalidInput:

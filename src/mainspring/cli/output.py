@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from mainspring.cli import time_format
 from mainspring.core.clock import utcnow
@@ -52,11 +53,11 @@ SHORTEST_PREFIX = 12
 class Column(Generic[T]):
     """`plain` formats a cell for pipes, `pretty` for terminals. A `whole` cell is never wrapped.
 
-    The other fields say how a table becomes narrower than its texts, in the order in which that is
-    done: `short` is a shorter text; a column with `least` is cut to so many characters, with …; a
+    The other fields say how a table becomes narrower than its texts: `short` is a shorter text; a
     column with `by_prefix` holds ids that commands also take by their beginning, so they are cut to
-    where they still differ; columns with `hide` are left out, the highest number first. Columns
-    without any of these wrap.
+    where they still differ; columns with `hide` are left out, the highest number first; a column
+    with `least` is cut to no fewer than so many characters, with …. Columns without any of these
+    wrap.
     """
 
     title: str
@@ -70,15 +71,29 @@ class Column(Generic[T]):
     hide: int = 0
 
 
+def time_column(title: str, moment: Callable[[T], datetime | None], *, hide: int = 0) -> Column[T]:
+    return Column(
+        title,
+        lambda row: time_format.seconds(moment(row)),
+        lambda row: when(moment(row)),
+        short=lambda row: when_short(moment(row)),
+        whole=True,
+        hide=hide,
+    )
+
+
 class Output:
-    """Prints for people, or with `as_json` one document on stdout and nothing else."""
+    """Prints for people, or with `as_json` one document on stdout and nothing else: a command gives
+    both the document and the lines, and one of them is printed."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         self.pretty = not as_json and sys.stdout.isatty()
 
     def document(self, value: Any) -> None:
-        sys.stdout.write(json_text(value) + "\n")
+        if self.as_json:
+            sys.stdout.write(json_text(value) + "\n")
+            sys.stdout.flush()
 
     async def item_pages(
         self, pages: AsyncIterable[Page[T]], shape: Callable[[T], dict[str, Any]]
@@ -102,12 +117,31 @@ class Output:
             self._console.print(
                 text, style=style or None, markup=False, highlight=False, soft_wrap=True
             )
-        else:
+        elif not self.as_json:
             sys.stdout.write(text + "\n")
+
+    def moment(self, moment: datetime | None) -> str:
+        """A time: in words for people, in UTC for a pipe."""
+        return when(moment) if self.pretty else time_format.seconds(moment)
 
     def note(self, text: str) -> None:
         """Print a remark on stderr, so that a pipe gets only the result."""
-        sys.stderr.write(printable(text) + "\n")
+        if not self.as_json:
+            sys.stderr.write(printable(text) + "\n")
+
+    def greeting(self, name: str, place: str, *lines: str) -> None:
+        """Print on stderr what a process does that has started. A path with [brackets] stays as it
+        is."""
+        if self.as_json:
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(Text.assemble((name, "bold"), f" on {printable(place)}"))
+        for line in lines[:-1]:
+            console.print(Text(f"  {printable(line)}"))
+        console.print(Text(f"  {lines[-1]}", style="dim"))
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
@@ -124,7 +158,7 @@ class Output:
     def table(self, columns: Sequence[Column[T]], rows: Iterable[T]) -> None:
         if self.pretty:
             self._pretty_table(columns, rows)
-        else:
+        elif not self.as_json:
             self._plain_table(columns, rows)
 
     def fields(self, pairs: Iterable[tuple[str, str | None]]) -> None:
@@ -158,7 +192,7 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        layout = fit_table(columns, list(rows), self._console.width, _one_line)
+        shown = _fit(columns, list(rows), self._console.width)
         table = Table(
             box=SIMPLE_HEAD,
             show_edge=False,
@@ -166,26 +200,23 @@ class Output:
             padding=(0, 1, 0, 0),
             header_style="bold",
         )
-        for column, width in zip(layout.columns, layout.widths, strict=True):
-            keeps_line = column.whole or column.state or column.least is not None
-            table.add_column(
-                column.title,
-                width=width,
-                overflow="ellipsis" if keeps_line else "fold",
-                no_wrap=keeps_line,
-            )
-        for line in layout.lines:
+        for column, _, width in shown:
+            is_cut = column.whole or column.state or column.least is not None
+            overflow: Literal["ellipsis", "fold"] = "ellipsis" if is_cut else "fold"
+            table.add_column(column.title, width=width, overflow=overflow, no_wrap=is_cut)
+        for texts in zip(*(texts for _, texts, _ in shown), strict=True):
             table.add_row(
                 *(
                     Text(text, style=STYLES.get(text, "") if column.state else "")
-                    for column, text in zip(layout.columns, line, strict=True)
+                    for (column, _, _), text in zip(shown, texts, strict=True)
                 )
             )
         self._console.print(table)
-        if layout.hidden:
-            titles = ", ".join(column.title for column in layout.hidden)
+        titles = {column.title for column, _, _ in shown}
+        if hidden := [column.title for column in columns if column.title not in titles]:
             self.note(
-                f"left out of this narrow table: {titles}. A wider terminal or --json has them"
+                f"left out of this narrow table: {', '.join(hidden)}. A wider terminal or --json"
+                " has them"
             )
 
     @cached_property
@@ -257,104 +288,43 @@ def progress_bar(*, quiet: bool) -> Iterator[Callable[[int, int | None], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-# How a table becomes as narrow as a terminal
+def _fit(
+    columns: Sequence[Column[T]], rows: Sequence[T], width: int
+) -> list[tuple[Column[T], list[str], int]]:
+    """The columns with their texts and widths, made as narrow as the terminal: short texts, then
+    ids by their beginning, then fewer columns, then cut texts, the last column first."""
+    from rich.cells import cell_len
 
+    def texts_of(column: Column[T], text: Callable[[T], str] | None = None) -> list[str]:
+        return [_one_line((text or column.pretty or column.plain)(row)) or "-" for row in rows]
 
-@dataclass(frozen=True, slots=True)
-class TableLayout(Generic[T]):
-    """What is printed. A width of None is left to the table: its columns wrap."""
+    def need(column: Column[T], *, cut: bool) -> int:
+        widest = max(map(cell_len, (column.title, *texts[column.title])))
+        if not cut or column.least is None:
+            return widest
+        return min(widest, max(column.least, len(column.title)))
 
-    columns: list[Column[T]]
-    lines: list[list[str]]
-    widths: list[int | None]
-    hidden: list[Column[T]]
+    def excess(*, cut: bool) -> int:
+        return sum(need(column, cut=cut) + GAP for column in shown) - GAP - width
 
-
-def fit_table(
-    columns: Sequence[Column[T]], rows: Sequence[T], width: int, clean: Callable[[str], str]
-) -> TableLayout[T]:
-    """The first of these that fits: the whole texts, short ones, cut ones, ids by their beginning,
-    fewer columns. `clean` makes a text fit to print in one line."""
-    shown, hidden = list(columns), list[Column[T]]()
-
-    def texts_of(formats: Callable[[T], str]) -> list[str]:
-        return [clean(formats(row)) or "-" for row in rows]
-
-    whole = [texts_of(column.pretty or column.plain) for column in shown]
-    widths = _widths(shown, whole)
-    if _total(widths) <= width:
-        return _layout(shown, whole, widths, hidden)
-    short = {
-        column.title: texts if column.short is None else texts_of(column.short)
-        for column, texts in zip(shown, whole, strict=True)
-    }
-    by_prefix = {
-        column.title: shortest_prefixes(short[column.title]) for column in shown if column.by_prefix
-    }
-    choices = [short] if not by_prefix else [short, {**short, **by_prefix}]
-    while True:
-        for texts in choices:
-            cells = [texts[column.title] for column in shown]
-            cut = _cut(shown, _widths(shown, cells), width)
-            if cut is not None:
-                return _layout(shown, cells, cut, hidden)
-        least_wanted = max(shown, key=lambda column: column.hide)
-        if not least_wanted.hide:
-            return TableLayout(shown, _lines(cells), [None] * len(shown), hidden)
-        shown.remove(least_wanted)
-        hidden.append(least_wanted)
+    shown = list(columns)
+    texts = {column.title: texts_of(column) for column in shown}
+    if excess(cut=False) > 0:
+        texts |= {column.title: texts_of(column, column.short) for column in shown}
+    if excess(cut=True) > 0:
+        texts |= {c.title: shortest_prefixes(texts[c.title]) for c in shown if c.by_prefix}
+    while excess(cut=True) > 0 and any(column.hide for column in shown):
+        shown.remove(max(shown, key=lambda column: column.hide))
+    over, widths = max(0, excess(cut=False)), dict[str, int]()
+    for column in reversed(shown):
+        widest = need(column, cut=False)
+        widths[column.title] = max(widest - over, need(column, cut=True))
+        over -= widest - widths[column.title]
+    return [(column, texts[column.title], widths[column.title]) for column in shown]
 
 
 def shortest_prefixes(ids: Sequence[str]) -> list[str]:
-    """Each id up to where it differs from all others, with … for the rest."""
-    ordered = sorted(set(ids))
-    lengths: dict[str, int] = {}
-    for at, one in enumerate(ordered):
-        beside = ordered[max(at - 1, 0) : at] + ordered[at + 1 : at + 2]
-        shared = max((_shared(one, other) for other in beside), default=0)
-        lengths[one] = max(shared + 1, SHORTEST_PREFIX)
-    return [one if len(one) <= lengths[one] + 1 else f"{one[: lengths[one]]}…" for one in ids]
-
-
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _widths(columns: Sequence[Column[T]], cells: Sequence[Sequence[str]]) -> list[int]:
-    from rich.cells import cell_len
-
-    return [
-        max(map(cell_len, (column.title, *texts)))
-        for column, texts in zip(columns, cells, strict=True)
-    ]
-
-
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + GAP * (len(widths) - 1)
-
-
-def _cut(columns: Sequence[Column[T]], widths: list[int], width: int) -> list[int] | None:
-    """The widths after columns with `least` were cut, the last first. None: that is not enough."""
-    excess = _total(widths) - width
-    for at in range(len(columns) - 1, -1, -1):
-        least = columns[at].least
-        if excess > 0 and least is not None:
-            taken = min(excess, max(widths[at] - max(least, len(columns[at].title)), 0))
-            widths[at] -= taken
-            excess -= taken
-    return None if excess > 0 else widths
-
-
-def _layout(
-    columns: list[Column[T]],
-    cells: list[list[str]],
-    widths: Sequence[int],
-    hidden: list[Column[T]],
-) -> TableLayout[T]:
-    return TableLayout(columns, _lines(cells), [*widths], hidden)
-
-
-def _lines(cells: Sequence[Sequence[str]]) -> list[list[str]]:
-    return [list(line) for line in zip(*cells, strict=True)]
+    """The ids up to where all still differ, with … for the rest."""
+    kinds = len(set(ids))
+    length = next(n for n in count(SHORTEST_PREFIX) if len({text[:n] for text in ids}) == kinds)
+    return [text if len(text) <= length + 1 else f"{text[:length]}…" for text in ids]

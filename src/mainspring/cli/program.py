@@ -18,7 +18,6 @@ from mainspring.cli import (
     explain,
     forecast,
     import_command,
-    job_changes,
     jobs,
     keys,
     runs,
@@ -27,9 +26,9 @@ from mainspring.cli import (
     worker,
 )
 from mainspring.cli.command import CHANGE, INSPECT, STORE, Call, command, example
-from mainspring.cli.environment import read_env_file
 from mainspring.cli.options import flag
 from mainspring.cli.output import Output
+from mainspring.cli.store_access import read_env_file
 
 _MARKUP: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
 """Help in colour on a terminal. Elsewhere it is plain and twice as quick, because rich is not
@@ -110,10 +109,8 @@ def _out_of_range(error: Any) -> str | None:
 def _print_version(output: Output) -> None:
     from mainspring import __version__
 
-    if output.as_json:
-        output.document({"version": __version__})
-    else:
-        output.line(f"mainspring {__version__}")
+    output.document({"version": __version__})
+    output.line(f"mainspring {__version__}")
 
 
 def _version_asked(asked: bool) -> None:
@@ -139,7 +136,7 @@ app.add_typer(runs.group, name="runs", rich_help_panel=INSPECT)
 app.add_typer(worker.group, name="workers", rich_help_panel=INSPECT)
 app.add_typer(explain.commands)
 app.add_typer(doctor.commands)
-app.add_typer(job_changes.commands)
+app.add_typer(jobs.commands)
 app.add_typer(apply.commands)
 app.add_typer(import_command.group, name="import", rich_help_panel=CHANGE)
 app.add_typer(forecast.commands)

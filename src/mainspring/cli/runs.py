@@ -12,6 +12,7 @@ import typer
 from mainspring.cli import time_format
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
+from mainspring.cli.json_values import plain_json, run_document
 from mainspring.cli.options import (
     CursorOption,
     LimitOption,
@@ -24,9 +25,13 @@ from mainspring.cli.options import (
     option,
     shared_flag,
 )
-from mainspring.cli.output import STYLES, Column, Output, when, when_short
+from mainspring.cli.output import STYLES, Column, Output, time_column
+from mainspring.core.clock import utcnow
+from mainspring.core.durations import duration
+from mainspring.core.model import LIVE, State
 from mainspring.core.plurals import plural
-from mainspring.errors import RunNotFound
+from mainspring.core.schedules.base import moment
+from mainspring.errors import InvalidInput, RunNotFound
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
@@ -113,8 +118,6 @@ async def list_(
         if job is not None and not (await client.list_runs(job=job, brief=True, limit=1)).items:
             await client.get_job(job)  # an unknown job is an error, not an empty list
         if output.as_json:
-            from mainspring.cli.json_values import run_document
-
             pages = _read_pages(client, {**filters, "timed_out": timed_out}, limit, cursor)
             await output.item_pages(pages, run_document)
             return
@@ -147,8 +150,6 @@ async def _read_pages(
 
 
 def _check_state(name: str) -> str:
-    from mainspring.core.model import State
-
     if name not in [*State]:
         raise CommandError(
             f"--state is one of {', '.join(State)}, not {name!r}",
@@ -159,11 +160,6 @@ def _check_state(name: str) -> str:
 
 
 def _read_since(text: str | None) -> datetime | None:
-    from mainspring.core.clock import utcnow
-    from mainspring.core.durations import duration
-    from mainspring.core.schedules.base import moment
-    from mainspring.errors import InvalidInput
-
     if text is None:
         return None
     try:
@@ -214,9 +210,6 @@ async def cancel(
     yes: YesOption = False,
 ) -> None:
     """Cancel a run, or all that match. If one is running, its worker stops it."""
-    from mainspring.cli.json_values import run_document
-    from mainspring.core.model import LIVE
-
     _check_choice(run, everything, filters)
     async with call.client() as client:
         if run is None:
@@ -235,9 +228,8 @@ async def cancel(
         cancelled = await client.get_run(run_id)
     if not done:
         raise CommandError(f"run {run_id} had ended already: it is {cancelled.state}")
-    if call.output.as_json:
-        call.output.document(run_document(cancelled))
-    elif cancelled.finished:
+    call.output.document(run_document(cancelled))
+    if cancelled.finished:
         call.output.line(f"cancelled {run_id}")
     else:
         call.output.line(f"{run_id} is being cancelled: its worker {cancelled.worker} stops it")
@@ -259,9 +251,6 @@ async def retry(
 ) -> None:
     """Make a failed or cancelled run pending again, or all that match. Its earlier failures do not
     count."""
-    from mainspring.cli.json_values import run_document
-    from mainspring.core.model import State
-
     _check_choice(run, everything, filters)
     async with call.client() as client:
         if run is None:
@@ -277,10 +266,8 @@ async def retry(
             return
         run_id = await find_run_id(client, run)
         revived = await client.retry(run_id)
-    if call.output.as_json:
-        call.output.document(run_document(revived))
-    else:
-        call.output.line(f"{run_id} is {revived.state} again")
+    call.output.document(run_document(revived))
+    call.output.line(f"{run_id} is {revived.state} again")
 
 
 def _check_choice(run: str | None, everything: bool, filters: Filters) -> None:
@@ -324,9 +311,7 @@ async def _change_all(
         count = f"{MOST_COUNTED:,} runs or more" if page.cursor else plural(len(page.items), "run")
         typer.confirm(f"{verb.capitalize()} {count}?", abort=True)
     matched = await change()
-    if call.output.as_json:
-        call.output.document(matched)
-        return
+    call.output.document(matched)
     call.output.line(f"{_DONE[verb]} {matched.done:,} of {plural(matched.matched, 'run')}")
     if matched.more:
         call.output.note("more runs match: the same command goes on with them")
@@ -387,11 +372,7 @@ def _known_of(given: str) -> dict[str, Any]:
 
 def print_run(output: Output, run: Run, why: str | None = None) -> None:
     """Print a run; `why` says why it has not run, or not yet."""
-    if output.as_json:
-        from mainspring.cli.json_values import run_document
-
-        output.document({**run_document(run), "why": why})
-        return
+    output.document({**run_document(run), "why": why})
     output.fields(_about(run, output, why))
     for attempt in run.attempts:
         _print_attempt(output, attempt)
@@ -400,7 +381,7 @@ def print_run(output: Output, run: Run, why: str | None = None) -> None:
 
 
 def _about(run: Run, output: Output, why: str | None) -> list[tuple[str, str | None]]:
-    moment = when if output.pretty else time_format.seconds
+    moment = output.moment
     running = run.state == "running"
     return [
         ("id", run.id),
@@ -447,7 +428,7 @@ def _progress(run: Run) -> str | None:
 
 def _print_attempt(output: Output, attempt: Attempt) -> None:
     took = time_format.span((attempt.finished_at - attempt.started_at).total_seconds())
-    started = when(attempt.started_at) if output.pretty else time_format.seconds(attempt.started_at)
+    started = output.moment(attempt.started_at)
     output.line()
     output.line(
         f"attempt {attempt.number}: {attempt.outcome.value} after {took},"
@@ -482,8 +463,6 @@ def _call(detail: Any) -> list[str]:
 
 
 def _json(value: Any) -> str:
-    from mainspring.cli.json_values import plain_json
-
     return jsonlib.dumps(plain_json(value), ensure_ascii=False)
 
 
@@ -511,14 +490,7 @@ COLUMNS: list[Column[Any]] = [
     Column("id", lambda run: run.id, whole=True, by_prefix=True),
     Column("job", lambda run: run.job_id, whole=True, least=8, hide=1),
     Column("state", lambda run: run.state.value, state=True),
-    Column(
-        "due",
-        lambda run: time_format.seconds(run.run_at),
-        lambda run: when(run.run_at),
-        short=lambda run: when_short(run.run_at),
-        whole=True,
-        hide=2,
-    ),
+    time_column("due", lambda run: run.run_at, hide=2),
     Column("took", _duration, whole=True, hide=3),
     Column("tries", lambda run: str(run.attempt), whole=True, hide=4),
     Column("why", _why, least=10),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mainspring import __version__
+from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.command import RUN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
@@ -30,6 +32,7 @@ from mainspring.cli.options import (
     read_duration,
     read_prune_interval,
 )
+from mainspring.cli.output import Output
 from mainspring.cli.processes import (
     Replacements,
     end_quietly_on_signals,
@@ -38,11 +41,11 @@ from mainspring.cli.processes import (
 )
 from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
 from mainspring.core.plurals import plural
+from mainspring.errors import MainspringError
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
     from mainspring.service.settings import ServiceSettings
-
 
 commands = typer.Typer()
 
@@ -158,7 +161,7 @@ def serve(
     async def on_listening(url: str) -> None:
         tune_garbage_collector()
         if not quiet:
-            _greet(url, scheduler, as_json=call.output.as_json, demo=demo)
+            _greet(url, scheduler, call.output, demo=demo)
         if demo:
             filling.append(asyncio.ensure_future(_fill_demo(scheduler, log)))
 
@@ -189,7 +192,6 @@ def _milliseconds(drain_timeout: str | None) -> int | None:
 
 
 def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:
-    from mainspring.cli.app_loader import load_scheduler
     from mainspring.dashboard.demo import SAMPLE_HANDLER, run_sample
     from mainspring.scheduler import Scheduler
     from mainspring.webhooks.service import WebhookSettings
@@ -240,7 +242,6 @@ def _demo_scheduler(settings: ServiceSettings, choice: StoreChoice) -> Scheduler
 
 async def _fill_demo(scheduler: Scheduler, log: logging.Logger) -> None:
     from mainspring.dashboard.demo import fill
-    from mainspring.errors import MainspringError
 
     try:
         await fill(scheduler, log.info)
@@ -255,30 +256,18 @@ def _first_key(scheduler: Scheduler, choice: StoreChoice) -> str:
     return f"mainspring keys create NAME --scope admin {shlex.join(option)}"
 
 
-def _greet(url: str, scheduler: Scheduler, *, as_json: bool, demo: bool) -> None:
-    from mainspring import __version__
-    from mainspring.cli.output import Output
-    from mainspring.cli.worker import print_lines
+def _greet(url: str, scheduler: Scheduler, output: Output, *, demo: bool) -> None:
     from mainspring.scheduler.run_forever import HOW_TO_STOP
 
     store = LocatedStore(scheduler.store, scheduler.url).name
-    if as_json:
-        Output(as_json=True).document(
-            {
-                "version": __version__,
-                "pid": os.getpid(),
-                "url": url,
-                "store": store,
-                "workers": scheduler.workers,
-            }
-        )
-        sys.stdout.flush()
-        return
+    facts = {"pid": os.getpid(), "url": url, "store": store, "workers": scheduler.workers}
+    output.document({"version": __version__, **facts})
     made_up = ["this is a demo: its jobs, their history and the failures in this log are made up"]
-    print_lines(
-        f"Mainspring {__version__} on {url}",
+    output.greeting(
+        f"Mainspring {__version__}",
+        url,
         *(made_up if demo else []),
         f"jobs in {store}; {plural(scheduler.workers, 'run')} at once; process {os.getpid()}",
         f"the dashboard: {url}/    the API's reference: {url}/docs",
-        last=HOW_TO_STOP,
+        HOW_TO_STOP,
     )

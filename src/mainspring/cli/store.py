@@ -83,9 +83,7 @@ async def copy(
         "corrected": copied.corrected,
         "jobs_with_secrets": copied.secrets,
     }
-    if output.as_json:
-        output.document(document)
-        return
+    output.document(document)
     output.line(f"copied {here.name} to {there.name}")
     output.fields([("jobs", str(copied.jobs)), *_count_fields(copied.runs)])
     if copied.existing:
@@ -117,10 +115,8 @@ def indexes(call: Call) -> None:
             code=BAD_INPUT,
             advice="name a MongoDB store: --store mongodb://host/database",
         )
-    if call.output.as_json:
-        call.output.document({"script": script})
-    else:
-        call.output.line(script.rstrip("\n"))
+    call.output.document({"script": script})
+    call.output.line(script.rstrip("\n"))
 
 
 @command(group, "reseal", "MAINSPRING_SECRET_KEY=NEW,OLD mainspring store reseal")
@@ -134,9 +130,8 @@ async def reseal(call: Call) -> None:
     async with call.client(with_code=True) as client:
         count = await client.reseal_secrets()
         key = next(iter(client.webhooks.vault.key_ids), None)
-    if call.output.as_json:
-        call.output.document({"jobs": count, "key": key})
-    elif count:
+    call.output.document({"jobs": count, "key": key})
+    if count:
         call.output.line(f"encrypted the secrets of {plural(count, 'job')} with the key {key}")
     else:
         call.output.line("no secret is encrypted with an older key")
@@ -163,11 +158,9 @@ def _key_of(source: str) -> str:
 
 
 def _print(output: Output, seen: StoreContents, *, source: str, target: str, already: int) -> None:
-    if output.as_json:
-        runs = {str(state): count for state, count in sorted(seen.runs.items())}
-        document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
-        output.document({**document, "existing": already, "dry_run": True})
-        return
+    runs = {str(state): count for state, count in sorted(seen.runs.items())}
+    document = {"from": source, "to": target, "jobs": seen.jobs, "runs": runs}
+    output.document({**document, "existing": already, "dry_run": True})
     output.line(f"would copy {source} to {target}")
     output.fields([("jobs", str(seen.jobs)), *_count_fields(seen.runs)])
     output.line(
@@ -178,20 +171,20 @@ def _print(output: Output, seen: StoreContents, *, source: str, target: str, alr
 
 
 def _count_fields(runs: Any) -> list[tuple[str, str | None]]:
-    found = [(str(state), str(runs[state])) for state in sorted(runs) if runs[state]]
-    return [("runs", str(sum(runs.values()))), *((f"  {name}", count) for name, count in found)]
+    counts = [(f"  {state}", str(runs[state])) for state in sorted(runs) if runs[state]]
+    return [("runs", str(sum(runs.values()))), *counts]
 
 
 def _find_shared_store(url: str, which: str) -> LocatedStore:
-    found = find_store(StoreChoice(url, None))
-    if not found.store.info().shared:
+    located = find_store(StoreChoice(url, None))
+    if not located.store.info().shared:
         raise CommandError(
             f"{which} is memory://, which lives in the process that made it",
             code=BAD_INPUT,
             advice="copy between sqlite:///path, mongodb://host/database, s3://bucket/prefix and"
             " other stores that stay",
         )
-    return found
+    return located
 
 
 def _location_key(url: str) -> object:
@@ -233,23 +226,17 @@ async def _open_store(store: Store, *, create: bool = True) -> AsyncIterator[Non
 
 @contextlib.contextmanager
 def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
-    if output.as_json:
-        yield lambda done, total: None
-    elif not sys.stderr.isatty():
-        yield _ProgressLines(output).show
-    else:
-        with progress_bar(quiet=False) as show:
-            yield show
+    """A bar on a terminal; in a log, a line now and then."""
+    told = 0
 
+    def note(done: int, total: int) -> None:
+        nonlocal told
+        if done // PROGRESS_INTERVAL > told:
+            told = done // PROGRESS_INTERVAL
+            output.note(f"{done:,} of {plural(total, 'run')}")
 
-class _ProgressLines:
-    """In a pipe or a log: a line now and then."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._next = PROGRESS_INTERVAL
-
-    def show(self, done: int, total: int) -> None:
-        if done >= self._next:
-            self._output.note(f"{done:,} of {plural(total, 'run')}")
-            self._next = done - done % PROGRESS_INTERVAL + PROGRESS_INTERVAL
+    if output.as_json or not sys.stderr.isatty():
+        yield note
+        return
+    with progress_bar(quiet=False) as show:
+        yield show

@@ -1,4 +1,5 @@
-"""Finds the store that a command uses, and opens a client of it."""
+"""Finds the store that a command uses, by its options, the environment and `.env`, and opens a
+client of it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.errors import JobNotFound, MainspringError
+from mainspring.errors import JobNotFound, MainspringError, StoreMissing
+from mainspring.stores.url_redaction import without_password
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client, Scheduler
@@ -29,6 +32,32 @@ _WHO_CREATES = (
     "`mainspring worker app:scheduler` or `mainspring serve` makes it when it starts;"
     " --store or MAINSPRING_STORE names another one"
 )
+
+
+ENV_FILE = ".env"
+
+
+def read_env_file() -> None:
+    """Put MAINSPRING_… and MONGODB_URI of the file into the environment, where the commands, an
+    app's own scheduler and child processes find them, unless they are set. (The service itself
+    reads its own variables, such as PORT.)"""
+    if not os.path.isfile(ENV_FILE):
+        return
+    from dotenv import dotenv_values
+
+    try:
+        variables = dotenv_values(ENV_FILE)
+    except (OSError, ValueError) as error:
+        raise CommandError(
+            f"{os.path.abspath(ENV_FILE)} cannot be read: {error}",
+            code=BAD_INPUT,
+            advice="it must be UTF-8 text with NAME=value lines; use another folder if the file"
+            " is for another program",
+        ) from error
+    for name, value in variables.items():
+        known = name.upper()  # the service ignores case too
+        if value and (known.startswith("MAINSPRING_") or known == "MONGODB_URI"):
+            os.environ.setdefault(known, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +93,6 @@ class LocatedStore:
     @property
     def name(self) -> str:
         """The store's URL without a password, or the name of its class."""
-        from mainspring.stores.url_redaction import without_password
-
         return type(self.store).__name__ if self.url is None else without_password(self.url)
 
     @property
@@ -111,8 +138,6 @@ async def _with_similar_id(client: Client, unknown: JobNotFound) -> JobNotFound:
 async def open_existing(store: Store) -> None:
     """Open a store that a command uses and must not make: a wrong URL would look like an empty
     store."""
-    from mainspring.errors import StoreMissing
-
     try:
         await store.open(create=False)
     except StoreMissing as missing:
@@ -179,6 +204,4 @@ def warn_of_other_store(scheduler: Scheduler, app: str) -> None:
 
 
 def _load_scheduler(spec: str) -> Scheduler:
-    from mainspring.cli.app_loader import load_scheduler
-
     return load_scheduler(spec)

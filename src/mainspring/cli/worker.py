@@ -3,6 +3,7 @@ holds too much memory. `mainspring workers` lists the processes that work."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from mainspring.cli import time_format
+from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.command import RUN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.jobs import SCHEDULE_OVER, describe_plan, is_over
@@ -29,10 +31,20 @@ from mainspring.cli.options import (
     read_duration,
     read_prune_interval,
 )
-from mainspring.cli.output import Column, Output, printable, when, when_short
+from mainspring.cli.output import Column, Output, time_column
+from mainspring.cli.processes import (
+    Place,
+    Replacements,
+    end_quietly_on_signals,
+    replace_process,
+    supervise,
+    tune_garbage_collector,
+)
 from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
 from mainspring.core.clock import utcnow
 from mainspring.core.plurals import plural
+from mainspring.engine.live_workers import without_worker
+from mainspring.errors import MainspringError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,23 +138,18 @@ def worker(
         "log_each_run": verbose or sys.stderr.isatty(),
     }
     from mainspring.cli import log_format
-    from mainspring.cli.processes import (
-        Place,
-        Replacements,
-        end_quietly_on_signals,
-        replace_process,
-        supervise,
-    )
 
-    place, as_json = Place.take(), call.output.as_json
-    is_supervisor = processes > 1 and place is None
+    place = Place.take()
 
     def set_up_log() -> None:
         log_format.set_up(
-            verbose=verbose, quiet=quiet, as_json=as_json, several_processes=processes > 1
+            verbose=verbose,
+            quiet=quiet,
+            as_json=call.output.as_json,
+            several_processes=processes > 1,
         )
 
-    if is_supervisor:
+    if processes > 1 and place is None:
         set_up_log()
         raise typer.Exit(supervise(processes))
     is_first = place is None or place.number == 1
@@ -160,8 +167,8 @@ def worker(
                 advice="give the number of runs to work on at once: --workers 10",
             )
         replacements = Replacements()
-        shown = is_first and not quiet
-        cause = run_coroutine(_run(scheduler, drain, place, show_start=shown, as_json=as_json))
+        shown = call.output if is_first and not quiet else None
+        cause = run_coroutine(_run(scheduler, drain, place, shown))
         if cause == "memory":
             time.sleep(replacements.pause())  # after the drain: no run goes on meanwhile
         if cause is not None:
@@ -170,7 +177,6 @@ def worker(
 
 def _load_scheduler(app: str | None, file: str | None, store: str | None) -> Scheduler:
     """The app's scheduler, or a new one for a file of jobs."""
-    from mainspring.cli.app_loader import load_scheduler
     from mainspring.scheduler import Scheduler
 
     if app is None:
@@ -202,14 +208,10 @@ async def _run(
     scheduler: Scheduler,
     drain_timeout: timedelta,
     place: Place | None,
-    *,
-    show_start: bool,
-    as_json: bool,
+    output: Output | None,
 ) -> Cause | None:
-    """Work until a signal. Returns why the process should be replaced, if it should."""
-    import asyncio
-
-    from mainspring.cli.processes import tune_garbage_collector
+    """Work until a signal; print the start where there is an output. Returns why the process
+    should be replaced, if it should."""
     from mainspring.scheduler.run_forever import run_until_signal
 
     cause: Cause | None = None
@@ -217,8 +219,11 @@ async def _run(
     async def watch() -> None:
         nonlocal cause
         tune_garbage_collector()
-        if show_start:
-            await _start_printed(scheduler, as_json=as_json)
+        if output is not None:
+            try:
+                await print_start(scheduler, output)
+            except MainspringError as error:  # a store that went away again: the engine waits
+                log.warning("could not read the jobs: %s", error)
         while (cause := await _cause_to_replace(scheduler)) is None:
             if place is not None and place.supervisor != os.getppid():
                 log.warning("the supervising process is gone")
@@ -234,15 +239,6 @@ async def _run(
         drain_timeout=drain_timeout,
     )
     return None if stopped else cause
-
-
-async def _start_printed(scheduler: Scheduler, *, as_json: bool) -> None:
-    from mainspring.errors import MainspringError
-
-    try:
-        await print_start(scheduler, as_json=as_json)
-    except MainspringError as error:  # a store that went away again: the engine waits for it
-        log.warning("could not read the jobs: %s", error)
 
 
 async def _cause_to_replace(scheduler: Scheduler) -> Cause | None:
@@ -282,53 +278,24 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 # What is printed at the start
 
 
-async def print_start(scheduler: Scheduler, *, as_json: bool) -> None:
+async def print_start(scheduler: Scheduler, output: Output) -> None:
     """Print on stderr, or one JSON document on stdout. Handlers may print there later."""
     from mainspring import __version__
-    from mainspring.engine.live_workers import without_worker
     from mainspring.scheduler.run_forever import HOW_TO_STOP
 
-    limit = MOST_JOBS_IN_JSON if as_json else MOST_JOBS
+    limit = MOST_JOBS_IN_JSON if output.as_json else MOST_JOBS
     page = await scheduler.list_jobs(
         order="next_run_at", limit=limit, with_total=True, last_runs=False
     )
     paused_since = await scheduler.paused_since()
     store = LocatedStore(scheduler.store, scheduler.url).name
-    if as_json:
-        _print_document(scheduler, store, page, paused_since)
-    else:
-        orphaned = without_worker(page.items, await scheduler.list_workers())
-        lines = _describe_start(scheduler, page, {job.id for job in orphaned}, paused_since)
-        print_lines(f"Mainspring {__version__} on {store}", *lines, last=HOW_TO_STOP)
-
-
-def print_lines(title: str, *lines: str, last: str) -> None:
-    """Print on stderr what a process does that has started. A path with [brackets] stays as it
-    is."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    name, _, rest = printable(title).partition(" on ")
-    console.print(Text.assemble((name, "bold"), f" on {rest}"))
-    for line in lines:
-        console.print(Text(f"  {printable(line)}"))
-    console.print(Text(f"  {last}", style="dim"))
-
-
-def _print_document(
-    scheduler: Scheduler, store: str, page: Page[Job], paused_since: datetime | None
-) -> None:
-    from mainspring import __version__
-
-    queues = scheduler.queues
-    Output(as_json=True).document(
+    output.document(
         {
             "version": __version__,
             "pid": os.getpid(),
             "store": store,
             "workers": scheduler.workers,
-            "queues": None if queues is None else sorted(queues),
+            "queues": None if scheduler.queues is None else sorted(scheduler.queues),
             "enabled": scheduler.enabled,
             "paused_since": time_format.iso(paused_since),
             "job_count": page.total,
@@ -338,7 +305,9 @@ def _print_document(
             ],
         }
     )
-    sys.stdout.flush()
+    orphaned = {job.id for job in without_worker(page.items, await scheduler.list_workers())}
+    lines = _describe_start(scheduler, page, orphaned, paused_since)
+    output.greeting(f"Mainspring {__version__}", store, *lines, HOW_TO_STOP)
 
 
 def _describe_start(
@@ -383,9 +352,8 @@ async def list_(call: Call) -> None:
     """List the workers that are alive. One that was killed is listed for up to 15 seconds."""
     async with call.client() as client:
         workers = await client.list_workers()
-    if call.output.as_json:
-        call.output.document({"items": [worker.to_dict() for worker in workers]})
-    elif not workers:
+    call.output.document({"items": [worker.to_dict() for worker in workers]})
+    if not workers:
         call.output.note("no worker is alive: start one with `mainspring worker app:scheduler`")
     else:
         call.output.table(WORKER_COLUMNS, workers)
@@ -417,19 +385,6 @@ WORKER_COLUMNS: list[Column[Any]] = [
     Column("memory", _memory, whole=True, hide=2),
     Column("queues", _queues, least=6),
     Column("version", lambda worker: worker.version or "-", whole=True, hide=3),
-    Column(
-        "started",
-        lambda worker: time_format.seconds(worker.started_at),
-        lambda worker: when(worker.started_at),
-        short=lambda worker: when_short(worker.started_at),
-        whole=True,
-        hide=1,
-    ),
-    Column(
-        "seen",
-        lambda worker: time_format.seconds(worker.seen_at),
-        lambda worker: when(worker.seen_at),
-        short=lambda worker: when_short(worker.seen_at),
-        whole=True,
-    ),
+    time_column("started", lambda worker: worker.started_at, hide=1),
+    time_column("seen", lambda worker: worker.seen_at),
 ]
