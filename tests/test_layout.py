@@ -42,6 +42,7 @@ ACROSS_MODULES = {
     "service/test_store_outage.py": "service/api_keys.py service/metrics.py service/admission.py",
     "service/test_unreadable_notes.py": "service/api_keys.py service/audit.py service/sessions.py",
     "service/test_telemetry.py": "engine/telemetry.py webhooks/handler.py",
+    "stores/mongodb/test_dead_clients.py": "stores/mongodb/*.py",
     "stores/mongodb/test_fault_scenarios.py": "stores/mongodb/*.py",
     "stores/mongodb/test_network.py": "stores/mongodb/*.py engine/store_retry.py",
     "stores/mongodb/test_partitioned_primary.py": "stores/mongodb/*.py",

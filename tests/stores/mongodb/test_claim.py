@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import Policy
 from mainspring.stores.mongodb import MongoStore, claim
-from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.claim import ClaimPartition
+from mainspring.stores.mongodb.codec import LANE_PARTS
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.limits import FreeCapacity
 from mainspring.stores.protocol import Claimed
 from mainspring.testing import FakeClock
@@ -147,3 +150,89 @@ async def test_runs_of_a_claim_under_way_are_not_claimed_again(
         assert await claim_runs(store, CLAIM) == []
         go.set()
         assert len(await first) == 50
+
+
+# -- which lanes a claim takes while other clients claim too --------------------------------
+
+LANES = [{"r": 4, "h": handler, "p": part} for handler in "ab" for part in range(LANE_PARTS)]
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+def clients(count: int, time: Time) -> list[ClaimPartition]:
+    """Clients that have lost a claim to another, and know of each other."""
+    members = [ClaimPartition(random.Random(n), time) for n in range(count)]
+    for member in members:
+        member.record_contention(True)
+        for other in members:
+            if other is not member:
+                member.record_other(other.me)
+    return members
+
+
+def test_a_client_that_lost_a_claim_keeps_to_its_lanes_for_twenty_claims(time: Time) -> None:
+    client, _ = clients(2, time)
+    for _ in range(20):
+        assert len(client.own_lanes(LANES)) == 4
+        client.record_contention(False)
+    assert client.own_lanes(LANES) == LANES
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_clients_that_know_of_each_other_share_no_lane(time: Time, count: int) -> None:
+    dealt = [lane for member in clients(count, time) for lane in member.own_lanes(LANES)]
+    assert sorted(dealt, key=LANES.index) == LANES
+
+
+def test_more_clients_than_parts_share_parts(time: Time) -> None:
+    dealt = [tuple(LANES.index(lane) for lane in m.own_lanes(LANES)) for m in clients(8, time)]
+    assert len(dealt) == 8
+    assert sorted(set(dealt)) == [(part, part + LANE_PARTS) for part in range(LANE_PARTS)]
+
+
+def test_a_client_that_hears_of_no_other_draws_a_random_part(time: Time) -> None:
+    [client] = clients(1, time)
+    drawn = {client.own_lanes(LANES)[0]["p"] for _ in range(50)}
+    assert drawn == set(range(LANE_PARTS))
+
+
+def test_lanes_of_a_silent_client_are_divided_again(time: Time) -> None:
+    client, _, third = clients(3, time)
+    time.now = 0.9
+    client.record_other(third.me)
+    assert len(client.own_lanes(LANES)) in (2, 4)  # of three
+    time.now = 1.5
+    assert client.own_lanes(LANES) == LANES  # once a second
+    assert len(client.own_lanes(LANES)) == 4  # of two
+
+
+def test_runs_of_higher_priority_are_never_left_to_others(time: Time) -> None:
+    client, _ = clients(2, time)
+    [mine, *_] = own = client.own_lanes(LANES)
+    [theirs, *_] = (lane for lane in LANES if lane not in own)
+    high = [{**mine, "r": 0}, {**mine, "r": 2}, {**theirs, "r": 1}, mine, theirs]
+    assert client.own_lanes(high) == high[:1]
+    assert client.own_lanes(high[1:]) == high[1:]  # its own part has none of that priority
+
+
+def test_a_client_claims_from_all_lanes_once_a_second(time: Time) -> None:
+    """Otherwise it might leave runs for ever to a client that has no handler for them."""
+    client, other = clients(2, time)
+    sizes = []
+    for _ in range(40):
+        time.now += 0.125
+        client.record_other(other.me)
+        client.record_contention(True)
+        sizes.append(len(client.own_lanes(LANES)))
+    assert sizes.count(len(LANES)) == 5
+    assert sizes.count(len(LANES) // 2) == 35

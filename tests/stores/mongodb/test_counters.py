@@ -88,13 +88,13 @@ async def test_ends_are_counted_though_a_later_firing_fails(
         )
         for n, slot in enumerate(slots[:2])
     ]
-    whole, calls = jobs._fire, []
+    whole, calls = jobs._fire_batch, []
 
     async def fires_once(*given: Any) -> Any:
         calls.append(given)
         return await (whole(*given) if len(calls) == 1 else fails())
 
-    monkeypatch.setattr(jobs, "_fire", fires_once)
+    monkeypatch.setattr(jobs, "_fire_batch", fires_once)
     with pytest.raises(StoreUnavailable):
         await store.fire(firings)
     assert len(calls) == 2

@@ -12,7 +12,7 @@ import pytest
 from pymongo import MongoClient, WriteConcern
 
 from mainspring.stores.mongodb import commit
-from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.database import Database
 from tests.support.mongodb.every_operation import do_everything
 from tests.support.mongodb.fault_scenarios import (
     failover,

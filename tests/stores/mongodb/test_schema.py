@@ -10,7 +10,7 @@ from pymongo import MongoClient
 
 from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.mongodb import MongoStore, schema
-from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.database import Database
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 

@@ -17,7 +17,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Run, State
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, commit
-from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Claim, RunQuery

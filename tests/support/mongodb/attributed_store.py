@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
-from pymongo import ReplaceOne, UpdateMany, UpdateOne
+from pymongo import InsertOne, ReplaceOne, UpdateMany, UpdateOne
 from pymongo.errors import NetworkTimeout
 
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.collections import Collection, Database, Document
+from mainspring.stores.mongodb.database import Collection, Database, Document
 from mainspring.stores.protocol import Store
 
 __all__ = ["AttributedStore", "ConnectionFaults", "observe_calls"]
@@ -141,6 +141,8 @@ class _Collection:
             return type(one)(one._filter, change, upsert=bool(one._upsert), hint=one._hint)
         if self._signs and isinstance(one, ReplaceOne):
             return ReplaceOne(one._filter, self._with(cast(Document, one._doc)))
+        if self._signs and isinstance(one, InsertOne):
+            return InsertOne(self._with(one._doc))
         return one
 
 

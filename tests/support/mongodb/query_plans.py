@@ -15,7 +15,7 @@ from pymongo.monitoring import (
 )
 
 from mainspring.stores.mongodb import store
-from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.url import driver_defaults
 
 __all__ = ["Plan", "SentCommands"]

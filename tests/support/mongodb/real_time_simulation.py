@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import claim, commit, jobs
-from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.transaction import WriteConflict
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
@@ -270,9 +270,11 @@ def hunt(bug: Planted, url: str, most: int = 36, at_once: int = 2) -> Report | N
     return None
 
 
-async def _claim_by_id_only(db: Database, chosen: Sequence[Document], put: Document) -> int:
-    where = {"_id": {"$in": [run["_id"] for run in chosen]}}
-    change = claim._change(db, put, chosen[0].get("now"))
+async def _claim_by_id_only(
+    db: Database, runs: Sequence[Document], put: Document, now: int | None
+) -> int:
+    where = {"_id": {"$in": [run["_id"] for run in runs]}}
+    change = claim._change(db, put, now)
     return (await db.runs.update_many(where, change)).matched_count
 
 

@@ -17,8 +17,7 @@ from mainspring import RunContext, Scheduler
 from mainspring.core.clock import SystemClock
 from mainspring.stores import open_store
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.collections import Database
-from mainspring.stores.mongodb.server_clock import read_moment
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.protocol import Store
 from tests.support.crash_worker import register_jobs
 
@@ -53,10 +52,10 @@ def _own_clock(url: str) -> Store:
 def _routers_clock(url: str) -> Store:
     """The time is read by an aggregate: a router answers it with its own."""
 
-    async def now(self: Database) -> object:
-        asked = await self.meta.aggregate([{"$limit": 1}, {"$project": {"now": "$$NOW"}}])
-        [found] = await asked.to_list()
-        return read_moment(found["now"])
+    async def now(self: Database) -> int:
+        asked = await self.meta.aggregate([{"$limit": 1}, {"$project": {"now": self.time.now}}])
+        [schema] = await asked.to_list()
+        return int(schema["now"])
 
     patch.object(Database, "now", now).start()
     return open_store(url)

@@ -2,25 +2,19 @@
 
 store.py                the methods of the seam
 notifier.py             hints between clients, through a small capped collection
-claim.py                selects due runs and takes them
-claim_partition.py      divides lanes between clients that claim at the same time
-limits.py               how many runs of a job may run, and how many may start in a span of time
-renew.py                renew
-insert.py               add
-dedupe.py               which run holds a dedupe key
-transaction.py          several documents written together or not at all
-sessions.py             ends the transactions of clients that are gone
+claim.py                selects due runs and takes them; divides lanes between clients
+limits.py               how many runs of a job may run, and may start in a span of time; renew
+dedupe.py               add, and which run holds a dedupe key
+commit.py               commit, prune
 jobs.py                 jobs, and the firing of their slots
-commit.py               commit
 notes.py                notes
 counters.py             counters of ended runs
 queries.py              find, counts, jobs
-prune.py                deletes old runs and expired notes
+transaction.py          several documents written together or not at all
 handler_transaction.py  `ctx.transaction()`
 codec.py                values to documents and back
-collections.py          the collections and the clock, which all of the above use
-schema.py               collections and indexes
-server_clock.py         the clock of the server that holds the data
+database.py             the collections, sessions, and the clock of the server that holds the data
+schema.py               creates collections and indexes
 url.py                  servers, database and prefix in a URL
 errors.py               MongoDB's errors as errors of Mainspring
 

@@ -6,14 +6,13 @@ these steps:
 
 1. It reads which lanes have due runs, one key each, beginning behind the job that had the last turn
    if there are many, and keeps those that it may take from. While other clients claim too, it keeps
-   its own part of them (claim_partition.py). At the same time it reads the limits of the jobs that
-   it expects to find there.
+   its own part of them (`ClaimPartition`). At the same time it reads the limits of the jobs that it
+   expects to find there, and the server's time.
 2. It reads the first due runs of the jobs, as many as each gives when they take turns
    (`stores/turns.py`).
-3. It takes the runs in one update, which writes the nonce of the claim, and reads the runs that
-   have this nonce. If it wants only a few runs, it has read them whole before, and they are not
-   read again. If runs of limited jobs are among them, this step is a transaction that counts again
-   (limits.py).
+3. It takes the runs in one update, which writes the nonce of the claim. If other clients took some
+   of the runs first, it reads the runs that have this nonce. If runs of limited jobs are among
+   them, this step is a transaction that counts again (limits.py).
 
 The cost depends on the number of lanes passed and of runs taken, not on the backlog. A million
 pending runs, runs of next year with a high priority, runs of a handler that this worker lacks and
@@ -23,22 +22,20 @@ runs of a job at its limit cost one key for each lane.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bson import ObjectId
 from pymongo import UpdateMany
 from pymongo.errors import PyMongoError
 
-from mainspring.core.model import Run, replace
-from mainspring.stores.codec import to_us
-from mainspring.stores.mongodb.claim_partition import ClaimPartition
+from mainspring.core.model import Run
 from mainspring.stores.mongodb.codec import (
     LANE_PARTS,
-    RUN_FIELDS,
     SET_ASIDE,
     has_numbers,
     is_lane,
@@ -48,13 +45,19 @@ from mainspring.stores.mongodb.codec import (
     lanes_from_turn,
     read_run,
 )
-from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
-from mainspring.stores.mongodb.errors import ambiguous
+from mainspring.stores.mongodb.database import (
+    BY_ID,
+    MAJORITY,
+    Database,
+    Document,
+    chunks,
+    read_moment,
+    span_us,
+)
 from mainspring.stores.mongodb.limits import FreeCapacity, count_starts, read_limits
-from mainspring.stores.mongodb.server_clock import read_moment, span_us
 from mainspring.stores.mongodb.transaction import WriteConflict, run_once
 from mainspring.stores.protocol import Claim
-from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, first_round, turn_order
+from mainspring.stores.turns import ClaimLimits, Turns, first_round, turn_order
 
 TRIES = 40
 MOST_MERGED_LANES = 100
@@ -62,30 +65,12 @@ MOST_MERGED_LANES = 100
 FIRST_LANES = 200
 """So many lanes more than it might need a claim reads at first."""
 MOST_EXPECTED_JOBS = 500
-READ_WHOLE_LIMIT = 100
-"""Up to so many runs are read whole at once, which saves a read. Of more runs, other clients may
-take most first."""
-_KEY_FIELDS = dict.fromkeys(("lane", "job_id", "priority", "run_at", "token", "attempt"), 1)
-_ALL_FIELDS = dict.fromkeys(RUN_FIELDS, 1)
-ORDER = [("run_at", 1), ("created_at", 1)]
+ORDER = {"run_at": 1, "created_at": 1}
 
-
-class UnansweredClaims:
-    """Claims of this client that ended with an error and may have taken runs: the ids that they
-    wanted, by nonce. The next claim of the same worker looks these runs up first. Otherwise runs
-    taken during a failover would wait until their leases lapse."""
-
-    def __init__(self) -> None:
-        self._open: dict[ObjectId, tuple[str, list[str]]] = {}
-
-    def add(self, worker: str, nonce: ObjectId, ids: list[str]) -> None:
-        self._open[nonce] = (worker, ids)
-
-    def discard(self, nonce: ObjectId) -> None:
-        self._open.pop(nonce, None)
-
-    def of(self, worker: str) -> list[tuple[ObjectId, list[str]]]:
-        return [(nonce, ids) for nonce, (owner, ids) in self._open.items() if owner == worker]
+UnansweredClaims = dict[ObjectId, tuple[str, list[str]]]
+"""Claims of this client that ended with an error and may have taken runs: the worker and the ids
+that it wanted, by nonce. The next claim of the worker looks these runs up first. Otherwise runs
+taken during a failover would wait until their leases lapse."""
 
 
 class Taken(NamedTuple):
@@ -102,7 +87,7 @@ async def claim_runs(
     db: Database, claim: Claim, partition: ClaimPartition, unanswered: UnansweredClaims
 ) -> Taken:
     if claim.limit <= 0 or not claim.handlers:
-        return Taken([], more=False, since=to_us(await db.now()))
+        return Taken([], more=False, since=await db.now())
     if again := await _readable(db, await _find_unanswered(db, claim.worker, unanswered)):
         return Taken(again, more=True)
     nonce, since = ObjectId(), 0
@@ -110,31 +95,29 @@ async def claim_runs(
     for tries in range(TRIES):
         if tries:
             await partition.pause(tries)
-        since, (chosen, capacity, left) = await _select(db, claim, partition)
-        if not chosen and not left:
+        since, selected = await _select(db, claim, partition)
+        if not selected.runs:
             return Taken([], more=False, since=since)
-        if not chosen:  # other clients took all of them meanwhile
-            partition.record_contention(True)
-            continue
-        taking = _RunTaker(db, claim, nonce, unanswered)
-        if capacity.limited.isdisjoint(run["job_id"] for run in chosen):
-            taken = await taking.take(chosen)
-        else:
-            taken = await taking.take_under_limits(chosen, capacity)
-        missed = len(taken) < len(chosen)
+        try:
+            taken = await _take(db, claim, selected, nonce)
+        except PyMongoError:
+            unanswered[nonce] = claim.worker, _ids(selected.runs)
+            raise
+        missed = len(taken) < len(selected.runs)
         partition.record_contention(missed)
         if readable := await _readable(db, taken):
-            return Taken(readable, more=missed or left)
+            return Taken(readable, more=missed or selected.left)
     return Taken([], more=True, since=since)
 
 
 class _Selected(NamedTuple):
-    """The runs to take, in order, the capacity under their limits, and whether there may be more:
-    left to other clients, or taken by them meanwhile."""
+    """The runs to take, in order, the capacity under their limits, whether more were left to other
+    clients, and the server's time."""
 
     runs: list[Document]
     capacity: FreeCapacity
     left: bool
+    now: int
 
 
 async def _select(db: Database, claim: Claim, partition: ClaimPartition) -> tuple[int, _Selected]:
@@ -142,14 +125,13 @@ async def _select(db: Database, claim: Claim, partition: ClaimPartition) -> tupl
 
     The time is read beside the lanes, so it costs no round trip.
     """
-    expected = db.time.expected_now() or to_us(await db.now())
+    expected = db.time.expected_now() or await db.now()
     width = claim.limit * LANE_PARTS + FIRST_LANES
     while True:
         guess = partition.jobs
-        (lanes, complete), capacity, moment = await asyncio.gather(
+        (lanes, complete), capacity, now = await asyncio.gather(
             _due_lanes(db, claim, expected, width), read_limits(db, guess), db.now()
         )
-        now = to_us(moment)
         jobs = {lane["g"] for lane in lanes}
         if not jobs <= guess:
             capacity = await read_limits(db, jobs)
@@ -163,9 +145,7 @@ async def _select(db: Database, claim: Claim, partition: ClaimPartition) -> tupl
             runs = await _take_turns(db, claim, own, capacity, now)
         if complete or len(runs) >= claim.limit:
             left = len(own) < len(lanes) and len(runs) < claim.limit
-            whole = await _read_whole(db, runs)
-            left = left or len(whole) < len(runs)
-            return min(expected, now), _Selected(whole, capacity, left)
+            return min(expected, now), _Selected(runs, capacity, left, now)
         width *= 4
 
 
@@ -207,38 +187,20 @@ async def _take_turns(
     db: Database, claim: Claim, lanes: Sequence[Document], capacity: FreeCapacity, now: int
 ) -> list[Document]:
     """The runs that the jobs of these lanes give."""
-    if capacity.rate_limits:  # so few are read whole, with the moment at which they start
-        most = min(claim.limit, READ_WHOLE_LIMIT)
-        limited = claim.limit - claim.ahead
-        claim = replace(claim, limit=most, ahead=max(0, most - limited))
-    concurrency = {
-        job_id: ConcurrencyLimit(key, most) for job_id, (most, key) in capacity.limits.items()
-    }
-    limits = ClaimLimits(claim, concurrency, capacity.used, capacity.rates.copy())
+    limits = ClaimLimits(claim, capacity.limits, capacity.used, capacity.rates.copy())
     chosen: list[Document] = []
     for _, level in groupby(lanes, key=itemgetter("r")):
         by_job = first_round(((lane["g"], lane) for lane in level), limits)
         turns = Turns[Document](list(by_job), limits)
         while missing := turns.missing():
             wanted = {job_id: (by_job[job_id], count) for job_id, count in missing.items()}
-            found = await _first_due_runs(db, wanted, now)
+            runs = await _first_due_runs(db, wanted, now)
             for job_id, count in missing.items():
-                turns.add(job_id, count, found.get(job_id, ()))
+                turns.add(job_id, count, runs.get(job_id, ()))
         chosen += turns.chosen()
         if limits.full:
             break
     return chosen
-
-
-async def _read_whole(db: Database, runs: list[Document]) -> list[Document]:
-    """The runs with all their fields and the moment of the read, if they are few."""
-    if len(runs) > READ_WHOLE_LIMIT or all("now" in run for run in runs):
-        return runs
-    where = {"_id": {"$in": _ids(runs)}, "state": "pending"}
-    walk = db.runs.find(where, {**_ALL_FIELDS, "now": db.time.now}, hint=BY_ID)
-    found = {run["_id"]: run async for run in walk}
-    whole = [found[run["_id"]] for run in runs if run["_id"] in found]
-    return [run for run in whole if _can_be_taken(run)]
 
 
 async def _lanes(db: Database, claim: Claim) -> list[Document]:
@@ -267,15 +229,15 @@ async def _first_due_runs(db: Database, wanted: _Wanted, now: int) -> dict[str, 
     Runs whose numbers are damaged are set aside, because the write of their whole batch would fail.
     """
     for _ in range(TRIES):
-        found = await _read_first_due_runs(db, wanted, now)
-        damaged = [run["_id"] for run in found if not _can_be_taken(run)]
+        runs = await _read_first_due_runs(db, wanted, now)
+        damaged = [run["_id"] for run in runs if not _can_be_taken(run)]
         if not damaged:
             break
         where = {"_id": {"$in": damaged}, "state": "pending"}
         await db.runs.update_many(where, {"$set": {"lane.p": SET_ASIDE}}, hint=BY_ID)
-        found = [run for run in found if run["_id"] not in damaged]
+        runs = [run for run in runs if run["_id"] not in damaged]
     by_job: dict[str, list[Document]] = {}
-    for run in found:
+    for run in runs:
         by_job.setdefault(run["lane"]["g"], []).append(run)
     return by_job
 
@@ -285,147 +247,151 @@ def _can_be_taken(run: Document) -> bool:
 
 
 async def _read_first_due_runs(db: Database, wanted: _Wanted, now: int) -> list[Document]:
-    """Few runs are read whole. Those of several jobs are read with one command, which takes a tenth
-    of the time of a command for each. There a router would give its own time, so through a router
-    runs of several jobs are not read whole."""
-    count = sum(count for _, count in wanted.values())
-    whole = count <= READ_WHOLE_LIMIT and not (db.sharded and len(wanted) > 1)
-    shown = {**_ALL_FIELDS, "now": db.time.now} if whole else _KEY_FIELDS
-    if len(wanted) == 1:
-        [(lanes, count)] = wanted.values()
-        walk = db.runs.find(due_runs(db, lanes), shown).sort(ORDER).limit(count).batch_size(count)
-        return await walk.to_list(count)
-    found: list[Document] = []
+    """Runs of several jobs are read with one command, which takes a tenth of the time of a command
+    for each."""
+    runs: list[Document] = []
+    size = sum(count for _, count in wanted.values()) + 1  # one response, no second call
     for part in chunks(wanted.values(), MOST_MERGED_LANES):
-        first, *rest = (_first_of_job(lanes, most, now, shown) for lanes, most in part)
+        first, *rest = (_first_of_job(lanes, count, now) for lanes, count in part)
         others = [{"$unionWith": {"coll": db.runs.name, "pipeline": other}} for other in rest]
-        found += await (await db.runs.aggregate([*first, *others], batchSize=count + 1)).to_list()
-    return found
+        runs += await (await db.runs.aggregate([*first, *others], batchSize=size)).to_list()
+    return runs
 
 
-def _first_of_job(
-    lanes: Sequence[Document], count: int, now: int, shown: Document
-) -> list[Document]:
-    due = {"state": "pending", "lane": {"$in": list(lanes)}, "run_at": {"$lte": now}}
-    return [{"$match": due}, {"$sort": dict(ORDER)}, {"$limit": count}, {"$project": shown}]
+def _first_of_job(lanes: Sequence[Document], count: int, now: int) -> list[Document]:
+    return [{"$match": due_runs(lanes, now)}, {"$sort": ORDER}, {"$limit": count}]
 
 
-def due_runs(db: Database, lanes: Sequence[Document]) -> Document:
-    due = {"$lte": ["$run_at", db.time.now]}
-    return {"state": "pending", "lane": {"$in": list(lanes)}, "$expr": due}
+def due_runs(lanes: Sequence[Document], now: int) -> Document:
+    return {"state": "pending", "lane": {"$in": list(lanes)}, "run_at": {"$lte": now}}
 
 
-class _RunTaker:
-    """Takes the selected runs. If the answer to the write is lost, it finds out what was taken."""
+async def _take(db: Database, claim: Claim, selected: _Selected, nonce: ObjectId) -> list[Run]:
+    """Take those of the runs that no other client took first, in order.
 
-    def __init__(
-        self, db: Database, claim: Claim, nonce: ObjectId, unanswered: UnansweredClaims
-    ) -> None:
-        self._db = db
-        self._worker = claim.worker
-        self._nonce = nonce
-        self._unanswered = unanswered
-        self._put = {
-            "began": False,
-            "state": "running",
-            "worker": claim.worker,
-            "lease": span_us(claim.lease),
-            "nonce": nonce,
-        }
-
-    async def take(self, chosen: Sequence[Document]) -> list[Run]:
-        """Take those of the runs that no other client took first; in order."""
+    Under limits: as many as there is capacity for, and nothing if another client took one of them
+    first, or claims under the same limits at the same time.
+    """
+    put = {
+        "began": False,
+        "state": "running",
+        "worker": claim.worker,
+        "lease": span_us(claim.lease),
+        "nonce": nonce,
+    }
+    runs = selected.runs
+    now = None if db.sharded else selected.now  # each shard has its own clock
+    if not selected.capacity.limited.isdisjoint(run["job_id"] for run in runs):
         try:
-            matched = await _send(self._db, chosen, self._put)
-        except PyMongoError as error:
-            return await self._look_up(chosen, error)
-        if matched == 0:
-            return []
-        if matched == len(chosen) and all("now" in run for run in chosen):
-            return [read_run(_as_taken(self._db, run, self._put)) for run in chosen]
-        try:
-            return await _read_taken(self._db, self._nonce, _ids(chosen), settled=False)
-        except PyMongoError:
-            self._unanswered.add(self._worker, self._nonce, _ids(chosen))
-            raise
-
-    async def take_under_limits(
-        self, chosen: Sequence[Document], capacity: FreeCapacity
-    ) -> list[Run]:
-        """Take as many of the runs as there is capacity for, in order. Takes nothing if another
-        client took one of them first, or claims under the same limits at the same time."""
-        try:
-            return await run_once(
-                self._db, lambda db: self._take_in_transaction(db, chosen, capacity)
-            )
+            return await run_once(db, lambda db: _take_within_limits(db, selected, put, now))
         except WriteConflict:
             return []
-        except PyMongoError as error:
-            return await self._look_up(chosen, error)
+    matched = await _send(db, runs, put, now)
+    if not matched:
+        return []
+    return await _read_taken(db, runs, put, None if matched < len(runs) else now)
 
-    async def _take_in_transaction(
-        self, db: Database, chosen: Sequence[Document], seen: FreeCapacity
-    ) -> list[Run]:
-        jobs = {run["job_id"] for run in chosen}
-        await seen.lock(db, jobs)
-        first = min((run["now"] for run in chosen if "now" in run), default=None)
-        capacity = await read_limits(db, jobs, first)
-        if any(seen.limits.get(job_id) != capacity.limits.get(job_id) for job_id in jobs):
-            raise WriteConflict  # otherwise it might have locked the documents of other limits
-        await capacity.count(db)
-        fitting = []
-        for run in chosen:
-            if capacity.left(run["job_id"]):
-                capacity.take(run["job_id"])
-                fitting.append(run)
-        if not fitting:
-            return []
-        await count_starts(db, capacity.rates)
-        if await _send(db, fitting, self._put) < len(fitting):
-            raise WriteConflict
-        if all("now" in run for run in fitting):
-            return [read_run(_as_taken(db, run, self._put)) for run in fitting]
-        return await _read_taken(db, self._nonce, _ids(fitting), settled=False)
 
-    async def _look_up(self, chosen: Sequence[Document], error: PyMongoError) -> list[Run]:
-        """The runs that a write took whose answer was lost."""
-        if not ambiguous(error):
-            raise error
-        try:
-            return await _read_taken(self._db, self._nonce, _ids(chosen), settled=True)
-        except PyMongoError:
-            self._unanswered.add(self._worker, self._nonce, _ids(chosen))
-            raise
+async def _take_within_limits(
+    db: Database, selected: _Selected, put: Document, now: int | None
+) -> list[Run]:
+    """Called in a transaction."""
+    seen = selected.capacity
+    jobs = {run["job_id"] for run in selected.runs}
+    await seen.lock(db, jobs)
+    capacity = await read_limits(db, jobs, now)
+    if any(seen.limits.get(job_id) != capacity.limits.get(job_id) for job_id in jobs):
+        raise WriteConflict  # otherwise it might have locked the documents of other limits
+    await capacity.count(db)
+    fitting = []
+    for run in selected.runs:
+        if capacity.left(run["job_id"]):
+            capacity.take(run["job_id"])
+            fitting.append(run)
+    if not fitting:
+        return []
+    await count_starts(db, capacity.rates)
+    if await _send(db, fitting, put, now) < len(fitting):
+        raise WriteConflict
+    return await _read_taken(db, fitting, put, now)
+
+
+async def _send(db: Database, runs: Sequence[Document], put: Document, now: int | None) -> int:
+    """Take the runs whose token is still the one that was read. Gives how many these are. Most runs
+    have the same token, so this is mostly one update."""
+    alike: dict[int, list[str]] = {}
+    for run in runs:
+        alike.setdefault(run["token"], []).append(run["_id"])
+    change = _change(db, put, now)
+    operations = [
+        UpdateMany({"_id": {"$in": ids}, "state": "pending", "token": token}, change, hint=BY_ID)
+        for token, ids in alike.items()
+    ]
+    result = await db.runs.bulk_write(operations, ordered=False, session=db.session)
+    return result.matched_count
+
+
+def _change(db: Database, put: Document, now: int | None) -> Document:
+    """What takes a run. `now`: the time of its start; None: the time of the server that holds the
+    run."""
+    change = {
+        "$set": put,
+        "$inc": {"token": 1, "attempt": 1},
+        "$unset": {"progress": "", "evicted": ""},
+    }
+    if now is None:
+        return db.time.stamped(change, "started_at", "leased_at")
+    moment = db.time.stamp(now)
+    return {**change, "$set": {**put, "started_at": moment, "leased_at": moment}}
+
+
+async def _read_taken(
+    db: Database, runs: Sequence[Document], put: Document, now: int | None
+) -> list[Run]:
+    """Those of the runs that this claim took, in order: all, if the time of their start is given.
+    Then they need not be read again."""
+    if now is None:
+        return await _find_taken(db, put["nonce"], _ids(runs))
+    moment = db.time.stamp(now)
+    common = {**put, "started_at": moment, "leased_at": moment, "progress": None}
+    return [
+        read_run({**run, **common, "token": run["token"] + 1, "attempt": run["attempt"] + 1})
+        for run in runs
+    ]
+
+
+async def _find_taken(db: Database, nonce: ObjectId, ids: Sequence[str]) -> list[Run]:
+    where = {"_id": {"$in": list(ids)}, "nonce": nonce, "state": "running"}
+    walk = db.runs.find(where, hint=BY_ID, session=db.session, batch_size=len(ids) + 1)
+    taken = {run["_id"]: run async for run in walk}
+    return [read_run(taken[run_id]) for run_id in ids if run_id in taken]
+
+
+async def _find_unanswered(db: Database, worker: str, unanswered: UnansweredClaims) -> list[Run]:
+    """The runs that an earlier claim of this worker took, though its caller got an error.
+
+    They are read as a majority has them, after every earlier write to them. An update that changes
+    nothing waits until a majority has it, and so all writes before it. The read that follows is no
+    older, even if the primary changes meanwhile.
+    """
+    for nonce, (owner, ids) in list(unanswered.items()):
+        if owner != worker:
+            continue
+        async with db.client.start_session() as session:
+            nothing = {"_id": {"$in": ids}, "nonce": ObjectId()}
+            put = {"$set": {"nonce": None}}
+            await db.runs.update_many(nothing, put, hint=BY_ID, session=session)
+            where = {"_id": {"$in": ids}, "nonce": nonce, "state": "running"}
+            majority = db.runs.with_options(read_concern=MAJORITY)
+            runs = await majority.find(where, hint=BY_ID, session=session).to_list()
+        del unanswered[nonce]
+        if runs:
+            return [read_run(run) for run in runs]
+    return []
 
 
 def _ids(runs: Sequence[Document]) -> list[str]:
     return [run["_id"] for run in runs]
-
-
-def _as_taken(db: Database, run: Document, put: Document) -> Document:
-    """A run that was read whole, as `_send` changes it."""
-    now = db.time.stamp(run["now"])
-    grown = {"token": run["token"] + 1, "attempt": run["attempt"] + 1}
-    return {**run, **put, **grown, "started_at": now, "leased_at": now, "progress": None}
-
-
-async def _read_taken(
-    db: Database, nonce: ObjectId, ids: Sequence[str], *, settled: bool
-) -> list[Run]:
-    """Those of the runs that the claim with this nonce took, in order."""
-    if settled:
-        found = await db.settled(db.runs, ids)
-    else:
-        where = {"_id": {"$in": list(ids)}, "nonce": nonce}
-        walk = db.runs.find(where, hint=BY_ID, session=db.session)
-        walk = walk.batch_size(len(ids) + 1)  # one answer, no second call
-        found = {run["_id"]: run async for run in walk}
-    taken = [found[run_id] for run_id in ids if run_id in found]
-    return [read_run(run) for run in taken if _is_mine(run, nonce)]
-
-
-def _is_mine(run: Document, nonce: ObjectId) -> bool:
-    return run.get("nonce") == nonce and run.get("state") == "running"
 
 
 async def _readable(db: Database, taken: Sequence[Run]) -> list[Run]:
@@ -447,46 +413,6 @@ async def release_set_aside(db: Database, runs: Sequence[Run]) -> None:
     for run in runs:
         where = {"_id": run.id, "state": "pending"}
         await db.runs.update_one(where, {"$set": {"lane": lane_of(run)}})
-
-
-async def _find_unanswered(db: Database, worker: str, unanswered: UnansweredClaims) -> list[Run]:
-    """The runs that an earlier claim of this worker took, though its caller got an error."""
-    for nonce, ids in unanswered.of(worker):
-        taken = await _read_taken(db, nonce, ids, settled=True)
-        unanswered.discard(nonce)
-        if taken:
-            return taken
-    return []
-
-
-async def _send(db: Database, chosen: Sequence[Document], put: Document) -> int:
-    """Take the runs whose token is still the one that was read. Most have the same token, so this
-    is mostly one update."""
-    alike: dict[tuple[int, int | None], list[str]] = {}
-    for run in chosen:
-        alike.setdefault((run["token"], run.get("now")), []).append(run["_id"])
-    updates: list[tuple[Document, Any]] = [
-        ({"_id": {"$in": ids}, "state": "pending", "token": token}, _change(db, put, now))
-        for (token, now), ids in alike.items()
-    ]
-    if len(updates) == 1:
-        done = await db.runs.update_many(*updates[0], hint=BY_ID, session=db.session)
-        return done.matched_count
-    operations = [UpdateMany(where, change, hint=BY_ID) for where, change in updates]
-    result = await db.runs.bulk_write(operations, ordered=False, session=db.session)
-    return result.matched_count
-
-
-def _change(db: Database, put: Document, now: int | None) -> Document:
-    change = {
-        "$set": put,
-        "$inc": {"token": 1, "attempt": 1},
-        "$unset": {"progress": "", "evicted": ""},
-    }
-    if now is None:
-        return db.time.stamped(change, "started_at", "leased_at")
-    moment = db.time.stamp(now)
-    return {**change, "$set": {**put, "started_at": moment, "leased_at": moment}}
 
 
 async def next_due(db: Database, claim: Claim, since: int) -> datetime | None:
@@ -515,14 +441,103 @@ async def _next_start(db: Database, lanes: Sequence[Document], since: int) -> in
     due = []
     for job_id in held_back:
         own = [lane for lane in lanes if lane["g"] == job_id]
-        if await db.runs.find_one(due_runs(db, own), {"_id": 1}) is not None:
+        if await db.runs.find_one(due_runs(own, since), {"_id": 1}) is not None:
             due.append(job_id)
     return capacity.rates.next_start(due)
 
 
 def coming_runs(lanes: Sequence[Document], since: int) -> Document:
-    return {
-        "state": "pending",
-        "lane": {"$in": list(lanes)},
-        "run_at": {"$gt": since},
-    }
+    return {"state": "pending", "lane": {"$in": list(lanes)}, "run_at": {"$gt": since}}
+
+
+# -- several clients ------------------------------------------------------------------------
+
+RECENT_SECONDS = 1.0
+"""Seconds for which a client counts as one that claims after its last claim or hint."""
+
+LONGEST_PAUSE = 0.1
+
+MOST_OTHERS = 1000
+"""How many clients are remembered before those are forgotten that no longer claim."""
+
+
+class ClaimPartition:
+    """Partitions lanes between concurrent clients, so that they rarely compete for the same run.
+
+    A client that loses a run to another one claims from a part of the lanes from then on. The parts
+    are divided among the clients that say, with their hints, that they claim. Without this, four
+    clients would get two fifths of the runs that they chose, and each would read past what the
+    others took. The clients need not agree: where two divide the lanes differently, some of their
+    writes fail. A client that finds nothing in its own lanes claims from all of them.
+
+    No run waits much longer because of it. A client never leaves a run to others that has a higher
+    priority than those in its own lanes. And once a second it claims from all lanes: otherwise the
+    runs in the part of a client that lacks their handler would wait until all others are done.
+
+    `elapsed` gives seconds by a clock that only goes forward.
+    """
+
+    def __init__(self, rng: random.Random, elapsed: Callable[[], float]) -> None:
+        self.me = ObjectId()
+        self.jobs: Set[str] = frozenset()
+        """The jobs that had due runs at the last claim. Mostly they still have."""
+        self._rng = rng
+        self._elapsed = elapsed
+        self._met = 0
+        self._came = -RECENT_SECONDS
+        self._others: dict[ObjectId, float] = {}
+        self._claimed_from_all = elapsed()
+
+    @property
+    def claims(self) -> bool:
+        """Whether this client has claimed in the last second. Its hints tell this to the others."""
+        return self._elapsed() - self._came < RECENT_SECONDS
+
+    @property
+    def knows_others(self) -> bool:
+        """Whether other clients are known to claim, which take the runs that are left to them."""
+        return bool(self._others)
+
+    def record_other(self, other: ObjectId) -> None:
+        """Another client claims."""
+        self._others[other] = self._elapsed()
+        if len(self._others) > MOST_OTHERS:
+            self._forget_others()
+
+    def _forget_others(self) -> None:
+        now = self._elapsed()
+        self._others = {by: at for by, at in self._others.items() if now - at < RECENT_SECONDS}
+
+    def record_contention(self, missed: bool) -> None:
+        self._met = 20 if missed else max(0, self._met - 1)
+
+    def record_claim(self) -> None:
+        """This client claims."""
+        self._came = self._elapsed()
+
+    def own_lanes(self, lanes: Sequence[Document]) -> Sequence[Document]:
+        """This client's part of the lanes that have due runs. It is all lanes if this client has
+        not lost a run to another client lately."""
+        if not self._met or self._is_turn_of_all():
+            return lanes
+        self._forget_others()
+        if self._others:
+            partition = sorted([self.me, *self._others])
+            parts = min(len(partition), LANE_PARTS)
+            part = partition.index(self.me) % parts
+        else:  # other clients claim, but their hints do not arrive
+            parts, part = LANE_PARTS, self._rng.randrange(LANE_PARTS)
+        first = min((lane["r"] for lane in lanes if lane["p"] % parts != part), default=0)
+        return [lane for lane in lanes if lane["p"] % parts == part and lane["r"] <= first] or lanes
+
+    def _is_turn_of_all(self) -> bool:
+        now = self._elapsed()
+        if now - self._claimed_from_all < RECENT_SECONDS:
+            return False
+        self._claimed_from_all = now
+        return True
+
+    async def pause(self, tries: int) -> None:
+        """Wait before another try, longer each time: the client that came first may need a tenth of
+        a second for its transaction, and a busy server needs longer still."""
+        await asyncio.sleep(self._rng.uniform(0, min(LONGEST_PAUSE, 0.002 * 2 ** min(tries, 10))))

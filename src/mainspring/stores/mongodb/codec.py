@@ -35,8 +35,7 @@ from mainspring.stores.codec import (
     record_writer,
     to_us,
 )
-from mainspring.stores.mongodb.collections import Document
-from mainspring.stores.mongodb.server_clock import read_moment, until
+from mainspring.stores.mongodb.database import Document, read_moment, until
 from mainspring.stores.rates import rate_limit
 
 LANE_PARTS = 4

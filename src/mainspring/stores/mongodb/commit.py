@@ -1,4 +1,4 @@
-"""Commit: applies changes to runs that are still as the changes expect.
+"""Commit: applies changes to runs that are still as the changes expect; prune: deletes old runs.
 
 Changes that expect the same fields are one update of many documents. It sets the values that all
 changes have in common, and takes the others from a list, by the document's id. That is three times
@@ -13,6 +13,8 @@ fewer documents matched than were sent, they are read back. Each change is then 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from pymongo import UpdateMany, UpdateOne
@@ -20,13 +22,16 @@ from pymongo import UpdateMany, UpdateOne
 from mainspring.core.model import FINISHED, LIVE
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import split_in_order
-from mainspring.stores.mongodb.codec import encode_fields, expecting, lane_changes, read_run
-from mainspring.stores.mongodb.collections import BY_ID, Database, Document, chunks
+from mainspring.stores.codec import to_us
+from mainspring.stores.mongodb.codec import encode_fields, expecting, lane_changes
+from mainspring.stores.mongodb.database import BY_ID, Database, Document, chunks, span_us
 from mainspring.stores.mongodb.dedupe import read_keys, take_keys
-from mainspring.stores.mongodb.prune import delete_finished
+from mainspring.stores.mongodb.schema import comes_after
 from mainspring.stores.mongodb.transaction import in_transaction
+from mainspring.stores.protocol import TTL_NOTE_KEPT
 
 RESENDS = 20
+_FINISHED = sorted(map(str, FINISHED))
 
 
 class EncodedChange(NamedTuple):
@@ -47,18 +52,15 @@ class EncodedChange(NamedTuple):
         return cls(change.id, expect, fields, revives, change.deletes, change.change_id)
 
 
-async def commit_changes(
-    db: Database, changes: Sequence[Change], applied: set[int] | None = None
-) -> list[bool]:
+async def commit_changes(db: Database, changes: Sequence[Change], applied: set[int]) -> list[bool]:
     """Which changes are applied. The ids of those that were not applied before are added to
     `applied`. If that is unknown for a part of them, none of this part is added."""
     items = [EncodedChange.of(change) for change in changes]
     done = [False] * len(items)
-    applied = set() if applied is None else applied
     for part in split_in_order(items, lambda item: item.id, lambda item: item.revives):
         group = [items[at] for at in part]
         if group[0].revives:
-            stands = [await _revive(db, group[0])]
+            stands = [await _revive(db, group[0], applied)]
         else:
             stands = [kept for part in chunks(group) for kept in await _apply(db, part, applied)]
         deleted = [item for item in group if item.deletes]
@@ -76,26 +78,23 @@ async def commit_changes(
 async def apply(db: Database, changes: Sequence[Change]) -> list[bool]:
     """Apply changes of different runs, none of which revives a run. `db` may be bound to a
     transaction."""
-    return await _apply(db, [EncodedChange.of(change) for change in changes])
+    return await _apply(db, [EncodedChange.of(change) for change in changes], set())
 
 
-async def _apply(
-    db: Database, items: Sequence[EncodedChange], applied: set[int] | None = None
-) -> list[bool]:
+async def _apply(db: Database, items: Sequence[EncodedChange], applied: set[int]) -> list[bool]:
     stands: dict[str, bool] = {}
-    applied = set() if applied is None else applied
     left = [item for item in items if not item.deletes]
     for _ in range(RESENDS):
         if not left:
             break
-        sent, found = left, await _send(db, left)
-        if found == len(sent):
+        sent, matched = left, await _send(db, left)
+        if matched == len(sent):
             stands |= dict.fromkeys((item.id for item in sent), True)
             applied |= {item.change_id for item in sent}
             break
         left = await _check_unmatched(db, sent, stands)
         standing = {item.change_id for item in sent if stands[item.id]}
-        if len(standing) == found:
+        if len(standing) == matched:
             applied |= standing
     return [stands.get(item.id, False) for item in items]
 
@@ -106,27 +105,18 @@ async def _send(db: Database, items: Sequence[EncodedChange]) -> int:
     for item in items:
         alone = item.id if any(name.startswith("lane.") for name in item.put) else None
         groups.setdefault((alone, *item.expect.items()), []).append(item)
-    updates = [_update(group) for group in groups.values()]
-    if len(updates) == 1:
-        where, change = updates[0]
-        result = await db.runs.update_many(where, change, hint=BY_ID, session=db.session)
-        return result.matched_count
-    operations = [
-        UpdateOne(where, change)
-        if isinstance(change, dict)
-        else UpdateMany(where, change, hint=BY_ID)
-        for where, change in updates
-    ]
+    operations = [_update(group) for group in groups.values()]
     sent = await db.runs.bulk_write(operations, ordered=False, session=db.session)
     return sent.matched_count
 
 
-def _update(group: Sequence[EncodedChange]) -> tuple[Document, Any]:
+def _update(group: Sequence[EncodedChange]) -> UpdateOne | UpdateMany:
     where = expecting(group[0].expect)
     if len(group) == 1:
-        return {"_id": group[0].id, **where}, {"$set": group[0].put}
+        return UpdateOne({"_id": group[0].id, **where}, {"$set": group[0].put})
     ids = [item.id for item in group]
-    return {"_id": {"$in": ids}, **where}, _by_id(ids, [item.put for item in group])
+    change = _by_id(ids, [item.put for item in group])
+    return UpdateMany({"_id": {"$in": ids}, **where}, change, hint=BY_ID)
 
 
 def _by_id(ids: Sequence[str], puts: Sequence[Document]) -> list[Document]:
@@ -153,45 +143,28 @@ async def _check_unmatched(
 ) -> list[EncodedChange]:
     """Record which changes are applied and which are lost. Gives those to send again."""
     where = {"_id": {"$in": [item.id for item in items]}}
-    found = {kept["_id"]: kept async for kept in db.runs.find(where, session=db.session)}
+    walk = db.runs.find(where, {"last_change": 1}, session=db.session)
+    last_changes = {run["_id"]: run.get("last_change") async for run in walk}
     again = []
     for item in items:
-        kept = found.get(item.id)
-        stands[item.id] = kept is not None and _is_there(item, kept)
-        if kept is not None and not stands[item.id] and _still_expected(item, kept):
+        stands[item.id] = last_changes.get(item.id) == item.change_id
+        if not stands[item.id] and await _find_as_expected(db, item) is not None:
             again.append(item)
     return again
 
 
-def _is_there(item: EncodedChange, kept: Document) -> bool:
-    return bool(kept.get("last_change") == item.put["last_change"])
+async def _find_as_expected(db: Database, item: EncodedChange) -> Document | None:
+    where = {"_id": item.id, **expecting(item.expect)}
+    return await db.runs.find_one(where, {"dedupe_key": 1}, session=db.session)
 
 
-def _still_expected(item: EncodedChange, kept: Document) -> bool:
-    plain = {name: value for name, value in item.expect.items() if name != "lease_until"}
-    if any(_field(kept, name) != value for name, value in encode_fields(plain).items()):
-        return False
-    if "lease_until" not in item.expect:
-        return True
-    return bool(read_run(kept).lease_until == item.expect["lease_until"])
-
-
-def _field(kept: Document, name: str) -> Any:
-    if name.startswith("lane."):
-        return kept["lane"][name[5:]]
-    return kept.get(name)
-
-
-async def _revive(db: Database, item: EncodedChange) -> bool:
+async def _revive(db: Database, item: EncodedChange, applied: set[int]) -> bool:
     """Revive a finished run, together with its dedupe key or not at all."""
-    kept = await db.runs.find_one({"_id": item.id})
-    if kept is None:
-        return False
-    key = kept.get("dedupe_key")
-    if key is None or not _still_expected(item, kept):
-        [stands] = await _apply(db, [item])
+    run = await _find_as_expected(db, item)
+    if run is None or "dedupe_key" not in run:
+        [stands] = await _apply(db, [item], applied)
         return stands
-    return await in_transaction(db, lambda db: _revive_with_key(db, item, key))
+    return await in_transaction(db, lambda db: _revive_with_key(db, item, run["dedupe_key"]))
 
 
 async def _revive_with_key(db: Database, item: EncodedChange, key: str) -> bool:
@@ -199,7 +172,96 @@ async def _revive_with_key(db: Database, item: EncodedChange, key: str) -> bool:
     holder = keys.holders.get(key)
     if holder is not None and holder["_id"] != item.id:
         return False
-    [stands] = await _apply(db, [item])
+    [stands] = await _apply(db, [item], set())
     if stands:
         await take_keys(db, {key: item.id}, keys.known)
     return stands
+
+
+# -- prune ----------------------------------------------------------------------------------
+
+
+async def prune_runs(db: Database, before: datetime, limit: int) -> int:
+    """Delete by ids, and only runs that have not changed since they were read: a run may be revived
+    meanwhile."""
+    now = await db.now()
+    await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": now}, "ttl": None})
+    kept = now - span_us(TTL_NOTE_KEPT)
+    await db.notes.delete_many({"expires_at": {"$gt": 0, "$lte": kept}, "ttl": {"$ne": None}})
+    if limit <= 0:
+        return 0
+    old = {"state": {"$in": _FINISHED}, "finished_at": {"$gt": 0, "$lt": to_us(before)}}
+    where, count = prunable(db, before), 0
+    awaited: set[str] = set()
+    while count < limit:
+        walk = db.runs.find(where, {"dedupe_key": 1}).sort("finished_at", 1).limit(limit - count)
+        ended = await walk.to_list(limit)
+        free = await _without_awaited(db, ended)
+        count += await _drop(db, free, old)
+        if len(free) == len(ended):
+            break
+        awaited |= {run["_id"] for run in ended} - {run["_id"] for run in free}
+        where = {**prunable(db, before), "_id": {"$nin": sorted(awaited)}}
+    return count
+
+
+async def _without_awaited(db: Database, runs: Sequence[Document]) -> list[Document]:
+    """Those of these runs that no unfinished run comes after."""
+    awaited: set[str] = set()
+    for part in chunks([run["_id"] for run in runs]):
+        where = comes_after(part) | {"$nor": [{"state": "skipped"}]}
+        async for follower in db.runs.find(where, {"after": 1}, hint="upstream"):
+            awaited.update(follower["after"])
+    return [run for run in runs if run["_id"] not in awaited]
+
+
+async def delete_finished(db: Database, expected: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Delete those of the runs that are as expected, have finished and hold no key. Gives the ids
+    of the runs that still exist."""
+    free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
+    left: set[str] = set()
+    for part in chunks(expected):
+        where = {"_id": {"$in": list(part)}, "state": {"$in": _FINISHED}, "$expr": free}
+        shown = {"dedupe_key": 1, "state": 1, "token": 1}
+        ended = await db.runs.find(where, shown, hint=BY_ID).to_list()
+        alike: dict[tuple[str, int], list[Document]] = {}
+        for run in await _without_awaited(db, ended):
+            if all(run.get(name) == value for name, value in expected[run["_id"]].items()):
+                alike.setdefault((run["state"], run["token"]), []).append(run)
+        for (state, token), same in alike.items():
+            await _drop(db, same, {"state": state, "token": token, "finished_at": {"$gt": 0}})
+        kept = db.runs.find({"_id": {"$in": list(part)}}, {"_id": 1}, hint=BY_ID)
+        left |= {run["_id"] async for run in kept}
+    return left
+
+
+async def _drop(db: Database, old: list[Document], as_seen: Document) -> int:
+    """Delete these runs with their keys, unless they have changed since they were read."""
+    count = 0
+    for part in chunks([run["_id"] for run in old if "dedupe_key" not in run]):
+        count += await _delete(db, part, as_seen)
+    for keyed in chunks([run for run in old if "dedupe_key" in run]):
+        count += await in_transaction(db, partial(_delete_with_keys, keyed, as_seen))
+    return count
+
+
+async def _delete(db: Database, ids: Sequence[str], as_seen: Document) -> int:
+    where = {"_id": {"$in": ids}, **as_seen}
+    return (await db.runs.delete_many(where, hint=BY_ID, session=db.session)).deleted_count
+
+
+async def _delete_with_keys(runs: Sequence[Document], as_seen: Document, db: Database) -> int:
+    ids = [run["_id"] for run in runs]
+    count = await _delete(db, ids, as_seen)
+    walk = db.runs.find({"_id": {"$in": ids}}, {"_id": 1}, hint=BY_ID, session=db.session)
+    left = {run["_id"] async for run in walk}
+    keys = {run["_id"]: run["dedupe_key"] for run in runs if run["_id"] not in left}
+    held = {"_id": {"$in": list(keys.values())}, "run": {"$in": list(keys)}}
+    await db.keys.delete_many(held, hint=BY_ID, session=db.session)
+    return count
+
+
+def prunable(db: Database, before: datetime) -> Document:
+    """The condition of runs that have finished and hold no key."""
+    free = {"$lte": [{"$ifNull": ["$dedupe_until", 0]}, db.time.now]}
+    return {"finished_at": {"$gt": 0, "$lt": to_us(before)}, "$expr": free}

@@ -29,8 +29,7 @@ from mainspring.core.statistics import (
 )
 from mainspring.stores.codec import from_us, json_text, to_us
 from mainspring.stores.counters import Counted, Key, added_by, counts_of, first_start, known_states
-from mainspring.stores.mongodb.collections import Collection, Database, Document, chunks
-from mainspring.stores.mongodb.server_clock import span_us
+from mainspring.stores.mongodb.database import Database, Document, chunks, span_us
 from mainspring.stores.protocol import Counts
 
 log = logging.getLogger("mainspring")
@@ -42,16 +41,13 @@ async def count(db: Database, endings: Iterable[Ending | None]) -> None:
     """Count ends that are stored. If that fails, they are not counted: the runs themselves are
     stored, and a repeat could count them twice."""
     updates = count_updates(endings)
+    # Counts need not wait for the majority: a failover may lose what a crash may lose.
+    quick = db.counters.with_options(write_concern=WriteConcern(w=1))
     try:
         for part in chunks(updates):
-            await _quick(db.counters).bulk_write(part, ordered=False)
+            await quick.bulk_write(part, ordered=False)
     except PyMongoError as error:
         log.warning("some ended runs are not counted in the statistics: %s", error)
-
-
-def _quick(counters: Collection) -> Collection:
-    """Counts need not wait for the majority: a failover may lose what a crash may lose."""
-    return counters.with_options(write_concern=WriteConcern(w=1))
 
 
 def count_updates(endings: Iterable[Ending | None]) -> list[UpdateOne]:
@@ -100,13 +96,13 @@ async def read(db: Database, since: datetime | None, jobs: frozenset[str]) -> Co
         for job_id in jobs:
             starts.setdefault(to_us(first_start(job_id, since)), []).append(job_id)
         wanted += [{"job": {"$in": ids}, "start": {"$gte": at}} for at, ids in starts.items()]
-    found: dict[Key, Counted] = {}
+    counted: dict[Key, Counted] = {}
     for where in wanted:
         async for document in db.counters.find(where, hint="of_job"):
             with suppress(ValueError, TypeError, KeyError, AttributeError):  # damaged
                 key = document["job"], from_us(document["start"])
-                found[key] = _counted(key, document)
-    return counts_of(found)
+                counted[key] = _counted(key, document)
+    return counts_of(counted)
 
 
 def _counted(key: Key, document: Document) -> Counted:
@@ -138,10 +134,10 @@ async def drop(db: Database, job_ids: Sequence[str]) -> None:
 
 async def prune(db: Database) -> None:
     """Delete the totals of jobs that are gone, and periods that are over for long."""
-    oldest = to_us(await db.now()) - span_us(PERIODS_KEPT)
+    oldest = await db.now() - span_us(PERIODS_KEPT)
     await db.counters.delete_many({"start": {"$gt": 0, "$lt": oldest}})
     walk = db.counters.find({"start": 0}, {"job": 1})
-    counted = [one["job"] async for one in walk if one["job"] != WHOLE_STORE]
+    counted = [total["job"] async for total in walk if total["job"] != WHOLE_STORE]
     for part in chunks(counted):
         there = {job["_id"] async for job in db.jobs.find({"_id": {"$in": list(part)}}, {"_id": 1})}
         gone = [job_id for job_id in part if job_id not in there]

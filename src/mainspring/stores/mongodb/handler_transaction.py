@@ -35,15 +35,15 @@ from pymongo.read_concern import ReadConcern
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores.mongodb.codec import expecting
-from mainspring.stores.mongodb.collections import (
+from mainspring.stores.mongodb.commit import EncodedChange
+from mainspring.stores.mongodb.counters import count_updates
+from mainspring.stores.mongodb.database import (
     BY_ID,
     AnyClient,
     Collection,
     Database,
     Document,
 )
-from mainspring.stores.mongodb.commit import EncodedChange
-from mainspring.stores.mongodb.counters import count_updates
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.protocol import Held
 

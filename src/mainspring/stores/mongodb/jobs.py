@@ -1,7 +1,5 @@
 """Jobs: writes them by compare-and-set, and fires their slots.
 
-Jobs that one call writes are written in one transaction.
-
 A batch of slots fires in one transaction. It reads the jobs and their unfinished runs, decides
 what overlaps, inserts the runs, cancels those that are replaced, and advances the jobs. So a slot
 has its run exactly if its job has advanced. Two transactions that fire the same job write the same
@@ -10,23 +8,22 @@ document, and one of them meets a write conflict, so overlap is exact.
 A firing is valid until a time (`valid_until`), but a commit cannot be guarded by time. The
 transaction reads the server's clock when it begins, and is not committed if more time has passed
 since than the firings are valid. A client that is frozen between this check and its commit is late
-by a few seconds at most, because other clients end its session then (sessions.py).
+by a few seconds at most, because other clients end its session then (database.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from math import inf
+from typing import NamedTuple
 
 from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
-from pymongo.errors import DuplicateKeyError
 
 from mainspring.core.clock import from_us
 from mainspring.core.model import Run, Source
 from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
-from mainspring.errors import StoreUnavailable
 from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.codec import to_us
 from mainspring.stores.mongodb.codec import (
@@ -37,15 +34,14 @@ from mainspring.stores.mongodb.codec import (
     job_document,
     read_run,
 )
-from mainspring.stores.mongodb.collections import Database, Document
 from mainspring.stores.mongodb.commit import apply
-from mainspring.stores.mongodb.insert import add_in_transaction, documents
+from mainspring.stores.mongodb.database import Database, Document
+from mainspring.stores.mongodb.dedupe import add_in_transaction, documents
 from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction
 from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
 
 JobOperation = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
 
-TRIES = 20
 _TIME_FIELDS = ("next_run_at", "last_run_at")
 _VERSION_FIELDS = {"version": 1}
 _LARGE_FIELDS = ("payload", "result", "attempts", "progress", "error")
@@ -53,17 +49,12 @@ _SMALL_FIELDS = dict.fromkeys((name for name in RUN_FIELDS if name not in _LARGE
 
 
 async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
-    """Write several jobs in one transaction, so that a crash leaves all of them or none; a single
-    job without one."""
+    """Write jobs in one transaction, so that a crash leaves all of them or none. A refusal rests on
+    a version that a majority has, so that no failover can undo it."""
+    if not writes:
+        return []
     made = [None if write.job is None else job_document(write.job) for write in writes]
-    if len(writes) > 1:
-        return await in_transaction(db, lambda db: _put_in_transaction(db, writes, made))
-    return [
-        await _drop_job(db, write.id, write.expected_version)
-        if document is None
-        else await _put_job(db, document, write.expected_version)
-        for write, document in zip(writes, made, strict=True)
-    ]
+    return await in_transaction(db, lambda db: _put_in_transaction(db, writes, made))
 
 
 async def _put_in_transaction(
@@ -73,71 +64,24 @@ async def _put_in_transaction(
     for part in split_in_order(writes, lambda write: write.id):
         ids = [writes[at].id for at in part]
         walk = db.jobs.find({"_id": {"$in": ids}}, _VERSION_FIELDS, session=db.session)
-        stored = {job["_id"]: job async for job in walk}
+        versions = {job["_id"]: job["version"] async for job in walk}
         operations: list[JobOperation] = []
         for at in part:
-            write, old, new = writes[at], stored.get(writes[at].id), made[at]
-            if (old is None and new is None) or write.expected_version not in (None, _version(old)):
+            write, version, document = writes[at], versions.get(writes[at].id, 0), made[at]
+            if write.expected_version not in (None, version):
                 continue
-            operations.append(_job_operation(write.id, old, new))
+            if document is not None:
+                is_new = write.id not in versions
+                by_id = {"_id": write.id}
+                operations.append(InsertOne(document) if is_new else ReplaceOne(by_id, document))
+            elif write.id in versions:
+                operations.append(DeleteOne({"_id": write.id}))
+            else:
+                continue
             done[at] = True
         if operations:
             await db.jobs.bulk_write(operations, ordered=False, session=db.session)
     return done
-
-
-def _job_operation(job_id: str, old: Document | None, new: Document | None) -> JobOperation:
-    if new is None:
-        return DeleteOne({"_id": job_id})
-    return InsertOne(new) if old is None else ReplaceOne({"_id": job_id}, new)
-
-
-async def _put_job(db: Database, made: Document, expected: int | None) -> bool:
-    job_id = made["_id"]
-    for _ in range(TRIES):
-        stored = await db.jobs.find_one({"_id": job_id}, _VERSION_FIELDS) if expected != 0 else None
-        wanted = _version(stored) if expected is None else expected
-        if _version(stored) != wanted:
-            return await _refused(db, job_id, expected)
-        if stored is None:
-            try:
-                await db.jobs.insert_one(made)
-            except DuplicateKeyError:
-                if expected is None:
-                    continue
-                return await _refused(db, job_id, 0)
-        else:
-            result = await db.jobs.replace_one({"_id": job_id, "version": wanted}, made)
-            if not result.matched_count:
-                if expected is None:
-                    continue
-                return await _refused(db, job_id, expected)
-        return True
-    return False
-
-
-async def _drop_job(db: Database, job_id: str, version: int | None) -> bool:
-    for _ in range(TRIES):
-        stored = await db.jobs.find_one({"_id": job_id}, _VERSION_FIELDS)
-        if stored is None or version not in (None, stored["version"]):
-            return await _refused(db, job_id, version)
-        gone = await db.jobs.delete_one({"_id": job_id, "version": stored["version"]})
-        if gone.deleted_count:
-            return True
-    return False
-
-
-async def _refused(db: Database, job_id: str, wanted: int | None) -> bool:
-    """Refuse a write only if a majority has the version that prevents it. Otherwise a failover may
-    roll that version back."""
-    kept = (await db.settled(db.jobs, [job_id])).get(job_id)
-    if _version(kept) == wanted or (wanted is None and kept is not None):
-        raise StoreUnavailable(f"a change of job {job_id!r} was rolled back; try again")
-    return False
-
-
-def _version(stored: Document | None) -> int:
-    return stored["version"] if stored else 0
 
 
 async def fire(
@@ -150,7 +94,9 @@ async def fire(
     broken: set[str] = set()
     for batch in split_by_key(firings, lambda firing: firing.job_id):
         chained = {at: firings[at] for at in batch if firings[at].job_id not in broken}
-        fired_now, ended_now = await _fire(db, chained) if chained else ({}, [])
+        if not chained:
+            continue
+        fired_now, ended_now = await in_transaction(db, partial(_fire_batch, chained))
         ended += ended_now
         for at, firing in chained.items():
             fired[at] = fired_now.get(at, Fired(False))
@@ -158,24 +104,10 @@ async def fire(
                 broken.add(firing.job_id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a firing adds and changes, and the earlier runs that it rests on."""
-
-    earlier: Sequence[Run]
-    runs: tuple[Run, ...]
-    changes: Sequence[Change]
-
-
-_Done = tuple[dict[int, Fired], list[Run]]
-"""What was fired, and the runs that this has ended."""
-
-
-async def _fire(db: Database, firings: Mapping[int, Firing]) -> _Done:
-    return await in_transaction(db, lambda db: _fire_in_transaction(db, firings))
-
-
-async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> _Done:
+async def _fire_batch(
+    firings: Mapping[int, Firing], db: Database
+) -> tuple[dict[int, Fired], list[Run]]:
+    """What was fired, and the runs that this has ended."""
     began = db.time.elapsed()
     jobs = await _due_jobs(db, firings.values())
     due = {at: firing for at, firing in firings.items() if firing.job_id in jobs}
@@ -187,12 +119,11 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> _
     replaced = await _replace_earlier(db, plans)
     added = await add_in_transaction(db, runs, made)
     stored = {
-        run.id: run if one.duplicate else one.run for run, one in zip(runs, added, strict=True)
+        run.id: run if item.duplicate else item.run for run, item in zip(runs, added, strict=True)
     }
     await _advance(db, due.values())
-    if db.time.elapsed() - began > min(
-        _seconds_left(one, jobs[one.job_id]) for one in due.values()
-    ):
+    valid_for = min(_seconds_left(firing, jobs[firing.job_id]) for firing in due.values())
+    if db.time.elapsed() - began > valid_for:
         raise WriteConflict  # the jobs are read again, with the time that it is now
     fired = {
         at: Fired(True, tuple(stored[run.id] for run in plan.runs), replaced[at])
@@ -202,7 +133,7 @@ async def _fire_in_transaction(db: Database, firings: Mapping[int, Firing]) -> _
     skipped = [
         run for run in runs if run.finished and stored[run.id].finished_at == run.finished_at
     ]
-    return fired, [*skipped, *(run for one in replaced.values() for run in one)]
+    return fired, [*skipped, *(run for ended in replaced.values() for run in ended)]
 
 
 async def _due_jobs(db: Database, firings: Iterable[Firing]) -> dict[str, Document]:
@@ -221,6 +152,14 @@ def _seconds_left(firing: Firing, job: Document) -> float:
     if firing.valid_until is None:
         return inf
     return float(to_us(firing.valid_until) - job["now"]) / 1_000_000
+
+
+class _Plan(NamedTuple):
+    """What a firing adds and changes, and the earlier runs that it rests on."""
+
+    earlier: Sequence[Run]
+    runs: tuple[Run, ...]
+    changes: Sequence[Change]
 
 
 async def _plans(

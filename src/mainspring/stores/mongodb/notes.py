@@ -1,7 +1,7 @@
 """Notes: small named values with a version and, perhaps, a time when they expire.
 
 A `find` reads whether a note has expired. The write that follows is guarded by the version that was
-read, never by time (server_clock.py says why).
+read, never by time (database.py says why).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 from pymongo.errors import DuplicateKeyError
 
 from mainspring.core.model import Note, Page
-from mainspring.stores.codec import NOTE, record_reader, record_writer, to_us
+from mainspring.stores.codec import NOTE, record_reader, record_writer
 from mainspring.stores.mongodb.codec import NUMBERS, TIMES
-from mainspring.stores.mongodb.collections import Database, Document
-from mainspring.stores.mongodb.server_clock import span_us
+from mainspring.stores.mongodb.database import Database, Document, span_us
 from mainspring.stores.paging import note_cursor, read_note_cursor
 from mainspring.stores.protocol import NoteQuery, NoteWrite
 
@@ -37,8 +36,7 @@ async def find(db: Database, query: NoteQuery) -> Page[Note]:
     walk = (
         db.notes.find(where, session=db.session).sort([("kind", 1), ("name", 1)]).limit(query.limit)
     )
-    found = await walk.to_list(query.limit)
-    notes = [_read_note(kept) for kept in found]
+    notes = [_read_note(note) for note in await walk.to_list(query.limit)]
     return Page(notes, note_cursor(notes[-1]) if len(notes) == query.limit else None)
 
 
@@ -59,7 +57,7 @@ async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | N
     if expected not in (None, live):
         return None
     if made is not None and write.ttl is not None:
-        now = to_us(await db.now()) if seen is None else int(seen["now"])
+        now = await db.now() if seen is None else int(seen["now"])
         made = {**made, "expires_at": now + span_us(write.ttl), "ttl": span_us(write.ttl)}
     if seen is None:
         return None if made is None else await _insert(db, made)

@@ -24,8 +24,8 @@ from pymongo import CursorType, WriteConcern
 from pymongo.errors import PyMongoError
 
 from mainspring.errors import StoreError
-from mainspring.stores.mongodb.claim_partition import ClaimPartition
-from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.claim import ClaimPartition
+from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.schema import make_wakeups
 from mainspring.stores.notifier import Waiters
 

@@ -27,7 +27,7 @@ from mainspring.stores.mongodb.codec import (
     read_job,
     read_run,
 )
-from mainspring.stores.mongodb.collections import (
+from mainspring.stores.mongodb.database import (
     BY_ID,
     MAJORITY,
     SNAPSHOT,
@@ -35,10 +35,10 @@ from mainspring.stores.mongodb.collections import (
     Database,
     Document,
     chunks,
+    read_moment,
 )
 from mainspring.stores.mongodb.limits import lapsed_condition
 from mainspring.stores.mongodb.schema import UNTRIED, comes_after
-from mainspring.stores.mongodb.server_clock import read_moment
 from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
 
@@ -249,7 +249,7 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
 
 async def counts(db: Database) -> Counts:
     """Count unfinished runs and due runs, from indexes alone, without reading documents."""
-    now = to_us(await db.now())  # it also raises within the usual time if no server answers
+    now = await db.now()  # it also raises within the usual time if no server answers
     with pymongo.timeout(COUNTING):
         return await _counts(db, now)
 

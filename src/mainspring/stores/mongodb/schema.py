@@ -10,7 +10,7 @@ from pymongo import IndexModel
 from pymongo.errors import CollectionInvalid, OperationFailure
 
 from mainspring.errors import StoreError, StoreTooNew
-from mainspring.stores.mongodb.collections import Database, Document
+from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.errors import OLDEST, OLDEST_SHARDED, ambiguous, too_old
 
 MIGRATIONS: list[Callable[[Database], Awaitable[None]]] = []
@@ -81,7 +81,7 @@ INDEXES = (
         {"attempt": {"$gt": 0}, "state": {"$in": UNTRIED}},
     ),
     Index("jobs", "due", [("enabled", 1), ("next_run_at", 1), ("_id", 1)]),
-    Index("jobs", "limit", [("limit.key", 1)], {"limit.key": {"$exists": True}}),
+    Index("jobs", "limit", [("limit.key", 1), ("_id", 1)], {"limit.key": {"$exists": True}}),
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
     Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
     Index("counters", "of_job", [("job", 1), ("start", 1)]),

@@ -25,25 +25,30 @@ from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
 from mainspring.core.statistics import WHOLE_STORE, ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
-from mainspring.stores.mongodb import counters, insert, notes, queries, schema
+from mainspring.stores.codec import from_us
+from mainspring.stores.mongodb import counters, dedupe, notes, queries, schema
 from mainspring.stores.mongodb.claim import (
+    ClaimPartition,
     Taken,
     UnansweredClaims,
     claim_runs,
     next_due,
     release_set_aside,
 )
-from mainspring.stores.mongodb.claim_partition import ClaimPartition
-from mainspring.stores.mongodb.collections import AnyClient, Database, Document
-from mainspring.stores.mongodb.commit import commit_changes
+from mainspring.stores.mongodb.commit import commit_changes, prune_runs
+from mainspring.stores.mongodb.database import (
+    AnyClient,
+    Database,
+    Document,
+    GivenTime,
+    ServerTime,
+    SessionPool,
+)
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
 from mainspring.stores.mongodb.jobs import fire, put_jobs
+from mainspring.stores.mongodb.limits import renew_leases
 from mainspring.stores.mongodb.notifier import Notifier
-from mainspring.stores.mongodb.prune import prune_runs
-from mainspring.stores.mongodb.renew import renew_leases
-from mainspring.stores.mongodb.server_clock import GivenTime, ServerTime
-from mainspring.stores.mongodb.sessions import SessionPool
 from mainspring.stores.mongodb.url import (
     DEFAULT_DATABASE,
     DEFAULT_PREFIX,
@@ -80,7 +85,7 @@ class _Session:
     clients: Clients
     loop: asyncio.AbstractEventLoop
     partition: ClaimPartition
-    unanswered: UnansweredClaims = field(default_factory=UnansweredClaims)
+    unanswered: UnansweredClaims = field(default_factory=dict)
     releases: set[asyncio.Task[list[Run]]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
 
@@ -158,13 +163,13 @@ class MongoStore:
 
     async def now(self) -> datetime:
         with translating():
-            return await self._db.now()
+            return from_us(await self._db.now())
 
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         with translating():
             new = await self._new_finished(runs)
-            added = await insert.add(self._db, runs)
-            ended = [one.run for one in added if one.run.id in new and not one.duplicate]
+            added = await dedupe.add(self._db, runs)
+            ended = [item.run for item in added if item.run.id in new and not item.duplicate]
             await counters.count(self._db, map(ending_of, ended))
         self._notify()
         return added
@@ -339,8 +344,10 @@ class MongoStore:
         """Release the runs of a claim whose caller was cancelled. The attempt does not count."""
         try:
             runs = (await work).runs
-            now = await db.now()
-            await commit_changes(db, [transitions.released(run, now, began=False) for run in runs])
+            now = from_us(await db.now())
+            await commit_changes(
+                db, [transitions.released(run, now, began=False) for run in runs], set()
+            )
         except (PyMongoError, MainspringError):
             return []  # their leases lapse, and they are rescued
         return runs

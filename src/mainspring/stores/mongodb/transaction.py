@@ -6,8 +6,9 @@ may run several times, each time on a new snapshot, so it must not keep state be
 A snapshot is what a majority of the servers has: with `w=majority`, unless the URL says otherwise,
 the commit waits for a majority of all that the transaction read and wrote, also when it wrote
 nothing. So an answer can rest on what was read.
+
 The server rolls back what nobody commits. If a client dies in a transaction, any other client makes
-the server do so after a few seconds (sessions.py).
+the server do so after a few seconds (`SessionPool`).
 
 docs/decisions/0016-mongodb-transactions.md says what runs in a transaction and why.
 """
@@ -25,7 +26,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, PyMongoError
 
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.mongodb.collections import SNAPSHOT, Database
+from mainspring.stores.mongodb.database import SNAPSHOT, Database
 from mainspring.stores.mongodb.errors import (
     INTERRUPTED,
     WRITE_CONFLICT,
@@ -41,8 +42,6 @@ RETRY_FOR = 8.0
 the session of a dead client."""
 TRIES = 200
 LONGEST_PAUSE = 0.1
-MOST_COMMIT_TRIES = 3
-"""How often a commit is sent whose result is unknown. The driver sends each of them twice."""
 
 
 class WriteConflict(Exception):
@@ -80,36 +79,32 @@ async def run_once(db: Database, work: Work[T]) -> T:
     again."""
     try:
         async with db.sessions.session() as session:
-            return await _run(db, session, work)
+            try:
+                await session.start_transaction(
+                    read_concern=SNAPSHOT, read_preference=ReadPreference.PRIMARY
+                )
+                result = await work(replace(db, session=session))
+                await _commit(session)
+            except OperationFailure as error:
+                if _is_conflict(error):
+                    raise WriteConflict from error
+                raise
+            return result
     except WriteConflict:
         await db.sessions.resolve_conflict()
         raise
 
 
-async def _run(db: Database, session: AsyncClientSession, work: Work[T]) -> T:
-    try:
-        await session.start_transaction(
-            read_concern=SNAPSHOT, read_preference=ReadPreference.PRIMARY
-        )
-        answer = await work(replace(db, session=session))
-        await _commit(session)
-    except OperationFailure as error:
-        if _is_conflict(error):
-            raise WriteConflict from error
-        raise
-    return answer
-
-
 async def _commit(session: AsyncClientSession) -> None:
-    for tries in range(1, MOST_COMMIT_TRIES + 1):
-        try:
-            await session.commit_transaction()
-            return
-        except PyMongoError as error:
-            unknown = error.has_error_label("UnknownTransactionCommitResult")
-            unknown = unknown or error_code(error) == INTERRUPTED
-            if not unknown or error.timeout or tries == MOST_COMMIT_TRIES:
-                raise
+    """Commit. The driver sends a commit again whose response is lost, as long as `timeoutMS`
+    allows."""
+    try:
+        await session.commit_transaction()
+    except OperationFailure as error:
+        if error_code(error) != INTERRUPTED:
+            raise
+        # Another client has ended the session, perhaps after the commit: the server knows.
+        await session.commit_transaction()
 
 
 def _is_conflict(error: OperationFailure) -> bool:

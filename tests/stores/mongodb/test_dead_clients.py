@@ -16,11 +16,12 @@ from pymongo import MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import AutoReconnect, NetworkTimeout
 
+from mainspring.core import transitions
 from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.policy import Overlap, Policy
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.mongodb import MongoStore, schema, sessions
-from mainspring.stores.mongodb.collections import Database
+from mainspring.stores.mongodb import MongoStore, database, schema
+from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.transaction import in_transaction
 from mainspring.stores.protocol import Claim, Firing, JobQuery, RunQuery
 from mainspring.testing.store_calls import claim_runs, put_job
@@ -102,7 +103,7 @@ async def claim_soon(store: MongoStore, name: str) -> bool:
 _OTHER_CLIENT = """
 import asyncio, json, os, signal, sys
 from mainspring.stores.mongodb import MongoStore, transaction
-from tests.stores.mongodb.test_sessions import add, claim, fire
+from tests.stores.mongodb.test_dead_clients import add, claim, fire
 
 commit, arrived, resumed = transaction._commit, [], asyncio.Event()
 
@@ -183,25 +184,28 @@ async def test_maintain_unlocks_what_a_dead_client_has_locked_for_writes_without
         async with other_client(url, "SIGKILL") as other:
             other.kill()
         async with asyncio.timeout(LESS_THAN_THE_SERVERS_LIMIT):
-            paused = asyncio.create_task(pause(store, await due_job(store)))
-            while not paused.done():
+            cancelled = asyncio.create_task(cancel_pending(store))
+            while not cancelled.done():
                 await sweeping.maintain(None, 100)
                 await asyncio.sleep(0.2)
-        assert await paused
+        assert await cancelled == [True, True]
 
 
-async def pause(store: MongoStore, job: Job) -> bool:
+async def cancel_pending(store: MongoStore) -> list[bool]:
+    """Cancel both runs of the limited job. The other client has claimed one of them."""
+    now = await store.now()
+    runs = (await store.find(RunQuery(job="limited"))).items
     while True:
         try:
-            return await put_job(store, replace(job, enabled=False))
+            return await store.commit([transitions.cancelled(run, now, "no") for run in runs])
         except StoreUnavailable:
             await asyncio.sleep(0.1)
 
 
 @pytest.fixture
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "RENEW_EVERY", 0.1)
-    monkeypatch.setattr(sessions, "DEAD_AFTER", 1.0)
+    monkeypatch.setattr(database, "RENEW_EVERY", 0.1)
+    monkeypatch.setattr(database, "DEAD_AFTER", 1.0)
 
 
 async def note_session(db: Database) -> Any:
@@ -275,7 +279,9 @@ async def test_a_session_whose_connection_failed_is_not_used_again_and_is_ended(
     assert used[0] not in used[1:]
 
 
-async def test_sessions_are_used_again_and_registered_no_more_often_than_needed(url: str) -> None:
+async def test_sessions_are_used_again_and_registered_no_more_often_than_needed(
+    url: str,
+) -> None:
     async with opened(url) as store:
         for n in range(20):
             assert await add(store, f"r{n}") is (n == 0)
