@@ -23,8 +23,8 @@ from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
 from mainspring.testing.conformance.claim import LimitTests, RenewTests
 from mainspring.testing.conformance.commit import RescueTests
-from mainspring.testing.conformance.election import ElectionTests
-from mainspring.testing.conformance.names import NameTests
+from mainspring.testing.conformance.notes import ElectionTests
+from mainspring.testing.conformance.round_trip import NameTests
 from tests.support.mongodb.store import SharedDatabase, shared_database
 from tests.support.servers.server import Document
 

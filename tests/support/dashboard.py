@@ -1,6 +1,7 @@
 """A dashboard on a real port, and a real browser that looks at it (Playwright with Chromium).
 
-One Chromium serves all tests of a process; each test connects to it and has windows of its own.
+One Chromium serves all tests of a process, which share one loop and one connection to it; each test
+has windows of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import uvicorn
 from playwright.async_api import Browser, ConsoleMessage, Page, async_playwright, expect
 from starlette.applications import Starlette
@@ -67,7 +69,7 @@ async def served(
                 await made.stop(graceful=False)  # some handlers of the samples run for ever
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def dashboard() -> AsyncIterator[Dashboard]:
     """A dashboard on a memory store with the jobs of `sample_scheduler`, without keys."""
     async with served() as made:
@@ -103,7 +105,7 @@ def _wait_for_port(process: subprocess.Popen[bytes], told: Path) -> int:
     raise AssertionError("Chromium did not start in time")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(chromium_port: int) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         where = f"http://127.0.0.1:{chromium_port}"
@@ -112,7 +114,7 @@ async def browser(chromium_port: int) -> AsyncIterator[Browser]:
         await made.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def page(browser: Browser) -> AsyncIterator[Page]:
     """A page in a window of its own. The test fails if a script fails or the policy of a page
     forbids something."""

@@ -9,13 +9,7 @@ import pytest
 from mainspring.core.model import Note, replace
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import (
-    FaultyStore,
-    RandomFaults,
-    ScriptedFaults,
-    VirtualClock,
-    run_virtual,
-)
+from mainspring.testing import FaultyStore, RandomFaults, ScriptedFaults, VirtualClock, run_virtual
 from mainspring.testing.store_calls import put_note
 
 

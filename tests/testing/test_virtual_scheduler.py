@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from mainspring import Event, GiveUp, RunContext, Scheduler, State
+from mainspring.engine.uptime import read_uptime
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
@@ -564,6 +565,16 @@ async def test_the_history_of_a_year_is_kept_unless_a_job_says_otherwise() -> No
         await test.tick("366d")
         test.assert_succeeded(monthly, times=12)
         test.assert_succeeded(pruned, times=2)
+
+
+async def test_time_that_a_tick_leaps_over_is_no_downtime_of_the_worker() -> None:
+    scheduler = Scheduler("memory://")
+    scheduler.add_handler("work", lambda: None)
+    async with TestScheduler(scheduler) as test:
+        await scheduler.add_job("hourly", handler="work", schedule="1h")
+        await test.tick("3h")
+        uptime = await read_uptime(scheduler.store)
+        assert uptime is None or uptime.downtimes == ()
 
 
 async def test_what_is_around_an_attempt_is_around_it_in_a_test_too() -> None:

@@ -23,16 +23,7 @@ from typing import Any
 from msgspec import Struct
 
 from mainspring.core.context import RunContext
-from mainspring.core.model import (
-    Attempt,
-    Job,
-    Outcome,
-    Run,
-    Source,
-    State,
-    replace,
-    slot_run_id,
-)
+from mainspring.core.model import Attempt, Job, Outcome, Run, Source, State, replace, slot_run_id
 from mainspring.core.plurals import plural
 from mainspring.core.policy import Breaker
 from mainspring.engine.live_workers import LiveWorker

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mainspring.testing.conformance import StoreConformance
-    from mainspring.testing.fake_clock import FakeClock
     from mainspring.testing.fault_injection import (
         FaultPlan,
         FaultyStore,
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
         RandomFaults,
         ScriptedFaults,
     )
-    from mainspring.testing.run_context import make_context
+    from mainspring.testing.stubs import SentRequest, WebhookStub, make_context
     from mainspring.testing.virtual_scheduler import BlockingTestScheduler, TestScheduler
     from mainspring.testing.virtual_time import (
         Deadlock,
+        FakeClock,
         SimulationLimit,
         VirtualClock,
         VirtualLoop,
         run_virtual,
     )
-    from mainspring.testing.webhook_stub import SentRequest, WebhookStub
 
 __all__ = [
     "BlockingTestScheduler",
@@ -59,14 +58,14 @@ __all__ = [
 
 _MODULES = {
     "conformance": ("StoreConformance",),
-    "fake_clock": ("FakeClock",),
     "fault_injection": (
         *("FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"),
     ),
-    "run_context": ("make_context",),
+    "stubs": ("SentRequest", "WebhookStub", "make_context"),
     "virtual_scheduler": ("BlockingTestScheduler", "TestScheduler"),
-    "virtual_time": ("Deadlock", "SimulationLimit", "VirtualClock", "VirtualLoop", "run_virtual"),
-    "webhook_stub": ("SentRequest", "WebhookStub"),
+    "virtual_time": (
+        *("Deadlock", "FakeClock", "SimulationLimit", "VirtualClock", "VirtualLoop", "run_virtual"),
+    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

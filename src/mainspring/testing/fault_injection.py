@@ -37,8 +37,6 @@ from mainspring.stores.protocol import (
     Transaction,
 )
 
-__all__ = ["FaultPlan", "FaultyStore", "Injection", "RandomFaults", "ScriptedFaults"]
-
 T = TypeVar("T")
 
 Error = Literal["before", "after", "outage"]

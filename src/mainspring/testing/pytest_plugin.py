@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
     from mainspring.testing.virtual_scheduler import TestScheduler
 
-__all__ = ["mainspring_scheduler", "mainspring_test"]
-
 MARKER = (
     "mainspring(start=…, resources=…, thread_timeout=…): options of the TestScheduler that the"
     " fixture mainspring_test gives"

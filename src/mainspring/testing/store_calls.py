@@ -8,17 +8,6 @@ from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run
 from mainspring.stores.protocol import Claim, JobWrite, NoteWrite, RunQuery, Store
 
-__all__ = [
-    "add_jobs",
-    "claim_runs",
-    "drop_job",
-    "drop_note",
-    "drop_runs",
-    "get_runs",
-    "put_job",
-    "put_note",
-]
-
 
 async def put_job(store: Store, job: Job) -> bool:
     [done] = await store.put_jobs([JobWrite.put(job)])

@@ -17,8 +17,6 @@ from weakref import WeakKeyDictionary
 
 from mainspring.engine.executors.threads import ThreadExecutor
 
-__all__ = ["RUN", "TickLoop"]
-
 T = TypeVar("T")
 
 RUN: ContextVar[str | None] = ContextVar("mainspring_test_run", default=None)

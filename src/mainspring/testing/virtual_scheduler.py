@@ -12,6 +12,7 @@ import asyncio
 import copy
 import difflib
 import random
+import textwrap
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from functools import cached_property
 from typing import Any, Self, TypeVar, Unpack
 from zoneinfo import ZoneInfo
 
+from mainspring.core import note_kinds
 from mainspring.core.codec import decode
 from mainspring.core.context import ProcessResources, RunContext
 from mainspring.core.durations import duration, humanize
@@ -34,14 +36,11 @@ from mainspring.scheduler.blocking import refuse_running_loop
 from mainspring.scheduler.queries import state_set
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.memory.records import copy_for_caller
-from mainspring.stores.protocol import Claim, Claimed
-from mainspring.testing.run_report import describe_runs, short_time
+from mainspring.stores.protocol import Claim, Claimed, NoteWrite
+from mainspring.testing.stubs import WebhookStub
 from mainspring.testing.tick_loop import RUN, TickLoop
-from mainspring.testing.webhook_stub import WebhookStub
 from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.service import Webhooks
-
-__all__ = ["BlockingTestScheduler", "TestScheduler"]
 
 T = TypeVar("T")
 
@@ -636,6 +635,16 @@ class TestStore(MemoryStore):
         self.changes += sum(done)
         return done
 
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        """Records no downtimes: time leaps, and a worker that is silent meanwhile was not down."""
+        if all(write.kind == note_kinds.UPTIME for write in writes):
+            return [None] * len(writes)
+        return await super().put_notes(writes)
+
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        """Does nothing: all runs are kept, and a search for old ones would read them all."""
+        return 0
+
     def all_runs(self) -> list[Run]:
         with self._guard:
             return [copy_for_caller(run) for run in self._runs.values()]
@@ -775,3 +784,60 @@ def _moment(given: datetime | str, timezone: str, field: str) -> datetime:
 
 async def _nothing(*_: object, **__: object) -> None:
     """In place of start and stop, while a test has the scheduler."""
+
+
+MOST_RUNS = 20
+"""Runs that are shown; of more, the newest."""
+
+
+def describe_runs(now: datetime, jobs: Sequence[Job], runs: Sequence[Run]) -> str:
+    """The runs, oldest first, and of jobs without runs when they would run."""
+    lines = [f"At {short_time(now)} there {_are(len(runs), 'run')}:"]
+    if len(runs) > MOST_RUNS:
+        lines.append(f"  … {len(runs) - MOST_RUNS} earlier ones")
+    for run in runs[-MOST_RUNS:]:
+        lines += _run_lines(run)
+    ran = {run.job_id for run in runs}
+    lines += [_job_line(job) for job in jobs if job.id not in ran]
+    return "\n".join(lines)
+
+
+def short_time(moment: datetime) -> str:
+    """A time in UTC without what is zero at its end."""
+    text = moment.strftime("%Y-%m-%d %H:%M:%S")
+    more = f".{moment.microsecond:06}".rstrip("0") if moment.microsecond else ""
+    return f"{text}{more} UTC"
+
+
+def _run_lines(run: Run) -> list[str]:
+    facts = [f"for {short_time(run.scheduled_at)}"]
+    if run.attempt:
+        facts.append(f"{run.attempt} attempt{'s' if run.attempt > 1 else ''}")
+    if not run.finished and run.run_at > run.scheduled_at:
+        facts.append(f"due {'again ' if run.attempt else ''}at {short_time(run.run_at)}")
+    if run.reason:
+        facts.append(run.reason)
+    if run.payload is not None:
+        facts.append(f"payload {run.payload!r}"[:200])
+    lines = [f"  {run.job_id} {run.state}: {', '.join(facts)}"]
+    failed = [attempt for attempt in run.attempts if attempt.error]
+    if failed and run.state != "succeeded":
+        text = failed[-1].traceback or failed[-1].error or ""
+        lines.append(textwrap.indent(text.rstrip(), "    "))
+    elif run.error:
+        lines.append(f"    {run.error}")
+    return lines
+
+
+def _job_line(job: Job) -> str:
+    if not job.enabled:
+        return f"  {job.id} has no run: it is paused"
+    if job.next_run_at is None and job.policy.after:
+        return f"  {job.id} has no run: it runs after {', '.join(job.policy.after)}"
+    if job.next_run_at is None:
+        return f"  {job.id} has no run: it has no schedule, so it runs when it is enqueued"
+    return f"  {job.id} has no run: its next slot is at {short_time(job.next_run_at)}"
+
+
+def _are(count: int, noun: str) -> str:
+    return f"is 1 {noun}" if count == 1 else f"are {count or 'no'} {noun}s"

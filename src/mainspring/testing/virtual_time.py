@@ -1,9 +1,10 @@
-"""asyncio on virtual time: hours pass in milliseconds, and a seed replays them exactly.
+"""Time for tests: a clock that stands still until it is moved, and asyncio on virtual time.
 
-The loop never sleeps: when nothing is ready it jumps to its next timer. What is ready at the
-same moment runs in an order drawn from the seed, so many seeds try many interleavings and a
-failing one can be run again. There is no I/O and no thread: `run_in_executor` (and with it
-`asyncio.to_thread`) calls its function on the loop.
+On the virtual loop hours pass in milliseconds, and a seed replays them exactly. The loop never
+sleeps: when nothing is ready it jumps to its next timer. What is ready at the same moment runs in
+an order drawn from the seed, so many seeds try many interleavings and a failing one can be run
+again. There is no I/O and no thread: `run_in_executor` (and with it `asyncio.to_thread`) calls its
+function on the loop.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import random
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
-
-__all__ = ["Deadlock", "SimulationLimit", "VirtualClock", "VirtualLoop", "run_virtual"]
 
 T = TypeVar("T")
 
@@ -232,3 +231,47 @@ class VirtualClock:
     def monotonic(self) -> float:
         loop = self._loop or asyncio.get_running_loop()
         return loop.time() * self.rate
+
+
+class FakeClock:
+    """A clock that stands still until it is moved.
+
+    Wall time may be set anywhere, back as well, as an operator or NTP would; monotonic time
+    follows it forward and never steps back.
+    """
+
+    def __init__(self, start: datetime = _EPOCH) -> None:
+        self._now = _aware(start)
+        self._monotonic = 0.0
+
+    def now(self) -> datetime:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, by: float | timedelta) -> datetime:
+        """Let seconds (or a timedelta) pass; the new time."""
+        span = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        if span < timedelta():
+            raise ValueError(f"time passes forwards only, not by {by!r}; set() moves the wall back")
+        self._now += span
+        self._monotonic += span.total_seconds()
+        return self._now
+
+    def set(self, to: datetime) -> None:
+        """Move the wall clock; monotonic time goes along forward, and stands still otherwise."""
+        to = _aware(to)
+        self._monotonic += max(0.0, (to - self._now).total_seconds())
+        self._now = to
+
+    def step(self, by: float | timedelta) -> datetime:
+        """Move the wall clock alone, back or forward, as an operator or NTP does; the new time."""
+        self._now += by if isinstance(by, timedelta) else timedelta(seconds=by)
+        return self._now
+
+
+def _aware(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError(f"a clock's time has a time zone, unlike {moment!r}")
+    return moment.astimezone(UTC)

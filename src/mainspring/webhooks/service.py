@@ -24,12 +24,7 @@ from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 from mainspring.webhooks import definition
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.redaction import MASK, SecretRedactor
-from mainspring.webhooks.request import (
-    AttemptFacts,
-    PreparedRequest,
-    RequestTemplate,
-    prepare,
-)
+from mainspring.webhooks.request import AttemptFacts, PreparedRequest, RequestTemplate, prepare
 from mainspring.webhooks.vault import (
     VARIABLE,
     Vault,

@@ -218,7 +218,7 @@ class MemoryStore:
     async def counts(
         self, since: datetime | None = None, jobs: frozenset[str] | None = None
     ) -> Counts:
-        return self._counters.counts(self._runs.values(), self._now(), since, jobs)
+        return self._counters.counts(self._runs.live.values(), self._now(), since, jobs)
 
     @_atomic
     async def maintain(self, before: datetime | None, limit: int) -> int:

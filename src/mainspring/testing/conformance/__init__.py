@@ -19,11 +19,8 @@ from mainspring.testing.conformance.add import AddTests, OpenTests
 from mainspring.testing.conformance.claim import ClaimTests, LimitTests, RenewTests
 from mainspring.testing.conformance.clock_steps import ClockStepTests
 from mainspring.testing.conformance.commit import CommitTests, RescueTests, ReviveTests
-from mainspring.testing.conformance.election import ElectionTests, WaitTests
-from mainspring.testing.conformance.job_lists import JobListTests
-from mainspring.testing.conformance.jobs import FireTests, JobBatchTests, JobTests
-from mainspring.testing.conformance.names import NameTests
-from mainspring.testing.conformance.notes import NoteTests
+from mainspring.testing.conformance.jobs import FireTests, JobBatchTests, JobListTests, JobTests
+from mainspring.testing.conformance.notes import ElectionTests, NoteTests, WaitTests
 from mainspring.testing.conformance.queries import (
     BriefTests,
     CountTests,
@@ -33,7 +30,7 @@ from mainspring.testing.conformance.queries import (
 )
 from mainspring.testing.conformance.races import RaceTests
 from mainspring.testing.conformance.rates import RateTests
-from mainspring.testing.conformance.round_trip import RoundTripTests
+from mainspring.testing.conformance.round_trip import NameTests, RoundTripTests
 from mainspring.testing.conformance.statistics import StatisticsTests
 from mainspring.testing.conformance.transactions import TransactionTests
 from mainspring.testing.conformance.unreadable import UnreadableTests

@@ -9,17 +9,11 @@ from datetime import timedelta
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    Run,
-    State,
-    replace,
-)
+from mainspring.core.model import Run, State, replace
 from mainspring.errors import InvalidPayload, StoreError
 from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
-
-__all__ = ["AddTests", "OpenTests"]
 
 
 class OpenTests(Suite):
@@ -77,8 +71,10 @@ class AddTests(Suite):
         assert (added.run, added.duplicate) == (run, False)
         assert await self.one(store) == run
 
-    async def test_adding_an_empty_list_returns_an_empty_list(self, store: Store) -> None:
-        assert await store.add([]) == []
+    async def test_an_empty_list_gives_an_empty_list(self, store: Store) -> None:
+        for call in (store.add, store.commit, store.put_jobs, store.put_notes, store.fire):
+            assert await call([]) == []
+        assert await store.renew([], self.ticks(30)) == []
 
     async def test_answers_come_in_the_order_of_the_runs(self, store: Store) -> None:
         ids = ["c", "a", "b"]

@@ -17,14 +17,7 @@ from typing import Any
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    Job,
-    Run,
-    Source,
-    State,
-    replace,
-    slot_run_id,
-)
+from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
 from mainspring.core.policy import Overlap, Policy
 from mainspring.stores.protocol import (
     Claim,
@@ -36,10 +29,8 @@ from mainspring.stores.protocol import (
     RunQuery,
     Store,
 )
-from mainspring.testing.fake_clock import FakeClock
 from mainspring.testing.store_calls import drop_job, get_runs, put_job
-
-__all__ = ["Repair", "Suite"]
+from mainspring.testing.virtual_time import FakeClock
 
 Repair = Callable[[], Awaitable[None]]
 """Puts back what a test has damaged."""

@@ -8,18 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    Progress,
-    Run,
-    State,
-    replace,
-)
+from mainspring.core.model import Progress, Run, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.stores.protocol import Claim, Held, JobQuery, Renewed, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, get_runs
-
-__all__ = ["ClaimTests", "LimitTests", "RenewTests"]
 
 
 class ClaimTests(Suite):
@@ -567,9 +560,6 @@ class RenewTests(Suite):
         for progress in (Progress(1), Progress(2.5, 10, "half ☃"), Progress(0, None, "")):
             await store.renew([Held(run.id, run.token, progress)], self.ticks(30))
             assert (await self.one(store)).progress == progress
-
-    async def test_renewing_an_empty_list_returns_an_empty_list(self, store: Store) -> None:
-        assert await store.renew([], self.ticks(30)) == []
 
     async def test_a_thousand_leases_in_one_call(self, store: Store) -> None:
         await store.add([self.run(f"r{n}") for n in range(1000)])

@@ -12,8 +12,6 @@ from mainspring.stores.election import elect
 from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 
-__all__ = ["ClockStepTests"]
-
 HOUR = timedelta(hours=1)
 STEPS = pytest.mark.parametrize("step", [HOUR, -HOUR], ids=["forward", "back"])
 
@@ -92,27 +90,17 @@ class ClockStepTests(Suite):
         assert second > first
 
     @STEPS
-    async def test_a_retry_delay_keeps_its_length_when_the_clock_is_set(
-        self, store: Store, step: timedelta
+    @pytest.mark.parametrize("kind", ["retry", "snooze"])
+    async def test_the_wait_of_a_run_keeps_its_length_when_the_clock_is_set(
+        self, store: Store, step: timedelta, kind: str
     ) -> None:
-        run = await self.running(store)
-        failure = transitions.Failure("no")
-        again = transitions.retrying(run, await store.now(), failure, self.at(10))
-        assert await store.commit([again]) == [True]
-        other = await self.set_clock(store, step)
-        assert await self.claim_ids(other) == []
-        await self.pass_ticks(9)
-        assert await self.claim_ids(store) == []
-        await self.pass_ticks(2)
-        assert await self.claim_ids(other) == ["run"]
-
-    @STEPS
-    async def test_a_snooze_keeps_its_length_when_the_clock_is_set(
-        self, store: Store, step: timedelta
-    ) -> None:
-        run = await self.running(store)
-        snooze = transitions.snoozed(run, await store.now(), self.at(10), "not now")
-        assert await store.commit([snooze]) == [True]
+        run, now = await self.running(store), await store.now()
+        change = (
+            transitions.retrying(run, now, transitions.Failure("no"), self.at(10))
+            if kind == "retry"
+            else transitions.snoozed(run, now, self.at(10), "not now")
+        )
+        assert await store.commit([change]) == [True]
         other = await self.set_clock(store, step)
         assert await self.claim_ids(other) == []
         await self.pass_ticks(9)

@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    Outcome,
-    Run,
-    State,
-    replace,
-)
+from mainspring.core.model import Outcome, Run, State, replace
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change, Failure
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
-
-__all__ = ["CommitTests", "RescueTests", "ReviveTests"]
 
 
 class CommitTests(Suite):
@@ -247,9 +240,6 @@ class CommitTests(Suite):
             transitions.cancelled(run, self.start, "asked"),
         ]
         assert await store.commit(changes) == [True, False, True]
-
-    async def test_committing_an_empty_list_returns_an_empty_list(self, store: Store) -> None:
-        assert await store.commit([]) == []
 
     async def test_a_thousand_changes_in_one_call(self, store: Store) -> None:
         await store.add([self.run(f"r{n}") for n in range(1000)])

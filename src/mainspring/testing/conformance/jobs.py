@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    Source,
-    State,
-    replace,
-    slot_run_id,
-)
+from mainspring.core.model import Job, Page, Source, State, replace, slot_run_id
 from mainspring.core.policy import Overlap, Policy
-from mainspring.stores import protocol as protocol
-from mainspring.stores.protocol import JobQuery, JobWrite, Store
+from mainspring.stores.protocol import Fired, Firing, JobQuery, JobWrite, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import add_jobs, drop_job, get_runs, put_job
-
-__all__ = ["FireTests", "JobBatchTests", "JobTests"]
 
 
 class JobBatchTests(Suite):
@@ -71,16 +63,6 @@ class JobBatchTests(Suite):
         assert await store.put_jobs(writes) == [True, True, False, True, True, True]
         assert (await self.read_job(store, "a")).description == "anew"
         assert await self._versions(store) == {"a": first, "b": first}
-
-    async def test_jobs_from_another_store_keep_their_versions(self, store: Store) -> None:
-        here = self.job("a")
-        assert await store.put_jobs([JobWrite.put(here)]) == [True]
-        given = [self.job(name, version=7) for name in ("a", "b")]
-        assert await store.put_jobs([JobWrite.add(job) for job in given]) == [False, True]
-        assert await self._versions(store) == {"a": here.next_version(), "b": 7}
-
-    async def test_writing_no_jobs_returns_an_empty_list(self, store: Store) -> None:
-        assert await store.put_jobs([]) == []
 
     async def test_many_jobs_are_written_in_one_call(self, store: Store) -> None:
         jobs = [self.job(f"j{n:04}") for n in range(300)]
@@ -274,7 +256,7 @@ class FireTests(Suite):
     async def test_a_slot_fires_once(self, store: Store) -> None:
         job = await self.put(store)
         assert (await self.fire(store, job, self.start)).done is True
-        assert await self.fire(store, job, self.start) == protocol.Fired(False)
+        assert await self.fire(store, job, self.start) == Fired(False)
         assert len(await self.all_ids(store)) == 1
         assert (await self.read_job(store)).version == job.version + 1
 
@@ -436,7 +418,7 @@ class FireTests(Suite):
         follower = self.run(
             "follower", job_id="next", state=State.WAITING, after=(busy.id, free.id)
         )
-        firing = protocol.Firing(
+        firing = Firing(
             job_id=job.id,
             version=job.version,
             runs=(busy, free, follower),
@@ -458,7 +440,7 @@ class FireTests(Suite):
         skipped = overlap is Overlap.SKIP
         assert fired.runs[2].after == ((free.id,) if skipped else (busy.id, free.id))
         ids = frozenset({earlier.id, busy.id, free.id, follower.id})
-        stored = {run.id: run for run in (await store.find(protocol.RunQuery(ids=ids))).items}
+        stored = {run.id: run for run in (await store.find(RunQuery(ids=ids))).items}
         assert [stored[run.id] for run in fired.runs] == list(fired.runs)
         replaced = overlap is Overlap.REPLACE
         assert stored[earlier.id].state is (State.CANCELLED if replaced else State.PENDING)
@@ -499,60 +481,36 @@ class FireTests(Suite):
         [slot] = (await self.fire(store, job, self.start)).runs
         assert slot.state is State.PENDING
 
-    async def test_two_slots_of_one_call_overlap(self, store: Store) -> None:
-        """Two slots of one job are caught up in one call: the second overlaps the first."""
-        job = await self.put(store)
-        firings = [
-            protocol.Firing(
-                job_id="job",
-                version=job.version + n,
-                runs=(self.slot(self.at(-60 * (2 - n))),),
-                overlap=Overlap.SKIP,
-                next_run_at=self.at(-60 * (1 - n)),
-                last_run_at=self.at(-60 * (2 - n)),
-            )
-            for n in range(2)
+    def two_firings(self, job: Job, overlap: str) -> list[Firing]:
+        """Two slots of one job that are caught up in one call."""
+        slots = self.at(-120), self.at(-60)
+        return [
+            self.firing(replace(job, version=job.version + n), slot, overlap)
+            for n, slot in enumerate(slots)
         ]
-        first, second = await store.fire(firings)
+
+    async def test_two_slots_of_one_call_overlap(self, store: Store) -> None:
+        """The second overlaps the first."""
+        job = await self.put(store)
+        first, second = await store.fire(self.two_firings(job, "skip"))
         assert (first.done, first.runs[0].state) == (True, State.PENDING)
         assert (second.done, second.runs[0].reason) == (True, "overlap")
 
     async def test_a_refused_firing_refuses_later_firings_of_its_job(self, store: Store) -> None:
         """An edit before the call may give the job the version that the second firing expects."""
         job = await self.put(store)
-        firings = [
-            protocol.Firing(
-                job_id="job",
-                version=job.version + n,
-                runs=(self.slot(self.at(-60 * (2 - n))),),
-                overlap=Overlap.ALLOW,
-                next_run_at=self.at(-60 * (1 - n)),
-                last_run_at=self.at(-60 * (2 - n)),
-            )
-            for n in range(2)
-        ]
+        firings = self.two_firings(job, "allow")
         assert await put_job(store, job)
-        assert [one.done for one in await store.fire(firings)] == [False, False]
+        assert [fired.done for fired in await store.fire(firings)] == [False, False]
         assert (await self.read_job(store)).next_run_at == job.next_run_at
 
     async def test_firings_of_different_jobs_are_independent(self, store: Store) -> None:
         jobs = [await self.put(store, name) for name in ("a", "b", "c")]
         await drop_job(store, "b")
-        firings = [
-            protocol.Firing(
-                job_id=job.id,
-                version=job.version,
-                runs=(self.slot(self.start, job.id),),
-                overlap=Overlap.SKIP,
-                next_run_at=None,
-                last_run_at=self.start,
-            )
-            for job in jobs
-        ]
+        firings = [replace(self.firing(job, self.start, "skip"), next_run_at=None) for job in jobs]
         assert [fired.done for fired in await store.fire(firings)] == [True, False, True]
         assert len(await self.all_ids(store)) == 2
         assert (await self.read_job(store, "a")).next_run_at is None
-        assert await store.fire([]) == []
 
     async def test_dependents_of_a_slot_are_added_waiting(self, store: Store) -> None:
         job = await self.put(store)
@@ -573,7 +531,7 @@ class FireTests(Suite):
         record = self.slot(
             self.start, state=State.SKIPPED, finished_at=self.start, reason="misfire"
         )
-        firing = protocol.Firing(
+        firing = Firing(
             job_id="job",
             version=job.version,
             runs=(record,),
@@ -585,3 +543,86 @@ class FireTests(Suite):
         assert fired.runs == (record,)
         old = await self.one(store, slot_run_id("job", self.at(-60)))
         assert old.cancel_requested is False
+
+
+class JobListTests(Suite):
+    async def listed(self, store: Store, **query: Any) -> tuple[list[str], int | None]:
+        page: Page[Any] = await store.jobs(JobQuery(**query))
+        return [job.id for job in page.items], page.total
+
+    async def test_jobs_are_listed_by_page_number_with_their_total(self, store: Store) -> None:
+        for name in ("c", "a", "e", "b", "d"):
+            await put_job(store, self.job(name))
+        assert await self.listed(store) == (["a", "b", "c", "d", "e"], None)
+        pages = [
+            await self.listed(store, offset=offset, limit=2, with_total=True)
+            for offset in (0, 2, 4, 6)
+        ]
+        assert pages == [(["a", "b"], 5), (["c", "d"], 5), (["e"], 5), ([], 5)]
+
+    async def test_jobs_are_listed_by_whether_they_are_enabled(self, store: Store) -> None:
+        for name in ("a", "b", "c"):
+            await put_job(store, self.job(name, enabled=name != "b"))
+        assert await self.listed(store, enabled=True, with_total=True) == (["a", "c"], 2)
+        assert await self.listed(store, enabled=False, with_total=True) == (["b"], 1)
+
+    async def test_jobs_are_found_by_part_of_the_id_or_the_description(self, store: Store) -> None:
+        await put_job(store, self.job("Mail.daily", description="Sends (all) letters"))
+        await put_job(store, self.job("report", description="100% of the DAILY ärger"))
+        await put_job(store, self.job("other"))
+        assert await self.listed(store, text="daily", with_total=True) == (
+            ["Mail.daily", "report"],
+            2,
+        )
+        assert (await self.listed(store, text="(ALL)"))[0] == ["Mail.daily"]
+        assert (await self.listed(store, text="100%"))[0] == ["report"]
+        assert (await self.listed(store, text="ÄRGER"))[0] == ["report"]
+        assert (await self.listed(store, text=".*"))[0] == []
+        assert (await self.listed(store, text="daily", tag="none", with_total=True)) == ([], 0)
+
+    async def test_jobs_are_listed_by_queue(self, store: Store) -> None:
+        for name, queue in (("a", "default"), ("b", "mail"), ("c", "mail.more"), ("d", 'q"\\ü:')):
+            policy = Policy.make(queue=queue, concurrency=1, concurrency_key='"queue": "none"')
+            await put_job(store, self.job(name, policy=policy))
+        assert await self.listed(store, queue="mail", with_total=True) == (["b"], 1)
+        assert (await self.listed(store, queue="default"))[0] == ["a"]
+        assert (await self.listed(store, queue='q"\\ü:'))[0] == ["d"]
+        assert await self.listed(store, queue="none", with_total=True) == ([], 0)
+        assert (await self.listed(store, queue="mail", text="B", enabled=True))[0] == ["b"]
+
+    async def test_jobs_are_listed_in_another_order(self, store: Store) -> None:
+        """Those without a value come last, those with equal values by id, both ways."""
+        for name, at in (("a", 2), ("b", None), ("c", 1), ("d", None), ("e", 2)):
+            when = None if at is None else self.at(at)
+            moved = self.job(name, next_run_at=when, last_run_at=when, enabled=name != "e")
+            await put_job(store, moved)
+        for order in ("next_run_at", "last_run_at"):
+            assert (await self.listed(store, order=order))[0] == ["c", "a", "e", "b", "d"]
+            back = await self.listed(store, order=order, descending=True, with_total=True)
+            assert back == (["a", "e", "c", "b", "d"], 5)
+            pages = [
+                (await self.listed(store, order=order, descending=True, limit=2, offset=at))[0]
+                for at in (0, 2, 4, 6)
+            ]
+            assert pages == [["a", "e"], ["c", "b"], ["d"], []]
+        assert (await self.listed(store, descending=True))[0] == ["e", "d", "c", "b", "a"]
+        on = await self.listed(store, order="next_run_at", enabled=True, with_total=True)
+        assert on == (["c", "a", "b", "d"], 4)
+
+    async def test_jobs_are_listed_by_when_they_were_edited(self, store: Store) -> None:
+        for name, at in (("a", 2), ("b", 3), ("c", 1)):
+            await put_job(store, self.job(name, updated_at=self.at(at)))
+        assert (await self.listed(store, order="updated_at"))[0] == ["c", "a", "b"]
+        back = (await self.listed(store, order="updated_at", descending=True))[0]
+        assert back == ["b", "a", "c"]
+
+    async def test_only_a_list_by_id_has_a_cursor(self, store: Store) -> None:
+        for name in ("a", "b", "c"):
+            await put_job(store, self.job(name, next_run_at=self.at(1)))
+        assert (await store.jobs(JobQuery(limit=2))).cursor is not None
+        for query in (
+            JobQuery(limit=2, descending=True),
+            JobQuery(limit=2, order="next_run_at"),
+            JobQuery(limit=2, order="updated_at", descending=True),
+        ):
+            assert (await store.jobs(query)).cursor is None

@@ -18,8 +18,6 @@ from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_runs, get_runs, put_note
 
-__all__ = ["CountTests", "FindTests", "PruneTests"]
-
 
 class FindTests(Suite):
     async def fill(self, store: Store, count: int, **fields: Any) -> list[str]:

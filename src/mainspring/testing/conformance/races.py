@@ -6,17 +6,12 @@ import asyncio
 from collections import Counter
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    State,
-    replace,
-)
+from mainspring.core.model import State, replace
 from mainspring.core.policy import Delivery
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import JobQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, put_job
-
-__all__ = ["RaceTests"]
 
 
 class RaceTests(Suite):

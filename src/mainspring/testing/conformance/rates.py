@@ -13,8 +13,6 @@ from mainspring.core.policy import Rate
 from mainspring.stores.protocol import Claim, Store
 from mainspring.testing.conformance.base import Suite
 
-__all__ = ["RateTests"]
-
 SPAN = 20
 """The span of the limits here, in ticks. A start makes room for another one SPAN ticks later, or a
 tick after that."""

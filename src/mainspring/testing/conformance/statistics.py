@@ -8,20 +8,11 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, Source, State, replace
-from mainspring.core.statistics import (
-    HOUR,
-    MINUTE,
-    PERIODS_KEPT,
-    WHOLE_STORE,
-    Totals,
-    period_start,
-)
+from mainspring.core.statistics import HOUR, MINUTE, PERIODS_KEPT, WHOLE_STORE, Totals, period_start
 from mainspring.core.transitions import Change, Failure
 from mainspring.stores.protocol import Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job
-
-__all__ = ["StatisticsTests"]
 
 
 class StatisticsTests(Suite):

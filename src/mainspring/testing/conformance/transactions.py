@@ -16,8 +16,6 @@ from mainspring.errors import InvalidPayload, TransactionAborted
 from mainspring.stores.protocol import Held, Store, Transaction
 from mainspring.testing.conformance.base import Suite
 
-__all__ = ["TransactionTests"]
-
 T = TypeVar("T")
 
 LIMIT = timedelta(seconds=20)

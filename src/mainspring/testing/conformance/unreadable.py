@@ -15,8 +15,6 @@ from mainspring.stores.protocol import Claim, Held, JobQuery, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_job, get_runs, put_job
 
-__all__ = ["UnreadableTests"]
-
 RUN_PARTS = ("payload", "result", "attempts", "progress", "after", "source")
 JOB_PARTS = ("schedule", "policy", "payload", "definition")
 
