@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mainspring.service.schemas.job import JobBody, JobUpdateBody
-from mainspring.service.schemas.preview import PreviewBody
+from mainspring.service.schemas.schedule import PreviewBody
 from tests.support.service import Api, make, working  # noqa: F401
 from tests.support.wrong_fields import WRONG, WRONG_IN_PREVIEW, fields_of, named, pairs, send
 

@@ -1,4 +1,4 @@
-"""Generators of API clients, fetched by package name into the tests' cache."""
+"""A generator of API clients, fetched by package name into the tests' cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers.binaries import Archive, check_members, download, unpack
-from tests.support.servers.cache import ServerUnavailable, cache, locked
+from tests.support.servers.cache import cache, locked
 
 OPENAPI_GENERATOR = Archive(
     package="openapi-generator-cli==7.26.0",
@@ -29,8 +29,6 @@ OPENAPI_GENERATOR = Archive(
         )
     },
 )
-PYTHON_CLIENT = "openapi-python-client==0.29.1"
-NODE_PACKAGES = ("openapi-typescript@7.13.0", "openapi-fetch@0.17.0", "typescript@5.9.3")
 
 
 def run(command: Sequence[str | Path], folder: Path, **environ: str) -> str:
@@ -64,32 +62,3 @@ def generator_jar() -> Path:
                 unpacked.rename(home)
         check_members(home, [OPENAPI_GENERATOR])
     return home / "openapi-generator.jar"
-
-
-def python_generator() -> Path:
-    """A folder to import `openapi_python_client` from."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return _installed("openapi-python-client-0.29.1", [*command, "--target", ".", PYTHON_CLIENT])
-
-
-def node_modules() -> Path:
-    npm = program("npm", "the TypeScript client")
-    command = [npm, "install", "--silent", "--no-save", *NODE_PACKAGES]
-    return _installed("openapi-typescript-7.13.0", command)
-
-
-def _installed(name: str, command: Sequence[str]) -> Path:
-    """The folder of that name in the cache; where it is missing, the command fills it."""
-    home = cache() / name
-    with locked(home.with_name(f"{name}.lock")):
-        if not home.exists():
-            with tempfile.TemporaryDirectory(dir=home.parent, prefix="fetching-") as made:
-                folder = Path(made) / "installed"
-                folder.mkdir()
-                done = subprocess.run(
-                    command, cwd=folder, capture_output=True, text=True, check=False
-                )
-                if done.returncode != 0:
-                    raise ServerUnavailable(f"{name} could not be fetched: {done.stderr[-2000:]}")
-                folder.rename(home)
-    return home

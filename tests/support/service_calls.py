@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mainspring.service.schemas.problem import CODES
+from mainspring.service.problems import CODES
 from tests.support.service import LONG, WEBHOOK, Api
 
 

@@ -472,7 +472,8 @@ class Policy:
         with a wrong option is not reported."""
         for conflict in CONFLICTS:
             if conflict.exists(self) and conflict.other not in wrong:
-                errors.add(InvalidInput(conflict.message, field=conflict.option))
+                message, subject = conflict.message, conflict.subject
+                errors.add(InvalidInput(message, subject=subject, field=conflict.option))
 
     def retries_error(self, names: Iterable[str]) -> bool:
         """Whether an error of these class names (its own and its bases') is worth a retry."""
@@ -531,6 +532,8 @@ class Conflict(NamedTuple):
     other: str
     exists: Callable[[Policy], bool]
     message: str
+    subject: str | None = None
+    """What the message is about, if it does not say it: the API has another name for it."""
 
 
 CONFLICTS = (
@@ -551,7 +554,8 @@ CONFLICTS = (
         "memory_limit",
         "isolation",
         lambda policy: policy.memory_limit is not None and policy.isolation != Isolation.PROCESS,
-        'memory_limit needs isolation="process": only a process has memory of its own',
+        'needs isolation="process": only a process has memory of its own',
+        subject="memory_limit",
     ),
     Conflict(
         "retries",

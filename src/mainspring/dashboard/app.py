@@ -21,7 +21,7 @@ from mainspring.dashboard.views import (
 from mainspring.dashboard.views.load import ForecastCache
 from mainspring.scheduler.client import Client
 from mainspring.service import app as service_app
-from mainspring.service.router import add_routes
+from mainspring.service.access import add_routes
 from mainspring.service.settings import MountedSettings, ServiceSettings
 
 VIEWS = (overview, jobs, job_form, runs, timeline, load, dead_letters, keys)

@@ -4,13 +4,13 @@
     connection_limits.py  limits connections that wait for a request
     app.py                makes the application; dependencies.py is what its routes share
     middleware.py         what holds for every request: host, origin, headers, the audit log
-    access.py             who may use a route, declared where the route is declared
+    access.py             routes: who may use one, declared where the route is
     admission.py          checks a request against that: key, scope, rate, body
-    api/                  `/api/v1`, by subject, the probes, `/metrics` and `/docs`
-    compat/               nine operations of another scheduler's API, mapped onto `/api/v1`
-    schemas/              the documents: each field declared once, for requests, answers and OpenAPI
+    api/                  `/api/v1`, by subject, the probes and `/metrics`
+    compat.py             nine operations of another scheduler's API, mapped onto `/api/v1`
+    schemas/              the documents: the class of each is what is described and what is sent
     problems.py           errors as RFC 9457 documents
-    openapi.py            the document at `/openapi.json`
+    openapi.py            `/openapi.json`, and the page at `/docs`
     api_keys.py           API keys, as notes in the store
     sessions.py           people who signed in with a key, by a cookie
     idempotency.py        `Idempotency-Key`: a repeated request creates nothing new
@@ -27,8 +27,6 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from mainspring.errors import InvalidInput, install_advice
-
-__all__ = ["require_server"]
 
 _NEEDED = ("fastapi", "uvicorn", "pydantic_settings", "prometheus_client", "jinja2")
 

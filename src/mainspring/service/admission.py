@@ -20,9 +20,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from mainspring.service.access import DRY_RUN, Access, CheckedRoute
+from mainspring.service.access import Access, CheckedRoute
 from mainspring.service.api_keys import Key
-from mainspring.service.dependencies import SAFE_METHODS, Service
+from mainspring.service.dependencies import DRY_RUN, SAFE_METHODS, Service
 from mainspring.service.middleware import host_name
 from mainspring.service.problems import ApiError, FieldError, local_path, too_many
 from mainspring.service.rate_limiter import RateLimiter

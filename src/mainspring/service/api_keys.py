@@ -12,7 +12,7 @@ import hmac
 import secrets
 from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from msgspec import Struct
 
@@ -21,9 +21,8 @@ from mainspring.core.clock import CarriedClock, Clock, SystemClock
 from mainspring.core.model import Note, Page
 from mainspring.errors import Conflict, InvalidInput, NotFound, StoreUnavailable
 
-__all__ = ["SCOPES", "ApiKeys", "Key", "NoteStore", "Scope"]
-
 Scope = Literal["read", "write", "admin"]
+KeyState = Literal["active", "expired", "revoked"]
 SCOPES: Mapping[str, int] = {"read": 0, "write": 1, "admin": 2}
 """Each scope includes those before it."""
 
@@ -60,7 +59,7 @@ class Key(Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    scope: str
+    scope: Scope
     hash: str
     created_at: datetime
     expires_at: datetime | None = None
@@ -69,7 +68,7 @@ class Key(Struct, frozen=True, kw_only=True):
     def usable(self, now: datetime) -> bool:
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
-    def state(self, now: datetime) -> str:
+    def state(self, now: datetime) -> KeyState:
         if self.revoked_at is not None:
             return "revoked"
         return "active" if self.usable(now) else "expired"
@@ -120,7 +119,7 @@ class ApiKeys:
         key = Key(
             id=secrets.token_hex(6),
             name=name,
-            scope=scope,
+            scope=cast(Scope, scope),
             hash=_hash(secret),
             created_at=now,
             expires_at=None if expires_in is None else now + expires_in,

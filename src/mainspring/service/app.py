@@ -10,27 +10,14 @@ from fastapi import FastAPI
 from mainspring import __version__
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.scheduler.client import Client
-from mainspring.service import openapi
+from mainspring.service import compat, openapi
+from mainspring.service.access import add_routes
 from mainspring.service.admission import Admission
-from mainspring.service.api import (
-    docs,
-    events,
-    firing,
-    health,
-    jobs,
-    keys,
-    runs,
-    schedules,
-    sessions,
-)
-from mainspring.service.compat import routes as compat_routes
+from mainspring.service.api import events, health, jobs, keys, runs, schedules
 from mainspring.service.dependencies import Service
 from mainspring.service.middleware import RequestChecks
 from mainspring.service.problems import install_error_handlers
-from mainspring.service.router import add_routes
 from mainspring.service.settings import ServiceSettings
-
-__all__ = ["create_app"]
 
 _ABOUT = """Jobs that run on time, once, everywhere. The API is `/api/v1`. Times are ISO 8601 in
 UTC; durations are milliseconds or texts such as `"30s"`. Lists have `items` and `nextCursor`.
@@ -64,7 +51,7 @@ def create_app(
         description=_ABOUT,
         docs_url=None,
         redoc_url=None,
-        openapi_url=None,  # api/docs.py
+        openapi_url=None,  # openapi.py has it
         redirect_slashes=False,  # behind a TLS proxy it would redirect to plain HTTP
         lifespan=_lifespan,
     )
@@ -72,8 +59,8 @@ def create_app(
     app.state.admission = admission = Admission(service)
     app.router.default = admission.refuse_unknown
     install_error_handlers(app)
-    parts = (jobs, runs, schedules, firing, events, health, keys, sessions, docs, compat_routes)
-    add_routes(app, *(part.router for part in parts))
+    parts = (jobs, runs, schedules, events, health, keys, openapi, compat)
+    add_routes(app, jobs.firing, *(part.router for part in parts))
     app.add_middleware(RequestChecks, service=service, charge=admission.charge)
     app.openapi = lambda: openapi.description(app)  # type: ignore[method-assign]
     return app

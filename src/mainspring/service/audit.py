@@ -20,8 +20,6 @@ from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
 from mainspring.service.api_keys import Key, NoteStore
 
-__all__ = ["RETENTION", "AuditEntry", "AuditLog", "Change"]
-
 log = logging.getLogger("mainspring.service")
 
 RETENTION = timedelta(days=90)

@@ -35,7 +35,6 @@ try:
 except ImportError:  # no POSIX
     fcntl = resource = termios = None  # type: ignore[assignment]
 
-__all__ = ["MAX_HEAD", "ConnectionLimits"]
 
 log = logging.getLogger("mainspring.service")
 

@@ -1,21 +1,24 @@
-"""What the routes share: the service's state, ids in paths, and checks of query parameters."""
+"""What the routes share: the service's state, ids in paths, checks of query parameters, and lists
+whose pages are bounded by bytes as well as by items."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, cast, get_args, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
+from msgspec import Raw
 from starlette.datastructures import Headers
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
+from mainspring.core.model import Page
 from mainspring.core.schedules.base import moment
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.client import Client
@@ -24,7 +27,9 @@ from mainspring.service.audit import AuditLog
 from mainspring.service.metrics import Metrics
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.rate_limiter import RateLimiter
-from mainspring.service.schemas.json_format import WrongFormat, read_datetime
+from mainspring.service.schemas.documents import Document, Reply
+from mainspring.service.schemas.health import History
+from mainspring.service.schemas.json_format import WrongFormat, encode_json, read_datetime
 from mainspring.service.schemas.run import can_be_run_id
 from mainspring.service.sessions import Sessions
 from mainspring.service.settings import ServiceSettings
@@ -80,7 +85,7 @@ class Service:
     """Held while a preview or a forecast is computed: one at a time."""
     last_event: tuple[Event, bytes] | None = None
     """The last event as it was sent."""
-    histories: dict[str, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    histories: dict[str, tuple[float, History]] = field(default_factory=dict)
     """The last history of each window, and when it was computed."""
     error_page: Callable[[Request, ApiError], Response] | None = None
     """Makes the answer to a browser that asked for a page and may not have it. None: there are no
@@ -224,3 +229,57 @@ def in_utc(when: datetime | None, name: str) -> datetime | None:
         return None if when is None else moment(when, "UTC", name)
     except InvalidInput as error:
         raise ApiError.of_fields(FieldError(name, str(error))) from None
+
+
+# -- lists ----------------------------------------------------------------------------------------
+
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page that has so many bytes ends, although more items were asked for."""
+CHUNK = 25
+"""Items that are read from the store and written at once: other requests go on in between."""
+
+T = TypeVar("T")
+L = TypeVar("L", bound=Document)
+Read = Callable[[int, str | None], Awaitable[Page[T]]]
+
+
+async def list_reply(
+    kind: Callable[..., L],
+    read: Read[T],
+    document: Callable[[T], Document],
+    *,
+    limit: int,
+    cursor: str | None,
+) -> Reply[L]:
+    """A page of a list. `read` gives a number of items after a cursor."""
+    items, more = await read_items(read, document, limit=limit, cursor=cursor)
+    return Reply(kind(items=items, next_cursor=more))
+
+
+async def read_items(
+    read: Read[T], document: Callable[[T], Document], *, limit: int, cursor: str | None
+) -> tuple[list[Raw], str | None]:
+    """The documents of at most `limit` items as JSON, and the cursor of the next."""
+    items: list[Raw] = []
+    size = 0
+    while True:
+        page = await read(min(CHUNK, limit - len(items)), cursor)
+        encoded = [encode_json(document(item)) for item in page.items]
+        items += map(Raw, encoded)
+        size += sum(map(len, encoded))
+        cursor = page.cursor
+        if cursor is None or len(items) >= limit or size >= PAGE_BYTES:
+            return items, cursor
+
+
+def read_offset(cursor: str) -> int:
+    """The cursor of a list whose pages are found by counting."""
+    if cursor.isascii() and cursor.isdigit() and len(cursor) < 10:
+        return int(cursor)
+    raise ApiError.of_fields(
+        FieldError.predicate(
+            "cursor",
+            f"is not one that a page of results gave: {cursor[:100]!r}. Leave it out for the first"
+            " page",
+        )
+    )

@@ -20,8 +20,6 @@ from mainspring.errors import Conflict, InvalidInput, JobNotFound, MainspringErr
 from mainspring.scheduler.client import Client
 from mainspring.service.problems import ApiError
 
-__all__ = ["REFUSALS", "IdempotentRequest"]
-
 KEPT_FOR = timedelta(hours=24)
 LONGEST_KEY = 255
 REFUSALS = (ApiError, InvalidInput, NotFound, Conflict)

@@ -33,8 +33,6 @@ from mainspring.errors import MainspringError, StoreUnavailable
 from mainspring.scheduler.client import Client
 from mainspring.stores.protocol import Due
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """The format that `generate_latest` writes."""
 

@@ -1,35 +1,32 @@
-"""Makes the OpenAPI document: completes what FastAPI derives from the routes.
+"""`/openapi.json`, and `/docs`: the API's reference, which a script makes from it. The page loads
+nothing from other hosts.
 
-It adds readable operation ids, errors by status, headers of answers, both ways to send a key, and
-an example of each body and answer, which is made from the schemas.
+FastAPI describes the parameters and bodies of the routes. What is added here: the documents that
+they return, errors by status, headers of responses, both ways to send a key, and an example of each
+body and response, which is made from the schemas.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
-from pydantic.alias_generators import to_camel
 
-from mainspring.service.access import Access, CheckedRoute
-from mainspring.service.dependencies import COMPATIBILITY, SAFE_METHODS
-from mainspring.service.problems import V1
-from mainspring.service.schemas.problem import STATUSES, Problem, ProblemDocument
-
-__all__ = ["description", "operation_id"]
+from mainspring.service.access import CheckedRoute, access, api_router
+from mainspring.service.dependencies import SAFE_METHODS
+from mainspring.service.problems import STATUSES, V1, Problem, ProblemDocument
+from mainspring.service.schemas.documents import REFERENCE, Document, describe_documents
+from mainspring.service.schemas.json_format import encode_json
 
 Schema = dict[str, Any]
 
-_SCHEMAS = "#/components/schemas/"
 _RETRY_AFTER = {"Retry-After": ("integer", "Seconds to wait before the next try.")}
-
-
-def operation_id(route: APIRoute) -> str:
-    """`listJobs`; of a compatibility route `compatListJobs`."""
-    return to_camel(f"compat_{route.name}" if COMPATIBILITY in route.tags else route.name)
 
 
 def description(app: FastAPI) -> Schema:
@@ -43,10 +40,15 @@ def description(app: FastAPI) -> Schema:
         )
         parts = made.setdefault("components", {})
         schemas = parts.setdefault("schemas", {})
-        for model in (Problem, ProblemDocument):
-            schema = model.model_json_schema(ref_template=_SCHEMAS + "{model}", by_alias=True)
-            schemas |= schema.pop("$defs", {})
-            schemas[model.__name__] = schema
+        routes = {
+            (method, route.path_format): route
+            for route in app.routes
+            if isinstance(route, CheckedRoute)
+            for method in route.methods or ()
+        }
+        documents = {kind for route in routes.values() for kind in route.documents}
+        schemas |= describe_documents([*documents, Problem, ProblemDocument])
+        parts["schemas"] = dict(sorted(schemas.items()))
         parts["securitySchemes"] = {
             "bearer": {
                 "type": "http",
@@ -61,32 +63,32 @@ def description(app: FastAPI) -> Schema:
             },
         }
         made["security"] = [{"bearer": []}, {"apiKey": []}, {}]
-        declared = {
-            (method, route.path_format): route.access
-            for route in app.routes
-            if isinstance(route, CheckedRoute)
-            for method in route.methods or ()
-        }
         for path, operations in made["paths"].items():
             for verb, operation in operations.items():
                 method = verb.upper()
-                _complete(path, method, operation, schemas, declared[method, path])
+                _complete(path, method, operation, schemas, routes[method, path])
         app.openapi_schema = made
     return app.openapi_schema
 
 
 def _complete(
-    path: str, method: str, operation: Schema, schemas: dict[str, Schema], access: Access
+    path: str, method: str, operation: Schema, schemas: dict[str, Schema], route: CheckedRoute
 ) -> None:
+    needed = route.access
     responses: dict[str, Schema] = operation["responses"]
     responses.pop("default", None)
+    if route.documents:
+        own, shown = str(route.status_code or 200), route.documents[-1]
+        if route.takes_dry_run and own != "200":
+            responses["200"] = _response("What a dry run shows.", shown)
+        responses[own] = _response(responses[own]["description"], route.documents[0])
     for status, response in responses.items():
         for content in response.get("content", {}).values():
             if "schema" in content and "$ref" in content["schema"]:
                 content["example"] = example(content["schema"], schemas)
         if headers := _headers(path, method, int(status)):
             response["headers"] = _header_schemas(headers)
-    if access.needed == "open":
+    if needed.needed == "open":
         operation["security"] = []
         if path == "/readyz":
             responses["503"] = {
@@ -99,9 +101,14 @@ def _complete(
         # A body that may be left out cannot be null: generated clients would send null.
         content["schema"] = _without_null(content["schema"])
         content["example"] = example(content["schema"], schemas)
-    is_change = access.is_change and method not in SAFE_METHODS and "/keys" not in path
+    is_change = needed.is_change and method not in SAFE_METHODS and "/keys" not in path
     for refusal in _statuses(path, operation, is_change=is_change):
         responses[str(refusal)] = _error(path, refusal)
+
+
+def _response(about: str, document: type[Document]) -> Schema:
+    content = {"application/json": {"schema": {"$ref": REFERENCE + document.__name__}}}
+    return {"description": about, "content": content}
 
 
 def _without_null(schema: Schema) -> Schema:
@@ -110,18 +117,18 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _statuses(path: str, operation: Schema, *, is_change: bool) -> list[int]:
-    found = {401, 403, 429, 503}
+    statuses = {401, 403, 429, 503}
     if "parameters" in operation or "requestBody" in operation:
-        found |= {400, 422}
+        statuses |= {400, 422}
     if "requestBody" in operation:
-        found |= {413, 415}
+        statuses |= {413, 415}
     if "{id}" in path:
-        found.add(404)
+        statuses.add(404)
     if is_change:
-        found.add(409)
-    if any(one["name"] == "If-Match" for one in operation.get("parameters", ())):
-        found.add(412)
-    return sorted(found)
+        statuses.add(409)
+    if any(parameter["name"] == "If-Match" for parameter in operation.get("parameters", ())):
+        statuses.add(412)
+    return sorted(statuses)
 
 
 def _error(path: str, status: int) -> Schema:
@@ -144,7 +151,7 @@ def _error(path: str, status: int) -> Schema:
     error: Schema = {
         "description": detail,
         "content": {
-            "application/problem+json": {"schema": {"$ref": _SCHEMAS + name}, "example": shown}
+            "application/problem+json": {"schema": {"$ref": REFERENCE + name}, "example": shown}
         },
     }
     if status in (429, 503):
@@ -182,10 +189,10 @@ def _header_schemas(headers: dict[str, tuple[str, str]]) -> Schema:
 
 def example(schema: Schema, schemas: dict[str, Schema]) -> Any:
     """A value that fits the schema: its own example, or one made of its parts."""
-    if "$ref" in schema:
-        return example(schemas[schema["$ref"].removeprefix(_SCHEMAS)], schemas)
     if schema.get("examples"):
         return schema["examples"][0]
+    if "$ref" in schema:
+        return example(schemas[schema["$ref"].removeprefix(REFERENCE)], schemas)
     if "enum" in schema:
         return schema["enum"][0]
     if "anyOf" in schema:
@@ -204,3 +211,64 @@ def example(schema: Schema, schemas: dict[str, Schema]) -> Any:
         return [example(schema["items"], schemas)] if "items" in schema else []
     plain = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "object": {}}
     return plain.get(str(kind))
+
+
+# -- pages ----------------------------------------------------------------------------------------
+
+router = api_router(include_in_schema=False)
+
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGES = Path(__file__).parent / "pages"
+
+
+@router.get("/docs")
+@access("open")
+async def page(request: Request) -> Response:
+    return _file(request, "docs.html", "text/html; charset=utf-8")
+
+
+@router.get("/docs.js")
+@access("open")
+async def script(request: Request) -> Response:
+    return _file(request, "docs.js", "text/javascript; charset=utf-8")
+
+
+@router.get("/docs.css")
+@access("open")
+async def style(request: Request) -> Response:
+    return _file(request, "docs.css", "text/css; charset=utf-8")
+
+
+@router.get("/openapi.json")
+@access("open")
+async def openapi(request: Request) -> Response:
+    """In a thread: to make the document takes a tenth of a second of CPU, at the first request, and
+    the scheduler's event loop must not wait for that."""
+    document = await asyncio.to_thread(request.app.openapi)
+    if where := request.scope.get("root_path", ""):
+        document = {**document, "servers": [{"url": where}]}
+    return _cacheable(request, encode_json(document), "application/json")
+
+
+def _file(request: Request, name: str, media_type: str) -> Response:
+    response = _cacheable(request, _read(name), media_type)
+    response.headers["content-security-policy"] = _CSP
+    return response
+
+
+def _cacheable(request: Request, content: bytes, media_type: str) -> Response:
+    """The content, or 304 without it if the client has the same already."""
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {"cache-control": "no-cache", "etag": tag}
+    known = request.headers.get("if-none-match", "").split(",")
+    if tag in (text.strip().removeprefix("W/") for text in known):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=media_type)
+
+
+@cache
+def _read(name: str) -> bytes:
+    return (_PAGES / name).read_bytes()

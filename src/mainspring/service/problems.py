@@ -9,11 +9,12 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from msgspec import UNSET, Meta, UnsetType
 from pydantic.alias_generators import to_camel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -37,24 +38,10 @@ from mainspring.errors import (
     StoreError,
     suggest_name,
 )
+from mainspring.service.schemas.documents import Document, example
 from mainspring.service.schemas.fields import NAMED_FIELD
 from mainspring.service.schemas.json_format import WrongFormat, encode_json
-from mainspring.service.schemas.problem import STATUSES
 from mainspring.webhooks.definition import shown_name
-
-__all__ = [
-    "ApiError",
-    "FieldError",
-    "field_errors",
-    "from_library_error",
-    "from_validation_error",
-    "install_error_handlers",
-    "local_path",
-    "problem_document",
-    "problem_response",
-    "too_many",
-    "wants_page",
-]
 
 log = logging.getLogger("mainspring.service")
 
@@ -73,6 +60,126 @@ _CODE_OF_ERROR = {
     InvalidState: "invalid_state",
     StoreError: "store_unavailable",
 }
+
+
+CODES = {
+    "bad_request": "The request cannot be read.",
+    "invalid_json": "The body is not JSON.",
+    "invalid_input": "A field, a parameter or a header is wrong; `errors` names them.",
+    "key_missing": "The request needs an API key.",
+    "key_unknown": "The API key is unknown, revoked or expired.",
+    "scope_too_small": "The API key's scope does not allow this.",
+    "origin_refused": "The request comes from a page of another site, or its Host is not allowed.",
+    "not_found": "There is nothing at this path, or nothing with this id.",
+    "job_not_found": "There is no such job.",
+    "run_not_found": "There is no such run. Finished runs are pruned after a time.",
+    "method_not_allowed": "The path does not take this method; see `Allow`.",
+    "job_owned_by_file": "A file defines the job: change the file and apply it.",
+    "conflict": "The stored state does not allow this.",
+    "job_exists": "There is already a job with this id.",
+    "job_deleted": "The job that this Idempotency-Key created was deleted.",
+    "job_owned_by_code": "A program defines this job, and only the program can change it.",
+    "job_unreadable": "The record is damaged, or another version wrote it.",
+    "invalid_state": "The run's state does not allow this.",
+    "job_changed": "The job was changed after it was read.",
+    "body_timeout": "The body did not arrive in time.",
+    "body_too_large": "The body is too large.",
+    "unsupported_media_type": "The body is not application/json.",
+    "rate_limited": "Too many requests; try again after `Retry-After`.",
+    "internal_error": "An unexpected error; the service's log says more.",
+    "store_unavailable": "The store does not answer; try again after `Retry-After`.",
+    "busy": "The service holds too many bytes of requests; try again after `Retry-After`.",
+    "stopping": "The service is stopping or not started; try again after `Retry-After`.",
+}
+"""Every `code`, and what it means."""
+
+
+class Status(NamedTuple):
+    """An HTTP status that an error can have: its code where the error names none, what it means,
+    and a code of it for examples (by default the same)."""
+
+    code: str
+    meaning: str
+    example: str = ""
+
+
+STATUSES = {
+    400: Status("bad_request", "The request cannot be read.", "invalid_json"),
+    401: Status(
+        "key_missing",
+        "The request needs an API key, or its key is unknown, revoked or expired.",
+    ),
+    403: Status(
+        "origin_refused",
+        "The key's scope is too small, or the request comes from a page of another site.",
+        "scope_too_small",
+    ),
+    404: Status("not_found", "There is no such job, run or key.", "job_not_found"),
+    405: Status("method_not_allowed", CODES["method_not_allowed"]),
+    408: Status("body_timeout", CODES["body_timeout"]),
+    409: Status("conflict", CODES["conflict"]),
+    412: Status("job_changed", CODES["job_changed"]),
+    413: Status("body_too_large", CODES["body_too_large"]),
+    415: Status("unsupported_media_type", CODES["unsupported_media_type"]),
+    422: Status("invalid_input", "A field, a parameter or a header is wrong."),
+    429: Status("rate_limited", "Too many requests."),
+    500: Status("internal_error", CODES["internal_error"]),
+    503: Status("stopping", "The store is away, or the service is stopping.", "store_unavailable"),
+}
+
+_LISTED = "\n".join(f"- `{code}`: {meaning}" for code, meaning in CODES.items())
+
+
+class FieldProblem(Document):
+    field: Annotated[str, example("schedule")]
+    """The field or parameter."""
+    message: Annotated[str, example("is required")]
+    """What is wrong with it."""
+
+
+class Problem(Document):
+    """An error, as RFC 9457 describes it. Programs go by `code`."""
+
+    type: str
+    """A URN that ends with the code."""
+    title: str
+    """The status in words."""
+    status: int
+    """The status of the answer."""
+    code: Annotated[
+        str,
+        Meta(
+            description=f"Which problem it is, for programs:\n{_LISTED}", examples=["job_not_found"]
+        ),
+    ]
+    detail: str
+    """What happened, and what to do about it."""
+    instance: str | UnsetType = UNSET
+    """The path of the request."""
+    errors: list[FieldProblem] | UnsetType = UNSET
+    """Each wrong field, with a message."""
+
+    @classmethod
+    def of(cls, error: ApiError, path: str = "") -> Problem:
+        return Problem(
+            type=f"urn:mainspring:problem:{error.code}",
+            title=HTTPStatus(error.status).phrase,
+            status=error.status,
+            code=error.code,
+            detail=str(error),
+            instance=path or UNSET,
+            errors=[FieldProblem.of(fault) for fault in error.errors] or UNSET,
+        )
+
+
+class ProblemDocument(Problem, kw_only=True):
+    """An error of the compatibility operations: `error` says what to do about it, the rest is RFC
+    9457."""
+
+    success: bool
+    """Always false."""
+    error: str
+    """The same as `detail`."""
 
 
 class FieldError(msgspec.Struct, frozen=True):
@@ -126,7 +233,7 @@ class ApiError(Exception):
     @classmethod
     def of_fields(cls, *errors: FieldError) -> ApiError:
         """Several fields may share a sentence, such as those that exclude each other."""
-        sentences = dict.fromkeys(one.sentence() for one in errors)
+        sentences = dict.fromkeys(error.sentence() for error in errors)
         return cls(422, "; ".join(sentences), errors=errors)
 
 
@@ -135,31 +242,16 @@ def too_many(why: str, wait: float) -> ApiError:
     return ApiError(429, f"{why}: try again in {seconds} s", headers={"Retry-After": str(seconds)})
 
 
-def problem_response(found: ApiError, scope: Scope) -> Response:
-    """The answer to a request that failed. Its form depends on the path."""
-    document = problem_document(found, scope["path"])
+def problem_response(error: ApiError, scope: Scope) -> Response:
+    """The response to a request that failed. Its form depends on the path."""
+    document = Problem.of(error, scope["path"])
     if not local_path(scope).startswith(V1):
-        message = str(found)
-        title = document["title"].lower().replace(" ", "-")
-        kind = f"urn:mainspring:problem:{title}"
-        document = {"success": False, "error": message, **document, "type": kind}
-    headers = dict(found.headers or {})
-    return Response(encode_json(document), found.status, headers=headers, media_type=MEDIA_TYPE)
-
-
-def problem_document(found: ApiError, path: str = "") -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "type": f"urn:mainspring:problem:{found.code}",
-        "title": HTTPStatus(found.status).phrase,
-        "status": found.status,
-        "code": found.code,
-        "detail": str(found),
-    }
-    if path:
-        document["instance"] = path
-    if found.errors:
-        document["errors"] = [{"field": one.field, "message": one.message} for one in found.errors]
-    return document
+        title = document.title.lower().replace(" ", "-")
+        document.type = f"urn:mainspring:problem:{title}"
+        fields = msgspec.structs.asdict(document)
+        document = ProblemDocument(success=False, error=document.detail, **fields)
+    headers = dict(error.headers or {})
+    return Response(encode_json(document), error.status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def local_path(scope: Scope) -> str:
@@ -178,20 +270,20 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def from_library_error(error: MainspringError) -> ApiError:
     """The library's error with its message, and a status and a code for the client."""
-    found = _with_status(error)
+    refusal = _with_status(error)
     for kind, code in _CODE_OF_ERROR.items():
         if isinstance(error, kind):
-            found.code = code
-    return found
+            refusal.code = code
+    return refusal
 
 
 def _with_status(error: MainspringError) -> ApiError:
     message = str(error)
     if isinstance(error, InvalidInput):
         fields = [
-            FieldError.of_library(to_camel(one.field), one)
-            for one in error.each()
-            if one.field is not None
+            FieldError.of_library(to_camel(fault.field), fault)
+            for fault in error.each()
+            if fault.field is not None
         ]
         return ApiError(422, message, errors=fields)
     if isinstance(error, HandlerNotFound):
@@ -225,22 +317,23 @@ def wants_page(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "") or "hx-request" in request.headers
 
 
-def _respond(request: Request, found: ApiError) -> Response:
+def respond(request: Request, error: ApiError) -> Response:
+    """A page for a browser that asked for one, else a problem document."""
     make_page = request.app.state.service.error_page
     if make_page is not None and wants_page(request):
-        page: Response = make_page(request, found)
+        page: Response = make_page(request, error)
         return page
-    return problem_response(found, request.scope)
+    return problem_response(error, request.scope)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _respond(request, error)
+    return respond(request, error)
 
 
 async def _on_library_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MainspringError)
-    return _respond(request, from_library_error(error))
+    return respond(request, from_library_error(error))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -257,7 +350,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         headers["Allow"] = allowed = ", ".join(_allowed(request))
         message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
-    return _respond(request, ApiError(error.status_code, message, headers=headers))
+    return respond(request, ApiError(error.status_code, message, headers=headers))
 
 
 def _allowed(request: Request) -> list[str]:
@@ -278,7 +371,7 @@ def _allowed(request: Request) -> list[str]:
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _respond(request, ApiError(500, "an unexpected error: see the service's log"))
+    return respond(request, ApiError(500, "an unexpected error: see the service's log"))
 
 
 # -- errors of pydantic ---------------------------------------------------------------------------
@@ -286,24 +379,24 @@ async def _on_unexpected_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _respond(request, from_validation_error(error.errors()))
+    return respond(request, from_validation_error(error.errors()))
 
 
-def from_validation_error(found: Sequence[Any]) -> ApiError:
+def from_validation_error(errors: Sequence[Any]) -> ApiError:
     """The errors of a request's body, query and headers; `loc` begins with which of them."""
-    for one in found:
-        if one["type"] == "json_invalid":
-            why = one.get("ctx", {}).get("error", "")
-            at = one["loc"][-1] if len(one["loc"]) > 1 else 0
+    for error in errors:
+        if error["type"] == "json_invalid":
+            why = error.get("ctx", {}).get("error", "")
+            at = error["loc"][-1] if len(error["loc"]) > 1 else 0
             why = f"the body is not JSON: {why} at character {at}"
             return ApiError(400, why, code="invalid_json")
-        if one["loc"] == ("body",) and one["type"] in _NOT_AN_OBJECT:
+        if error["loc"] == ("body",) and error["type"] in _NOT_AN_OBJECT:
             # Without a field: a job has one that is called body.
-            instead = "nothing" if one["type"] == "missing" else _given(one, None)
+            instead = "nothing" if error["type"] == "missing" else _given(error, None)
             return ApiError(422, f"send a JSON object, not {instead}")
-        if one["loc"] == ("body",) and one["type"] == "value_error":
-            return ApiError(422, str(one["ctx"]["error"]))
-    return ApiError.of_fields(*field_errors([_located(one) for one in found]))
+        if error["loc"] == ("body",) and error["type"] == "value_error":
+            return ApiError(422, str(error["ctx"]["error"]))
+    return ApiError.of_fields(*field_errors([_located(error) for error in errors]))
 
 
 def _located(error: Any) -> Any:
@@ -315,14 +408,14 @@ def _located(error: Any) -> Any:
     return {**error, "loc": tuple(place) or error["loc"]}
 
 
-def field_errors(found: Sequence[Any]) -> list[FieldError]:
+def field_errors(errors: Sequence[Any]) -> list[FieldError]:
     """One error for each field; an error inside a field says more than one of the field itself."""
     fields: dict[str, list[Any]] = {}
-    for one in found[:MAX_FIELD_ERRORS]:
-        fields.setdefault(_field(one), []).append(one)
+    for error in errors[:MAX_FIELD_ERRORS]:
+        fields.setdefault(_field(error), []).append(error)
     return [
-        _field_error(field, errors)
-        for field, errors in fields.items()
+        _field_error(field, errors_of_field)
+        for field, errors_of_field in fields.items()
         if not any(other.startswith(f"{field}.") for other in fields)
     ]
 
@@ -330,10 +423,10 @@ def field_errors(found: Sequence[Any]) -> list[FieldError]:
 def _field_error(field: str, errors: Sequence[Any]) -> FieldError:
     """A value may have several types, and pydantic reports an error for each. The one whose type
     was right says most; otherwise the message names all the types."""
-    for one in errors:
-        if one["type"] not in _TYPES:
-            return _message(field, one)
-    types = dict.fromkeys(_TYPES[one["type"]] for one in errors)
+    for error in errors:
+        if error["type"] not in _TYPES:
+            return _message(field, error)
+    types = dict.fromkeys(_TYPES[error["type"]] for error in errors)
     given = _given(errors[0], field)
     return FieldError.predicate(field, f"is {' or '.join(types)}, not {given}")
 

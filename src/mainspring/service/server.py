@@ -32,8 +32,6 @@ from mainspring.service.connection_limits import ConnectionLimits
 from mainspring.service.dependencies import Service
 from mainspring.service.settings import ServiceSettings, is_loopback
 
-__all__ = ["listening", "serve"]
-
 log = logging.getLogger("mainspring.service")
 
 BACKLOG = 100

@@ -19,8 +19,6 @@ from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.model import Note
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys, Key, NoteStore
 
-__all__ = ["SESSION_TTL", "Sessions", "cookie_name", "session_cookie"]
-
 COOKIE = "mainspring_session"
 HOST_PREFIX = "__Host-"
 """A browser takes a cookie of such a name only over HTTPS, from this host itself: no page

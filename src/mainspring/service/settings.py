@@ -15,8 +15,6 @@ from mainspring.core.policy import memory_size
 from mainspring.engine.settings import read_prune_every
 from mainspring.errors import InvalidInput
 
-__all__ = ["MountedSettings", "ServiceSettings", "is_loopback"]
-
 KIB = 1024
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?", re.IGNORECASE | re.ASCII)
 

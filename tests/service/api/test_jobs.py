@@ -649,3 +649,14 @@ async def test_a_copy_of_a_job_with_secrets_needs_them_again(api: Api) -> None:
     two = {**read, "id": "copy", "headers": {}, "secretHeaders": [], "every": 7000}
     told = await refused(api, "POST", "/api/v1/jobs", 422, json=two)
     assert {one["field"] for one in told["errors"]} == {"schedule", "every"}
+
+
+async def test_all_firing_is_paused_and_resumed(api: Api) -> None:
+    since = (await api.ok("POST", "/api/v1/pause"))["pausedSince"]
+    assert since is not None
+    health = await api.ok("GET", "/api/v1/health")
+    assert (health["pausedSince"], health["status"]) == (since, "healthy")
+    assert "mainspring_firing_paused 1.0" in (await api.get("/metrics")).text
+    assert (await api.get("/readyz")).status_code == 200
+    assert await api.ok("POST", "/api/v1/resume") == {"pausedSince": None}
+    assert (await api.ok("GET", "/api/v1/health"))["pausedSince"] is None

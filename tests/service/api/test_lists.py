@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mainspring.service.api import lists
+from mainspring.service import dependencies
 from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import refused
 
@@ -39,7 +39,7 @@ async def with_large_jobs(api: Api, count: int) -> list[str]:
 async def test_a_page_that_is_large_ends_early_and_the_rest_follows(api: Api) -> None:
     names = await with_large_jobs(api, 60)
     answer = await api.get("/api/v1/jobs?limit=500&payloads=true")
-    assert len(answer.content) < 2 * lists.PAGE_BYTES
+    assert len(answer.content) < 2 * dependencies.PAGE_BYTES
     found = await pages(api, "/api/v1/jobs", limit=500, payloads=True, search="large")
     assert len(found) == 2
     assert [name for page in found for name in page] == names

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from mainspring.errors import InvalidInput
-from mainspring.service.schemas.problem import CODES
+from mainspring.service.problems import CODES
 from tests.support.service import WEBHOOK, Api, Make, until
 
 JOB = {**WEBHOOK, "id": "mine"}

@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-from pydantic import BaseModel
-
 from mainspring import RunContext
 from mainspring.core.model import State
-from mainspring.engine.backfill import Backfill
-from mainspring.service.schemas.backfill import backfill_document
-from mainspring.service.schemas.health import Health, Probe
-from mainspring.service.schemas.job import Job, JobBulkItem, JobList
-from mainspring.service.schemas.run import Attempt, Run
+from mainspring.engine import backfill as engine
+from mainspring.service.compat import JobDocument
+from mainspring.service.schemas.documents import Document, describe_documents
+from mainspring.service.schemas.health import Health
+from mainspring.service.schemas.job import Job, JobBody, JobBulkItem
+from mainspring.service.schemas.json_format import to_builtins
+from mainspring.service.schemas.run import Attempt, Backfill, Run
 from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import created, finished
 
 
-def names(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
+def names(kind: type[Document]) -> set[str]:
+    return set(kind.__struct_encode_fields__)
 
 
 async def test_a_job_is_described_whole(api: Api) -> None:
@@ -63,17 +60,26 @@ async def test_what_is_done_with_many_is_described(api: Api) -> None:
     assert found == names(JobBulkItem)
 
 
-@pytest.mark.parametrize(
-    ("model", "extra"),
-    [(JobList, {"nothing": 1}), (Probe, {"status": "ok", "nothing": 1})],
-)
-def test_what_is_not_described_is_noticed(model: type[BaseModel], extra: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="nothing"):
-        model.model_validate(extra)
-    assert model.model_json_schema()["additionalProperties"] is False
+def test_a_field_that_is_always_sent_is_required_and_no_other_is_allowed() -> None:
+    schema = describe_documents([JobDocument])["JobDocument"]
+    assert schema["additionalProperties"] is False
+    assert set(schema["properties"]) - set(schema["required"]) == {
+        *("payload", "body", "endpoint", "method", "headers", "secretHeaders"),
+        *("successCodes", "retryOn", "signingSecret"),
+    }
+    assert "default" not in schema["properties"]["_id"]
+
+
+def test_the_string_under_a_field_describes_it_in_responses_and_requests() -> None:
+    words = "How often a failed run is tried again. 0: never."
+    sent = describe_documents([Job])["Job"]["properties"]["retryAttempts"]
+    assert (sent["description"], sent["examples"]) == (words, [3])
+    taken = JobBody.model_json_schema()["properties"]["retryAttempts"]
+    assert (taken["description"], taken["examples"]) == (words, [3])
 
 
 def test_ids_of_runs_are_not_written_in_camel_case() -> None:
     existing = {"a_job@20260105T090000Z": State.PENDING}
-    document = backfill_document(Backfill(job_id="a_job", slots=1, existing=existing))
+    backfill = engine.Backfill(job_id="a_job", slots=1, existing=existing)
+    document = to_builtins(Backfill.of(backfill))
     assert (document["jobId"], document["existing"]) == ("a_job", existing)

@@ -17,13 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from mainspring.core.events import EVENTS, Event
 from mainspring.errors import MainspringError
-from mainspring.service.access import access
+from mainspring.service.access import access, api_router
 from mainspring.service.api_keys import CACHE_SECONDS
 from mainspring.service.dependencies import Service, ServiceDep, by_session, caller
 from mainspring.service.problems import ApiError, FieldError
-from mainspring.service.router import api_router
-from mainspring.service.schemas.event import event_document
 from mainspring.service.schemas.json_format import encode_json
+from mainspring.service.schemas.run import EventDocument
 from mainspring.service.sessions import session_cookie
 
 router = api_router(prefix="/api/v1", tags=["events"])
@@ -245,7 +244,7 @@ def _encoded(service: Service, event: Event) -> bytes:
     if last is None or last[0] is not event:
         line = b"event: %s\ndata: %s\n\n" % (
             event.name.encode(),
-            encode_json(event_document(event)),
+            encode_json(EventDocument.of(event)),
         )
         last = service.last_event = (event, line)
     return last[1]

@@ -1,4 +1,4 @@
-"""What clients can do with jobs. The routes of `/api/v1` and of `compat/` call these functions."""
+"""What clients can do with jobs. The routes of `/api/v1` and `compat.py` call these functions."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from mainspring.service.schemas.job import (
     JobBody,
     JobsBulkBody,
     JobUpdateBody,
+    RenderedRequest,
     TriggerBody,
     etag,
 )
 from mainspring.service.schemas.job_options import (
-    changed_names,
     document_faults,
-    job_changes,
     job_options,
     library_faults,
     merge_faults,
     new_job_id,
+    read_edit,
 )
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.definition import check_payload
@@ -82,9 +82,9 @@ class BulkItem(Struct, frozen=True, kw_only=True):
 async def create_job(
     service: Service, request: Request, body: JobBody, idempotency_key: str | None
 ) -> CreatedJob:
-    made = await _create_once(service, request, body, idempotency_key)
-    note_created(request, made.job.id)
-    return made
+    created = await _create_once(service, request, body, idempotency_key)
+    note_created(request, created.job.id)
+    return created
 
 
 async def _create_once(
@@ -128,15 +128,15 @@ async def update_job(
     for _ in range(MAX_EDIT_TRIES):
         job = await service.client.get_job(id)
         _check_if_match(job, if_match)
-        faults = document_faults(body, job)
-        changes = job_changes(job, body)
-        if faults:  # the client gets the library's errors beside them, as for a new job
-            with _named_fields(body, faults), _rehearsed(service, changes):
+        edit = read_edit(job, body)
+        changes = edit.options
+        if edit.faults:  # the client gets the library's errors beside them, as for a new job
+            with _named_fields(body, edit.faults), _rehearsed(service, changes):
                 service.client.edited(job, service.client.store_time(), changes)
-            raise ApiError.of_fields(*faults)
+            raise ApiError.of_fields(*edit.faults)
         if secret is not None:  # in the same edit as the others: all is done, or nothing
             changes["signing_secret"] = secret
-        note_detail(request, ", ".join(changed_names(job, body)))
+        note_detail(request, ", ".join(edit.fields))
         with _named_fields(body), contextlib.suppress(JobChanged):
             return await service.client.update_job(id, expected_version=job, **changes), secret
     raise Conflict(f"job {id!r} is changed by other requests all the time; try again")
@@ -194,7 +194,7 @@ async def trigger_job(
 
 async def preview_trigger(
     service: Service, id: str, body: TriggerBody | None, if_match: str | None
-) -> dict[str, Any]:
+) -> RenderedRequest:
     """The request that a trigger would send."""
     job = await service.client.get_job(id)
     _check_if_match(job, if_match)
@@ -204,17 +204,17 @@ async def preview_trigger(
 async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
     items: list[BulkItem] = []
     if body.action == "create":
-        given = list(enumerate(body.jobs or []))
-        for start in range(0, len(given), BULK_CHUNK):
-            made = (_create_one(service, *one) for one in given[start : start + BULK_CHUNK])
-            items += await asyncio.gather(*made)
+        jobs = list(enumerate(body.jobs or []))
+        for start in range(0, len(jobs), BULK_CHUNK):
+            creations = (_create_one(service, *job) for job in jobs[start : start + BULK_CHUNK])
+            items += await asyncio.gather(*creations)
         return items
     names = [name async for name in _chosen_ids(service, body)]
     if body.action != "trigger":
         return await _apply_to_all(service, body.action, names)
     for start in range(0, len(names), BULK_CHUNK):
-        made = (_trigger_one(service, name) for name in names[start : start + BULK_CHUNK])
-        items += await asyncio.gather(*made)
+        triggers = (_trigger_one(service, name) for name in names[start : start + BULK_CHUNK])
+        items += await asyncio.gather(*triggers)
     return items
 
 
@@ -263,10 +263,10 @@ def _named_fields(body: TolerantBody, faults: Sequence[FieldError] = ()) -> Iter
     try:
         yield
     except InvalidInput as error:
-        found = merge_faults(library_faults(error, body), faults)
-        if not found:
+        merged = merge_faults(library_faults(error, body), faults)
+        if not merged:
             raise
-        raise ApiError.of_fields(*found) from None
+        raise ApiError.of_fields(*merged) from None
     except HandlerNotFound as error:
         if not faults:
             raise
@@ -290,18 +290,18 @@ def _check_if_match(job: Job, if_match: str | None) -> Job | None:
     """Refuse if the job is not the one that the client read. Returns the job if it named one."""
     if if_match is None or if_match.strip() == "*":
         return None
-    tags = [one.strip().removeprefix("W/") for one in if_match.split(",")]
+    tags = [tag.strip().removeprefix("W/") for tag in if_match.split(",")]
     if etag(job) not in tags:
         raise ApiError(412, f"job {job.id!r} was changed after you read it: read it again")
     return job
 
 
-async def preview_request(service: Service, body: JobBody) -> dict[str, Any]:
+async def preview_request(service: Service, body: JobBody) -> RenderedRequest:
     job, _ = await _add_job(service, new_job_id(body), body, dry_run=True)
     return await _request_of(service, job)
 
 
-async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str, Any]:
+async def _request_of(service: Service, job: Job, body: Any = None) -> RenderedRequest:
     if job.webhook is None:
         raise ApiError(
             422, f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
@@ -309,15 +309,15 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> dict[str,
     if body is not None:  # as a real trigger checks it
         check_payload(body)
     await service.client.load_secret_key(make=False)
-    made = service.client.webhooks.preview(job, await service.client.now(), body=body)
-    return {
-        "jobId": job.id,
-        "method": made.method,
-        "url": made.url,
-        "headers": made.masked_headers(),
-        "body": made.body.decode("utf-8", "replace"),
-        "nextRunAt": to_iso(job.next_run_at),
-    }
+    rendered = service.client.webhooks.preview(job, await service.client.now(), body=body)
+    return RenderedRequest(
+        job_id=job.id,
+        method=rendered.method,
+        url=rendered.url,
+        headers=rendered.masked_headers(),
+        body=rendered.body.decode("utf-8", "replace"),
+        next_run_at=to_iso(job.next_run_at),
+    )
 
 
 async def _create_one(service: Service, at: int, given: Any) -> BulkItem:
@@ -364,9 +364,8 @@ async def _apply_to_all(service: Service, action: str, names: list[str]) -> list
 
 def _api_error(error: Exception) -> ApiError:
     if isinstance(error, ValidationError):
-        return from_validation_error(
-            [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        )
+        details = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
+        return from_validation_error(details)
     if isinstance(error, MainspringError):
         return from_library_error(error)
     assert isinstance(error, ApiError)

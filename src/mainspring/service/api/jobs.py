@@ -1,35 +1,38 @@
-"""`/api/v1/jobs`: create, list, read, change, delete, trigger, pause and resume jobs."""
+"""`/api/v1/jobs`: create, list, read, change, delete, trigger, pause and resume jobs; and stop and
+restart all firing."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query, Request, Response
+from msgspec import UNSET
 
 from mainspring.core import model
 from mainspring.core.plurals import plural
 from mainspring.core.schedules.base import moment
 from mainspring.errors import InvalidInput
-from mainspring.service.access import access
+from mainspring.service.access import access, api_router
 from mainspring.service.api import job_operations as operations
-from mainspring.service.api.lists import list_response, read_offset
 from mainspring.service.dependencies import (
     Cursor,
     JobPath,
     Limit,
     ServiceDep,
+    list_reply,
     note_detail,
     path_of,
     read_moment,
+    read_offset,
 )
-from mainspring.service.problems import ApiError, FieldError, problem_document
-from mainspring.service.router import api_router
-from mainspring.service.schemas.backfill import Backfill, BackfillBody, backfill_document
-from mainspring.service.schemas.explanation import Explanation
+from mainspring.service.problems import ApiError, FieldError, Problem
+from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.fields import query_of
+from mainspring.service.schemas.health import Firing, JobHealth, JobMetrics
 from mainspring.service.schemas.job import (
     Job,
     JobBody,
+    JobBulkItem,
     JobList,
     JobMatchBody,
     JobsBulkBody,
@@ -38,14 +41,10 @@ from mainspring.service.schemas.job import (
     PrunedOrphans,
     RenderedRequest,
     TriggerBody,
-    brief_job_document,
     etag,
-    job_document,
 )
-from mainspring.service.schemas.job_health import JobHealth, JobMetrics, metrics_document
-from mainspring.service.schemas.json_format import camel_case, json_response
-from mainspring.service.schemas.run import Run, run_document
-from mainspring.service.schemas.workflow import Workflow, workflow_of
+from mainspring.service.schemas.json_format import to_iso
+from mainspring.service.schemas.run import Backfill, BackfillBody, Explanation, Run, Workflow
 from mainspring.stores.protocol import JobOrder
 
 router = api_router(prefix="/api/v1/jobs", tags=["jobs"])
@@ -87,16 +86,11 @@ SlotTime = Annotated[
     str | None,
     Query(max_length=64, description="A slot, as an ISO 8601 date-time: why not at that time?"),
 ]
-_DRY_RUN: dict[int | str, dict[str, Any]] = {
-    200: {"model": RenderedRequest, "description": "The request that a dry run shows."}
-}
 
 
 @router.post(
     "",
     status_code=201,
-    response_model=Job,
-    responses=_DRY_RUN,
     summary="Create a job",
 )
 @access("write")
@@ -106,9 +100,9 @@ async def create_job(
     request: Request,
     dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
-) -> Response:
+) -> Reply[Job] | Reply[RenderedRequest]:
     if dry_run:
-        return json_response(await operations.preview_request(service, body))
+        return Reply(await operations.preview_request(service, body))
     made = await operations.create_job(service, request, body, idempotency_key)
     headers = {"Location": path_of(request, f"/api/v1/jobs/{made.job.id}")}
     if made.replayed:
@@ -124,7 +118,7 @@ _ORDERS: dict[str, JobOrder] = {
 }
 
 
-@router.get("", response_model=JobList, summary="List jobs")
+@router.get("", summary="List jobs")
 @access("read")
 async def list_jobs(
     service: ServiceDep,
@@ -146,7 +140,7 @@ async def list_jobs(
     limit: Limit = 50,
     offset: Annotated[int, Query(ge=0, le=1_000_000, description="Leave out so many.")] = 0,
     cursor: Cursor = None,
-) -> Response:
+) -> Reply[JobList]:
     """A page ends early when it has 4 MiB; `nextCursor` gives the rest."""
     chosen: dict[str, Any] = {
         "tag": tag,
@@ -168,56 +162,55 @@ async def list_jobs(
         more = len(page.items) > count
         return model.Page(page.items[:count], str(start + count) if more else None)
 
-    def document(job: model.Job) -> dict[str, Any]:
-        return job_document(job) if payloads else brief_job_document(job)
+    def document(job: model.Job) -> Job:
+        return Job.of(job, brief=not payloads)
 
-    return await list_response(read, document, limit=limit, cursor=cursor)
+    return await list_reply(JobList, read, document, limit=limit, cursor=cursor)
 
 
 @router.post(
     "/bulk",
-    response_model=JobsBulkResult,
     summary="Create, pause, resume, trigger or delete many jobs",
 )
 @access("write")
-async def bulk_jobs(body: JobsBulkBody, service: ServiceDep, request: Request) -> Response:
+async def bulk_jobs(
+    body: JobsBulkBody, service: ServiceDep, request: Request
+) -> Reply[JobsBulkResult]:
     items = await operations.bulk_jobs(service, body)
     ids = [str(item.job_id) for item in items if item.problem is None]
     done = len(ids)
     note_detail(request, f"{body.action} {done} of {plural(len(items), 'job')}: {', '.join(ids)}")
-    return json_response(
-        {
-            "matched": len(items),
-            "succeeded": done,
-            "failed": len(items) - done,
-            "items": [_bulk_item(one) for one in items],
-        }
+    return Reply(
+        JobsBulkResult(
+            matched=len(items),
+            succeeded=done,
+            failed=len(items) - done,
+            items=[_bulk_item(item) for item in items],
+        )
     )
 
 
 @router.post(
     "/prune-orphans",
-    response_model=PrunedOrphans,
     summary="Delete the jobs of code that is gone",
 )
 @access("write")
 async def prune_orphans(
     service: ServiceDep, request: Request, dry_run: PruneDryRun = False, force: Force = False
-) -> Response:
+) -> Reply[PrunedOrphans]:
     orphans = await service.client.prune_orphans(dry_run=dry_run, force=force)
     note_detail(request, ", ".join(job.id for job in orphans))
-    return json_response({"jobs": [job.id for job in orphans], "removed": not dry_run})
+    return Reply(PrunedOrphans(jobs=[job.id for job in orphans], removed=not dry_run))
 
 
-@router.get("/{id}", response_model=Job, summary="Read a job")
+@router.get("/{id}", summary="Read a job")
 @access("read")
-async def get_job(id: JobPath, service: ServiceDep) -> Response:
+async def get_job(id: JobPath, service: ServiceDep) -> Reply[Job]:
     return _job(await service.client.get_job(id))
 
 
 @router.patch(
     "/{id}",
-    response_model=Job,
     summary="Change a job; what is left out stays",
 )
 @access("write")
@@ -227,7 +220,7 @@ async def update_job(
     service: ServiceDep,
     request: Request,
     if_match: IfMatch = None,
-) -> Response:
+) -> Reply[Job]:
     return _job(*await operations.update_job(service, request, id, body, if_match))
 
 
@@ -241,8 +234,6 @@ async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
 @router.post(
     "/{id}/trigger",
     status_code=202,
-    response_model=Run,
-    responses=_DRY_RUN,
     summary="Run a job now",
 )
 @access("write")
@@ -254,29 +245,27 @@ async def trigger_job(
     dry_run: RequestDryRun = False,
     idempotency_key: IdempotencyKey = None,
     if_match: IfMatch = None,
-) -> Response:
+) -> Reply[Run] | Reply[RenderedRequest]:
     if dry_run:
-        return json_response(await operations.preview_trigger(service, id, body, if_match))
+        return Reply(await operations.preview_trigger(service, id, body, if_match))
     run, replayed = await operations.trigger_job(
         service, request, id, body, idempotency_key, if_match
     )
     headers = {"Location": path_of(request, f"/api/v1/runs/{run.id}")}
     if replayed:
         headers["Idempotency-Replayed"] = "true"
-    return json_response(run_document(run, whole=True), 202, headers)
+    return Reply(Run.whole(run), 202, headers)
 
 
 @router.post(
     "/{id}/backfill",
     status_code=202,
-    response_model=Backfill,
-    responses={200: {"model": Backfill, "description": "What a dry run would add."}},
     summary="Run past slots that have not run",
 )
 @access("write")
 async def backfill_job(
     id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
-) -> Response:
+) -> Reply[Backfill]:
     sent = body.sent  # the times as they were read; one without an offset is in UTC
     backfill = await service.client.backfill(
         id,
@@ -286,82 +275,77 @@ async def backfill_job(
         priority=body.priority,
         dry_run=dry_run,
     )
-    return json_response(backfill_document(backfill), 200 if dry_run else 202)
+    return Reply(Backfill.of(backfill), 200 if dry_run else 202)
 
 
 @router.post(
     "/{id}/pause",
-    response_model=Job,
     summary="Fire no more slots until the job is resumed",
 )
 @access("write")
-async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
     return _job(await operations.set_job_enabled(service, id, if_match, enabled=False))
 
 
 @router.post(
     "/{id}/resume",
-    response_model=Job,
     summary="Go on with the next slot",
 )
 @access("write")
-async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
     return _job(await operations.set_job_enabled(service, id, if_match, enabled=True))
 
 
 @router.post(
     "/{id}/breaker/reset",
-    response_model=Job,
     summary="Close the circuit breaker and let its waiting runs start",
 )
 @access("write")
-async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Response:
+async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
     return _job(await operations.close_breaker(service, id, if_match))
 
 
 @router.get(
     "/{id}/health",
-    response_model=JobHealth,
     summary="Show the health of a job",
 )
 @access("read")
-async def get_job_health(id: JobPath, service: ServiceDep) -> Response:
-    return json_response(camel_case(await service.client.job_health(id)))
+async def get_job_health(id: JobPath, service: ServiceDep) -> Reply[JobHealth]:
+    return Reply(JobHealth.of(await service.client.job_health(id)))
 
 
 @router.get(
     "/{id}/metrics",
-    response_model=JobMetrics,
     summary="Show the metrics of a job",
 )
 @access("read")
-async def get_job_metrics(id: JobPath, service: ServiceDep, window: Window = "24h") -> Response:
+async def get_job_metrics(
+    id: JobPath, service: ServiceDep, window: Window = "24h"
+) -> Reply[JobMetrics]:
     try:
-        return json_response(metrics_document(await service.client.job_metrics(id, window)))
+        return Reply(JobMetrics.of(await service.client.job_metrics(id, window)))
     except InvalidInput as error:
         raise ApiError.of_fields(FieldError("window", str(error))) from None
 
 
 @router.get(
     "/{id}/workflow",
-    response_model=Workflow,
     summary="Show the workflow that a job belongs to",
 )
 @access("read")
-async def get_job_workflow(id: JobPath, service: ServiceDep) -> Response:
+async def get_job_workflow(id: JobPath, service: ServiceDep) -> Reply[Workflow]:
     job = await service.client.get_job(id)
-    return json_response(workflow_of(await service.client.workflow(job)))
+    return Reply(Workflow.of(await service.client.workflow(job)))
 
 
 @router.get(
     "/{id}/explain",
-    response_model=Explanation,
     summary="Say why a job does not run, or did not",
 )
 @access("read")
-async def explain_job(id: JobPath, service: ServiceDep, at: SlotTime = None) -> Response:
+async def explain_job(id: JobPath, service: ServiceDep, at: SlotTime = None) -> Reply[Explanation]:
     await service.client.get_job(id)
-    return json_response(camel_case(await service.client.explain(id, read_moment(at, "at"))))
+    return Reply(Explanation.of(await service.client.explain(id, read_moment(at, "at"))))
 
 
 def _job(
@@ -370,23 +354,34 @@ def _job(
     *,
     status: int = 200,
     headers: dict[str, str] | None = None,
-) -> Response:
-    document = job_document(job)
-    if secret is not None:
-        document["signingSecret"] = secret
-    return json_response(document, status, {"ETag": etag(job), **(headers or {})})
+) -> Reply[Job]:
+    return Reply(Job.of(job, secret), status, {"ETag": etag(job), **(headers or {})})
 
 
-def _bulk_item(item: operations.BulkItem) -> dict[str, Any]:
-    document: dict[str, Any] = {"succeeded": item.problem is None}
-    for name, value in (
-        ("index", item.index),
-        ("id", item.job_id),
-        ("runId", item.run_id),
-        ("signingSecret", item.secret),
-    ):
-        if value is not None:
-            document[name] = value
-    if item.problem is not None:
-        document["problem"] = problem_document(item.problem)
-    return document
+def _bulk_item(item: operations.BulkItem) -> JobBulkItem:
+    return JobBulkItem(
+        index=UNSET if item.index is None else item.index,
+        id=item.job_id or UNSET,
+        succeeded=item.problem is None,
+        run_id=item.run_id or UNSET,
+        signing_secret=item.secret or UNSET,
+        problem=UNSET if item.problem is None else Problem.of(item.problem),
+    )
+
+
+# -- all jobs -------------------------------------------------------------------------------------
+
+firing = api_router(prefix="/api/v1", tags=["jobs"])
+
+
+@firing.post("/pause", summary="Fire no slots of any job, on any node, until firing is resumed")
+@access("write")
+async def pause_all(service: ServiceDep) -> Reply[Firing]:
+    return Reply(Firing(paused_since=to_iso(await service.client.pause_all())))
+
+
+@firing.post("/resume", summary="Fire slots again, from now on")
+@access("write")
+async def resume_all(service: ServiceDep) -> Reply[Firing]:
+    await service.client.resume_all()
+    return Reply(Firing(paused_since=None))

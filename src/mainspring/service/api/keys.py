@@ -1,4 +1,5 @@
-"""`/api/v1/keys` and `/api/v1/audit`: API keys, and what was done with them."""
+"""`/api/v1/keys`, `/api/v1/audit` and `/api/v1/session`: API keys, what was done with them, and the
+session that a person's browser gets for one."""
 
 from __future__ import annotations
 
@@ -7,32 +8,55 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from mainspring.errors import NotFound
-from mainspring.service.access import access
-from mainspring.service.dependencies import Cursor, Limit, ServiceDep, note_created, note_detail
-from mainspring.service.problems import ApiError
-from mainspring.service.router import api_router
-from mainspring.service.schemas.audit import AuditList, audit_document
-from mainspring.service.schemas.json_format import camel_case, json_response
-from mainspring.service.schemas.key import ApiKey, ApiKeyList, KeyBody
+from mainspring.service.access import access, api_router
+from mainspring.service.api_keys import Key
+from mainspring.service.dependencies import (
+    Cursor,
+    Limit,
+    ServiceDep,
+    by_session,
+    key_of,
+    note_created,
+    note_detail,
+)
+from mainspring.service.problems import ApiError, too_many
+from mainspring.service.schemas.documents import Reply
+from mainspring.service.schemas.json_format import Time, to_iso
+from mainspring.service.schemas.key import (
+    ApiKey,
+    ApiKeyList,
+    Audit,
+    AuditList,
+    KeyBody,
+    Session,
+)
+from mainspring.service.sessions import (
+    HOST_PREFIX,
+    SESSION_TTL,
+    cookie_name,
+    has_host_cookie,
+    session_cookie,
+    uses_https,
+)
 
 router = api_router(prefix="/api/v1", tags=["keys"])
 
 
-@router.post("/keys", status_code=201, response_model=ApiKey, summary="Create an API key")
+@router.post("/keys", status_code=201, summary="Create an API key")
 @access("admin")
-async def create_key(body: KeyBody, service: ServiceDep, request: Request) -> Response:
+async def create_key(body: KeyBody, service: ServiceDep, request: Request) -> Reply[ApiKey]:
     key, text = await service.keys.create(body.name, body.scope, body.sent.get("expires_in"))
     note_created(request, key.id)
     note_detail(request, f"{key.name}, scope {key.scope}")
-    return json_response({**camel_case(key.to_dict(await service.client.now())), "key": text}, 201)
+    return Reply(ApiKey.at(await service.client.now(), key, text), 201)
 
 
-@router.get("/keys", response_model=ApiKeyList, summary="List API keys")
+@router.get("/keys", summary="List API keys")
 @access("admin")
-async def list_keys(service: ServiceDep) -> Response:
+async def list_keys(service: ServiceDep) -> Reply[ApiKeyList]:
     now = await service.client.now()
-    items = [camel_case(key.to_dict(now)) for key in await service.keys.list()]
-    return json_response({"items": items, "nextCursor": None})
+    items = [ApiKey.at(now, key) for key in await service.keys.list()]
+    return Reply(ApiKeyList(items=items, next_cursor=None))
 
 
 @router.delete("/keys/{id}", status_code=204, summary="Revoke an API key")
@@ -57,9 +81,72 @@ async def revoke_key(
     return Response(status_code=204)
 
 
-@router.get("/audit", response_model=AuditList, summary="List changes, newest first")
+@router.get("/audit", summary="List changes, newest first")
 @access("admin")
-async def list_audit(service: ServiceDep, limit: Limit = 50, cursor: Cursor = None) -> Response:
+async def list_audit(
+    service: ServiceDep, limit: Limit = 50, cursor: Cursor = None
+) -> Reply[AuditList]:
     page = await service.audit.list(limit, cursor)
-    items = [audit_document(one) for one in page.items]
-    return json_response({"items": items, "nextCursor": page.cursor})
+    items = [Audit.of(entry) for entry in page.items]
+    return Reply(AuditList(items=items, next_cursor=page.cursor))
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+
+@router.post("/session", status_code=201, summary="Sign in with an API key")
+@access("read", is_change=True)
+async def begin_session(service: ServiceDep, request: Request) -> Reply[Session]:
+    """The answer sets a cookie that stands for the key of the request, for 12 hours. Its name is
+    `mainspring_session`, with the port of the service's address if that has one."""
+    key = key_of(request)
+    if key is None:
+        raise ApiError(409, "no API key is needed here: there is nothing to sign in to")
+    if by_session(request):  # it would never end
+        why = "a session begins with an API key: send the header 'Authorization: Bearer ms_…'"
+        raise ApiError(409, why)
+    if wait := service.sign_ins.take(key.id):
+        raise too_many("this key signs in too often", wait)
+    text, ends = await service.sessions.create(key)
+    reply = Reply(_session(key, to_iso(ends)), 201)
+    _set_cookie(request, reply, text)
+    return reply
+
+
+@router.get("/session", summary="Show who is signed in")
+@access("read")
+async def get_session(request: Request) -> Reply[Session]:
+    return Reply(_session(key_of(request), None))
+
+
+@router.delete("/session", status_code=204, summary="Sign out")
+@access("read")
+async def end_session(service: ServiceDep, request: Request) -> Response:
+    if (text := session_cookie(request.scope)) is not None:
+        await service.sessions.end(text)
+    response = Response(status_code=204)
+    _set_cookie(request, response, "")
+    return response
+
+
+def _session(key: Key | None, expires_at: Time | None) -> Session:
+    return Session(
+        key_id=None if key is None else key.id,
+        name=None if key is None else key.name,
+        scope="admin" if key is None else key.scope,
+        expires_at=expires_at,
+    )
+
+
+def _set_cookie(request: Request, response: Response, text: str) -> None:
+    """Set the cookie, or delete it if the text is empty."""
+    prefix = HOST_PREFIX if has_host_cookie(request.scope) else ""
+    response.set_cookie(
+        prefix + cookie_name(request.headers),
+        text,
+        max_age=int(SESSION_TTL.total_seconds()) if text else 0,
+        path=request.scope.get("root_path", "") or "/",
+        secure=uses_https(request.scope),
+        httponly=True,
+        samesite="strict",
+    )

@@ -11,8 +11,7 @@ from mainspring.core.model import Page, State
 from mainspring.core.plurals import plural
 from mainspring.engine.bulk_operations import Matched
 from mainspring.errors import JobNotFound
-from mainspring.service.access import access
-from mainspring.service.api.lists import list_response
+from mainspring.service.access import access, api_router
 from mainspring.service.dependencies import (
     Cursor,
     Limit,
@@ -21,23 +20,24 @@ from mainspring.service.dependencies import (
     Service,
     ServiceDep,
     in_utc,
+    list_reply,
     note_detail,
     read_moment,
 )
 from mainspring.service.problems import ApiError, FieldError
-from mainspring.service.router import api_router
-from mainspring.service.schemas.explanation import Explanation
+from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.fields import query_of
-from mainspring.service.schemas.json_format import camel_case, json_response
 from mainspring.service.schemas.run import (
+    ChainBody,
+    ChainResult,
+    Explanation,
     MatchBody,
     Run,
     RunList,
     RunsBulkBody,
     RunsBulkResult,
-    run_document,
+    Workflow,
 )
-from mainspring.service.schemas.workflow import ChainBody, ChainResult, Workflow, workflow_of
 
 router = api_router(prefix="/api/v1", tags=["runs"])
 
@@ -54,7 +54,7 @@ TimedOut = Annotated[
 ]
 
 
-@router.get("/runs", response_model=RunList, summary="List runs, newest first")
+@router.get("/runs", summary="List runs, newest first")
 @access("read")
 async def list_runs(
     service: ServiceDep,
@@ -66,7 +66,7 @@ async def list_runs(
     until: Moment = None,
     limit: Limit = 50,
     cursor: Cursor = None,
-) -> Response:
+) -> Reply[RunList]:
     """A page ends early when it has 4 MiB; `nextCursor` gives the rest."""
 
     async def read(count: int, cursor: str | None) -> Page[model.Run]:
@@ -82,62 +82,61 @@ async def list_runs(
             cursor=cursor,
         )
 
-    return await list_response(read, run_document, limit=limit, cursor=cursor)
+    return await list_reply(RunList, read, Run.of, limit=limit, cursor=cursor)
 
 
 @router.post(
     "/runs/bulk",
-    response_model=RunsBulkResult,
     summary="Cancel, retry or delete many runs",
 )
 @access("write")
-async def bulk_runs(body: RunsBulkBody, service: ServiceDep, request: Request) -> Response:
+async def bulk_runs(
+    body: RunsBulkBody, service: ServiceDep, request: Request
+) -> Reply[RunsBulkResult]:
     done = await _act_on_runs(service, body)
     chosen = body.model_dump_json(include={"ids", "match"}, exclude_unset=True, by_alias=True)
     note_detail(request, f"{body.action} {done.done} of {plural(done.matched, 'run')}: {chosen}")
-    return json_response(camel_case(done))
+    return Reply(RunsBulkResult.of(done))
 
 
-@router.get("/runs/{id}", response_model=Run, summary="Read a run with its attempts")
+@router.get("/runs/{id}", summary="Read a run with its attempts")
 @access("read")
-async def get_run(id: RunPath, service: ServiceDep) -> Response:
+async def get_run(id: RunPath, service: ServiceDep) -> Reply[Run]:
     return await _run(service, id)
 
 
 @router.get(
     "/runs/{id}/workflow",
-    response_model=Workflow,
     summary="Show the workflow that a run belongs to",
 )
 @access("read")
-async def get_run_workflow(id: RunPath, service: ServiceDep) -> Response:
+async def get_run_workflow(id: RunPath, service: ServiceDep) -> Reply[Workflow]:
     run = await service.client.get_run(id)
-    return json_response(workflow_of(await service.client.workflow(run.id)))
+    return Reply(Workflow.of(await service.client.workflow(run.id)))
 
 
 @router.get(
     "/runs/{id}/explain",
-    response_model=Explanation,
     summary="Say why a run has not run",
 )
 @access("read")
-async def explain_run(id: RunPath, service: ServiceDep) -> Response:
+async def explain_run(id: RunPath, service: ServiceDep) -> Reply[Explanation]:
     await service.client.get_run(id)
-    return json_response(camel_case(await service.client.explain(id)))
+    return Reply(Explanation.of(await service.client.explain(id)))
 
 
-@router.post("/runs/{id}/cancel", response_model=Run, summary="Cancel a run")
+@router.post("/runs/{id}/cancel", summary="Cancel a run")
 @access("write")
-async def cancel_run(id: RunPath, service: ServiceDep) -> Response:
+async def cancel_run(id: RunPath, service: ServiceDep) -> Reply[Run]:
     if not await service.client.cancel(id):
         run = await service.client.get_run(id)
         raise ApiError(409, f"run {id!r} has ended: it is {run.state}", code="invalid_state")
     return await _run(service, id)
 
 
-@router.post("/runs/{id}/retry", response_model=Run, summary="Try a failed run again")
+@router.post("/runs/{id}/retry", summary="Try a failed run again")
 @access("write")
-async def retry_run(id: RunPath, service: ServiceDep) -> Response:
+async def retry_run(id: RunPath, service: ServiceDep) -> Reply[Run]:
     await service.client.retry(id)
     return await _run(service, id)
 
@@ -157,18 +156,19 @@ async def delete_run(id: RunPath, service: ServiceDep) -> Response:
 @router.post(
     "/chains",
     status_code=202,
-    response_model=ChainResult,
     summary="Run jobs one after the other",
 )
 @access("write")
-async def enqueue_chain(body: ChainBody, service: ServiceDep, request: Request) -> Response:
+async def enqueue_chain(
+    body: ChainBody, service: ServiceDep, request: Request
+) -> Reply[ChainResult]:
     note_detail(request, ", ".join(link.job_id for link in body.links))
     links = [(link.job_id, link.payload) for link in body.links]
     try:
         runs = await service.client.chain(*links, after_failure=body.after_failure)
     except JobNotFound as error:  # of the body: what the path names is there
         raise ApiError.of_fields(FieldError("links", str(error))) from None
-    return json_response({"items": [run_document(run, whole=True) for run in runs]}, 202)
+    return Reply(ChainResult(items=[Run.whole(run) for run in runs]), 202)
 
 
 async def find_runs(
@@ -204,8 +204,8 @@ async def _act_on_runs(service: Service, body: RunsBulkBody) -> Matched:
     return await action(**chosen)
 
 
-async def _run(service: Service, run_id: str) -> Response:
+async def _run(service: Service, run_id: str) -> Reply[Run]:
     """A run with its attempts, and why it has not started if it has not."""
     run = await service.client.get_run(run_id)
     why = (await service.client.explain(run_id)).problem
-    return json_response({**run_document(run, whole=True), "why": why})
+    return Reply(Run.whole(run, why))

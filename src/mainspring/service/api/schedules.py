@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import Query, Response
+from fastapi import Query
 
 from mainspring.core import schedules
 from mainspring.core.forecast import MOST_DAYS
@@ -18,15 +18,14 @@ from mainspring.core.schedules import Schedule
 from mainspring.core.schedules.base import moment
 from mainspring.core.schedules.zones import check_zone, zone_named
 from mainspring.errors import InvalidInput
-from mainspring.service.access import access
+from mainspring.service.access import access, api_router
 from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
-from mainspring.service.router import api_router
-from mainspring.service.schemas.forecast import Forecast, forecast_document
+from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.job import SCHEDULE_FORMS, schedule_text
 from mainspring.service.schemas.job_options import merge_faults
-from mainspring.service.schemas.json_format import json_response, to_iso
-from mainspring.service.schemas.preview import Preview, PreviewBody, Slot
+from mainspring.service.schemas.json_format import to_iso
+from mainspring.service.schemas.schedule import Forecast, Preview, PreviewBody, Slot
 
 router = api_router(prefix="/api/v1/schedules", tags=["schedules"])
 
@@ -48,17 +47,15 @@ MAX_WAIT_SECONDS = 2.0
 
 @router.post(
     "/preview",
-    response_model=Preview,
     summary="Show the next slots of a schedule",
 )
 @access("read")
-async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Response:
-    return json_response(await _compute_preview(service, body))
+async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Reply[Preview]:
+    return Reply(await _compute_preview(service, body))
 
 
 @router.get(
     "/forecast",
-    response_model=Forecast,
     summary="Forecast the load that the schedules of all jobs make",
 )
 @access("read")
@@ -67,7 +64,7 @@ async def forecast_schedules(
     days: ForecastDays = 30,
     start: ForecastStart = None,
     timezone: ForecastZone = None,
-) -> Response:
+) -> Reply[Forecast]:
     zone = timezone or service.client.timezone
     try:
         zone_named(zone)
@@ -77,7 +74,7 @@ async def forecast_schedules(
         raise ApiError.of_fields(FieldError(field, str(error))) from None
     async with one_at_a_time(service):
         forecast = await service.client.forecast(days, start=first, timezone=zone)
-    return json_response(forecast_document(forecast))
+    return Reply(Forecast.of(forecast))
 
 
 async def _compute_preview(service: Service, body: PreviewBody) -> Preview:
@@ -128,7 +125,7 @@ def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
         timezone=schedule.timezone,
         slots=[
             Slot(
-                utc=to_iso(slot) or "",
+                utc=to_iso(slot),
                 local=slot.astimezone(zone).isoformat(timespec="milliseconds"),
             )
             for slot in slots
@@ -141,10 +138,10 @@ def _read(body: PreviewBody, now: datetime, default_zone: str) -> tuple[str, Sch
     """The field with the schedule, the schedule, and the moment after which its slots are listed.
     Raises every error at once."""
     sent, faults = body.sent, field_errors(body.type_errors)
-    given = [alias for alias in SCHEDULE_FORMS.values() if body.as_sent.get(alias) is not None]
-    if len(given) != 1:
+    forms = [alias for alias in SCHEDULE_FORMS.values() if body.as_sent.get(alias) is not None]
+    if len(forms) != 1:
         why = "give one of schedule, every, runAt"
-        faults += [FieldError(alias, why) for alias in given or ["schedule"]]
+        faults += [FieldError(alias, why) for alias in forms or ["schedule"]]
     try:
         if sent.get("after") is not None:
             now = moment(sent["after"], default_zone, "after")
@@ -161,8 +158,9 @@ def _read(body: PreviewBody, now: datetime, default_zone: str) -> tuple[str, Sch
         elif timezone is not None:
             check_zone(timezone)
     except InvalidInput as error:
-        for one in error.each():
-            faults.append(FieldError("timezone" if one.field == "timezone" else alias, str(one)))
+        for fault in error.each():
+            field = "timezone" if fault.field == "timezone" else alias
+            faults.append(FieldError(field, str(fault)))
     if schedule is None or faults:
         raise ApiError.of_fields(*merge_faults(reversed(faults))[::-1])
     return alias, schedule, now

@@ -1,27 +1,31 @@
-"""A job: what clients send to create and change one, and what they are answered."""
+"""A job: the document that clients are sent, and what they send to create and change one."""
 
 from __future__ import annotations
 
 import hashlib
 import operator
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import timedelta
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from msgspec import UNSET, UnsetType
+from pydantic import Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
 
 from mainspring.core import model
+from mainspring.core.model import Owner
 from mainspring.core.policy import (
-    MAX_COUNT,
     MAX_MEMORY,
     MAX_NAME,
     MAX_UPSTREAM,
+    AfterFailure,
+    BackoffKind,
+    Isolation,
+    MisfireKind,
+    Origin,
+    Overlap,
     Policy,
 )
 from mainspring.core.schedules import Schedule
@@ -29,189 +33,350 @@ from mainspring.core.schedules.cron import Cron
 from mainspring.core.schedules.interval import FixedDelay, Interval, Once
 from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.scheduler.definitions import MAX_DESCRIPTION, MAX_TAGS
+from mainspring.service.problems import Problem
+from mainspring.service.schemas.documents import Cursor, Document, Milliseconds, example
 from mainspring.service.schemas.fields import (
-    LEFT_OUT,
     Body,
     Conditions,
     Count,
-    Cursor,
+    CountOrZero,
     DateTime,
-    Document,
     Duration,
-    FieldSpec,
     JobId,
     JsonValue,
-    Milliseconds,
     OneLine,
     Priority,
-    Time,
     TolerantBody,
-    answers,
-    document_of,
+    bounds,
     field_fault,
     may_be_left_out,
-    options_of,
-    takes,
-    within,
 )
 from mainspring.service.schemas.json_format import (
+    Time,
     encode_json,
+    to_builtins,
     to_iso,
     to_json_value,
     to_milliseconds,
 )
-from mainspring.service.schemas.problem import Problem
 from mainspring.webhooks.definition import MAX_HEADERS, MAX_STATUS_CODES, MAX_URL
 from mainspring.webhooks.service import masked_headers
 
-_DEFAULT = Policy()
-Tag = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_NAME})]
+ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE", "EFFECT_ONCE"]
+
+# -- what clients are sent ------------------------------------------------------------------------
 
 
-# -- values within a job --------------------------------------------------------------------------
-
-_BackoffKind = Literal["fixed", "linear", "exponential"]
-_MisfireKind = Literal["once", "skip", "all"]
-_Isolation = Literal["auto", "thread", "process"]
-_Overlap = Literal["skip", "queue", "replace", "allow"]
-_ExecutionType = Literal["AT_LEAST_ONCE", "AT_MOST_ONCE", "EFFECT_ONCE"]
-
-BACKOFF: tuple[FieldSpec[Any], ...] = (
-    FieldSpec(
-        "kind",
-        "The wait stays the same, grows by its first length each time, or is multiplied.",
-        sent=_BackoffKind,
-        default="exponential",
-        answered=_BackoffKind,
-        read=lambda backoff: str(backoff.kind),
-        option="kind",
-    ),
-    FieldSpec(
-        "factor",
-        "What an exponential wait is multiplied by.",
-        sent=within(float, minimum=1),
-        default=2,
-        answered=float,
-        read=lambda backoff: backoff.factor,
-        option="factor",
-    ),
-    FieldSpec(
-        "cap",
-        "The longest wait. It is at least `retryDelay`.",
-        sent=Duration,
-        default="1h",
-        answered=Milliseconds,
-        read=lambda backoff: to_milliseconds(backoff.cap),
-        option="cap",
-    ),
-    FieldSpec(
-        "jitter",
-        "The part by which waits are spread. True is a tenth.",
-        sent=bool | Annotated[float, Field(ge=0, le=1)],
-        default=True,
-        answered=float,
-        read=lambda backoff: backoff.jitter,
-        option="jitter",
-    ),
-)
-MISFIRE: tuple[FieldSpec[Any], ...] = (
-    FieldSpec(
-        "kind",
-        "Which missed slots run: the newest, none, or all.",
-        sent=_MisfireKind,
-        default="once",
-        answered=_MisfireKind,
-        read=lambda misfire: str(misfire.kind),
-        option="kind",
-    ),
-    FieldSpec(
-        "grace",
-        "How late a slot may fire without being missed.",
-        sent=Duration,
-        default="60s",
-        answered=Milliseconds,
-        read=lambda misfire: to_milliseconds(misfire.grace),
-        option="grace",
-    ),
-    FieldSpec(
-        "limit",
-        "With `all`: how many of the newest run at most.",
-        sent=Count,
-        default=100,
-        answered=int,
-        read=lambda misfire: misfire.limit,
-        option="limit",
-    ),
-)
-BREAKER: tuple[FieldSpec[Any], ...] = (
-    FieldSpec(
-        "failures",
-        "How many failures in a row open the breaker.",
-        sent=Count,
-        default=5,
-        answered=int,
-        read=lambda breaker: breaker.failures,
-        option="failures",
-    ),
-    FieldSpec(
-        "reset",
-        "How long the breaker stays open before one run is tried.",
-        sent=Duration,
-        default="60s",
-        answered=Milliseconds,
-        read=lambda breaker: to_milliseconds(breaker.reset),
-        option="reset",
-    ),
-)
-
-
-@takes(*BACKOFF)
-class BackoffBody(Body):
-    """How the wait before a retry grows."""
-
-
-@takes(*MISFIRE)
-class MisfireBody(Body):
-    """What happens to slots that were not fired in time."""
-
-
-@takes(*BREAKER)
-class BreakerBody(Body):
-    """When runs wait because too many failed."""
-
-
-@answers(*BACKOFF)
 class BackoffDocument(Document):
     """How the wait before a retry grows."""
 
+    kind: BackoffKind
+    """The wait stays the same, grows by its first length each time, or is multiplied."""
+    factor: float
+    """What an exponential wait is multiplied by."""
+    cap: Milliseconds
+    """The longest wait. It is at least `retryDelay`."""
+    jitter: float
+    """The part by which waits are spread. True is a tenth."""
 
-@answers(*MISFIRE)
+
 class MisfireDocument(Document):
     """What happens to slots that were not fired in time."""
 
+    kind: MisfireKind
+    """Which missed slots run: the newest, none, or all."""
+    grace: Milliseconds
+    """How late a slot may fire without being missed."""
+    limit: int
+    """With `all`: how many of the newest run at most."""
 
-@answers(*BREAKER)
+
 class BreakerDocument(Document):
     """When runs wait because too many failed."""
 
-
-def backoff_options(value: str | BackoffBody) -> dict[str, Any]:
-    """The parts of a backoff beside the delay, which is a field of its own. The library checks
-    them."""
-    if isinstance(value, str):
-        return {"kind": value}
-    return options_of(BACKOFF, value.sent)
+    failures: int
+    """How many failures in a row open the breaker."""
+    reset: Milliseconds
+    """How long the breaker stays open before one run is tried."""
 
 
-def _misfire(value: str | MisfireBody) -> str | dict[str, Any]:
-    return value if isinstance(value, str) else options_of(MISFIRE, value.sent)
+class Job(Document, kw_only=True):
+    """A job."""
+
+    id: Annotated[str, example("nightly")]
+    """The job's name in URLs. If a request leaves it out, the service makes one from `name`, or
+    from the endpoint's host."""
+    name: Annotated[str, example("Nightly report")]
+    """A name for people. It becomes the id if a new job has none."""
+    description: Annotated[str, example("Sends the report of the day")]
+    """What the job is for."""
+    schedule: Annotated[str | None, example("0 30 2 * * *")]
+    """A cron expression of 5 to 7 fields, `@daily`, an interval (`5m`; `5m after end`: after the
+    end of the run before), a date-time or an RRULE. Null: the job runs only when it is
+    triggered."""
+    every: Milliseconds | None
+    """Instead of `schedule`: an interval."""
+    run_at: Time | None
+    """Instead of `schedule`: one date-time."""
+    timezone: Annotated[str, example("Europe/Berlin")]
+    """The timezone of the schedule, such as `Europe/Berlin`. Without it: the one that the schedule
+    names, else the scheduler's (UTC by default)."""
+    schedule_description: Annotated[str | None, example("at 02:30:00")]
+    """The schedule in words."""
+    jitter: Milliseconds | None
+    """Each run starts up to so much later than its slot."""
+    handler: Annotated[str, example("webhook")]
+    """Instead of `endpoint`: the name of a Python function that the program registered."""
+    payload: Any = UNSET
+    """The handler's arguments. A value that JSON lacks is an object of one key, in answers and
+    requests: `{"$datetime": "2030-01-01T09:00:00+00:00"}`, and `$date`, `$uuid`, `$decimal` and
+    `$bytes` (base64) alike. An object that has such a name itself gets a second `$`."""
+    execution_type: Annotated[ExecutionType, example("AT_LEAST_ONCE")]
+    """A run of an `AT_MOST_ONCE` job is never tried again. The handler of an `EFFECT_ONCE` job
+    commits its writes together with the end of its run."""
+    enabled: Annotated[bool, example(True)]
+    """Whether the job's slots fire."""
+    retry_attempts: Annotated[int, example(3)]
+    """How often a failed run is tried again. 0: never."""
+    retry_delay: Milliseconds
+    """The wait before the first retry."""
+    backoff: BackoffDocument
+    """How the wait grows with each retry."""
+    timeout: Milliseconds | None
+    """How long an attempt may take, by the wall clock. For a job that calls an endpoint: 30s if it
+    is left out, at most 1h, and a number below 500 is refused (30 is 30 ms; write 30s)."""
+    start_deadline: Milliseconds | None
+    """A run that has not started so long after it was due is skipped."""
+    priority: Annotated[int, example(5)]
+    """0 to 9. Runs of a higher priority start first."""
+    queue: Annotated[str, example("default")]
+    """The queue of the job's runs. A worker takes runs of its own queues."""
+    concurrency: int | None
+    """How many of the job's runs may run at once, over all instances."""
+    concurrency_key: str | None
+    """Jobs with the same key share their limit."""
+    rate: Annotated[str | None, example("100/m")]
+    """How many of the job's runs may start in a span of time, over all instances."""
+    rate_key: str | None
+    """Jobs with the same key share their rate."""
+    overlap: Overlap
+    """What happens to a slot whose predecessor's run has not ended: `skip` the slot, `queue` its
+    run behind, `replace` the earlier run, or `allow` both."""
+    misfire: MisfireDocument
+    """What happens to slots that were not fired in time: run the newest `once`, `skip` them, or run
+    `all`."""
+    breaker: BreakerDocument | None
+    """After so many failures in a row, counted over all nodes, runs wait; then one is tried, and if
+    it succeeds the others start. Webhooks have a breaker by default; null: none."""
+    after: list[str]
+    """The job runs when each of these jobs has succeeded."""
+    after_failure: AfterFailure
+    """What becomes of a run if one that it comes after did not succeed: `skip` or `run`."""
+    each_node: bool
+    """Whether a slot runs once on each live worker."""
+    isolation: Isolation
+    """Where the job's handler runs: on the event loop or in a thread, as its function needs
+    (`auto`), in a `thread`, or in a `process` of its own. Not for endpoints."""
+    memory_limit: int | None
+    """How many bytes of memory a handler in a process of its own may use. A size such as `512MiB`
+    may be sent. Null: any number."""
+    retention: Milliseconds | None
+    """How long the job's finished runs are kept. Null: as long as the service keeps runs."""
+    history: int | None
+    """How many finished runs of the job are kept, the newest; 0: none. Null: as many as the service
+    keeps of each job."""
+    tags: Annotated[list[str], example(["reports"])]
+    """Words to list jobs by."""
+    metadata: Annotated[dict[str, Any], example({"team": "data"})]
+    """Any JSON object that you want to keep with the job. In a Python program it also holds the
+    `name`, which is a field of its own here."""
+    owner: Owner
+    """`code` or `file`: a program or a file defines the job, and clients can only pause, resume and
+    trigger it."""
+    file: str | None
+    """The name of the file that defines the job. Null: no file does."""
+    origins: Annotated[
+        dict[str, Origin] | None,
+        example({"retryAttempts": "job", "timeout": "defaults", "priority": "built_in"}),
+    ]
+    """Where the job's options come from, by field: the `job` itself, the `defaults` of the
+    scheduler or service that stored it, or `built_in`. Null: an earlier version stored the job, and
+    did not keep this."""
+    next_run_at: Time | None
+    """The slot that fires next."""
+    last_run_at: Time | None
+    """When the newest run of the job started."""
+    created_at: Time
+    """When the job was created."""
+    updated_at: Time
+    """When the job was last changed."""
+    endpoint: Annotated[str | UnsetType | None, example("https://api.example.com/webhook")] = UNSET
+    """The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a read
+    key sees it: put secrets into headers, which are masked. A change to another scheme, host or
+    port removes the secret headers that are not sent with it: compare `headers` in the answer."""
+    method: Annotated[str | UnsetType | None, example("POST")] = UNSET
+    """The method of the request. POST by default."""
+    headers: Annotated[dict[str, str] | UnsetType | None, example({"X-Team": "data"})] = UNSET
+    """The headers of the request. Answers show a mask instead of a secret one's value."""
+    secret_headers: list[str] | UnsetType | None = UNSET
+    """The names of headers to encrypt beside `Cookie` and those whose names contain token, secret,
+    key, auth, password or credential."""
+    body: Annotated[Any, example({"event": "nightly", "timestamp": "{{timestamp}}"})] = UNSET
+    """The body of the request: JSON or text. It may hold the templates `{{timestamp}}`,
+    `{{scheduledAt}}`, `{{jobId}}`, `{{executionId}}` and `{{attempt}}`."""
+    success_codes: list[int | str] | UnsetType | None = UNSET
+    """The status codes of a success: `[200, "202-204"]`. All 2xx by default."""
+    retry_on: list[int | str] | UnsetType | None = UNSET
+    """The other status codes that are retried: `["5xx", 429]`. All by default."""
+    signing_secret: Annotated[str | UnsetType | None, example("whsec_…")] = UNSET
+    """The secret that signs the job's requests. Only the answer that made it shows it."""
+
+    @classmethod
+    def of(cls, job: model.Job, signing_secret: str | None = None, *, brief: bool = False) -> Self:
+        """The document of a job. `brief`: without payload and body, as lists show it."""
+        schedule, policy = job.schedule, job.policy
+        backoff, misfire, breaker = policy.backoff, policy.misfire, policy.breaker
+        document = cls(
+            id=job.id,
+            name=stored_name(job) or job.id,
+            description=job.description,
+            schedule=schedule_text(schedule),
+            every=to_milliseconds(schedule.interval) if isinstance(schedule, Interval) else None,
+            run_at=to_iso(schedule.when) if isinstance(schedule, Once) else None,
+            timezone="UTC" if schedule is None else schedule.timezone,
+            schedule_description=None if schedule is None else _describe(schedule),
+            jitter=None if schedule is None else to_milliseconds(schedule.jitter),
+            handler=job.handler,
+            payload=UNSET if brief else to_json_value(job.payload),
+            execution_type=cast(ExecutionType, policy.delivery.upper()),
+            enabled=job.enabled,
+            retry_attempts=policy.retries,
+            retry_delay=to_milliseconds(backoff.delay),
+            backoff=BackoffDocument(
+                kind=BackoffKind(backoff.kind),
+                factor=backoff.factor,
+                cap=to_milliseconds(backoff.cap),
+                jitter=backoff.jitter,
+            ),
+            timeout=to_milliseconds(policy.timeout),
+            start_deadline=to_milliseconds(policy.start_deadline),
+            priority=policy.priority,
+            queue=policy.queue,
+            concurrency=policy.concurrency,
+            concurrency_key=policy.concurrency_key,
+            rate=None if policy.rate is None else str(policy.rate),
+            rate_key=policy.rate_key,
+            overlap=policy.overlap,
+            misfire=MisfireDocument(
+                kind=MisfireKind(misfire.kind),
+                grace=to_milliseconds(misfire.grace),
+                limit=misfire.limit,
+            ),
+            breaker=None
+            if breaker is None
+            else BreakerDocument(failures=breaker.failures, reset=to_milliseconds(breaker.reset)),
+            after=list(policy.after),
+            after_failure=policy.after_failure,
+            each_node=policy.each_node,
+            isolation=policy.isolation,
+            memory_limit=policy.memory_limit,
+            retention=to_milliseconds(policy.retention),
+            history=policy.history,
+            tags=list(job.tags),
+            metadata={name: to_json_value(value) for name, value in own_metadata(job).items()},
+            owner=job.owner,
+            file=job.file,
+            origins=_origins(job),
+            next_run_at=to_iso(job.next_run_at),
+            last_run_at=to_iso(job.last_run_at),
+            created_at=to_iso(job.created_at),
+            updated_at=to_iso(job.updated_at),
+            signing_secret=UNSET if signing_secret is None else signing_secret,
+        )
+        if (webhook := job.webhook) is not None:
+            document.endpoint = webhook.url
+            document.method = webhook.method
+            document.headers = masked_headers(webhook)
+            document.secret_headers = list(webhook.secret_headers)
+            document.body = UNSET if brief else webhook.body
+            document.success_codes = _codes(webhook.success)
+            document.retry_on = None if webhook.retry_on is None else _codes(webhook.retry_on)
+        return document
 
 
-def _breaker(value: bool | int | BreakerBody) -> bool | int | dict[str, Any]:
-    return options_of(BREAKER, value.sent) if isinstance(value, BreakerBody) else value
+def job_document(job: model.Job) -> dict[str, Any]:
+    """A job as a client reads it from JSON."""
+    document: dict[str, Any] = to_builtins(Job.of(job))
+    return document
 
 
-# -- the fields of a job --------------------------------------------------------------------------
+class JobList(Document):
+    items: list[Job]
+    next_cursor: Cursor
+
+
+class RenderedRequest(Document):
+    """The request that a job would send, filled in and signed."""
+
+    job_id: str
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: str
+    next_run_at: Time | None
+
+
+class JobBulkItem(Document, kw_only=True):
+    """The result for one job of many."""
+
+    index: int | UnsetType = UNSET
+    """With `create`: the place in `jobs`."""
+    id: str | UnsetType = UNSET
+    succeeded: bool
+    run_id: str | UnsetType = UNSET
+    """The run that a trigger made."""
+    signing_secret: str | UnsetType = UNSET
+    """The secret of a new job, shown only here."""
+    problem: Problem | UnsetType = UNSET
+    """Why it was not done."""
+
+
+class JobsBulkResult(Document):
+    matched: int
+    """How many jobs were named or matched."""
+    succeeded: int
+    """For how many it was done."""
+    failed: int
+    """For how many it was not done."""
+    items: list[JobBulkItem]
+
+
+class PrunedOrphans(Document):
+    jobs: list[str]
+    """The jobs whose code is gone."""
+    removed: bool
+    """Whether they were removed."""
+
+
+def etag(job: model.Job) -> str:
+    """The ETag of the definition: a job that fires keeps it. It covers every part as it is stored,
+    also the secrets, which no document shows."""
+    webhook = job.webhook
+    parts = [
+        *(job.id, job.handler, job.enabled, job.description, job.tags, job.owner, job.file),
+        *(job.origins and dict(job.origins), to_iso(job.created_at), to_json_value(job.payload)),
+        {name: to_json_value(value) for name, value in job.metadata.items()},
+        None if job.schedule is None else job.schedule.to_dict(),
+        job.policy.to_dict(),
+    ]
+    if webhook is not None:
+        parts += [webhook.url, webhook.method, dict(webhook.headers), webhook.body, webhook.success]
+        parts += [webhook.retry_on, [secret.sealed.box for secret in webhook.signing]]
+        parts.append({name: sealed.box for name, sealed in webhook.secret_headers.items()})
+    return f'"{hashlib.sha256(encode_json(parts)).hexdigest()[:32]}"'
+
+
+# -- values within a job --------------------------------------------------------------------------
 
 
 def stored_name(job: model.Job) -> str | None:
@@ -224,7 +389,7 @@ def stored_name(job: model.Job) -> str | None:
 def own_metadata(job: model.Job) -> dict[str, Any]:
     """The metadata without the job's name for people."""
     named = stored_name(job) is not None
-    return {name: one for name, one in job.metadata.items() if not (named and name == "name")}
+    return {name: value for name, value in job.metadata.items() if not (named and name == "name")}
 
 
 _UNITS = (
@@ -264,519 +429,152 @@ def _describe(schedule: Schedule) -> str:
     return schedule.describe()  # half of the time that a job's document takes, and rarely new
 
 
-def _origins(job: model.Job) -> dict[str, str] | None:
-    """By the API's names of the options."""
-    origins = job.policy_origins()
-    if origins is None:
-        return None
-    names = {spec.option or spec.name: spec.alias for spec in JOB}
-    return {names[name]: str(origin) for name, origin in origins.items() if name in names}
+def _codes(ranges: tuple[tuple[int, int], ...]) -> list[int | str]:
+    return [low if low == high else f"{low}-{high}" for low, high in ranges]
 
 
-def _codes(bounds: tuple[int, int]) -> int | str:
-    low, high = bounds
-    return low if low == high else f"{low}-{high}"
+# -- what clients send ----------------------------------------------------------------------------
 
-
-_StatusCodes = Annotated[
+StatusCodes = Annotated[
     list[int | Annotated[str, StringConstraints(max_length=16)]],
-    Field(json_schema_extra={"maxItems": MAX_STATUS_CODES}),
+    bounds(maxItems=MAX_STATUS_CODES),
 ]
+Tag = Annotated[str, bounds(minLength=1, maxLength=MAX_NAME)]
 
-ID: FieldSpec[model.Job] = FieldSpec(
-    "id",
-    "The job's name in URLs. If a request leaves it out, the service makes one from `name`, or from"
-    " the endpoint's host.",
-    "nightly",
-    sent=str | None,
-    answered=str,
-    read=lambda job: job.id,
-)
-SCHEDULE: tuple[FieldSpec[model.Job], ...] = (
-    FieldSpec(
-        "schedule",
-        "A cron expression of 5 to 7 fields, `@daily`, an interval (`5m`; `5m after end`: after the"
-        " end of the run before), a date-time or an RRULE. Null: the job runs only when it is"
-        " triggered.",
-        "0 30 2 * * *",
-        sent=str | None,
-        answered=str | None,
-        read=lambda job: schedule_text(job.schedule),
-    ),
-    FieldSpec(
-        "every",
-        "Instead of `schedule`: an interval.",
-        sent=Duration | None,
-        answered=Milliseconds | None,
-        read=lambda job: (
-            to_milliseconds(job.schedule.interval) if isinstance(job.schedule, Interval) else None
-        ),
-    ),
-    FieldSpec(
-        "run_at",
-        "Instead of `schedule`: one date-time.",
-        sent=DateTime | None,
-        answered=Time | None,
-        read=lambda job: to_iso(job.schedule.when) if isinstance(job.schedule, Once) else None,
-    ),
-    FieldSpec(
-        "timezone",
-        "The timezone of the schedule, such as `Europe/Berlin`. Without it: the one that the"
-        " schedule names, else the scheduler's (UTC by default).",
-        "Europe/Berlin",
-        sent=OneLine | None,
-        answered=str,
-        read=lambda job: "UTC" if job.schedule is None else job.schedule.timezone,
-        option="timezone",
-        null=LEFT_OUT,
-    ),
-)
-SCHEDULE_FORMS: Mapping[str, str] = {
-    spec.name: spec.alias for spec in SCHEDULE if spec.name != "timezone"
-}
+
+class BackoffBody(Body):
+    """How the wait before a retry grows."""
+
+    document = BackoffDocument
+    kind: Literal["fixed", "linear", "exponential"] = "exponential"
+    factor: Annotated[float, bounds(minimum=1)] = 2
+    cap: Duration = "1h"
+    jitter: bool | Annotated[float, Field(ge=0, le=1)] = True
+
+
+class MisfireBody(Body):
+    """What happens to slots that were not fired in time."""
+
+    document = MisfireDocument
+    kind: Literal["once", "skip", "all"] = "once"
+    grace: Duration = "60s"
+    limit: Count = 100
+
+
+class BreakerBody(Body):
+    """When runs wait because too many failed."""
+
+    document = BreakerDocument
+    failures: Count = 5
+    reset: Duration = "60s"
+
+
+class ScheduleFields(TolerantBody):
+    """The fields of a schedule."""
+
+    document = Job
+    schedule: str | None = None
+    every: Duration | None = None
+    run_at: DateTime | None = None
+    timezone: OneLine | None = None
+
+
+SCHEDULE_FORMS: Mapping[str, str] = {"schedule": "schedule", "every": "every", "run_at": "runAt"}
 """The fields that each stand for the option `schedule`, and the API's name of each."""
 
-JOB: tuple[FieldSpec[model.Job], ...] = (
-    FieldSpec(
-        "name",
-        "A name for people. It becomes the id if a new job has none.",
-        "Nightly report",
-        sent=Annotated[str, StringConstraints(min_length=1)] | None,
-        answered=str,
-        read=lambda job: stored_name(job) or job.id,
-    ),
-    FieldSpec(
-        "description",
-        "What the job is for.",
-        "Sends the report of the day",
-        sent=within(str, maxLength=MAX_DESCRIPTION) | None,
-        answered=str,
-        read=lambda job: job.description,
-        option="description",
-        null="",
-    ),
-    *SCHEDULE,
-    FieldSpec(
-        "schedule_description",
-        "The schedule in words.",
-        "at 02:30:00",
-        answered=str | None,
-        read=lambda job: None if job.schedule is None else _describe(job.schedule),
-    ),
-    FieldSpec(
-        "jitter",
-        "Each run starts up to so much later than its slot.",
-        sent=Duration | None,
-        answered=Milliseconds | None,
-        read=lambda job: None if job.schedule is None else to_milliseconds(job.schedule.jitter),
-        option="jitter",
-        null=LEFT_OUT,
-    ),
-    FieldSpec(
-        "handler",
-        "Instead of `endpoint`: the name of a Python function that the program registered.",
-        "webhook",
-        sent=OneLine | None,
-        answered=str,
-        read=lambda job: job.handler,
-        option="handler",
-        null=LEFT_OUT,
-    ),
-    FieldSpec(
-        "payload",
-        "The handler's arguments. A value that JSON lacks is an object of one key, in answers and"
-        ' requests: `{"$datetime": "2030-01-01T09:00:00+00:00"}`, and `$date`, `$uuid`, `$decimal`'
-        " and `$bytes` (base64) alike. An object that has such a name itself gets a second `$`.",
-        sent=JsonValue,
-        answered=Any,
-        optional=True,
-        read=lambda job: to_json_value(job.payload),
-        option="payload",
-    ),
-    FieldSpec(
-        "execution_type",
-        "A run of an `AT_MOST_ONCE` job is never tried again. The handler of an `EFFECT_ONCE` job"
-        " commits its writes together with the end of its run.",
-        "AT_LEAST_ONCE",
-        sent=_ExecutionType | None,
-        answered=_ExecutionType,
-        read=lambda job: job.policy.delivery.upper(),
-        option="delivery",
-        to_option=str.lower,
-        null=LEFT_OUT,
-    ),
-    FieldSpec(
-        "enabled",
-        "Whether the job's slots fire.",
-        True,
-        sent=bool,
-        nullable=False,
-        answered=bool,
-        read=lambda job: job.enabled,
-        option="enabled",
-    ),
-    FieldSpec(
-        "retry_attempts",
-        "How often a failed run is tried again. 0: never.",
-        3,
-        sent=within(int, minimum=0, maximum=MAX_COUNT) | None,
-        answered=int,
-        read=lambda job: job.policy.retries,
-        option="retries",
-        null=LEFT_OUT,
-    ),
-    FieldSpec(
-        "retry_delay",
-        "The wait before the first retry.",
-        sent=Duration | None,
-        answered=Milliseconds,
-        read=lambda job: to_milliseconds(job.policy.backoff.delay),
-    ),
-    FieldSpec(
-        "backoff",
-        "How the wait grows with each retry.",
-        sent=_BackoffKind | BackoffBody | None,
-        answered=BackoffDocument,
-        read=lambda job: document_of(BACKOFF, job.policy.backoff),
-    ),
-    FieldSpec(
-        "timeout",
-        "How long an attempt may take, by the wall clock. For a job that calls an endpoint: 30s if"
-        " it is left out, at most 1h, and a number below 500 is refused (30 is 30 ms; write 30s).",
-        sent=Duration | None,
-        answered=Milliseconds | None,
-        read=lambda job: to_milliseconds(job.policy.timeout),
-        option="timeout",
-    ),
-    FieldSpec(
-        "start_deadline",
-        "A run that has not started so long after it was due is skipped.",
-        sent=Duration | None,
-        answered=Milliseconds | None,
-        read=lambda job: to_milliseconds(job.policy.start_deadline),
-        option="start_deadline",
-    ),
-    FieldSpec(
-        "priority",
-        "0 to 9. Runs of a higher priority start first.",
-        5,
-        sent=Priority | None,
-        answered=int,
-        read=lambda job: job.policy.priority,
-        option="priority",
-        null=_DEFAULT.priority,
-    ),
-    FieldSpec(
-        "queue",
-        "The queue of the job's runs. A worker takes runs of its own queues.",
-        "default",
-        sent=str | None,
-        answered=str,
-        read=lambda job: job.policy.queue,
-        option="queue",
-        null=_DEFAULT.queue,
-    ),
-    FieldSpec(
-        "concurrency",
-        "How many of the job's runs may run at once, over all instances.",
-        sent=Count | None,
-        answered=int | None,
-        read=lambda job: job.policy.concurrency,
-        option="concurrency",
-    ),
-    FieldSpec(
-        "concurrency_key",
-        "Jobs with the same key share their limit.",
-        sent=str | None,
-        answered=str | None,
-        read=lambda job: job.policy.concurrency_key,
-        option="concurrency_key",
-    ),
-    FieldSpec(
-        "rate",
-        "How many of the job's runs may start in a span of time, over all instances.",
-        "100/m",
-        sent=Annotated[str, Field(max_length=64)] | None,
-        answered=str | None,
-        read=lambda job: job.policy.rate and str(job.policy.rate),
-        option="rate",
-    ),
-    FieldSpec(
-        "rate_key",
-        "Jobs with the same key share their rate.",
-        sent=str | None,
-        answered=str | None,
-        read=lambda job: job.policy.rate_key,
-        option="rate_key",
-    ),
-    FieldSpec(
-        "overlap",
-        "What happens to a slot whose predecessor's run has not ended: `skip` the slot, `queue` its"
-        " run behind, `replace` the earlier run, or `allow` both.",
-        sent=_Overlap | None,
-        answered=_Overlap,
-        read=lambda job: str(job.policy.overlap),
-        option="overlap",
-        null=_DEFAULT.overlap,
-    ),
-    FieldSpec(
-        "misfire",
-        "What happens to slots that were not fired in time: run the newest `once`, `skip` them, or"
-        " run `all`.",
-        sent=_MisfireKind | MisfireBody | None,
-        answered=MisfireDocument,
-        read=lambda job: document_of(MISFIRE, job.policy.misfire),
-        option="misfire",
-        to_option=_misfire,
-        null=_DEFAULT.misfire,
-    ),
-    FieldSpec(
-        "breaker",
-        "After so many failures in a row, counted over all nodes, runs wait; then one is tried, and"
-        " if it succeeds the others start. Webhooks have a breaker by default; null: none.",
-        sent=bool | Annotated[int, Field(ge=1)] | BreakerBody | None,
-        answered=BreakerDocument | None,
-        read=lambda job: job.policy.breaker and document_of(BREAKER, job.policy.breaker),
-        option="breaker",
-        to_option=_breaker,
-    ),
-    FieldSpec(
-        "after",
-        "The job runs when each of these jobs has succeeded.",
-        sent=within(list[str], maxItems=MAX_UPSTREAM) | None,
-        answered=list[str],
-        read=lambda job: list(job.policy.after),
-        option="after",
-        null=(),
-    ),
-    FieldSpec(
-        "after_failure",
-        "What becomes of a run if one that it comes after did not succeed: `skip` or `run`.",
-        sent=Literal["skip", "run"] | None,
-        answered=Literal["skip", "run"],
-        read=lambda job: job.policy.after_failure,
-        option="after_failure",
-        null=_DEFAULT.after_failure,
-    ),
-    FieldSpec(
-        "each_node",
-        "Whether a slot runs once on each live worker.",
-        sent=bool | None,
-        answered=bool,
-        read=lambda job: job.policy.each_node,
-        option="each_node",
-        null=_DEFAULT.each_node,
-    ),
-    FieldSpec(
-        "isolation",
-        "Where the job's handler runs: on the event loop or in a thread, as its function needs"
-        " (`auto`), in a `thread`, or in a `process` of its own. Not for endpoints.",
-        sent=_Isolation | None,
-        answered=_Isolation,
-        read=lambda job: str(job.policy.isolation),
-        option="isolation",
-        null=_DEFAULT.isolation,
-    ),
-    FieldSpec(
-        "memory_limit",
-        "How many bytes of memory a handler in a process of its own may use. A size such as"
-        " `512MiB` may be sent. Null: any number.",
-        sent=within(int, minimum=1, maximum=MAX_MEMORY)
+
+class JobFields(ScheduleFields):
+    """What can be sent of a job."""
+
+    name: Annotated[str, StringConstraints(min_length=1)] | None = None
+    description: Annotated[str, bounds(maxLength=MAX_DESCRIPTION)] | None = None
+    jitter: Duration | None = None
+    handler: OneLine | None = None
+    payload: JsonValue = None
+    execution_type: ExecutionType | None = None
+    enabled: bool = may_be_left_out()
+    retry_attempts: CountOrZero | None = None
+    retry_delay: Duration | None = None
+    backoff: Literal["fixed", "linear", "exponential"] | BackoffBody | None = None
+    timeout: Duration | None = None
+    start_deadline: Duration | None = None
+    priority: Priority | None = None
+    queue: str | None = None
+    concurrency: Count | None = None
+    concurrency_key: str | None = None
+    rate: Annotated[str, Field(max_length=64)] | None = None
+    rate_key: str | None = None
+    overlap: Literal["skip", "queue", "replace", "allow"] | None = None
+    misfire: Literal["once", "skip", "all"] | MisfireBody | None = None
+    breaker: bool | Annotated[int, Field(ge=1)] | BreakerBody | None = None
+    after: Annotated[list[str], bounds(maxItems=MAX_UPSTREAM)] | None = None
+    after_failure: Literal["skip", "run"] | None = None
+    each_node: bool | None = None
+    isolation: Literal["auto", "thread", "process"] | None = None
+    memory_limit: (
+        Annotated[int, bounds(minimum=1, maximum=MAX_MEMORY)]
         | Annotated[str, Field(max_length=64)]
-        | None,
-        answered=int | None,
-        read=lambda job: job.policy.memory_limit,
-        option="memory_limit",
-    ),
-    FieldSpec(
-        "retention",
-        "How long the job's finished runs are kept. Null: as long as the service keeps runs.",
-        sent=Duration | None,
-        answered=Milliseconds | None,
-        read=lambda job: to_milliseconds(job.policy.retention),
-        option="retention",
-    ),
-    FieldSpec(
-        "history",
-        "How many finished runs of the job are kept, the newest; 0: none. Null: as many as the"
-        " service keeps of each job.",
-        sent=within(int, minimum=0, maximum=MAX_COUNT) | None,
-        answered=int | None,
-        read=lambda job: job.policy.history,
-        option="history",
-    ),
-    FieldSpec(
-        "tags",
-        "Words to list jobs by.",
-        ["reports"],
-        sent=within(list[Tag], maxItems=MAX_TAGS) | None,
-        answered=list[str],
-        read=lambda job: list(job.tags),
-        option="tags",
-        null=(),
-    ),
-    FieldSpec(
-        "metadata",
-        "Any JSON object that you want to keep with the job. In a Python program it also holds the"
-        " `name`, which is a field of its own here.",
-        {"team": "data"},
-        sent=dict[str, JsonValue] | None,
-        answered=dict[str, Any],
-        read=lambda job: {name: to_json_value(value) for name, value in own_metadata(job).items()},
-    ),
-    FieldSpec(
-        "owner",
-        "`code` or `file`: a program or a file defines the job, and clients can only pause, resume"
-        " and trigger it.",
-        answered=Literal["code", "api", "file"],
-        read=lambda job: str(job.owner),
-    ),
-    FieldSpec(
-        "file",
-        "The name of the file that defines the job. Null: no file does.",
-        answered=str | None,
-        read=lambda job: job.file,
-    ),
-    FieldSpec(
-        "origins",
-        "Where the job's options come from, by field: the `job` itself, the `defaults` of the"
-        " scheduler or service that stored it, or `built_in`. Null: an earlier version stored the"
-        " job, and did not keep this.",
-        {"retryAttempts": "job", "timeout": "defaults", "priority": "built_in"},
-        answered=dict[str, Literal["job", "defaults", "built_in"]] | None,
-        read=lambda job: _origins(job),
-    ),
-    FieldSpec(
-        "next_run_at",
-        "The slot that fires next.",
-        answered=Time | None,
-        read=lambda job: to_iso(job.next_run_at),
-    ),
-    FieldSpec(
-        "last_run_at",
-        "When the newest run of the job started.",
-        answered=Time | None,
-        read=lambda job: to_iso(job.last_run_at),
-    ),
-    FieldSpec(
-        "created_at",
-        "When the job was created.",
-        answered=Time,
-        read=lambda job: to_iso(job.created_at),
-    ),
-    FieldSpec(
-        "updated_at",
-        "When the job was last changed.",
-        answered=Time,
-        read=lambda job: to_iso(job.updated_at),
-    ),
+        | None
+    ) = None
+    retention: Duration | None = None
+    history: CountOrZero | None = None
+    tags: Annotated[list[Tag], bounds(maxItems=MAX_TAGS)] | None = None
+    metadata: dict[str, JsonValue] | None = None
+    endpoint: Annotated[str, bounds(maxLength=MAX_URL)] | None = None
+    method: str | None = None
+    headers: Annotated[dict[str, str], bounds(maxProperties=MAX_HEADERS)] | None = None
+    secret_headers: Annotated[list[str], bounds(maxItems=MAX_HEADERS)] | None = None
+    body: Any = None
+    success_codes: StatusCodes | None = None
+    retry_on: StatusCodes | None = None
+
+
+OPTION_OF = {
+    "execution_type": "delivery",
+    "retry_attempts": "retries",
+    "endpoint": "url",
+    "success_codes": "success",
+}
+"""The fields of a job that the library calls otherwise."""
+
+_OPTION_NAMES = {OPTION_OF.get(name, name): to_camel(name) for name in JobFields.model_fields}
+_ORIGIN_NAMES = {
+    field.name: _OPTION_NAMES[field.name]
+    for field in fields(Policy)
+    if field.name in _OPTION_NAMES and field.name != "retry_on"  # here: status codes
+}
+
+
+def _origins(job: model.Job) -> Any:
+    if (origins := job.origins) is None:
+        return None
+    return {name: origins.get(option, "built_in") for option, name in _ORIGIN_NAMES.items()}
+
+
+_SET_BY_SERVICE = frozenset(
+    to_camel(name)
+    for name in (*Job.__struct_fields__, "version")
+    if name not in JobFields.model_fields and name != "id"
 )
-WEBHOOK: tuple[FieldSpec[model.Webhook], ...] = (
-    FieldSpec(
-        "endpoint",
-        "The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a"
-        " read key sees it: put secrets into headers, which are masked. A change to another scheme,"
-        " host or port removes the secret headers that are not sent with it: compare `headers` in"
-        " the answer.",
-        "https://api.example.com/webhook",
-        sent=within(str, maxLength=MAX_URL) | None,
-        answered=str | None,
-        optional=True,
-        read=lambda webhook: webhook.url,
-        option="url",
-        null=LEFT_OUT,
-    ),
-    FieldSpec(
-        "method",
-        "The method of the request. POST by default.",
-        "POST",
-        sent=str | None,
-        answered=str | None,
-        optional=True,
-        read=lambda webhook: webhook.method,
-        option="method",
-    ),
-    FieldSpec(
-        "headers",
-        "The headers of the request. Answers show a mask instead of a secret one's value.",
-        {"X-Team": "data"},
-        sent=within(dict[str, str], maxProperties=MAX_HEADERS) | None,
-        answered=dict[str, str] | None,
-        optional=True,
-        read=masked_headers,
-        option="headers",
-    ),
-    FieldSpec(
-        "secret_headers",
-        "The names of headers to encrypt beside `Cookie` and those whose names contain token,"
-        " secret, key, auth, password or credential.",
-        sent=within(list[str], maxItems=MAX_HEADERS) | None,
-        answered=list[str] | None,
-        optional=True,
-        read=lambda webhook: list(webhook.secret_headers),
-    ),
-    FieldSpec(
-        "body",
-        "The body of the request: JSON or text. It may hold the templates `{{timestamp}}`,"
-        " `{{scheduledAt}}`, `{{jobId}}`, `{{executionId}}` and `{{attempt}}`.",
-        {"event": "nightly", "timestamp": "{{timestamp}}"},
-        sent=Any,
-        answered=Any,
-        optional=True,
-        read=lambda webhook: webhook.body,
-        option="body",
-    ),
-    FieldSpec(
-        "success_codes",
-        'The status codes of a success: `[200, "202-204"]`. All 2xx by default.',
-        sent=_StatusCodes | None,
-        answered=list[int | str] | None,
-        optional=True,
-        read=lambda webhook: [_codes(one) for one in webhook.success],
-        option="success",
-    ),
-    FieldSpec(
-        "retry_on",
-        'The other status codes that are retried: `["5xx", 429]`. All by default.',
-        sent=_StatusCodes | None,
-        answered=list[int | str] | None,
-        optional=True,
-        read=lambda webhook: (
-            None if webhook.retry_on is None else [_codes(one) for one in webhook.retry_on]
-        ),
-        option="retry_on",
-    ),
-)
-ROTATE_SECRET: FieldSpec[Any] = FieldSpec(
-    "rotate_secret",
-    "True: sign with a new secret. The former one signs beside it for a day.",
-    sent=bool | None,
-)
-SIGNING_SECRET: FieldSpec[Any] = FieldSpec(
-    "signing_secret",
-    "The secret that signs the job's requests. Only the answer that made it shows it.",
-    "whsec_…",
-    answered=str | None,
-    optional=True,
-)
-
-_SENT: tuple[FieldSpec[Any], ...] = (ID, *JOB, *WEBHOOK)
-_IN_EXAMPLE = ("id", "schedule", "timezone", "endpoint", "method", "headers", "body", "tags")
-_EXAMPLE = {spec.alias: spec.example for spec in _SENT if spec.name in _IN_EXAMPLE}
+_READ_ONLY = _SET_BY_SERVICE | {"id", "_id", "jobId"}
 
 
-# -- requests -------------------------------------------------------------------------------------
-
-
-@takes(*_SENT)
-class JobBody(TolerantBody):
+class JobBody(JobFields):
     """A new job. It needs `endpoint` or `handler`, and `schedule`, `every`, `runAt` or `after`; a
     null `schedule` makes a job that runs only when it is triggered. Fields that the service sets
     (`owner`, `nextRunAt`, …) may be sent as they were read from another job, and mean nothing."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"additionalProperties": False, "examples": [_EXAMPLE]}
-    )
+    example: ClassVar = {
+        "id": "nightly",
+        "schedule": "0 30 2 * * *",
+        "timezone": "Europe/Berlin",
+        "tags": ["reports"],
+        "endpoint": "https://api.example.com/webhook",
+        "method": "POST",
+        "headers": {"X-Team": "data"},
+        "body": {"event": "nightly", "timestamp": "{{timestamp}}"},
+    }
+    id: str | None = None
 
     @classmethod
     def clean(cls, value: Any) -> Any:
@@ -784,7 +582,7 @@ class JobBody(TolerantBody):
         fields that say the same, and `handler` names the built-in one."""
         if not isinstance(value, dict):
             return value
-        copied = {name: item for name, item in value.items() if name not in _NEVER_SENT}
+        copied = {name: item for name, item in value.items() if name not in _SET_BY_SERVICE}
         schedule = copied.get("schedule")
         if schedule is not None:
             for name, same in (("every", _same_interval), ("runAt", operator.eq)):
@@ -804,28 +602,13 @@ def _same_interval(schedule: Any, every: Any) -> bool:
         return False
 
 
-_NEVER_SENT = frozenset(
-    {*(spec.alias for spec in JOB if spec.sent is None), "signingSecret", "version"}
-)
-_READ_ONLY = frozenset(
-    {
-        *(spec.alias for spec in JOB if spec.sent is None),
-        *("id", "_id", "jobId", "signingSecret", "version"),
-    }
-)
-
-
-@takes(*JOB, *WEBHOOK, ROTATE_SECRET)
-class JobUpdateBody(TolerantBody):
+class JobUpdateBody(JobFields):
     """Changes of a job. What is left out stays. Fields that the service sets (`_id`, `nextRunAt`,
     …) may be sent back as they were read, and change nothing."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "additionalProperties": False,
-            "examples": [{"schedule": "0 */10 * * * *", "enabled": True}],
-        }
-    )
+    example: ClassVar = {"schedule": "0 */10 * * * *", "enabled": True}
+    rotate_secret: bool | None = None
+    """True: sign with a new secret. The former one signs beside it for a day."""
 
     @model_validator(mode="before")
     @classmethod
@@ -836,20 +619,10 @@ class JobUpdateBody(TolerantBody):
 
 
 class TriggerBody(Body):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "additionalProperties": False,
-            "examples": [{"payload": {"event": "by hand"}}],
-        }
-    )
-
-    payload: Annotated[
-        JsonValue,
-        Field(
-            description="Instead of the request's body, or of the handler's arguments. Values that"
-            " JSON lacks are written as in a job's `payload`."
-        ),
-    ] = None
+    example: ClassVar = {"payload": {"event": "by hand"}}
+    payload: JsonValue = None
+    """Instead of the request's body, or of the handler's arguments. Values that JSON lacks are
+    written as in a job's `payload`."""
 
 
 class JobMatchBody(Conditions):
@@ -866,28 +639,15 @@ class JobMatchBody(Conditions):
 class JobsBulkBody(Body):
     """`create` takes `jobs`. The other actions take `ids`, or `match` for all that match."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "additionalProperties": False,
-            "examples": [{"action": "pause", "match": {"tag": "reports"}}],
-        }
-    )
-
-    action: Annotated[
-        Literal["create", "pause", "resume", "trigger", "delete"],
-        Field(description="What is done with each job."),
-    ] = "create"
-    jobs: Annotated[
-        Annotated[list[Any], Field(min_length=1, max_length=1000)] | None,
-        Field(description="For `create`: each is what `POST /api/v1/jobs` takes."),
-    ] = None
-    ids: Annotated[
-        Annotated[list[JobId], Field(min_length=1, max_length=1000)] | None,
-        Field(description="These jobs."),
-    ] = None
-    match: Annotated[
-        JobMatchBody | None, Field(description="All jobs that match. `{}`: every job.")
-    ] = None
+    example: ClassVar = {"action": "pause", "match": {"tag": "reports"}}
+    action: Literal["create", "pause", "resume", "trigger", "delete"] = "create"
+    """What is done with each job."""
+    jobs: Annotated[list[Any], Field(min_length=1, max_length=1000)] | None = None
+    """For `create`: each is what `POST /api/v1/jobs` takes."""
+    ids: Annotated[list[JobId], Field(min_length=1, max_length=1000)] | None = None
+    """These jobs."""
+    match: JobMatchBody | None = None
+    """All jobs that match. `{}`: every job."""
 
     @model_validator(mode="after")
     def _names_its_jobs_once(self) -> Self:
@@ -905,84 +665,3 @@ class JobsBulkBody(Body):
                 predicate=False,
             )
         return self
-
-
-# -- answers --------------------------------------------------------------------------------------
-
-
-@answers(ID, *JOB, *WEBHOOK, SIGNING_SECRET)
-class Job(Document):
-    """A job."""
-
-
-class JobList(Document):
-    items: list[Job]
-    next_cursor: Cursor
-
-
-class RenderedRequest(Document):
-    """The request that a job would send, filled in and signed."""
-
-    job_id: str
-    method: str
-    url: str
-    headers: dict[str, str]
-    body: str
-    next_run_at: Time | None
-
-
-class JobBulkItem(Document):
-    """The result for one job of many."""
-
-    index: Annotated[int | None, Field(description="With `create`: the place in `jobs`.")] = None
-    id: str | None = None
-    succeeded: bool
-    run_id: Annotated[str | None, Field(description="The run that a trigger made.")] = None
-    signing_secret: Annotated[
-        str | None, Field(description="The secret of a new job, shown only here.")
-    ] = None
-    problem: Annotated[Problem | None, Field(description="Why it was not done.")] = None
-
-
-class JobsBulkResult(Document):
-    matched: Annotated[int, Field(description="How many jobs were named or matched.")]
-    succeeded: Annotated[int, Field(description="For how many it was done.")]
-    failed: Annotated[int, Field(description="For how many it was not done.")]
-    items: list[JobBulkItem]
-
-
-class PrunedOrphans(Document):
-    jobs: Annotated[list[str], Field(description="The jobs whose code is gone.")]
-    removed: Annotated[bool, Field(description="Whether they were removed.")]
-
-
-def job_document(job: model.Job) -> dict[str, Any]:
-    document = document_of((ID, *JOB), job)
-    if job.webhook is not None:
-        document |= document_of(WEBHOOK, job.webhook)
-    return document
-
-
-_BRIEF_JOB = tuple(spec for spec in JOB if spec.name != "payload")
-_BRIEF_WEBHOOK = tuple(spec for spec in WEBHOOK if spec.name != "body")
-
-
-def brief_job_document(job: model.Job) -> dict[str, Any]:
-    """A job without its payload and body, as lists show it."""
-    document = document_of((ID, *_BRIEF_JOB), job)
-    if job.webhook is not None:
-        document |= document_of(_BRIEF_WEBHOOK, job.webhook)
-    return document
-
-
-def etag(job: model.Job) -> str:
-    """The ETag of the definition: a job that fires keeps it. The document leaves out or rounds some
-    parts, so those are added as they are stored."""
-    document = job_document(job)
-    for name in ("nextRunAt", "lastRunAt", "updatedAt"):
-        del document[name]
-    signing = [one.sealed.box for one in job.webhook.signing] if job.webhook else []
-    sealed = [one.box for one in job.webhook.secret_headers.values()] if job.webhook else []
-    schedule = job.schedule.to_dict() if job.schedule else None
-    text = encode_json([document, schedule, job.policy.to_dict(), signing, sealed])
-    return f'"{hashlib.sha256(text).hexdigest()[:32]}"'

@@ -16,20 +16,20 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from mainspring.core.model import Job
 from mainspring.core.policy import Backoff, Policy
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT
 from mainspring.service.problems import FieldError, field_errors
-from mainspring.service.schemas.fields import FieldSpec, TolerantBody, options_of
+from mainspring.service.schemas.fields import Body, TolerantBody
 from mainspring.service.schemas.job import (
-    JOB,
-    ROTATE_SECRET,
+    OPTION_OF,
     SCHEDULE_FORMS,
-    WEBHOOK,
+    BackoffBody,
     JobBody,
     JobUpdateBody,
-    backoff_options,
     job_document,
     own_metadata,
     stored_name,
@@ -37,22 +37,19 @@ from mainspring.service.schemas.job import (
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks.service import HANDLER, masked_headers
 
-__all__ = [
-    "changed_names",
-    "document_faults",
-    "job_changes",
-    "job_options",
-    "library_faults",
-    "merge_faults",
-    "new_job_id",
-]
-
 SHORTEST_BARE_TIMEOUT = 500
 """Milliseconds. A smaller number without a unit was most likely meant as seconds."""
 
-_SPECS: tuple[FieldSpec[Any], ...] = (*JOB, *WEBHOOK)
-_ALIAS = {spec.name: spec.alias for spec in (*_SPECS, ROTATE_SECRET)}
-_REQUEST = tuple(spec.name for spec in WEBHOOK if spec.name != "endpoint")
+_ALIAS = {name: field.alias or name for name, field in JobUpdateBody.model_fields.items()}
+_REQUEST = ("method", "headers", "secret_headers", "body", "success_codes", "retry_on")
+"""The fields that only a job with an endpoint has."""
+_READ_APART = {
+    *("id", "name", *SCHEDULE_FORMS, "metadata", "retry_delay", "backoff"),
+    *("endpoint", "rotate_secret", *_REQUEST),
+}
+"""The fields that are not one option of the library each."""
+_NULL_IS_LEFT_OUT = {"timezone", "jitter", "handler", "execution_type", "retry_attempts"}
+_BUILT_IN = Policy()
 
 
 def new_job_id(body: JobBody) -> str:
@@ -76,11 +73,11 @@ def job_options(
 ) -> dict[str, Any]:
     """The options of `add_job` beside the id. `defaults` are those of the scheduler."""
     sent = body.sent
-    options = options_of(JOB, sent)
+    options = _options(sent)
     # Without a handler it is a call, even if the endpoint is missing or has a wrong type: so the
     # other fields of the call are checked.
-    given = body.as_sent
-    calls = given.get("endpoint") is not None or given.get("handler") is None
+    as_sent = body.as_sent
+    calls = as_sent.get("endpoint") is not None or as_sent.get("handler") is None
     options["defaults"] = _defaults(settings, defaults, calls=calls)
     for name in SCHEDULE_FORMS:
         if sent.get(name) is not None:
@@ -122,61 +119,119 @@ def _defaults(
     return made
 
 
-def job_changes(job: Job, body: JobUpdateBody) -> dict[str, Any]:
-    """The changes of `update_job`: what was sent and differs from the job as it is read. What is
-    for the other kind of job is left out: `document_faults` reports it."""
-    sent = _changed_fields(job, body)
-    changes = options_of(JOB, sent)
-    changes |= _schedule_changes(job, sent)
+def _options(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are one option of the library each, under its names and in its forms."""
+    options: dict[str, Any] = {}
+    for name, value in sent.items():
+        option = OPTION_OF.get(name, name)
+        if name in _READ_APART or (value is None and name in _NULL_IS_LEFT_OUT):
+            continue
+        if value is None:  # the built-in value
+            value = {"description": "", "tags": ()}.get(name, getattr(_BUILT_IN, option, None))
+        elif isinstance(value, Body):
+            value = value.sent
+        options[option] = value.lower() if name == "execution_type" else value
+    return options
+
+
+# -- edits ----------------------------------------------------------------------------------------
+
+
+class JobEdit(Struct, frozen=True):
+    """What an edit does with a job."""
+
+    fields: list[str]
+    """The API's names of the fields that change."""
+    options: dict[str, Any]
+    """For `update_job`."""
+    faults: list[FieldError]
+
+
+def read_edit(job: Job, body: JobUpdateBody) -> JobEdit:
+    """The edit: what was sent and differs from the job as it is read. What is for the other kind of
+    job is left out of the options: the faults report it."""
+    document = job_document(job)
+    changed = _changed_fields(job, document, body)
+    aliases = {_ALIAS[name]: value for name, value in changed.items()}
+    return JobEdit(
+        sorted(aliases), _changed_options(job, changed), _edit_faults(job, document, aliases, body)
+    )
+
+
+def _changed_fields(job: Job, document: Mapping[str, Any], body: TolerantBody) -> dict[str, Any]:
+    """A job that was read, changed in one field and sent back whole is an edit of that field."""
+    as_sent, sent = body.as_sent, body.sent
+    changed = {
+        name
+        for name in sent
+        if name in ("body", "payload")
+        or _ALIAS[name] not in document
+        or as_sent[_ALIAS[name]] != document[_ALIAS[name]]
+    }
+    schedules = [name for name in SCHEDULE_FORMS if name in changed and sent[name] is not None]
+    if schedules:
+        changed -= set(SCHEDULE_FORMS) - set(schedules)
+    if "headers" in sent and ({"headers", "endpoint", "secret_headers"} & changed):
+        changed |= {"headers"} | ({"secret_headers"} & sent.keys())
+    fields = {name: sent[name] for name in sent if name in changed}
+    if "secret_headers" in fields and "headers" not in fields and job.webhook is not None:
+        fields["headers"] = masked_headers(job.webhook)  # the names mark headers that the job has
+    return fields
+
+
+def _changed_options(job: Job, changed: Mapping[str, Any]) -> dict[str, Any]:
+    options = _options(changed) | _schedule_changes(job, changed)
     if job.webhook is not None:
-        changes.pop("handler", None)
-        if webhook := _webhook_options(sent):
-            changes["webhook"] = webhook
-        _set_default_timeout(changes)
-    if {"backoff", "retry_delay"} & sent.keys():
-        changes["backoff"] = _changed_backoff(job, sent)
-    if changes.get("delivery") == "at_most_once":
-        changes.setdefault("retries", 0)
-    if {"metadata", "name"} & sent.keys():
-        metadata = (sent["metadata"] or {}) if "metadata" in sent else own_metadata(job)
-        name = sent["name"] if "name" in sent else stored_name(job)
-        changes["metadata"] = {**metadata, **_name(name)}
-    return changes
+        options.pop("handler", None)
+        if webhook := _webhook_options(changed):
+            options["webhook"] = webhook
+        if options.get("timeout", "") is None:  # null means the default
+            options["timeout"] = WEBHOOK_TIMEOUT
+    if {"backoff", "retry_delay"} & changed.keys():
+        options["backoff"] = _changed_backoff(job, changed)
+    if options.get("delivery") == "at_most_once":
+        options.setdefault("retries", 0)
+    if {"metadata", "name"} & changed.keys():
+        metadata = (changed["metadata"] or {}) if "metadata" in changed else own_metadata(job)
+        name = changed["name"] if "name" in changed else stored_name(job)
+        options["metadata"] = {**metadata, **_name(name)}
+    return options
+
+
+def _edit_faults(
+    job: Job, document: dict[str, Any], changed: Mapping[str, Any], body: TolerantBody
+) -> list[FieldError]:
+    sent = {name: body.as_sent.get(name) for name in changed}
+    faults = [*field_errors(body.type_errors), *_edit_rules(job, body.as_sent, changed)]
+    faults += _document_rules(_edited_document(job, document, changed), sent, body)
+    return merge_faults(reversed(faults))[::-1]
 
 
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def document_faults(body: TolerantBody, job: Job | None = None) -> list[FieldError]:
-    """What is wrong with the document: types, and fields that do not fit each other. Of an edit,
-    the `job` fills in what was not sent."""
+def document_faults(body: JobBody) -> list[FieldError]:
+    """What is wrong with the document of a new job: types, and fields that do not fit each
+    other."""
     sent = body.as_sent
-    found = field_errors(body.type_errors)
-    if job is None:
-        document = sent
-        changed_or_new = sent.keys()
-        found += _new_job_rules(sent)
-    else:
-        changed = {_ALIAS[name]: value for name, value in _changed_fields(job, body).items()}
-        found += _edit_rules(job, sent, changed)
-        document = _edited_document(job, changed)
-        sent = {name: sent.get(name) for name in changed}
-        changed_or_new = sent.keys()
-    found += _rules(document)
+    faults = [*field_errors(body.type_errors), *_new_job_rules(sent)]
+    faults += _document_rules(sent, sent, body)
+    return merge_faults(reversed(faults))[::-1]
+
+
+def _document_rules(
+    document: Mapping[str, Any], sent: Mapping[str, Any], body: TolerantBody
+) -> Iterator[FieldError]:
+    """Of a job as the request would leave it. `sent`: what is new in it."""
+    yield from _rules(document)
     if "secretHeaders" in sent:
-        found += _secret_header_rules(document)
+        yield from _secret_header_rules(document)
     if "timeout" in sent and document.get("endpoint") is not None:
-        found += _timeout_rules(sent["timeout"])
+        yield from _timeout_rules(sent["timeout"])
     in_metadata = (body.sent.get("metadata") or {}).get("name")
-    if in_metadata and (isinstance(in_metadata, str) or "name" in changed_or_new):
+    if in_metadata and (isinstance(in_metadata, str) or "name" in sent):
         why = "name is a field of its own: give it beside metadata, not in it"
-        found.append(FieldError("metadata", why))
-    return merge_faults(reversed(found))[::-1]
-
-
-def changed_names(job: Job, body: TolerantBody) -> list[str]:
-    """The API's names of the fields that an edit changes."""
-    return sorted(_ALIAS[name] for name in _changed_fields(job, body))
+        yield FieldError("metadata", why)
 
 
 def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
@@ -194,9 +249,9 @@ def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
     """The errors of the library, under the names that the client sent."""
     names = _field_names(body)
     return [
-        FieldError.of_library(_client_name(one.field, names), one)
-        for one in error.each()
-        if one.field is not None
+        FieldError.of_library(_client_name(fault.field, names), fault)
+        for fault in error.each()
+        if fault.field is not None
     ]
 
 
@@ -210,7 +265,7 @@ def _field_names(body: TolerantBody) -> dict[str, str]:
     """The client's name for each option of the library."""
     sent = [name for name in SCHEDULE_FORMS if body.sent.get(name) is not None]
     return {
-        **{spec.option: spec.alias for spec in _SPECS if spec.option is not None},
+        **{OPTION_OF.get(name, name): alias for name, alias in _ALIAS.items()},
         "schedule": _ALIAS[sent[0] if sent else "schedule"],
         "secret_headers": "headers",
         "signing_secret": "rotateSecret",
@@ -266,10 +321,10 @@ def _edit_rules(
 
 
 def _one_schedule(sent: Mapping[str, Any]) -> Iterator[FieldError]:
-    given = [_ALIAS[name] for name in SCHEDULE_FORMS if sent.get(_ALIAS[name]) is not None]
-    if len(given) > 1:
-        for name in given:
-            yield FieldError(name, f"give one of {', '.join(given)}: a job has one schedule")
+    forms = [alias for alias in SCHEDULE_FORMS.values() if sent.get(alias) is not None]
+    if len(forms) > 1:
+        for name in forms:
+            yield FieldError(name, f"give one of {', '.join(forms)}: a job has one schedule")
 
 
 def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
@@ -295,11 +350,12 @@ def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError.predicate("timezone", "is for a schedule, and this job has none")
 
 
-def _edited_document(job: Job, changed: Mapping[str, Any]) -> dict[str, Any]:
+def _edited_document(
+    job: Job, document: dict[str, Any], changed: Mapping[str, Any]
+) -> dict[str, Any]:
     """The job as a client would read it after the edit."""
-    document = job_document(job)
     if set(SCHEDULE_FORMS.values()) & changed.keys():
-        document |= dict.fromkeys((*SCHEDULE_FORMS.values(), "timezone", "jitter"))
+        document = document | dict.fromkeys((*SCHEDULE_FORMS.values(), "timezone", "jitter"))
     kept = {"handler"} if job.webhook is not None else {"endpoint"}
     if changed.get("endpoint") is None:
         kept.add("endpoint")
@@ -342,14 +398,10 @@ def _name(name: object) -> dict[str, Any]:
     return {} if name is None else {"name": name}
 
 
-def _set_default_timeout(options: dict[str, Any]) -> None:
-    """Null means the default, and a call of an endpoint always has a timeout."""
-    if "timeout" in options and options["timeout"] is None:
-        options["timeout"] = WEBHOOK_TIMEOUT
-
-
-def _backoff(sent: Any, delay: Any) -> dict[str, Any]:
-    return {"delay": delay, **backoff_options(sent or "exponential")}
+def _backoff(sent: str | BackoffBody | None, delay: Any) -> dict[str, Any]:
+    """The delay is a field of its own."""
+    parts = sent.sent if isinstance(sent, BackoffBody) else {"kind": sent or "exponential"}
+    return {"delay": delay, **parts}
 
 
 def _changed_backoff(job: Job, sent: Mapping[str, Any]) -> Backoff | dict[str, Any]:
@@ -375,30 +427,13 @@ def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _changed_fields(job: Job, body: TolerantBody) -> dict[str, Any]:
-    """What was sent and differs from the job: a job that was read, changed in one field and sent
-    back whole is an edit of that field."""
-    now, as_sent, sent = job_document(job), body.as_sent, body.sent
-    changed = {
-        name
-        for name in sent
-        if name in ("body", "payload")
-        or _ALIAS.get(name) not in now
-        or as_sent[_ALIAS[name]] != now[_ALIAS[name]]
-    }
-    schedules = [name for name in SCHEDULE_FORMS if name in changed and sent[name] is not None]
-    if schedules:
-        changed -= set(SCHEDULE_FORMS) - set(schedules)
-    if "headers" in sent and ({"headers", "endpoint", "secret_headers"} & changed):
-        changed |= {"headers"} | ({"secret_headers"} & sent.keys())
-    found = {name: sent[name] for name in sent if name in changed}
-    if "secret_headers" in found and "headers" not in found and job.webhook is not None:
-        found["headers"] = masked_headers(job.webhook)  # the names mark headers that the job has
-    return found
-
-
 def _webhook_options(sent: Mapping[str, Any]) -> dict[str, Any]:
-    options = options_of(WEBHOOK, sent)
+    names = ("endpoint", *_REQUEST) if sent.get("endpoint") is not None else _REQUEST
+    options = {
+        OPTION_OF.get(name, name): sent[name]
+        for name in names
+        if name in sent and name != "secret_headers"
+    }
     marked = {name.lower() for name in sent.get("secret_headers") or ()}
     if marked:
         headers: Mapping[str, str] = sent.get("headers") or {}

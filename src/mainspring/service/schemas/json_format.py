@@ -1,6 +1,6 @@
 """How values look in the API's JSON: times in UTC with `Z`, durations in milliseconds.
 
-Payloads, results and metadata may hold values that JSON lacks. Requests and answers have one form
+Payloads, results and metadata may hold values that JSON lacks. Requests and responses have one form
 of them: `{"$datetime": "…"}`, and `$date`, `$uuid`, `$decimal` and `$bytes` alike. So a client can
 send back what it has read, whole or changed in part.
 """
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, overload
 
 import msgspec
-from fastapi import Response
-from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from mainspring.core import codec
@@ -21,20 +19,6 @@ from mainspring.core.documents import to_document
 from mainspring.core.durations import duration
 from mainspring.core.policy import MAX_SPAN
 from mainspring.errors import InvalidInput
-
-__all__ = [
-    "WrongFormat",
-    "camel_case",
-    "encode_json",
-    "json_response",
-    "read_datetime",
-    "read_duration",
-    "read_json_value",
-    "seconds_to_milliseconds",
-    "to_iso",
-    "to_json_value",
-    "to_milliseconds",
-]
 
 
 class WrongFormat(ValueError):
@@ -44,11 +28,25 @@ class WrongFormat(ValueError):
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def to_iso(moment: datetime | None) -> str | None:
+class Time(str):
+    """A time as responses have it: ISO 8601 in UTC, with milliseconds. `to_iso` makes it."""
+
+    __slots__ = ()
+
+
+@overload
+def to_iso(moment: datetime) -> Time: ...
+@overload
+def to_iso(moment: None) -> None: ...
+@overload
+def to_iso(moment: datetime | None) -> Time | None: ...
+
+
+def to_iso(moment: datetime | None) -> Time | None:
     if moment is None:
         return None
     text = moment.astimezone(UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
+    return Time(text.replace("+00:00", "Z"))
 
 
 def camel_case(value: Any) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def camel_case(value: Any) -> dict[str, Any]:
     return document
 
 
-def to_milliseconds(span: Any) -> int | float | None:
+def to_milliseconds(span: Any) -> Any:
     if span is None:
         return None
     number = span / _MILLISECOND
@@ -123,19 +121,24 @@ def read_datetime(text: str) -> datetime:
         ) from None
 
 
-def json_response(
-    document: Any, status: int = 200, headers: dict[str, str] | None = None
-) -> Response:
-    """An answer with a document: a dict, or a model of which the fields that were set are sent."""
-    if isinstance(document, BaseModel):
-        document = document.model_dump(by_alias=True, exclude_unset=True)
-    return Response(encode_json(document), status, headers=headers, media_type="application/json")
-
-
 def encode_json(document: Any) -> bytes:
     """The document as JSON. Lone surrogates are escaped: a handler may name a file whose name is
     not UTF-8, and a list with its run must still be readable."""
     try:
-        return msgspec.json.encode(document)
+        return _ENCODER.encode(document)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode()
+        return json.dumps(to_builtins(document), separators=(",", ":")).encode()
+
+
+def to_builtins(document: Any) -> Any:
+    """The document as a client reads it from JSON."""
+    return msgspec.to_builtins(document, enc_hook=_write_time)
+
+
+def _write_time(value: Any) -> str:
+    if isinstance(value, Time):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_write_time)

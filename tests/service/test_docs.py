@@ -135,7 +135,7 @@ async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> N
 async def test_the_loop_works_while_the_description_is_made(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes half a second of CPU, at the first request."""
+    """It takes a tenth of a second of CPU, at the first request."""
     others = threading.Event()
 
     def made() -> dict[str, Any]:

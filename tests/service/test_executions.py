@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
-from mainspring.service.compat.documents import execution_documents
+from mainspring.service.compat import executions_of
 from mainspring.stores.protocol import RunQuery
 from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
 from tests.support.service_calls import created, finished
@@ -133,10 +133,10 @@ async def test_a_cut_or_coded_body_says_so(
 async def test_an_attempt_without_an_error_says_how_it_ended(api: Api, outcome: Outcome) -> None:
     run = await api.scheduler.enqueue("greet")
     attempt = Attempt(1, "w", run.run_at, run.run_at, outcome)
-    [told] = execution_documents(replace(run, attempts=(attempt,)))
-    assert told["errorMessage"]
+    [told] = executions_of(replace(run, attempts=(attempt,)))
+    assert told.error_message
     if outcome is Outcome.LOST:
-        assert told["errorMessage"] == "the worker died or lost its lease"
+        assert told.error_message == "the worker died or lost its lease"
 
 
 async def test_a_duration_is_in_whole_milliseconds(working: Api) -> None:
@@ -149,7 +149,7 @@ async def test_a_duration_is_in_whole_milliseconds(working: Api) -> None:
     for span, shown in ((2000, 2000), (3.111, 3), (0.6, 1)):
         ended = attempt.started_at + timedelta(milliseconds=span)
         run = replace(began, attempts=(replace(attempt, finished_at=ended),))
-        assert execution_documents(run)[0]["duration"] == shown
+        assert executions_of(run)[0].duration == shown
 
 
 async def test_jobs_are_listed_by_page_with_their_number(api: Api) -> None:

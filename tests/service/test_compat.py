@@ -17,7 +17,7 @@ from tests.support.recording_endpoint import endpoint as endpoint
 from tests.support.service import Serve, ServiceProcess
 from tests.support.service_calls import until
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class PageClient:
