@@ -25,29 +25,6 @@ from tests.support.engine import EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
-@pytest.mark.parametrize("limit", [None, 1])
-async def test_priority_then_age_decides(make: Make, limit: int | None) -> None:
-    """Under a concurrency limit too: no urgent run comes last."""
-    producer, worker = make(workers=0), make(workers=1)
-    order: list[tuple[int, int]] = []
-    for scheduler in (producer, worker):
-
-        @scheduler.job(concurrency=limit)
-        async def note(priority: int, n: int) -> None:
-            order.append((priority, n))
-
-    async with producer:
-        runs = []
-        for n in range(2):
-            for priority in (3, 9, 0, 5, 1, 7, 2, 8, 4, 6):
-                payload = {"priority": priority, "n": n}
-                runs.append(await producer.enqueue("note", payload, priority=priority))
-    async with worker:
-        for run in runs:
-            await ended(worker, run)
-    assert order == [(priority, n) for priority in range(9, -1, -1) for n in range(2)]
-
-
 class Gauge:
     """How many are inside at once."""
 
@@ -61,21 +38,6 @@ class Gauge:
 
     async def __aexit__(self, *error: object) -> None:
         self.now -= 1
-
-
-async def test_concurrency_is_exact(make: Make) -> None:
-    scheduler = make(workers=10)
-    gauge = Gauge()
-
-    @scheduler.job(concurrency=3)
-    async def work() -> None:
-        async with gauge:
-            await asyncio.sleep(0.005)
-
-    async with scheduler:
-        for run in await work.enqueue_many([{}] * 30):
-            await ended(scheduler, run)
-    assert (gauge.most, gauge.total) == (3, 30)
 
 
 async def test_concurrency_is_exact_over_two_schedulers(file: str) -> None:
@@ -142,17 +104,6 @@ async def test_a_worker_takes_only_its_queues(make: Make) -> None:
         assert (await ended(scheduler, moved)).state is State.SUCCEEDED
         assert (await ended(scheduler, own)).state is State.SUCCEEDED
         assert (await scheduler.get_run(default.id)).state is State.PENDING
-
-
-async def test_one_queue_may_be_named_as_text(make: Make) -> None:
-    scheduler = make(queues="mail")
-
-    @scheduler.job(queue="mail")
-    async def mail() -> int:
-        return 1
-
-    async with scheduler:
-        assert (await ended(scheduler, await mail.enqueue())).result == 1
 
 
 async def test_delay_and_at(make: Make) -> None:
@@ -406,41 +357,6 @@ async def test_one_bad_payload_and_nothing_is_enqueued(make: Make) -> None:
         assert (await scheduler.list_runs()).items == []
 
 
-async def test_duplicates_in_a_batch_are_reported_and_the_rest_goes_through(make: Make) -> None:
-    scheduler = make(workers=0)
-
-    @scheduler.job()
-    async def work(n: int) -> None: ...
-
-    async with scheduler:
-        there = await work.options(dedupe_key="b").enqueue(n=0)
-        runs = await scheduler.enqueue_many(
-            "work", [{"n": n} for n in range(4)], dedupe_key=["a", "b", "a", "c"]
-        )
-        assert [run.duplicate for run in runs] == [False, True, True, False]
-        assert runs[1].id == there.id
-        assert runs[2].id == runs[0].id
-        assert len((await scheduler.list_runs()).items) == 3
-
-
-async def test_ten_thousand_in_one_call(file: str) -> None:
-    scheduler = Scheduler(file)
-    seen: set[int] = set()
-
-    @scheduler.job()
-    async def work(n: int) -> None:
-        seen.add(n)
-
-    async with scheduler:
-        runs = await work.enqueue_many({"n": n} for n in range(10_000))
-        assert len({run.id for run in runs}) == 10_000
-        for run in runs[::-500]:
-            assert (await scheduler.wait(run.id, 60)).attempt == 1
-        while (await scheduler.stats()).runs["succeeded"] < 10_000:
-            await asyncio.sleep(0.05)
-    assert seen == set(range(10_000))
-
-
 # After other runs
 
 
@@ -535,27 +451,6 @@ async def test_wait_gives_up_in_time_and_not_too_early(make: Make) -> None:
             await scheduler.wait(later.id, "50ms")
         done = await ended(scheduler, await work.enqueue())
         assert await scheduler.wait(done.id, 0) == done
-
-
-async def test_stats_metrics_and_health(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work(ok: bool) -> None:
-        assert ok
-
-    async with scheduler:
-        assert (await scheduler.job_health("work")).status == "unknown"
-        for ok in (True, True, False):
-            await ended(scheduler, await work.enqueue(ok=ok))
-        stats = await scheduler.stats()
-        assert (stats.jobs, stats.enabled_jobs, stats.workers) == (1, 1, 10)
-        assert (stats.runs["succeeded"], stats.runs["failed"], stats.due) == (2, 1, 0)
-        metrics = await scheduler.job_metrics("work")
-        assert (metrics.total, metrics.succeeded, metrics.consecutive_failures) == (3, 2, 1)
-        assert metrics.success_rate == pytest.approx(2 / 3)
-        assert (await scheduler.job_health("work")).status == "unhealthy"
-        assert (await scheduler.health()).status == "healthy"
 
 
 def test_a_store_in_the_working_directory_is_the_default(

@@ -554,33 +554,6 @@ async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(shared: S
 
 
 @virtual
-async def test_a_slot_of_a_job_that_keeps_no_finished_runs(shared: SharedStore) -> None:
-    async with shared.program(history=0) as scheduler:
-        await until(scheduler, at(4, 30))
-        found = await scheduler.explain("report", at(4))
-        assert (found.code, found.sentence) == (
-            "pruned",
-            "its run is not kept any more: of this job no finished runs are kept",
-        )
-        backfill = await scheduler.backfill("report", at(1), at(4), dry_run=True)
-        assert (len(backfill.added), backfill.may_have_run) == (3, 3)
-
-
-@virtual
-async def test_a_slot_of_a_job_that_keeps_its_runs_for_a_shorter_time(shared: SharedStore) -> None:
-    async with shared.program() as scheduler:
-        await scheduler.add_job("short", schedule="0 * * * *", handler="report", retention="1h")
-        await until(scheduler, at(4, 30))
-        assert (await scheduler.explain("report", at(1))).code == "succeeded"
-        assert (await scheduler.explain("short", at(4))).code == "succeeded"
-        found = await scheduler.explain("short", at(1))
-        assert (found.code, found.sentence) == (
-            "pruned",
-            "its run is not kept any more: runs are deleted 1 hour after they have ended",
-        )
-
-
-@virtual
 async def test_a_follower_says_what_its_upstream_waits_for(shared: SharedStore) -> None:
     async with shared.program(workers=0) as scheduler:
         first = await scheduler.enqueue("report")

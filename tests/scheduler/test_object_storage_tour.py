@@ -1,20 +1,19 @@
 """What users of the s3db scheduler plug-in expect, on a store that is only a directory of objects:
-the sections of the plug-in's page in their order, a test or more for each. The words are those of
-docs/how-to/coming-from/s3db-scheduler.md, which maps every option, method and event."""
+what several instances share, and the plug-in's own examples. Its options, methods and events are
+mapped in docs/how-to/coming-from/s3db-scheduler.md, and are tested where each of them is made."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mainspring import Client, Event, GiveUp, RunContext, Scheduler, State, cron
-from mainspring.errors import InvalidInput, JobNotFound, JobOwnedByCode
+from mainspring import Client, Event, RunContext, Scheduler, State
+from mainspring.errors import JobNotFound
 from tests.support.engine import LONG, until
 
 Instance = Callable[..., Scheduler]
@@ -38,29 +37,6 @@ async def finished(scheduler: Scheduler, job: str, payload: Any = None) -> Any:
 
 async def fail(ctx: RunContext) -> None:
     raise ValueError("out of paper")
-
-
-def slots(schedule: str, after: datetime, count: int, zone: str = "UTC") -> list[str]:
-    found = []
-    for _ in range(count):
-        after = cron(schedule, zone).next(after)  # type: ignore[assignment]
-        found.append(f"{after:%a %d %b %H:%M:%S}")
-    return found
-
-
-# -- Summary
-
-
-async def test_one_statement_defines_a_daily_job(instance: Instance) -> None:
-    async def clean_up(ctx: RunContext) -> str:
-        return "clean"
-
-    jobs = {"daily_cleanup": {"schedule": "0 3 * * *", "handler": clean_up}}
-    async with instance(jobs=jobs) as scheduler:
-        job = await scheduler.get_job("daily_cleanup")
-        assert job.next_run_at is not None
-        assert (job.next_run_at.hour, job.next_run_at.minute) == (3, 0)
-        assert (await finished(scheduler, "daily_cleanup")).result == "clean"
 
 
 # -- Installation and set-up
@@ -147,31 +123,6 @@ async def test_a_disabled_scheduler_fires_nothing(instance: Instance) -> None:
         assert len(fired) == 1
 
 
-class Overlap:
-    """Counts how many runs of its handler are in progress at once. Each waits for so many."""
-
-    def __init__(self, parties: int) -> None:
-        self.most = 0
-        self._now = 0
-        self._together = asyncio.Barrier(parties)
-
-    async def handler(self, ctx: RunContext) -> None:
-        self._now += 1
-        self.most = max(self.most, self._now)
-        await self._together.wait()
-        await asyncio.sleep(0.01)
-        self._now -= 1
-
-
-async def test_max_concurrent_jobs_is_workers(instance: Instance) -> None:
-    overlap = Overlap(3)
-    async with instance(workers=3, jobs={"count": {"handler": overlap.handler}}) as scheduler:
-        runs = await scheduler.enqueue_many("count", [None] * 21)
-        for run in runs:
-            await scheduler.wait(run.id, timeout="1m")
-    assert overlap.most == 3
-
-
 async def test_history_is_cleaned_up_on_its_interval(instance: Instance) -> None:
     async def clean(ctx: RunContext) -> None: ...
 
@@ -189,35 +140,6 @@ async def test_history_is_cleaned_up_on_its_interval(instance: Instance) -> None
 # -- Options of a job
 
 
-async def test_a_disabled_job_has_no_next_run_and_can_be_enabled(instance: Instance) -> None:
-    async def off(ctx: RunContext) -> None: ...
-
-    jobs = {"off": {"schedule": "@hourly", "handler": off, "enabled": False}}
-    async with instance(jobs=jobs) as scheduler:
-        assert (await scheduler.get_job("off")).next_run_at is None
-        assert (await scheduler.update_job("off", enabled=True)).next_run_at is not None
-
-
-@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (3, 4), (5, 6)])
-async def test_retries_count_after_the_first_attempt(
-    instance: Instance, retries: int, attempts: int
-) -> None:
-    jobs = {"report": {"handler": fail, "retries": retries, "retry_delay": "0s"}}
-    async with instance(jobs=jobs) as scheduler:
-        run = await finished(scheduler, "report")
-        assert (run.state, run.attempt, len(run.attempts)) == (State.FAILED, attempts, attempts)
-        assert "out of paper" in run.error
-
-
-async def test_a_timeout_ends_the_attempt_and_is_told_apart(instance: Instance) -> None:
-    async def hang(ctx: RunContext) -> None:
-        await asyncio.Event().wait()
-
-    async with instance(jobs={"hang": {"handler": hang, "timeout": "50ms"}}) as scheduler:
-        run = await finished(scheduler, "hang")
-        assert (run.state, run.attempts[-1].outcome) == (State.FAILED, "timed_out")
-
-
 async def test_run_on_start_is_one_run_for_all_instances(instance: Instance) -> None:
     started: list[str] = []
 
@@ -232,74 +154,7 @@ async def test_run_on_start_is_one_run_for_all_instances(instance: Instance) -> 
     assert started == [run.id]
 
 
-async def test_the_context_of_a_job_is_its_payload(instance: Instance) -> None:
-    async def report(ctx: RunContext, region: str, days: int = 1) -> str:
-        return f"{region} {days}"
-
-    jobs = {"report": {"handler": report, "payload": {"region": "eu"}}}
-    async with instance(jobs=jobs) as scheduler:
-        assert (await finished(scheduler, "report")).result == "eu 1"
-        assert (await finished(scheduler, "report", {"region": "us", "days": 7})).result == "us 7"
-
-
-def test_a_wrong_option_is_refused_with_the_one_that_was_meant(instance: Instance) -> None:
-    async def act(ctx: RunContext) -> None: ...
-
-    with pytest.raises(InvalidInput, match="did you mean 'timeout'"):
-        instance(jobs={"daily": {"schedule": "0 3 * * *", "handler": act, "timeuot": "30s"}})
-
-
-# -- Cron expressions
-
-FROM = datetime(2026, 11, 17, 12, 0, 30, tzinfo=UTC)  # a Tuesday
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        ("0 0 12 * * *", ["Wed 18 Nov 12:00:00", "Thu 19 Nov 12:00:00"]),
-        ("0 30 9 * * 1-5", ["Wed 18 Nov 09:30:00", "Thu 19 Nov 09:30:00", "Fri 20 Nov 09:30:00"]),
-        ("0 0 0 1 * *", ["Tue 01 Dec 00:00:00", "Fri 01 Jan 00:00:00"]),
-        ("@yearly", ["Fri 01 Jan 00:00:00"]),
-        ("@monthly", ["Tue 01 Dec 00:00:00"]),
-        ("@weekly", ["Sun 22 Nov 00:00:00"]),
-        ("@daily", ["Wed 18 Nov 00:00:00"]),
-        ("@hourly", ["Tue 17 Nov 13:00:00"]),
-        ("*/15 * * * *", ["Tue 17 Nov 12:15:00", "Tue 17 Nov 12:30:00"]),
-        ("0 0 */2 * *", ["Thu 19 Nov 00:00:00", "Sat 21 Nov 00:00:00"]),
-        ("0 0 9-17 * * 1-5", ["Tue 17 Nov 13:00:00", "Tue 17 Nov 14:00:00"]),
-        ("0 30 3 * * 0", ["Sun 22 Nov 03:30:00"]),
-        ("0 9 1 * *", ["Tue 01 Dec 09:00:00"]),
-    ],
-)
-def test_cron_forms_with_and_without_seconds(schedule: str, expected: list[str]) -> None:
-    assert slots(schedule, FROM, len(expected)) == expected
-
-
 # -- Examples of use
-
-
-async def test_maintenance_jobs_with_a_limit_of_running_jobs(instance: Instance) -> None:
-    database = {"sessions": 4, "temporary_files": 2}
-
-    async def clean(ctx: RunContext) -> dict[str, int]:
-        cleaned = dict(ctx.resources["database"])
-        ctx.log.info("cleaned %s", cleaned)
-        ctx.resources["database"].clear()
-        return cleaned
-
-    async def optimize(ctx: RunContext) -> dict[str, int]:
-        return {"analyzed": len(ctx.resources["database"])}
-
-    jobs = {
-        "clean": {"schedule": "0 2 * * *", "handler": clean, "timeout": "5m", "retries": 2},
-        "optimize": {"schedule": "0 3 * * 0", "handler": optimize, "timeout": "10m"},
-    }
-    async with instance(workers=3, jobs=jobs, resources={"database": database}) as scheduler:
-        run = await finished(scheduler, "clean")
-        assert run.result == {"sessions": 4, "temporary_files": 2}
-        assert "cleaned" in run.attempts[-1].log[0]  # what it logs is kept with the attempt
-        assert (await finished(scheduler, "optimize")).result == {"analyzed": 0}
 
 
 async def test_a_billing_run_that_is_tried_again_bills_nobody_twice(instance: Instance) -> None:
@@ -383,26 +238,6 @@ async def test_add_update_list_and_remove_a_job_from_any_instance(instance: Inst
         with pytest.raises(JobNotFound):
             await one.get_job("custom_backup")
         assert (await one.list_jobs()).items == []
-
-
-async def test_a_job_of_the_code_can_be_switched_off_but_is_changed_in_the_code(
-    instance: Instance,
-) -> None:
-    async def nightly(ctx: RunContext) -> None: ...
-
-    jobs = {"nightly": {"schedule": "0 3 * * *", "handler": nightly}}
-    async with instance(jobs=jobs) as scheduler:
-        assert not (await scheduler.update_job("nightly", enabled=False)).enabled
-        with pytest.raises(JobOwnedByCode, match="change it there"):
-            await scheduler.update_job("nightly", schedule="0 4 * * *")
-    async with instance(jobs=jobs) as again:
-        assert not (await again.get_job("nightly")).enabled  # it stays off over a restart
-
-
-async def test_a_function_is_registered_with_its_job(instance: Instance) -> None:
-    async with instance() as scheduler:
-        await scheduler.add_job("report", handler=fail)
-        assert "report" in scheduler.handlers
 
 
 async def test_history_by_limit_and_status(instance: Instance) -> None:
@@ -573,59 +408,6 @@ async def test_a_job_decides_by_what_its_process_uses(instance: Instance) -> Non
 # -- Advice
 
 
-async def test_some_errors_are_tried_again_and_others_are_final(instance: Instance) -> None:
-    async def act(ctx: RunContext, temporary: bool) -> str:
-        if ctx.attempt > 1:
-            return "done"
-        if temporary:
-            raise ConnectionError("away")
-        raise GiveUp("the account is closed")
-
-    jobs = {"act": {"handler": act, "retries": 3, "retry_delay": "0s"}}
-    async with instance(jobs=jobs) as scheduler:
-        again = await finished(scheduler, "act", {"temporary": True})
-        final = await finished(scheduler, "act", {"temporary": False})
-    assert (again.state, again.attempt) == (State.SUCCEEDED, 2)
-    assert (final.state, final.attempt) == (State.FAILED, 1)
-    assert "the account is closed" in f"{final.error} {final.reason}"
-
-
-async def test_durations_and_failures_are_measured_without_code(instance: Instance) -> None:
-    async def work(ctx: RunContext, fails: bool) -> None:
-        await asyncio.sleep(0.01)
-        if fails:
-            raise ValueError("broken")
-
-    async with instance(jobs={"work": {"handler": work}}) as scheduler:
-        for fails in (False, True):
-            await finished(scheduler, "work", {"fails": fails})
-        metrics = await scheduler.job_metrics("work")
-    assert metrics.duration.max is not None
-    assert metrics.duration.max >= 0.01
-    [failure] = metrics.recent_failures
-    assert "broken" in str(failure.error)
-
-
-async def test_the_zone_of_a_job_overrides_that_of_the_scheduler(instance: Instance) -> None:
-    async def report(ctx: RunContext) -> None: ...
-
-    jobs = {
-        "new_york": {
-            "schedule": "0 17 * * *",
-            "handler": report,
-            "timezone": "America/New_York",
-        },
-        "kolkata": {"schedule": "0 17 * * *", "handler": report},
-    }
-    async with instance(timezone="Asia/Kolkata", jobs=jobs) as scheduler:
-        listed = {job.id: job.next_run_at for job in (await scheduler.list_jobs()).items}
-    assert listed["kolkata"] is not None
-    assert listed["new_york"] is not None
-    assert (listed["kolkata"].hour, listed["kolkata"].minute) == (11, 30)
-    assert listed["new_york"].hour in (21, 22)  # by summer and winter time
-    assert slots("0 17 * * 1-5", FROM, 1, "America/New_York") == ["Tue 17 Nov 22:00:00"]
-
-
 async def test_one_of_several_instances_runs_each_slot(instance: Instance) -> None:
     started: list[str] = []
 
@@ -638,25 +420,6 @@ async def test_one_of_several_instances_runs_each_slot(instance: Instance) -> No
         stored = {run.id for run in (await one.list_runs(job="tick")).items}
     assert len(set(started)) == len(started)
     assert set(started[:3]) <= stored
-
-
-async def test_a_slot_that_falls_into_a_run_is_skipped_with_its_reason(instance: Instance) -> None:
-    release = asyncio.Event()
-    started: list[str] = []
-
-    async def slow(ctx: RunContext) -> None:
-        started.append(ctx.run_id)
-        await release.wait()
-
-    jobs = {"slow": {"schedule": "* * * * * *", "handler": slow}}
-    async with instance(jobs=jobs) as one, instance(jobs=jobs):
-        async with asyncio.timeout(LONG):
-            while not (skipped := (await one.list_runs(job="slow", state="skipped")).items):
-                await asyncio.sleep(0.05)
-        assert len(started) == 1
-        assert skipped[-1].reason is not None
-        assert "overlap" in skipped[-1].reason
-        release.set()
 
 
 async def test_stop_waits_for_running_jobs(instance: Instance, tmp_path: Path) -> None:
@@ -679,36 +442,3 @@ async def test_stop_waits_for_running_jobs(instance: Instance, tmp_path: Path) -
     async with Client(f"file://{tmp_path}/jobs") as client:
         ended = await client.get_run(run.id)
         assert (ended.state, ended.result) == (State.SUCCEEDED, "complete")
-
-
-# -- Troubleshooting
-
-
-async def test_why_a_job_did_not_run_has_an_answer(instance: Instance) -> None:
-    async def nightly(ctx: RunContext) -> None: ...
-
-    jobs = {"nightly": {"schedule": "0 3 * * *", "handler": nightly}}
-    async with instance(timezone="America/Sao_Paulo", jobs=jobs) as scheduler:
-        assert "next" in (await scheduler.explain("nightly")).sentence
-        await scheduler.pause_job("nightly")
-        assert "paused" in (await scheduler.explain("nightly")).sentence
-
-
-async def test_a_failure_is_never_silent(
-    instance: Instance, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with instance(jobs={"broken": {"handler": fail}}) as scheduler:
-        with caplog.at_level(logging.WARNING, logger="mainspring.run"):
-            run = await finished(scheduler, "broken")
-    assert "out of paper" in caplog.text
-    assert run.id in caplog.text
-    assert "out of paper" in run.attempts[-1].traceback
-
-
-async def test_runs_that_must_not_meet_have_a_limit(instance: Instance) -> None:
-    overlap = Overlap(1)
-    jobs = {"alone": {"handler": overlap.handler, "concurrency": 1}}
-    async with instance(jobs=jobs) as one, instance(jobs=jobs):
-        for run in await one.enqueue_many("alone", [None] * 10):
-            await one.wait(run.id, timeout="1m")
-    assert overlap.most == 1
