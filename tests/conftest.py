@@ -27,6 +27,13 @@ settings.load_profile("mainspring")
 _started = pytest.StashKey[float]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a browser share one loop: the connection to the browser lives on it."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
 def pytest_collection_finish() -> None:
     """Modules and collected tests stay to the end: 400,000 objects, which the garbage collector
     would otherwise look through again and again."""

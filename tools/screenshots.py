@@ -15,8 +15,7 @@ from playwright.async_api import Page, async_playwright
 
 from mainspring.core.model import State
 from mainspring.dashboard.demo import demo_scheduler, fill
-from tests.support.browser.chromium import chromium
-from tests.support.browser.page import FLAGS
+from tests.support.browser.chromium import FLAGS, chromium
 from tests.support.dashboard import Dashboard, served
 
 FOLDER = Path(__file__).parents[1] / "docs" / "assets" / "screenshots"

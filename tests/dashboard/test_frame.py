@@ -106,6 +106,9 @@ async def test_a_new_service_says_what_to_do_first(page: Page) -> None:
         await page.get_by_role("button", name="Create a sample job").click()
         await expect(page.get_by_role("heading", name="sample")).to_be_visible()
         assert (await scheduler.get_job("sample")).handler == SAMPLE_HANDLER
+        run = await scheduler.trigger("sample", {"name": "Ada", "step_seconds": 0})
+        ended = await scheduler.wait(run.id, "30s")
+        assert ended.result == {"greeting": "hello Ada", "steps": 5}
         await page.goto(f"{made.url}/")
         await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 

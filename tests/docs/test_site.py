@@ -10,10 +10,11 @@ import zlib
 from pathlib import Path
 
 import pytest
+from playwright.async_api import Page, expect
 
 import mainspring.errors
 from mainspring import Client, Scheduler
-from tests.support.browser.page import opened
+from tests.support.dashboard import *  # noqa: F403
 from tests.support.doc_examples import DOCS, ROOT
 from tests.support.public_names import public_names
 from tools import reference
@@ -79,13 +80,12 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert not re.search(r"url\([\"']?https?:|@import", sheet.read_text()), sheet
 
 
-async def test_search_works_from_the_file_system_without_a_network(site: Path) -> None:
-    async with opened() as browser:
-        await browser.go((site / "index.html").as_uri())
-        await browser.value("document.querySelector('.md-search__input').focus()")
-        await browser.call("Input.insertText", text="TransactionExpired")
-        found = "[...document.querySelectorAll('.md-search-result__link')].map(one => one.href)"
-        links = await browser.until(f"{found}.length ? {found} : null")
-        assert any("reference/python/errors.html" in link for link in links), links
-        assert [url for url in browser.asked if not url.startswith(("file:", "data:"))] == []
-        assert browser.complaints == []
+async def test_search_works_from_the_file_system_without_a_network(site: Path, page: Page) -> None:
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    await page.goto((site / "index.html").as_uri())
+    await page.locator(".md-search__input").focus()
+    await page.keyboard.insert_text("TransactionExpired")
+    link = page.locator('.md-search-result__link[href*="reference/python/errors.html"]')
+    await expect(link.first).to_be_attached()
+    assert [url for url in requests if not url.startswith(("file:", "data:"))] == []

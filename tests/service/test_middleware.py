@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
+from playwright.async_api import Browser
 
-from tests.support.browser.page import Page, opened
+from tests.support.dashboard import *  # noqa: F403
 from tests.support.service import WEBHOOK, Api, Make, Serve
 from tests.support.service_calls import code, key
 
@@ -212,14 +213,8 @@ def other_port() -> Iterator[int]:
     server.shutdown()
 
 
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with opened() as browser_page:
-        yield browser_page
-
-
 async def test_a_page_of_another_port_cannot_use_the_session(
-    serve: Serve, page: Page, other_port: int
+    serve: Serve, browser: Browser, other_port: int
 ) -> None:
     first = serve()
     with first.client() as client:
@@ -229,12 +224,13 @@ async def test_a_page_of_another_port_cannot_use_the_session(
     first.ends()
     served = serve(ALLOWED_HOSTS="127.0.0.1")
     port = served.url.rpartition(":")[2]
-    await page.go(f"http://127.0.0.1:{port}/docs")
-    assert await page.value(SIGN_IN % text) == 201
+    page = await (await browser.new_context()).new_page()
+    await page.goto(f"http://127.0.0.1:{port}/docs")
+    assert await page.evaluate(SIGN_IN % text) == 201
     own = "fetch('/api/v1/resume', {method: 'POST'}).then((answer) => answer.status)"
-    assert await page.value(own) == 200
-    await page.go(f"http://127.0.0.1:{other_port}/")
-    await page.value(ATTACK % f"127.0.0.1:{port}")
+    assert await page.evaluate(own) == 200
+    await page.goto(f"http://127.0.0.1:{other_port}/")
+    await page.evaluate(ATTACK % f"127.0.0.1:{port}")
     with served.client() as client:
         health = client.get("/api/v1/health", headers={"X-Api-Key": text}).json()
     assert health["pausedSince"] is None

@@ -27,8 +27,7 @@ from mainspring import Scheduler
 from mainspring.dashboard.app import create_app
 from mainspring.service.server import listening
 from mainspring.service.settings import ServiceSettings
-from tests.support.browser.chromium import chromium
-from tests.support.browser.page import FLAGS
+from tests.support.browser.chromium import FLAGS, chromium
 from tests.support.service import LONG, sample_scheduler
 
 __all__ = ["Dashboard", "browser", "chromium_port", "dashboard", "page", "served", "watched_page"]

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from mainspring import Scheduler
+from mainspring import Run, Scheduler
 from mainspring.webhooks import WebhookSettings
 
 ALLOW = WebhookSettings(allow=["127.0.0.1"])
@@ -123,6 +123,19 @@ async def endpoint(answer: Answer | None = None) -> AsyncIterator[Endpoint]:
 def scheduler(**settings: Any) -> Scheduler:
     settings.setdefault("webhooks", ALLOW)
     return Scheduler(settings.pop("store", "memory://"), **settings)
+
+
+async def called(
+    mainspring: Scheduler, webhook: Any, job: str = "call", payload: Any = None, **policy: Any
+) -> Run:
+    """The ended run of a new job with this webhook."""
+    await mainspring.add_job(job, webhook=webhook, **policy)
+    return await call(mainspring, job, payload)
+
+
+async def call(mainspring: Scheduler, job: str = "call", payload: Any = None) -> Run:
+    run = await mainspring.trigger(job, payload)
+    return await mainspring.wait(run.id, timeout=60)
 
 
 def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:

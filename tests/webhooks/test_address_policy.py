@@ -19,7 +19,15 @@ from mainspring import State
 from mainspring.errors import InvalidInput
 from mainspring.webhooks import WebhookSettings, transport
 from mainspring.webhooks.address_policy import AllowList, why_refused
-from tests.support.webhook_endpoint import Endpoint, endpoint, response, scheduler, serving
+from tests.support.webhook_endpoint import (
+    Endpoint,
+    call,
+    called,
+    endpoint,
+    response,
+    scheduler,
+    serving,
+)
 
 two_addresses = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux answers on all of 127.0.0.0/8"
@@ -107,7 +115,7 @@ async def refusal(url: str, **settings: Any) -> str:
             await mainspring.add_job("call", webhook=url, retries=5)
         except InvalidInput as error:
             return str(error)
-        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+        run = await call(mainspring)
     assert run.state is State.FAILED
     assert len(run.attempts) == 1, "what an operator must change is not tried again"
     return str(run.error)
@@ -154,8 +162,8 @@ async def test_a_name_that_changes_its_address_is_caught(monkeypatch: pytest.Mon
         webhooks = WebhookSettings(allow=["127.0.0.2/32"])
         async with scheduler(webhooks=webhooks) as mainspring, _on("127.0.0.2", port, made):
             await mainspring.add_job("call", webhook=f"http://rebinding.test:{port}/")
-            first = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
-            second = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+            first = await call(mainspring)
+            second = await call(mainspring)
     assert first.state is State.SUCCEEDED
     assert first.attempts[0].detail["response"]["address"] == "127.0.0.2"
     assert second.state is State.FAILED
@@ -189,8 +197,7 @@ async def test_of_several_addresses_only_those_allowed_are_called(
     async with serving(inside.serve) as port, _on("127.0.0.2", port, made):
         webhooks = WebhookSettings(allow=["127.0.0.2"])
         async with scheduler(webhooks=webhooks) as mainspring:
-            await mainspring.add_job("call", webhook=f"http://both.test:{port}/")
-            run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+            run = await called(mainspring, f"http://both.test:{port}/")
     assert run.state is State.SUCCEEDED
     assert (inside.connections, made.connections) == (0, 1)
 
@@ -199,8 +206,7 @@ async def test_a_host_may_be_allowed_by_its_name(monkeypatch: pytest.MonkeyPatch
     _names(monkeypatch, {"billing.test": [["127.0.0.1"]], "other.test": [["127.0.0.1"]]})
     async with endpoint() as end:
         async with scheduler(webhooks=WebhookSettings(allow=["billing.test"])) as mainspring:
-            await mainspring.add_job("call", webhook=f"http://billing.test:{end.port}/")
-            run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+            run = await called(mainspring, f"http://billing.test:{end.port}/")
         assert run.state is State.SUCCEEDED
         assert "may not call" in await refusal(
             f"http://other.test:{end.port}/", allow=["billing.test"]
@@ -213,8 +219,7 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         async with scheduler() as mainspring:
-            await mainspring.add_job("call", webhook=end.url)
-            run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+            run = await called(mainspring, end.url)
     assert run.state is State.SUCCEEDED
     assert (end.connections, proxy.connections) == (1, 0)
 

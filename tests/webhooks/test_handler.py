@@ -17,20 +17,21 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Backoff, Breaker, Event, Run, Scheduler, State
+from mainspring import Backoff, Breaker, Event, State
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
 from mainspring.webhooks import WebhookSettings, new_signing_secret
 from mainspring.webhooks.handler import retry_after
-from tests.support.webhook_endpoint import Endpoint, endpoint, response, scheduler, serving
-
-
-async def called(mainspring: Scheduler, webhook: Any, **policy: Any) -> Run:
-    await mainspring.add_job("call", webhook=webhook, **policy)
-    run = await mainspring.trigger("call")
-    return await mainspring.wait(run.id, timeout=30)
+from tests.support.webhook_endpoint import (
+    call,
+    called,
+    endpoint,
+    response,
+    scheduler,
+    serving,
+)
 
 
 async def test_a_program_that_blocks_its_loop_keeps_no_call_waiting() -> None:
@@ -115,9 +116,9 @@ async def test_while_a_secret_is_rotated_both_verify() -> None:
     async with endpoint() as end, scheduler() as mainspring:
         await mainspring.add_job("call", webhook={"url": end.url, "signing_secret": secret})
         shown = await mainspring.rotate_secret("call", old_valid_for="1h")
-        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        await call(mainspring)
         last = await mainspring.rotate_secret("call", old_valid_for=0)
-        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        await call(mainspring)
     both, only = end.requests
     for known in (secret, shown):
         assert _verifies(known, both)
@@ -154,8 +155,7 @@ async def test_retry_on_narrows_what_is_retried() -> None:
         assert run.state is State.FAILED
         assert len(end.requests) == 1
         end.answer = lambda _: response(502)
-        run = await mainspring.trigger("call")
-        run = await mainspring.wait(run.id, timeout=10)
+        run = await call(mainspring)
         assert len(end.requests) == 5
 
 
@@ -401,8 +401,7 @@ async def test_a_host_that_does_not_answer_keeps_no_other_host_waiting() -> None
 
 async def test_a_host_that_answers_has_all_capacity() -> None:
     async with endpoint() as end, scheduler(workers=7) as mainspring:
-        await mainspring.add_job("call", webhook=end.url)
-        await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+        await called(mainspring, end.url)
         end.hold = asyncio.Event()
         runs = await mainspring.enqueue_many("call", [None] * 20)
         while len(end.requests) < 8:
@@ -511,7 +510,7 @@ async def test_an_open_breaker_stops_the_calls() -> None:
         mainspring.on("breaker.opened", lambda event: opened.set())
         await mainspring.add_job("call", webhook=end.url, breaker=Breaker(failures=2, reset="1h"))
         for _ in range(2):
-            await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+            await call(mainspring)
         await asyncio.wait_for(opened.wait(), 20)
         run = await mainspring.trigger("call")
         with pytest.raises(TimeoutError):
@@ -520,22 +519,13 @@ async def test_an_open_breaker_stops_the_calls() -> None:
     assert len(end.requests) == 2
 
 
-async def test_connections_are_kept_and_used_again() -> None:
-    end: Endpoint
-    async with endpoint() as end, scheduler() as mainspring:
-        await mainspring.add_job("call", webhook=end.url)
-        for _ in range(3):
-            await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
-    assert (len(end.requests), end.connections) == (3, 1)
-
-
 TRACED_PROGRAM = """
 import asyncio, json
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.support.webhook_endpoint import endpoint, response, scheduler
+from tests.support.webhook_endpoint import call, endpoint, response, scheduler
 
 async def main():
     answers = [response(500), response(200), response(200)]
@@ -546,7 +536,7 @@ async def main():
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(spans))
         trace.set_tracer_provider(provider)
-        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+        run = await call(mainspring)
         given = {"url": end.url, "headers": {"traceparent": "mine"}}
         await mainspring.add_job("own", webhook=given)
         await mainspring.wait((await mainspring.trigger("own")).id, timeout=20)

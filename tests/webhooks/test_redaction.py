@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mainspring.webhooks.redaction import MASK, SecretRedactor
-from tests.support.webhook_endpoint import Request, endpoint, response, scheduler
+from tests.support.webhook_endpoint import Request, call, called, endpoint, response, scheduler
 
 DIGEST = 'Digest username="bob", response="topsecretvalue"'
 TOKEN = "Bearer abc/def/ghi+jkl="
@@ -77,8 +77,7 @@ async def test_an_endpoint_that_tells_its_request_back() -> None:
             "headers": {"Authorization": DIGEST, "Cookie": COOKIE},
             "secret_headers": {"X-Basic": BASIC, "X-Umlaut": UMLAUT},
         }
-        await mainspring.add_job("call", webhook=webhook)
-        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        run = await called(mainspring, webhook)
     kept = msgspec.json.encode(run).decode()
     assert run.attempts[0].detail["response"]["status"] == 500
     for secret in (
@@ -113,8 +112,7 @@ async def test_an_answer_that_cannot_be_read_is_not_quoted(secret: str) -> None:
 
     async with endpoint(echo) as made, scheduler() as mainspring:
         webhook = {"url": made.url, "headers": {"Authorization": secret}}
-        await mainspring.add_job("call", webhook=webhook, retries=0)
-        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=20)
+        run = await called(mainspring, webhook, retries=0)
     assert str(run.error).endswith("sent a response that is not valid HTTP: Invalid HTTP header")
 
 
@@ -143,7 +141,7 @@ async def test_an_answer_that_ends_within_a_secret_keeps_nothing_of_it() -> None
             url = made.url.rpartition("/")[0] + f"/{path}"
             webhook = {"url": url, "headers": {"Authorization": f"Bearer {token}"}}
             await mainspring.add_job(path, webhook=webhook, timeout="1s")
-            run = await mainspring.wait((await mainspring.trigger(path)).id, timeout=20)
+            run = await call(mainspring, path)
             [attempt] = run.attempts
             assert attempt.detail["response"]["truncated"]
             assert token[:8] not in attempt.detail["response"]["body"]

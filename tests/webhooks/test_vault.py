@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from standardwebhooks import Webhook as Verifier
 
 from mainspring import Event, Scheduler, State
 from mainspring.core.model import Job, Sealed, Webhook, replace
@@ -22,12 +21,11 @@ from mainspring.errors import InvalidInput, SecretKeyMissing
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, NoteQuery, StoreInfo
 from mainspring.testing.store_calls import put_job
-from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key, new_signing_secret
+from mainspring.webhooks import MASK, Vault, WebhookSettings, new_key
 from mainspring.webhooks.service import masked_headers
 from mainspring.webhooks.vault import VARIABLE, signing_bytes
 from tests.support.servers.fixtures import *  # noqa: F403
-from tests.support.servers.mongodb import with_database
-from tests.support.webhook_endpoint import Request, endpoint, response, scheduler
+from tests.support.webhook_endpoint import Request, call, endpoint, response, scheduler
 
 TOKEN = "Bearer s3cr3t-token-value"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -152,7 +150,7 @@ async def test_on_the_embedded_store_the_page_works_out_of_the_box(tmp_path: Pat
             webhook = {"url": end.url, "headers": {"Authorization": TOKEN}}
             await mainspring.add_job("call", webhook=webhook)
         async with scheduler(store=url) as mainspring:  # another process, later
-            await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+            await call(mainspring)
     assert end.requests[0].headers["authorization"] == TOKEN
     assert (tmp_path / "jobs.db-secret.key").exists()
     assert not _holding(tmp_path, b"s3cr3t")
@@ -240,27 +238,6 @@ def _holding(folder: Path, text: bytes) -> list[str]:
     return [file.name for file in folder.iterdir() if text in file.read_bytes()]
 
 
-async def test_on_a_real_cluster(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sealed with the given key, and sent and signed by another scheduler."""
-    cluster = with_database(replica_set_url, database_name)
-    async with endpoint() as end:
-        webhook = {"url": end.url, "headers": {"Authorization": TOKEN}, "body": {"n": 1}}
-        monkeypatch.setenv(VARIABLE, new_key())
-        secret = new_signing_secret()
-        async with scheduler(store=cluster, workers=0) as mainspring:
-            await mainspring.add_job("call", webhook={**webhook, "signing_secret": secret})
-            run = await mainspring.trigger("call")
-        async with scheduler(store=cluster) as mainspring:
-            run = await mainspring.wait(run.id, timeout=30)
-    assert run.state is State.SUCCEEDED
-    assert run.attempts[0].detail["request"]["headers"]["Authorization"] == MASK
-    [sent] = end.requests
-    assert sent.headers["authorization"] == TOKEN
-    assert Verifier(secret).verify(sent.body, sent.headers) == {"n": 1}
-
-
 async def stored(mainspring: Scheduler, job_id: str) -> Any:
     return (await mainspring.store.jobs(JobQuery(ids=frozenset({job_id})))).items[0]
 
@@ -284,7 +261,7 @@ async def test_secret_headers_are_write_only_and_masked_everywhere(
             "secret_headers": {"X-Token": "marked-secret"},
         }
         job = await mainspring.add_job("call", webhook=webhook, retries=1, retry_delay="5ms")
-        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        run = await call(mainspring)
         kept = await stored(mainspring, "call")
         health = await mainspring.job_health("call")
     assert job.webhook is not None
@@ -311,9 +288,9 @@ async def test_the_mask_in_an_edit_means_unchanged() -> None:
         await mainspring.update_job(
             "call", webhook={"headers": {"authorization": MASK, "X-B": "2"}}
         )
-        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        await call(mainspring)
         await mainspring.update_job("call", webhook={"headers": {"X-B": "3"}})
-        await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        await call(mainspring)
         with pytest.raises(InvalidInput, match="stands for a stored secret, and there is none"):
             await mainspring.update_job("call", webhook={"headers": {"Authorization": MASK}})
     first, second = end.requests
@@ -377,7 +354,7 @@ async def test_a_row_edited_by_hand_carries_no_secret_away() -> None:
         await mainspring.add_job("call", webhook=webhook)
         job = await stored(mainspring, "call")
         await put_job(mainspring.store, replace(job, webhook=replace(job.webhook, url=end.url)))
-        run = await mainspring.wait((await mainspring.trigger("call")).id, timeout=10)
+        run = await call(mainspring)
     assert run.state is State.FAILED
     assert end.requests == []
 
@@ -405,11 +382,6 @@ async def test_secrets_move_to_the_newest_key() -> None:
 def test_a_signing_secret_that_is_none(text: str) -> None:
     with pytest.raises(InvalidInput, match="a signing secret is whsec_"):
         signing_bytes(text)
-
-
-def test_new_signing_secrets_differ_and_fit() -> None:
-    assert new_signing_secret() != new_signing_secret()
-    assert len(signing_bytes(new_signing_secret())) == 32
 
 
 async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(

@@ -101,18 +101,6 @@ async def test_a_sample_is_offered_only_where_it_runs(make: Make) -> None:
     assert "Create a sample job" in await shown(await make(scheduler))
 
 
-async def test_the_sample_job_is_made_by_one_click_and_runs(page: Page) -> None:
-    scheduler = Scheduler("memory://", workers=2, poll="50ms")
-    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
-    async with served(scheduler) as made:
-        await page.goto(f"{made.url}/jobs")
-        await page.get_by_role("button", name="Create a sample job").click()
-        await page.wait_for_url("**/jobs/sample")
-        run = await scheduler.trigger("sample", {"name": "Ada", "step_seconds": 0})
-        ended = await scheduler.wait(run.id, "30s")
-        assert ended.result == {"greeting": "hello Ada", "steps": 5}
-
-
 async def test_each_action_of_a_row(dashboard: Dashboard, page: Page) -> None:
     scheduler = dashboard.scheduler
     await scheduler.add_job("mail", handler="greet", schedule="0 4 * * *")
@@ -363,12 +351,6 @@ async def test_a_workflow_is_drawn_and_listed(make: Make) -> None:
     scheduler.add_handler("alone", lambda: None)
     await scheduler.add_job("alone", handler="alone")
     assert "Workflow" not in await shown(api, "/jobs/alone")
-
-
-async def test_a_job_that_does_not_exist_gives_a_page_that_says_so(api: Api) -> None:
-    answer = await api.get("/jobs/nowhere", headers=HTML)
-    assert answer.status_code == 404
-    assert "nowhere" in answer.text
 
 
 async def test_a_reader_sees_a_job_and_no_actions(make: Make) -> None:

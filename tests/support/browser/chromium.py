@@ -16,8 +16,6 @@ import msgspec
 from tests.support.servers.binaries import Archive, check_platform, copy, download
 from tests.support.servers.cache import ServerUnavailable, cache, locked
 
-__all__ = ["Chromium", "chromium"]
-
 VERSION = "147.0.0"
 ON_THE_PATH = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -28,6 +26,17 @@ PACKAGE = Archive(
     members={},
     program="Chromium",
     advice="Put Chromium on the PATH.",
+)
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # in a container, as root, there is none to be had
+    "--no-zygote",
+    "--no-first-run",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--remote-debugging-port=0",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # as in a closed network
 )
 LIBRARIES = "al2023.tar"
 UNPACK = """
