@@ -9,38 +9,27 @@ from typing import TYPE_CHECKING
 from mainspring.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mainspring.core.context import RunContext
-    from mainspring.core.events import Event
-    from mainspring.core.model import Attempt, Job, Page, Run, State
-    from mainspring.core.options import Enqueue
-    from mainspring.core.policy import Backoff, Breaker, Misfire, Policy
-    from mainspring.core.schedules.constructors import at, cron, every, rrule
-    from mainspring.errors import GiveUp, MainspringError, Retry
-    from mainspring.scheduler import Client, Scheduler
-
-__all__ = [
-    "Attempt",
-    "Backoff",
-    "Breaker",
-    "Client",
-    "Enqueue",
-    "Event",
-    "GiveUp",
-    "Job",
-    "MainspringError",
-    "Misfire",
-    "Page",
-    "Policy",
-    "Retry",
-    "Run",
-    "RunContext",
-    "Scheduler",
-    "State",
-    "at",
-    "cron",
-    "every",
-    "rrule",
-]
+    from mainspring.core.context import RunContext as RunContext
+    from mainspring.core.events import Event as Event
+    from mainspring.core.model import Attempt as Attempt
+    from mainspring.core.model import Job as Job
+    from mainspring.core.model import Page as Page
+    from mainspring.core.model import Run as Run
+    from mainspring.core.model import State as State
+    from mainspring.core.options import Enqueue as Enqueue
+    from mainspring.core.policy import Backoff as Backoff
+    from mainspring.core.policy import Breaker as Breaker
+    from mainspring.core.policy import Misfire as Misfire
+    from mainspring.core.policy import Policy as Policy
+    from mainspring.core.schedules.constructors import at as at
+    from mainspring.core.schedules.constructors import cron as cron
+    from mainspring.core.schedules.constructors import every as every
+    from mainspring.core.schedules.constructors import rrule as rrule
+    from mainspring.errors import GiveUp as GiveUp
+    from mainspring.errors import MainspringError as MainspringError
+    from mainspring.errors import Retry as Retry
+    from mainspring.scheduler import Client as Client
+    from mainspring.scheduler import Scheduler as Scheduler
 
 _MODULES = {
     "core.context": ("RunContext",),
@@ -53,6 +42,7 @@ _MODULES = {
     "core.schedules": ("at", "cron", "every", "rrule"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> object:

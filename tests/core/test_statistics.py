@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime, timedelta
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,13 +108,6 @@ def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
         assert ending_of(ended) == ending
         assert ended.duration == 3.0
         assert replace(ended, attempts=(), brief=True).duration is None
-
-
-def test_buckets_are_stored_as_classes() -> None:
-    """Counters that earlier versions wrote are read."""
-    stored = msgspec.json.encode(Distribution.of([1.0, 1.0, 2.0]))
-    assert set(msgspec.json.decode(stored)) == {"count", "sum", "max", "classes"}
-    assert msgspec.json.decode(stored, type=Distribution) == Distribution.of([1.0, 1.0, 2.0])
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:

@@ -253,7 +253,6 @@ async def test_a_run_is_named_by_its_id_or_as_it_was_read(make: Make) -> None:
         done = await scheduler.wait(run, "30s")
         assert (await scheduler.get_run(run)).result == done.result == 7
         assert repr(done) == f"<Run {run.id} of work: succeeded (7)>"
-        assert "<td>succeeded</td>" in done._repr_html_()
         assert repr(await scheduler.get_job(work)) == "<Job work: when enqueued>"
         later = await work.options(delay="1h").enqueue()
         assert await scheduler.cancel(later)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import html
 import random
 import re
 import reprlib
@@ -168,20 +167,6 @@ class Run(Struct, Generic[R], frozen=True, kw_only=True, gc=False):
         told = f" ({outcome})" if outcome else ""
         return f"<Run {self.id} of {self.job_id}: {self.state}{told}>"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return _html_table(
-            f"Run {self.id}",
-            job=self.job_id,
-            state=self.state,
-            scheduled=self.scheduled_at,
-            attempts=self.attempt or None,
-            seconds=self.duration,
-            result=None if self.result is None else reprlib.repr(self.result),
-            error=self.error,
-            reason=self.reason,
-        )
-
     @property
     def duration(self) -> float | None:
         """Seconds of the last attempt, once the run has ended. None also for a run that was read
@@ -277,19 +262,6 @@ class Job(Struct, frozen=True, kw_only=True):
         told = [self._when()] + ([] if self.enabled else ["paused"])
         return f"<Job {self.id}: {', '.join(told)}>"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        return _html_table(
-            f"Job {self.id}",
-            runs=self._when(),
-            enabled=self.enabled,
-            next_run=self.next_run_at,
-            last_run=self.last_run_at,
-            handler=self.handler,
-            description=self.description or None,
-            tags=", ".join(self.tags) or None,
-        )
-
     def _when(self) -> str:
         if self.schedule is not None:
             return self.schedule.describe()
@@ -329,16 +301,6 @@ class Job(Struct, frozen=True, kw_only=True):
     def definition(self) -> Job:
         """The job without the fields that firing changes: equal until somebody edits it."""
         return replace(self, next_run_at=None, last_run_at=None, updated_at=EPOCH, version=0)
-
-
-def _html_table(title: str, **facts: object) -> str:
-    """A small table of those facts that are known."""
-    rows = "".join(
-        f"<tr><th>{name.replace('_', ' ')}</th><td>{html.escape(str(value))}</td></tr>"
-        for name, value in facts.items()
-        if value is not None
-    )
-    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
 
 
 class Page(Struct, Generic[T], frozen=True):

@@ -110,8 +110,7 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
     count: int = 0
     sum: float = 0.0
     max: float = 0.0
-    buckets: Mapping[int, int] = field(default_factory=dict, name="classes")
-    """Stored as `classes`."""
+    buckets: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Distribution:

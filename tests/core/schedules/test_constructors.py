@@ -299,11 +299,6 @@ def test_an_unbound_interval_counts_from_the_question() -> None:
     assert every("5m").upcoming(2, NOON) == [NOON + timedelta(minutes=n) for n in (5, 10)]
 
 
-def test_a_stored_interval_that_is_too_short_today_is_still_read() -> None:
-    stored = {**every("1s").bind("job", NOON).to_dict(), "interval": 0.005}
-    assert from_dict(stored).next(NOON) == NOON + timedelta(milliseconds=5)
-
-
 def test_intervals_that_cannot_be() -> None:
     for span in (0, "0s", "1ms", timedelta(microseconds=99_999)):
         with pytest.raises(InvalidSchedule, match="the shortest is 100 milliseconds"):

@@ -5,25 +5,15 @@ with `next`, `previous`, `upcoming`, `describe` and `warnings`; keep it with `to
 `from_dict`. Anything that cannot be read or can never fire is `InvalidSchedule` when made.
 """
 
-from __future__ import annotations
-
-from mainspring.core.schedules.base import Schedule
-from mainspring.core.schedules.constructors import at, cron, every, from_dict, parse, rrule
-from mainspring.core.schedules.cron import Cron
-from mainspring.core.schedules.interval import FixedDelay, Interval, Once
-from mainspring.core.schedules.recurrence import Recurrence
-
-__all__ = [
-    "Cron",
-    "FixedDelay",
-    "Interval",
-    "Once",
-    "Recurrence",
-    "Schedule",
-    "at",
-    "cron",
-    "every",
-    "from_dict",
-    "parse",
-    "rrule",
-]
+from mainspring.core.schedules.base import Schedule as Schedule
+from mainspring.core.schedules.constructors import at as at
+from mainspring.core.schedules.constructors import cron as cron
+from mainspring.core.schedules.constructors import every as every
+from mainspring.core.schedules.constructors import from_dict as from_dict
+from mainspring.core.schedules.constructors import parse as parse
+from mainspring.core.schedules.constructors import rrule as rrule
+from mainspring.core.schedules.cron import Cron as Cron
+from mainspring.core.schedules.interval import FixedDelay as FixedDelay
+from mainspring.core.schedules.interval import Interval as Interval
+from mainspring.core.schedules.interval import Once as Once
+from mainspring.core.schedules.recurrence import Recurrence as Recurrence

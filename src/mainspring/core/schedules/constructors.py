@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Literal, Never, TypedDict, Unpack, overload
 
-from mainspring.core.durations import duration, humanize, warn_of_bare_number
+from mainspring.core.durations import duration, warn_of_bare_number
 from mainspring.core.schedules import dst
 from mainspring.core.schedules.base import Schedule, moment
 from mainspring.core.schedules.cron import Cron
@@ -19,10 +19,6 @@ from mainspring.core.schedules.recurrence import Recurrence
 from mainspring.core.schedules.rrule_syntax import read_recurrence_text
 from mainspring.core.schedules.zones import check_zone, zone_name, zone_named
 from mainspring.errors import InputErrors, InvalidInput, InvalidSchedule
-
-SHORTEST_INTERVAL = timedelta(milliseconds=100)
-"""Each slot is a record in the store, so an interval of 1 ms would flood it. Shorter intervals
-that an earlier version stored are still read and fired."""
 
 _EVERY = re.compile(r"@?every\s+(\S.*)", re.IGNORECASE)
 _AFTER_END = re.compile(r"(?:every\s+)?(\S.*?)\s+after\s+(?:the\s+)?end", re.IGNORECASE)
@@ -138,13 +134,6 @@ def every(
         )
     interval = timedelta(**units) if interval is None else interval
     warn_of_bare_number(interval, "interval", timedelta(days=1))
-    span = _interval(interval)
-    if span < SHORTEST_INTERVAL:
-        raise InvalidSchedule(
-            f"an interval of {humanize(span)} is too short: the shortest is"
-            f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
-            part="interval",
-        )
     if after not in ("start", "end"):
         raise InvalidSchedule(
             f'after is "start" (of the slot before, the default) or "end" (of its run), not'
@@ -153,7 +142,7 @@ def every(
         )
     kind = FixedDelay if after == "end" else Interval
     return kind(
-        interval=span,
+        interval=_interval(interval),
         start=_moment(start, "UTC", "start"),
         end=_moment(end, "UTC", "end"),
         jitter=_span(jitter),

@@ -13,7 +13,8 @@ from mainspring.core.schedules.base import Schedule, in_utc, iso, moment
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidSchedule
 
-_SHORTEST = timedelta(milliseconds=1)
+SHORTEST_INTERVAL = timedelta(milliseconds=100)
+"""Each slot is a record in the store, so an interval of 1 ms would flood it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +137,10 @@ class FixedDelay(Schedule):
 
 
 def _check_interval(schedule: Interval | FixedDelay) -> None:
-    if schedule.interval < _SHORTEST:
+    if schedule.interval < SHORTEST_INTERVAL:
         raise InvalidSchedule(
             f"an interval of {humanize(schedule.interval)} is too short: the shortest is"
-            f" {humanize(_SHORTEST)}",
+            f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
             part="interval",
         )
     if schedule.jitter is not None and schedule.jitter > schedule.interval:

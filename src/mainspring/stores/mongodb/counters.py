@@ -84,7 +84,7 @@ def _update(key: Key, counted: Counted) -> Document:
         if spread.count:
             added[f"{name}.count"] = spread.count
             added[f"{name}.sum"] = spread.sum
-            added |= {f"{name}.classes.{at}": count for at, count in spread.buckets.items()}
+            added |= {f"{name}.buckets.{at}": count for at, count in spread.buckets.items()}
             most[f"{name}.max"] = spread.max
     return {**update, "$max": most} if most else update
 
@@ -123,7 +123,7 @@ def _counted(key: Key, document: Document) -> Counted:
 def _read_distribution(kept: Mapping[str, Any] | None) -> Distribution:
     if kept is None:
         return Distribution()
-    buckets = {int(at): count for at, count in kept.get("classes", {}).items()}
+    buckets = {int(at): count for at, count in kept.get("buckets", {}).items()}
     return Distribution(kept["count"], kept["sum"], kept["max"], buckets)
 
 
