@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 import pytest
 from bson import SON
 from pymongo import AsyncMongoClient, MongoClient
-from pymongo.errors import AutoReconnect, PyMongoError
+from pymongo.errors import AutoReconnect
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Outcome, Run
 from mainspring.core.policy import Delivery
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import MongoStore, handler_transaction
+from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.handler_transaction import MongoTransaction
 from mainspring.testing.store_calls import get_runs
 from tests.support.doc_examples import DOCS, blocks
@@ -267,35 +266,6 @@ async def test_a_commit_whose_answer_was_lost_is_found(
     assert (run.state, run.attempt, run.failures) == (State.SUCCEEDED, attempt, 0)
     assert (effects(url), told) == ([f"attempt {attempt}"], [attempt])
     assert len(recorder.of("run.succeeded")) == 1
-
-
-async def test_a_commit_of_unknown_outcome_is_sent_again(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scheduler = Scheduler(url)
-    whole = handler_transaction._done
-    unknown = threading.Event()
-
-    async def interrupted(answer: Any) -> Any:
-        result = await whole(answer)
-        if getattr(answer, "__name__", "") == "commit_transaction" and not unknown.is_set():
-            unknown.set()
-            error = PyMongoError("no answer")
-            error._add_error_label("UnknownTransactionCommitResult")
-            raise error
-        return result
-
-    monkeypatch.setattr(handler_transaction, "_done", interrupted)
-
-    @scheduler.job(delivery="effect_once")
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            await write(session, "sent")
-
-    async with scheduler:
-        run = await done(scheduler, await send.enqueue())
-    assert unknown.is_set()
-    assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
 
 
 def test_the_page_runs_as_it_stands(

@@ -22,7 +22,7 @@ from mainspring.core.transitions import Failure
 from mainspring.stores.mongodb import MongoStore, claim
 from mainspring.stores.mongodb.codec import LANE_PARTS
 from mainspring.stores.mongodb.database import Document, ServerTime
-from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, NoteQuery, RunQuery
+from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, JobWrite, NoteQuery, RunQuery
 from mainspring.testing.store_calls import (
     add_jobs,
     claim_runs,
@@ -288,10 +288,17 @@ async def test_outcomes_and_renewals_are_written_by_ids(
     assert max(plan.keys for plan in plans) <= 12
 
 
-async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: SentCommands) -> None:
+@pytest.mark.parametrize(("key", "most_keys"), [(None, 20), ("shared", 240)])
+async def test_a_limit_counts_what_runs_and_no_more(
+    store: MongoStore, sent: SentCommands, key: str | None, most_keys: int
+) -> None:
+    """A limit of one job reads its running runs, a shared one all running runs, which are 215: not
+    the jobs that share it, of which there may be thousands."""
     now = await store.now()
-    job = Job(id="tight", handler="tight", created_at=now, updated_at=now)
-    assert await put_job(store, replace(job, policy=Policy.make(concurrency=7)))
+    policy = Policy.make(concurrency=7, concurrency_key=key)
+    job = Job(id="tight", handler="tight", created_at=now, updated_at=now, policy=policy)
+    sharing = [replace(job, id=f"sharing{n}") for n in range(250)]
+    await add_jobs(store, [job, *sharing])
     await some(store, "tight", 50)
     first = await claim_runs(store, _claim(5, HOUR, "tight"))
     sent.commands.clear()
@@ -302,10 +309,10 @@ async def test_a_limit_counts_what_runs_and_no_more(store: MongoStore, sent: Sen
     assert of(plans, "update", "limits")
     [lanes] = (plan for plan in of(plans, "aggregate") if "$group" in str(plan.command))
     assert lanes.keys <= 2 * SEEKS
-    assert max(plan.keys for plan in plans if plan is not lanes) <= 20
+    assert max(plan.keys for plan in plans if plan is not lanes) <= most_keys
     by_ids(plans, 2)
     await store.commit([transitions.succeeded(run, now, None) for run in (*first, *second)])
-    assert await drop_job(store, "tight")
+    await store.put_jobs([JobWrite.drop(dropped.id) for dropped in (job, *sharing)])
     await drop_runs(store, [f"tight{n:03}" for n in range(50)])
 
 

@@ -2,8 +2,8 @@
 
 store.py                the methods of the seam
 notifier.py             hints between clients, through a small capped collection
-claim.py                selects due runs and takes them; divides lanes between clients
-limits.py               how many runs of a job may run, and may start in a span of time; renew
+claim.py                claim, renew; divides lanes between clients that claim
+limits.py               how many runs of a job may run, and how many may start in a span of time
 dedupe.py               add, and which run holds a dedupe key
 commit.py               commit, prune
 jobs.py                 jobs, and the firing of their slots

@@ -40,15 +40,11 @@ from mainspring.stores.mongodb.counters import count_updates
 from mainspring.stores.mongodb.database import (
     BY_ID,
     AnyClient,
-    Collection,
     Database,
     Document,
 )
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.protocol import Held
-
-MOST_COMMIT_TRIES = 3
-"""How often a commit is sent whose answer does not arrive. The driver sends each of them twice."""
 
 CLOSE_TIMEOUT = 10.0
 """Seconds for a loop of handlers to close its client when the store closes."""
@@ -75,15 +71,11 @@ class Clients:
         self._of_loops: dict[asyncio.AbstractEventLoop, _LoopClient] = {}
         self._sync: MongoClient[Document] | None = None
 
-    def runs(self, client: Any) -> Any:
-        return self._collection(client, self._db.runs)
-
-    def counters(self, client: Any) -> Any:
-        return self._collection(client, self._db.counters)
-
-    def _collection(self, client: Any, ours: Collection) -> Any:
-        codec_options = self._db.client.codec_options
-        return client[ours.database.name].get_collection(ours.name, codec_options=codec_options)
+    def collections(self, client: Any, *names: str) -> list[Any]:
+        """Collections of the store, as this client reaches them."""
+        ours = self._db.handle
+        database = client.get_database(ours.name, codec_options=ours.codec_options)
+        return [database[self._db.prefix + name] for name in names]
 
     def of_loop(self) -> AsyncMongoClient[Document]:
         """The client of the running loop."""
@@ -143,8 +135,7 @@ class MongoTransaction:
 
     async def begin(self) -> Any:
         client: Any = self._clients.sync() if self._blocking else self._clients.of_loop()
-        self._runs = self._clients.runs(client)
-        self._counters = self._clients.counters(client)
+        self._runs, self._counters = self._clients.collections(client, "runs", "counters")
         self._session = client.start_session()
         session = {"transaction": {"session": self._session.session_id, "token": self._held.token}}
         mine = {
@@ -155,10 +146,8 @@ class MongoTransaction:
         }
         with translating(), _aborting():
             # In the session, so that the snapshot is no older than this write.
-            found = await _done(
-                self._runs.update_one(mine, {"$set": session}, session=self._session)
-            )
-            if not found.matched_count:
+            update = self._runs.update_one(mine, {"$set": session}, session=self._session)
+            if not (await _done(update)).matched_count:
                 raise TransactionAborted(
                     "the run is no longer this worker's, or is to be cancelled"
                 )
@@ -201,14 +190,9 @@ class MongoTransaction:
         return isinstance(error, PyMongoError) and _is_transient(error)
 
     async def _commit(self) -> None:
-        for tries in range(1, MOST_COMMIT_TRIES + 1):
-            try:
-                await _done(self._session.commit_transaction())
-                return
-            except PyMongoError as error:
-                unknown = error.has_error_label("UnknownTransactionCommitResult")
-                if not unknown or tries == MOST_COMMIT_TRIES:
-                    raise
+        """The driver sends it again if the response is lost. If the result stays unknown, the run
+        tells it."""
+        await _done(self._session.commit_transaction())
 
 
 async def end_orphans(db: Database, ids: Sequence[str]) -> None:
@@ -219,11 +203,13 @@ async def end_orphans(db: Database, ids: Sequence[str]) -> None:
     """
     lapsed = {"_id": {"$in": list(ids)}, "state": "running", "transaction": {"$exists": True}}
     shown = {"transaction": 1, "token": 1}
-    found = [run async for run in db.runs.find(lapsed, shown, hint=BY_ID)]
-    open_ones = [run["transaction"] for run in found if run["transaction"]["token"] == run["token"]]
-    if open_ones:
+    sessions = [
+        run["transaction"]["session"]
+        async for run in db.runs.find(lapsed, shown, hint=BY_ID)
+        if run["transaction"]["token"] == run["token"]
+    ]
+    if sessions:
         with contextlib.suppress(OperationFailure):
-            sessions = [one["session"] for one in open_ones]
             await db.client.admin.command("killSessions", sessions)
 
 

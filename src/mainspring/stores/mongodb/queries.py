@@ -60,24 +60,26 @@ async def get(db: Database, ids: Iterable[str], *, brief: bool = False) -> list[
     only a snapshot waits for all of it.
     """
     wanted = sorted(ids)
-    found: dict[str, Document] = {}
-    for part in chunks(wanted):
-        found |= await _find_by_ids(db.runs, part, brief)
-    for part in chunks([run_id for run_id in wanted if run_id not in found]):
-        found |= await _find_by_ids(db.runs.with_options(read_concern=SNAPSHOT), part, brief)
-    ended = [run_id for run_id, run in found.items() if _is_ending(run)]
-    for part in chunks(ended):
-        found |= await _find_by_ids(db.runs.with_options(read_concern=MAJORITY), part, brief)
-    return [read_run(run, brief=brief) for run in found.values()]
+    runs = await _find_by_ids(db.runs, wanted, brief)
+    missing = [run_id for run_id in wanted if run_id not in runs]
+    runs |= await _find_by_ids(db.runs.with_options(read_concern=SNAPSHOT), missing, brief)
+    ended = [
+        run_id
+        for run_id, run in runs.items()
+        if run.get("state") not in LIVE_STATES or run.get("cancel_requested")
+    ]
+    runs |= await _find_by_ids(db.runs.with_options(read_concern=MAJORITY), ended, brief)
+    return [read_run(run, brief=brief) for run in runs.values()]
 
 
-async def _find_by_ids(runs: Collection, ids: Sequence[str], brief: bool) -> dict[str, Document]:
-    walk = runs.find({"_id": {"$in": ids}}, BRIEF if brief else None, hint=BY_ID)
-    return {run["_id"]: run async for run in walk}
-
-
-def _is_ending(run: Document) -> bool:
-    return run.get("state") not in LIVE_STATES or bool(run.get("cancel_requested"))
+async def _find_by_ids(
+    collection: Collection, ids: Sequence[str], brief: bool
+) -> dict[str, Document]:
+    runs: dict[str, Document] = {}
+    for part in chunks(ids):
+        walk = collection.find({"_id": {"$in": part}}, BRIEF if brief else None, hint=BY_ID)
+        runs |= {run["_id"]: run async for run in walk}
+    return runs
 
 
 async def find(db: Database, query: RunQuery) -> Page[Run]:
@@ -88,15 +90,20 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
     if query.limit <= 0 or (query.states is not None and not query.states):
         return Page([])
     if query.lapsed:
-        return await find_lapsed(db, query)
-    if query.set_aside:
-        return await _find_set_aside(db, query)
-    found: list[Document] = []
-    for where, hint in index_scans(query):
-        walk = db.runs.find(where, _shown(query), hint=hint).sort(_NEWEST).limit(query.limit)
-        found += await walk.to_list(query.limit)
-    found.sort(key=_age, reverse=True)
-    return _page(found[: query.limit], query)
+        scans = await _scans_of_lapsed(db, query)
+    elif query.set_aside:
+        scans = await _scans_of_set_aside(db, query)
+    else:
+        scans = index_scans(query)
+    runs: list[Document] = []
+    for where, hint in scans:
+        shown = BRIEF if query.brief else None
+        walk = db.runs.find(where, shown, hint=hint).sort(_NEWEST).limit(query.limit)
+        runs += await walk.to_list(query.limit)
+    runs.sort(key=_age, reverse=True)
+    del runs[query.limit :]
+    cursor = _cursor_behind(runs[-1]) if len(runs) == query.limit else None
+    return Page([read_run(run, brief=query.brief) for run in runs], cursor)
 
 
 def _age(run: Document) -> tuple[int, float, str]:
@@ -108,10 +115,13 @@ def _age(run: Document) -> tuple[int, float, str]:
     return 0 if created is None else 2, 0, run["_id"]
 
 
-def index_scans(query: RunQuery) -> list[tuple[Document, str | None]]:
-    """The conditions to search for, each with the index to use, or None if the server chooses. The
-    runs of a job that were tried need two: the states that a run may have untried have their own
-    index."""
+_Scans = list[tuple[Document, str | None]]
+"""Conditions to search for, each with the index to use, or None if the server chooses."""
+
+
+def index_scans(query: RunQuery) -> _Scans:
+    """The runs of a job that were tried need two: the states that a run may have untried have their
+    own index."""
     if query.upstream is not None:
         return [
             ({"$and": [_following(query.upstream, query.states), _after(query.cursor)]}, "upstream")
@@ -172,53 +182,36 @@ def _ranges(query: RunQuery) -> list[Document]:
     ]
 
 
-async def find_lapsed(db: Database, query: RunQuery) -> Page[Run]:
-    """Read one range of the index for each length of lease that is in use."""
+async def _scans_of_lapsed(db: Database, query: RunQuery) -> _Scans:
+    """One range of the index for each length of lease that is in use."""
     if query.states is not None and State.RUNNING not in query.states:
-        return Page([])
+        return []
     kept = await db.runs.distinct("lease", {"state": "running"})
-    lengths = [int(length) for length in kept if isinstance(length, int | float)]
-    if not lengths:
-        return Page([])
-    walk = (
-        db.runs.find(lapsed_filter(db, lengths, query), _shown(query))
-        .sort(_NEWEST)
-        .limit(query.limit)
-    )
-    return _page(await walk.to_list(query.limit), query)
-
-
-async def _find_set_aside(db: Database, query: RunQuery) -> Page[Run]:
-    """Find the lanes of runs that were set aside, and of runs whose lane is damaged, which no claim
-    finds either; then the runs in these lanes."""
-    lanes = await db.runs.distinct("lane", {"state": "pending"})
-    aside = [lane for lane in lanes if not is_lane(lane) or lane["p"] == SET_ASIDE]
-    if not aside:
-        return Page([])
-    where = {"state": "pending", "lane": {"$in": aside}} | _after(query.cursor)
-    walk = db.runs.find(where, _shown(query), hint="due").sort(_NEWEST).limit(query.limit)
-    return _page(await walk.to_list(query.limit), query)
-
-
-def lapsed_filter(db: Database, lengths: Iterable[int], query: RunQuery) -> Document:
     ranges = [
         {
             "state": "running",
-            "lease": length,
-            "$expr": {"$lte": ["$leased_at", db.time.ago(length)]},
+            "lease": int(length),
+            "$expr": {"$lte": ["$leased_at", db.time.ago(int(length))]},
         }
-        for length in lengths
+        for length in kept
+        if isinstance(length, int | float)
     ]
+    if not ranges:
+        return []
     where: Document = {"$and": [{"$or": ranges}, {"$expr": lapsed_condition(db)}]}
     if query.job is not None:
         where["job_id"] = query.job
-    return where | _after(query.cursor)
+    return [(where | _after(query.cursor), None)]
 
 
-def _page(found: list[Document], query: RunQuery) -> Page[Run]:
-    full = len(found) == query.limit
-    cursor = _cursor_behind(found[-1]) if full else None
-    return Page([read_run(run, brief=query.brief) for run in found], cursor)
+async def _scans_of_set_aside(db: Database, query: RunQuery) -> _Scans:
+    """The lanes of runs that were set aside, and of runs whose lane is damaged, which no claim
+    finds either."""
+    lanes = await db.runs.distinct("lane", {"state": "pending"})
+    aside = [lane for lane in lanes if not is_lane(lane) or lane["p"] == SET_ASIDE]
+    if not aside:
+        return []
+    return [({"state": "pending", "lane": {"$in": aside}} | _after(query.cursor), "due")]
 
 
 def _cursor_behind(run: Document) -> str | None:
@@ -226,10 +219,6 @@ def _cursor_behind(run: Document) -> str | None:
     a time last. Those without a time are all damaged, so no page follows them."""
     kind, created, run_id = _age(run)
     return None if kind == 0 else f"{floor(created) if kind == 1 else 2**62}:{run_id}"
-
-
-def _shown(query: RunQuery) -> Document | None:
-    return BRIEF if query.brief else None
 
 
 def _after(cursor: str | None) -> Document:
@@ -288,37 +277,25 @@ async def jobs(db: Database, query: JobQuery) -> Page[Job]:
         return Page([])
     where = listed_jobs(query)
     total = await _total(db, where) if query.with_total else None
-    if query.due is None and query.order != "id":
-        return Page(await _ordered_jobs(db, where, query), None, total)
-    way = -1 if query.descending else 1
-    order = [("_id", way)] if query.due is None else [("next_run_at", 1), ("_id", 1)]
     if query.cursor is not None and has_cursor(query):
-        where = (
-            {"$and": [where, {"_id": {"$gt": query.cursor}}]}
-            if where
-            else {"_id": {"$gt": query.cursor}}
-        )
-    walk = db.jobs.find(where).sort(order).skip(query.offset).limit(query.limit)
-    found = [read_job(job) for job in await walk.to_list(query.limit)]
-    full = has_cursor(query) and len(found) == query.limit
-    return Page(found, found[-1].id if full else None, total)
+        where = {"$and": [where, {"_id": {"$gt": query.cursor}}]}
+    walk = await db.jobs.aggregate(
+        [{"$match": where}, *_in_order(query), {"$skip": query.offset}, {"$limit": query.limit}]
+    )
+    page = [read_job(job) async for job in walk]
+    full = has_cursor(query) and len(page) == query.limit
+    return Page(page, page[-1].id if full else None, total)
 
 
-async def _ordered_jobs(db: Database, where: Document, query: JobQuery) -> list[Job]:
-    """Sorts all that match. The server sorts a missing value before all others; an added field
-    puts it last."""
-    order = {"none": 1, query.order: -1 if query.descending else 1, "_id": 1}
+def _in_order(query: JobQuery) -> list[Document]:
+    """The server sorts a missing value before all others; an added field puts it last."""
+    way = -1 if query.descending else 1
+    if query.due is not None:
+        return [{"$sort": {"next_run_at": 1, "_id": 1}}]
+    if query.order == "id":
+        return [{"$sort": {"_id": way}}]
     is_none = {"$lte": [f"${query.order}", None]}
-    steps: list[Document] = [
-        {"$match": where},
-        {"$set": {"none": is_none}},
-        {"$sort": order},
-        {"$skip": query.offset},
-        {"$limit": query.limit},
-        {"$unset": "none"},
-    ]
-    walk = await db.jobs.aggregate(steps)
-    return [read_job(job) for job in await walk.to_list(query.limit)]
+    return [{"$set": {"none": is_none}}, {"$sort": {"none": 1, query.order: way, "_id": 1}}]
 
 
 async def _total(db: Database, where: Document) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pymongo import IndexModel
@@ -37,6 +38,12 @@ class Index(NamedTuple):
     def options(self) -> Document:
         partial = {} if self.only is None else {"partialFilterExpression": self.only}
         return {"name": self.name, **partial}
+
+    def is_in(self, there: Mapping[str, Any]) -> bool:
+        """Whether it is among the indexes of its collection, with the right keys and options."""
+        index = there.get(self.name, {"key": ()})
+        same_keys = list(index["key"]) == list(self.keys)
+        return same_keys and index.get("partialFilterExpression") == self.only
 
 
 _WITH_UPSTREAM = ["waiting", "pending", "running", "skipped"]
@@ -81,7 +88,6 @@ INDEXES = (
         {"attempt": {"$gt": 0}, "state": {"$in": UNTRIED}},
     ),
     Index("jobs", "due", [("enabled", 1), ("next_run_at", 1), ("_id", 1)]),
-    Index("jobs", "limit", [("limit.key", 1), ("_id", 1)], {"limit.key": {"$exists": True}}),
     Index("jobs", "follows", [("follows", 1), ("_id", 1)], {"follows": True}),
     Index("jobs", "tags", [("tags", 1), ("_id", 1)]),
     Index("counters", "of_job", [("job", 1), ("start", 1)]),
@@ -107,16 +113,18 @@ async def prepare(database: Database) -> None:
     await _check_server(database, sharded=await refuse_standalone(database))
     await _refuse_newer(database)
     await make_wakeups(database)
-    await _make_collections(database)
-    there = await _existing(database)
-    for collection in dict.fromkeys(index.collection for index in INDEXES):
+    for name in UNINDEXED:  # a transaction over several shards cannot create them
+        await _create_collection(database, database.prefix + name)
+    for name in dict.fromkeys(index.collection for index in INDEXES):
+        collection = database.handle[database.prefix + name]
+        there = await collection.index_information()
         missing = [
             IndexModel(list(index.keys), **index.options)
             for index in INDEXES
-            if index.collection == collection and index.name not in there.get(collection, ())
+            if index.collection == name and not index.is_in(there)
         ]
         if missing:
-            await database.handle[database.prefix + collection].create_indexes(missing)
+            await collection.create_indexes(missing)
     newest = 1 + len(MIGRATIONS)
     await database.meta.update_one(_SCHEMA, {"$setOnInsert": {"version": newest}}, upsert=True)
     for step in MIGRATIONS[await _refuse_newer(database) - 1 :]:
@@ -169,21 +177,9 @@ async def make_wakeups(database: Database) -> None:
     backup was restored without its options. It holds only hints, so it is converted.
     """
     name = database.wakeups.name
-    there = await database.handle.list_collections(filter={"name": name})
-    async for found in there:
-        if not found["options"].get("capped"):
-            await _cap(database, name)
+    await _create_collection(database, name, capped=True, size=WAKEUPS_BYTES)
+    if (await database.wakeups.options()).get("capped"):
         return
-    try:
-        await database.handle.create_collection(name, capped=True, size=WAKEUPS_BYTES)
-    except CollectionInvalid:
-        return  # another client has created it
-    except OperationFailure as error:
-        if error.code != _EXISTS:
-            raise
-
-
-async def _cap(database: Database, name: str) -> None:
     try:
         await database.handle.command("convertToCapped", name, size=WAKEUPS_BYTES)
     except OperationFailure as error:
@@ -196,38 +192,18 @@ async def _cap(database: Database, name: str) -> None:
         ) from error
 
 
-_EXISTS = 48
-
-
-async def _make_collections(database: Database) -> None:
-    """Create the collections without indexes, because a transaction over several shards cannot."""
-    there = set(await database.handle.list_collection_names())
-    for name in UNINDEXED:
-        if database.prefix + name in there:
-            continue
+async def _create_collection(database: Database, name: str, **options: Any) -> None:
+    """Create a collection, unless it exists. The driver looks first; another client may create it
+    at that moment."""
+    with suppress(CollectionInvalid):
         try:
-            await database.handle.create_collection(database.prefix + name)
-        except CollectionInvalid:
-            pass  # another client has created it
+            await database.handle.create_collection(name, **options)
         except OperationFailure as error:
             if error.code != _EXISTS:
                 raise
 
 
-async def _existing(database: Database) -> dict[str, dict[str, Any]]:
-    """The indexes that exist with the right keys and options, by collection."""
-    found: dict[str, dict[str, Any]] = {}
-    for collection in dict.fromkeys(index.collection for index in INDEXES):
-        there = await database.handle[database.prefix + collection].index_information()
-        found[collection] = {
-            index.name: there[index.name]
-            for index in INDEXES
-            if index.collection == collection
-            and index.name in there
-            and list(there[index.name]["key"]) == list(index.keys)
-            and there[index.name].get("partialFilterExpression") == index.only
-        }
-    return found
+_EXISTS = 48
 
 
 def setup_script(database: str, prefix: str) -> str:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
+from bson import CodecOptions
 from pymongo import AsyncMongoClient, ReadPreference
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -34,6 +35,7 @@ from mainspring.stores.mongodb.claim import (
     claim_runs,
     next_due,
     release_set_aside,
+    renew_leases,
 )
 from mainspring.stores.mongodb.commit import commit_changes, prune_runs
 from mainspring.stores.mongodb.database import (
@@ -47,7 +49,6 @@ from mainspring.stores.mongodb.database import (
 from mainspring.stores.mongodb.errors import translating
 from mainspring.stores.mongodb.handler_transaction import Clients, MongoTransaction, end_orphans
 from mainspring.stores.mongodb.jobs import fire, put_jobs
-from mainspring.stores.mongodb.limits import renew_leases
 from mainspring.stores.mongodb.notifier import Notifier
 from mainspring.stores.mongodb.url import (
     DEFAULT_DATABASE,
@@ -320,6 +321,7 @@ class MongoStore:
         # Claims, limits and overlap are decided by what was written last, whatever the URL says.
         handle = client.get_database(
             self.mongo_url.database,
+            codec_options=CodecOptions(tz_aware=True),
             read_preference=ReadPreference.PRIMARY,
             read_concern=ReadConcern("local"),
         )

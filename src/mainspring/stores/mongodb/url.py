@@ -77,36 +77,15 @@ def _check_prefix(prefix: str) -> None:
 
 
 def client_options(client: Any) -> dict[str, Any]:
-    """The arguments for another client like this one: its servers, user, TLS and listeners. What it
-    makes of documents is its own, and so is encryption in the client."""
+    """The arguments for another client like this one, without encryption in the client: that does
+    not allow all commands of the store."""
     given = _constructor_arguments(client)
     hosts = given["host"] or ()
     urls = [hosts] if isinstance(hosts, str) else hosts
-    ours = {
-        name: value
-        for name, value in driver_defaults("&".join(map(str, urls))).items()
-        if name.lower() not in {key.lower() for key in given} | _OF_DOCUMENTS
-    }
-    kept = {
-        name: value
-        for name, value in given.items()
-        if name.lower() not in _OF_DOCUMENTS and value is not None
-    }
-    return {**kept, **ours, "tz_aware": True}
-
-
-_OF_DOCUMENTS = frozenset(
-    {
-        "document_class",
-        "tz_aware",
-        "tzinfo",
-        "type_registry",
-        "datetime_conversion",
-        "unicode_decode_error_handler",
-        "uuidrepresentation",
-        "auto_encryption_opts",
-    }
-)
+    set_here = {name.lower() for name in given}
+    defaults = driver_defaults("&".join(map(str, urls)))
+    ours = {name: value for name, value in defaults.items() if name.lower() not in set_here}
+    return {**given, **ours, "auto_encryption_opts": None}
 
 
 def _constructor_arguments(client: Any) -> dict[str, Any]:
