@@ -145,27 +145,6 @@ async def test_of_many_writers_exactly_one_wins_each_round(bucket: Bucket, url: 
         await each.close()
 
 
-async def test_increments_of_many_clients_are_all_there(bucket: Bucket, url: str) -> None:
-    """What the store does: read, change, compare and swap, until it has won."""
-    others = [make_bucket(url) for _ in range(3)]
-    for other in others:
-        await other.open()
-    assert await bucket.put("sum", b"0", expected_etag=None)
-
-    async def add(bucket: Bucket) -> None:
-        while True:
-            found = await bucket.get("sum")
-            assert isinstance(found, Blob)
-            more = str(int(found.data) + 1).encode()
-            if await bucket.put("sum", more, expected_etag=found.etag) is not None:
-                return
-
-    await asyncio.gather(*(add(each) for each in [bucket, *others] for _ in range(5)))
-    assert await content(bucket, "sum") == b"20"
-    for other in others:
-        await other.close()
-
-
 async def test_readers_see_whole_objects_while_others_write(bucket: Bucket) -> None:
     contents = [bytes([65 + n]) * 300_000 for n in range(8)]
     etag = await bucket.put("a", contents[0], expected_etag=None)

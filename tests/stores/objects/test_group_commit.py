@@ -7,15 +7,14 @@ import copy
 import functools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from mainspring.core import transitions
 from mainspring.core.model import Note, Run, State
 from mainspring.errors import (
     InvalidInput,
@@ -26,16 +25,16 @@ from mainspring.errors import (
     StoreUnavailable,
 )
 from mainspring.stores.codec import json_text
-from mainspring.stores.objects import ObjectStore, group_commit, schema
-from mainspring.stores.objects.bucket import RETRY_FOR, Listed
+from mainspring.stores.objects import ObjectStore, schema
+from mainspring.stores.objects.bucket import RETRY_FOR
 from mainspring.stores.objects.compaction import Compaction
+from mainspring.stores.objects.directory_bucket import DirectoryBucket
 from mainspring.stores.objects.group_commit import MOST_BYTES, GroupCommit, Operation
 from mainspring.stores.objects.schema import HEAD, PART_KINDS, part_name
 from mainspring.stores.objects.workspace import Workspace
-from mainspring.stores.protocol import Claim, Held, NoteQuery, NoteWrite, RunQuery
+from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
-from tests.support.objects.writers import race
 
 LEASE = timedelta(seconds=10)
 
@@ -266,17 +265,7 @@ async def test_a_bucket_without_a_store_is_not_opened_if_nothing_may_be_made(
     assert objects.stored == {}
 
 
-async def test_a_head_with_no_more_than_its_format_is_of_an_empty_store(
-    objects: Objects, clock: FakeClock
-) -> None:
-    objects.put(HEAD, b'{"format": 1}', None)
-    store = await opened(objects)
-    assert (await store.find(RunQuery())).items == []
-    await store.add([run(clock, "a")])
-    assert [one.id for one in (await store.find(RunQuery())).items] == ["a"]
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b"hello", b"[]", b'{"format": "x"}'])
+@pytest.mark.parametrize("body", [b"", b"hello", b'{"format": "x"}'])
 async def test_a_damaged_head_is_refused(objects: Objects, body: bytes) -> None:
     objects.put(HEAD, body, None)
     with pytest.raises(StoreDamaged, match="'head'"):
@@ -397,70 +386,6 @@ async def with_segment(objects: Objects, clock: FakeClock) -> str:
 OLD = RunQuery(ids=frozenset({"r7"}))
 
 
-async def test_a_missing_part_fails_only_the_call_that_needs_it(
-    objects: Objects, clock: FakeClock
-) -> None:
-    segment = await with_segment(objects, clock)
-    del objects.stored[segment]
-    store = await opened(objects)
-    calls = [store.add([run(clock, f"new{n}")]) for n in range(3)]
-    looked_up, *added = await asyncio.gather(store.find(OLD), *calls, return_exceptions=True)
-    assert isinstance(looked_up, StoreDamaged)
-    assert segment in str(looked_up)
-    assert [one for one in added if isinstance(one, BaseException)] == []
-    assert len((await store.claim(claim(limit=9))).runs) == 3
-
-
-async def test_nobody_waits_for_the_parts_of_another_call(
-    objects: Objects, clock: FakeClock
-) -> None:
-    segment = await with_segment(objects, clock)
-    store = await opened(objects)
-    bucket, go_on = bucket_of(store), asyncio.Event()
-    real = bucket.get
-
-    async def get(key: str, unless_etag: str | None = None) -> Any:
-        if key == segment:
-            await go_on.wait()
-        return await real(key, unless_etag)
-
-    with patch.object(bucket, "get", get):
-        looking = asyncio.ensure_future(store.find(OLD))
-        for n in range(3):
-            await store.add([run(clock, f"new{n}")])
-        [held] = (await store.claim(claim())).runs
-        assert await store.renew([Held(held.id, held.token)], LEASE)
-        assert not looking.done()
-        go_on.set()
-        assert [one.id for one in (await looking).items] == ["r7"]
-
-
-async def test_a_part_that_another_client_replaced_meanwhile_is_looked_up_again(
-    objects: Objects, clock: FakeClock
-) -> None:
-    segment = await with_segment(objects, clock)
-    other = await opened(objects, most_finished=10**6)
-    for one in (await other.find(RunQuery(limit=15))).items:
-        await other.commit([transitions.deleted(one)])
-    [left] = (await other.find(RunQuery(limit=1))).items
-    store = await opened(objects)
-    bucket = bucket_of(store)
-    real = bucket.get
-
-    async def get(key: str, unless_etag: str | None = None) -> Any:
-        if key == segment and segment in objects.stored:
-            assert other._compaction is not None
-            await other._compaction.merge_segments()
-            await other.add([run(clock, "more")])  # the replaced segment is deleted after it
-            await other.group_commit.drain()
-            assert segment not in objects.stored
-        return await real(key, unless_etag)
-
-    with patch.object(bucket, "get", get):
-        [found] = (await store.find(RunQuery(ids=frozenset({left.id})))).items
-    assert found == left
-
-
 # -- a store that was restored, or made anew, under clients that go on
 
 
@@ -478,7 +403,7 @@ async def restored(objects: Objects, clock: FakeClock, writer: bool) -> tuple[Ob
     return old, await opened(objects)
 
 
-@pytest.mark.parametrize("writes", [0, 5, 9, 10, 11, 60])
+@pytest.mark.parametrize("writes", [0, 10, 60])
 @pytest.mark.parametrize("writer", [True, False])
 async def test_a_client_that_outlives_a_restore_is_refused(
     objects: Objects, clock: FakeClock, writer: bool, writes: int
@@ -512,7 +437,7 @@ async def test_a_client_that_was_refused_stays_so_until_it_is_opened_anew(
     assert sorted(found) == sorted(["kept", "again", *(f"new{n}" for n in range(30))])
 
 
-@pytest.mark.parametrize("writes", [0, 1, 6])
+@pytest.mark.parametrize("writes", [0, 6])
 async def test_a_client_that_outlives_its_store_is_refused_by_a_new_one(
     objects: Objects, clock: FakeClock, writes: int
 ) -> None:
@@ -541,15 +466,6 @@ async def test_a_client_that_slept_while_many_others_wrote_is_not_refused(
             await one.close()
         await sleeper.add([run(clock, "last")])
         assert len((await sleeper.find(RunQuery())).items) == 10
-
-
-async def test_a_store_that_has_no_id_yet_gets_one(objects: Objects, clock: FakeClock) -> None:
-    objects.put(HEAD, b'{"format": 1}', None)
-    first, second = await opened(objects), await opened(objects)
-    await first.add([run(clock, "a")])
-    await second.add([run(clock, "b")])
-    assert second.group_commit.head.id == first.group_commit.head.id != ""
-    assert len((await first.find(RunQuery())).items) == 2
 
 
 # -- garbage
@@ -705,45 +621,25 @@ async def test_objects_of_somebody_else_are_never_deleted(
     assert set(FOREIGN) < objects.stored.keys()
 
 
-class Below(MemoryBucket):
-    """A prefix of the objects."""
-
-    def __init__(self, objects: Objects, prefix: str) -> None:
-        super().__init__(objects)
-        self._below = prefix
-
-    async def get(self, key: str, unless_etag: str | None = None) -> Any:
-        return await super().get(self._below + key, unless_etag)
-
-    async def put(self, key: str, data: bytes, *, expected_etag: str | None) -> str | None:
-        return await super().put(self._below + key, data, expected_etag=expected_etag)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        await super().delete([self._below + key for key in keys])
-
-    async def list_objects(self, folder: str, limit: int | None = None) -> list[Listed]:
-        listed = await super().list_objects((self._below + folder).rstrip("/"), limit)
-        return [Listed(item.key.removeprefix(self._below), item.modified) for item in listed]
-
-
-@pytest.mark.parametrize("kind", PART_KINDS)
-async def test_a_store_below_another_one_is_safe(
-    objects: Objects, clock: FakeClock, kind: str
-) -> None:
-    inner = ObjectStore(Below(objects, f"p/{kind}/"), tail_bytes=100, most_finished=4)
-    outer = ObjectStore(Below(objects, "p/"), tail_bytes=100, most_finished=4)
-    for store in (inner, outer):
+async def test_a_store_below_another_one_is_safe(tmp_path: Path) -> None:
+    clock = FakeClock(datetime(2100, 1, 1, tzinfo=UTC))  # to which all files are old
+    places = [tmp_path, tmp_path / "history"]
+    stores = [
+        ObjectStore(DirectoryBucket(place, clock), tail_bytes=100, most_finished=4)
+        for place in places
+    ]
+    for store in reversed(stores):
         await store.open()
         await fill(store, clock, 20)
         await store.add([run(clock, "live")])
-    for _ in range(2):
-        clock.advance(7200)
-        for store in (outer, inner):
-            await store.maintain(clock.now() - timedelta(days=1), 10)
-    for prefix in (f"p/{kind}/", "p/"):
-        again = ObjectStore(Below(objects, prefix))
+    for store in stores:
+        await store.maintain(clock.now() - timedelta(days=1), 10)
+        await store.close()
+    for place in places:
+        again = ObjectStore(DirectoryBucket(place, clock))
         await again.open()
         assert len((await again.find(RunQuery())).items) == 21
+        await again.close()
 
 
 async def test_no_store_is_made_over_the_parts_of_one_whose_head_is_gone(
@@ -804,35 +700,7 @@ async def test_time_does_not_run_backwards_from_one_client_to_another(
 # -- planted bugs
 
 
-@contextmanager
-def patched(*patches: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for one in patches:
-            stack.enter_context(one)
-        yield
-
-
-def put_without_condition() -> Any:
-    real = Objects.put
-
-    def put(self: Objects, key: str, data: bytes, expected_etag: str | None) -> str | None:
-        found = self.stored.get(key)
-        return real(self, key, data, found.etag if key == HEAD and found else expected_etag)
-
-    return patched(patch.object(Objects, "put", put))
-
-
-def nonce_unseen() -> Any:
-    real = GroupCommit._resolve_unanswered_tries
-
-    def settle(self: GroupCommit, head: Any) -> None:
-        self._tries.clear()
-        real(self, head)
-
-    return patched(patch.object(GroupCommit, "_resolve_unanswered_tries", settle))
-
-
-def tries_forgotten() -> Any:
+async def test_tries_that_are_forgotten_are_found(objects: Objects, clock: FakeClock) -> None:
     """A try without an answer is forgotten when the next one is sent."""
     real = GroupCommit._write
 
@@ -840,40 +708,7 @@ def tries_forgotten() -> Any:
         self._tries.clear()
         return await real(self, *given)
 
-    return patched(patch.object(GroupCommit, "_write", write))
-
-
-def snapshot_after_the_head() -> Any:
-    """The head names a snapshot whose parts are written after it."""
-    real = GroupCommit._write
-
-    async def write(self: GroupCommit, *given: Any) -> bool:
-        made = self._snapshot.parts if self._snapshot is not None else ()
-        stored = self._bucket.objects.stored  # type: ignore[attr-defined]
-        bodies = {name: stored.pop(name).data for name in made if name in stored}
-        won = await real(self, *given)
-        for name, body in bodies.items() if won else ():
-            await self._bucket.put(name, body, expected_etag=None)
-        return won
-
-    return patched(patch.object(GroupCommit, "_write", write))
-
-
-RACES = {
-    "put without condition": put_without_condition,
-    "nonce unseen": nonce_unseen,
-    "snapshot after the head": snapshot_after_the_head,
-}
-
-
-@pytest.mark.parametrize("bug", RACES)
-def test_a_planted_bug_is_found_by_a_race(bug: str) -> None:
-    with RACES[bug](), patch.object(group_commit, "log"):
-        assert any(race(seed).problems for seed in range(40))
-
-
-async def test_tries_that_are_forgotten_are_found(objects: Objects, clock: FakeClock) -> None:
-    with tries_forgotten():
+    with patch.object(GroupCommit, "_write", write):
         taken, running = await late_claim(objects, clock)
     assert taken != running
 

@@ -150,14 +150,9 @@ class Compaction:
         new: dict[str, dict[str, Record]] = {}
         for runs in made:
             new[await self._group_commit.parts.write("history", seq, {"runs": runs})] = runs
-        kept = [segment for segment in base.segments if segment.name not in replaced]
-        described = [describe_segment(segment, runs) for segment, runs in new.items()]
-        catalogue = await self._write_catalogue(seq, [*kept, *described])
+        added = [describe_segment(segment, runs) for segment, runs in new.items()]
 
-        def adopt(work: Workspace) -> bool:
-            state = work.state
-            if not self._is_unchanged(work, base):
-                return False
+        def adopt(state: LiveState) -> bool:
             for segment, runs in new.items():
                 gone: Record = {}
                 for run_id, record in runs.items():
@@ -171,29 +166,45 @@ class Compaction:
                         gone[run_id] = 1
                 if gone:
                     state.put("gone", segment, gone)
-            for source in replaced:
-                state.put("gone", source, None)
-            state.put("meta", "history", {"catalogue": catalogue})
             return True
 
-        done = await self._write(adopt)
-        old = [base.catalogue] if base.catalogue else []
-        self._group_commit.discard([*old, *replaced] if done else [*new, catalogue])
-        return done
+        return bool(await self._change_catalogue(base, replaced, added, adopt))
 
-    def _is_unchanged(self, work: Workspace, base: _Base) -> bool:
-        """Whether what was prepared can be named: no other client has changed the catalogue, or
-        has collected garbage, since."""
-        return (
-            catalogue_name(work.state) == base.catalogue
-            and self._group_commit.head.collections == base.collections
+    async def _change_catalogue(
+        self,
+        base: _Base,
+        dropped: Collection[str],
+        added: list[Segment],
+        adopt: Callable[[LiveState], T],
+    ) -> T | None:
+        """Write a catalogue without the dropped segments and with the added ones, and let the state
+        name it. None if another client has changed the catalogue, or has collected garbage, since:
+        then nothing of what was written is named."""
+        group_commit = self._group_commit
+        kept = [segment for segment in base.segments if segment.name not in dropped]
+        catalogue = await group_commit.parts.write(
+            "catalogue", group_commit.head.seq, catalogue_body([*kept, *added])
         )
+
+        def change(work: Workspace) -> T | None:
+            is_unchanged = catalogue_name(work.state) == base.catalogue
+            if not is_unchanged or group_commit.head.collections != base.collections:
+                return None
+            answer = adopt(work.state)
+            for segment in dropped:
+                work.state.put("gone", segment, None)
+            work.state.put("meta", "history", {"catalogue": catalogue})
+            return answer
+
+        answer = await self._write(change)
+        if answer is None:
+            group_commit.discard([*(segment.name for segment in added), catalogue])
+        else:
+            group_commit.discard([*filter(None, [base.catalogue]), *dropped])
+        return answer
 
     def _segments(self, work: Workspace) -> list[Segment]:
         return self._group_commit.history.segments(work.state)
-
-    async def _write_catalogue(self, seq: int, segments: list[Segment]) -> str:
-        return await self._group_commit.parts.write("catalogue", seq, catalogue_body(segments))
 
     async def merge_segments(self) -> bool:
         """Merge small segments of one kind, or rewrite a segment most of whose runs are deleted."""
@@ -266,25 +277,12 @@ class Compaction:
         base, chosen = await self._read(choose)
         if not chosen:
             return 0
-        kept = [segment for segment in base.segments if segment.name not in chosen]
-        catalogue = await self._write_catalogue(self._group_commit.head.seq, kept)
+        runs = {segment.name: segment.runs for segment in base.segments}
 
-        def drop(work: Workspace) -> int | None:
-            state = work.state
-            if not self._is_unchanged(work, base):
-                return None
-            count = 0
-            for segment in base.segments:
-                if segment.name in chosen:
-                    count += segment.runs - len(gone_of(state, segment.name))
-                    state.put("gone", segment.name, None)
-            state.put("meta", "history", {"catalogue": catalogue})
-            return count
+        def count_dropped(state: LiveState) -> int:
+            return sum(runs[name] - len(gone_of(state, name)) for name in chosen)
 
-        count = await self._write(drop)
-        old = [base.catalogue] if base.catalogue else []
-        self._group_commit.discard([catalogue] if count is None else [*old, *chosen])
-        return count or 0
+        return await self._change_catalogue(base, chosen, [], count_dropped) or 0
 
     # -- counters and notes
 

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, TypeVar, TypeVarTuple
 from urllib.parse import quote
 
 from mainspring.core.clock import Clock, SystemClock, from_us
@@ -48,8 +48,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _OWN_FOLDER: Final = ".mainspring"
 _LOCKS: Final = 32
@@ -120,7 +120,7 @@ class DirectoryBucket:
     async def read_clock(self) -> ClockReading | None:
         return None
 
-    async def _run(self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
+    async def _run(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         if self._threads is None:
             raise StoreError(f"{self.location} is not open")
         if self._process != os.getpid():
@@ -128,17 +128,10 @@ class DirectoryBucket:
                 f"{self.location} was opened before this process was forked; open a store of its"
                 " own in the child (or start it by spawn)"
             )
-        future = self._threads.submit(
-            self._call_translating_errors, function, *arguments, **options
-        )
-        # A caller that is cancelled leaves the call behind: it is done completely.
-        return await asyncio.shield(asyncio.wrap_future(future))
-
-    def _call_translating_errors(
-        self, function: Callable[P, T], /, *arguments: P.args, **options: P.kwargs
-    ) -> T:
+        future = self._threads.submit(function, *arguments)
         try:
-            return function(*arguments, **options)
+            # A caller that is cancelled leaves the call behind: it is done completely.
+            return await asyncio.shield(asyncio.wrap_future(future))
         except OSError as error:
             raise self._error(error) from error
 

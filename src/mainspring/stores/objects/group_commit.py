@@ -118,17 +118,15 @@ class Operation(Generic[T]):
         self._on_abandoned = on_abandoned
 
     def answer(self, answer: T | BaseException) -> None:
-        is_error = isinstance(answer, BaseException)
-        if not self.future.done():
-            if isinstance(answer, BaseException):
+        if isinstance(answer, BaseException):
+            if not self.future.done():
                 self.future.set_exception(answer)
-            else:
-                self.future.set_result(answer)
-        elif not is_error and self._on_abandoned is not None and self._failed():
-            self._on_abandoned(answer)  # type: ignore[arg-type]
-
-    def _failed(self) -> bool:
-        return self.future.cancelled() or self.future.exception() is not None
+        elif not self.future.done():
+            self.future.set_result(answer)
+        elif self._on_abandoned is not None and (
+            self.future.cancelled() or self.future.exception() is not None
+        ):
+            self._on_abandoned(answer)
 
 
 Answers = list[tuple[Operation[Any], Any]]
@@ -240,15 +238,15 @@ class GroupCommit:
         """Before a store is made: refuse a place with the parts of another store, which this one
         would take for garbage, and warn of objects of somebody else."""
         listed = await self.retries.repeat(lambda: self._bucket.list_objects("", MOST_LOOKED_AT))
-        found = [one.key for one in listed]
-        parts = [key for key in found if is_part_name(key)]
+        keys = [item.key for item in listed]
+        parts = [key for key in keys if is_part_name(key)]
         if parts and not await self.retries.repeat(lambda: self.refresh(may_be_missing=True)):
             raise StoreDamaged(
                 f"{self._bucket.location} has objects of a store ({parts[0]!r} and others), but not"
                 f" its {HEAD!r}. Restore that object from a backup. If the store is not needed any"
                 " more, delete all of it, or name another prefix in the URL"
             )
-        foreign = [key for key in found if key not in (HEAD, MARKER) and not is_part_name(key)]
+        foreign = [key for key in keys if key not in (HEAD, MARKER) and not is_part_name(key)]
         foreign = [key for key in foreign if not key.startswith(f"{FOLDER}/")]
         if foreign:
             log.warning(
@@ -359,7 +357,8 @@ class GroupCommit:
             is_current = all(operation.saw_current for operation in batch)
             if is_current or not await self._refresh_for(batch):
                 break
-        _answer_all(batch, answers)
+        for operation, answer in zip(batch, answers, strict=True):
+            operation.answer(answer)
         return True
 
     async def _refresh_for(self, batch: list[Operation[Any]]) -> bool:
@@ -454,23 +453,23 @@ class GroupCommit:
         that turns out to have been done. The state must have no changes of its own."""
         last: str | None = None
         while True:
-            found = await self._bucket.get(HEAD, self._etag)
-            if found is None:
+            blob = await self._bucket.get(HEAD, self._etag)
+            if blob is None:
                 if may_be_missing and self._etag is None:
                     return False
                 raise StoreMissing(f"the head of the store at {self._bucket.location} was deleted")
-            if not isinstance(found, Blob):
+            if not isinstance(blob, Blob):
                 return False
-            head = decode_head(found.data)
+            head = decode_head(blob.data)
             try:
                 await self._advance(head)
             except PartMissing as error:
-                if last == found.etag:  # the head names it still
+                if last == blob.etag:  # the head names it still
                     raise missing_part(error) from error
-                last = found.etag
+                last = blob.etag
                 continue
             self._resolve_unanswered_tries(head)
-            self.head, self._etag, self._rounds_without_other_writer = head, found.etag, 0
+            self.head, self._etag, self._rounds_without_other_writer = head, blob.etag, 0
             if self._bucket.write_interval:
                 self._may_write_from = self._next_turn(self.clock.seconds_since(head.time))
             return True
@@ -572,7 +571,7 @@ class GroupCommit:
         interval, recent = self._bucket.write_interval, self.head.seq - RECENT_WRITES
         own = self.head.commits.get(self.client)
         mine = own.seq if own is not None else recent
-        before = sum(recent < one.seq < mine for one in self.head.commits.values())
+        before = sum(recent < write.seq < mine for write in self.head.commits.values())
         before += mine == self.head.seq  # one that has not written yet
         jitter = self._rng.uniform(0, WRITE_TURN_SECONDS / 2)
         return (
@@ -657,11 +656,6 @@ def _join_tables(loaded: dict[str, Any], parts: Iterable[str]) -> Any:
         for table, records in loaded[name]["tables"].items():
             tables.setdefault(table, {}).update(records)
     return tables
-
-
-def _answer_all(batch: list[Operation[Any]], answers: list[Any]) -> None:
-    for operation, answer in zip(batch, answers, strict=True):
-        operation.answer(answer)
 
 
 def _concerns_waiters(delta: Delta) -> bool:

@@ -7,7 +7,6 @@ and its own message are taken from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -44,24 +43,16 @@ _BAD_KEY_CODES: Final = frozenset(
 )
 _BUSY_CODES: Final = frozenset({"RequestTimeout", "SlowDown", "ServerBusy", "OperationTimedOut"})
 
-_PERMISSIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "s3": {
-        "get": "s3:GetObject on {objects} and s3:ListBucket on {bucket} (without s3:ListBucket S3"
-        " also refuses reads of objects that do not exist)",
-        "put": "s3:PutObject on {objects}",
-        "delete": "s3:DeleteObject on {objects}",
-        "list": "s3:ListBucket on {bucket}",
-    },
-    "gs": {
-        "get": "storage.objects.get and storage.objects.list on {bucket}",
-        "put": "storage.objects.create and storage.objects.delete on {bucket} (overwriting an"
-        " object needs both)",
-        "delete": "storage.objects.delete on {bucket}",
-        "list": "storage.objects.list on {bucket}",
-    },
-    "az": dict.fromkeys(
-        ("get", "put", "delete", "list"), "the role Storage Blob Data Contributor on {bucket}"
-    ),
+_ACTIONS: Final = {
+    "get": "s3:GetObject on {objects} and s3:ListBucket on {bucket} (without s3:ListBucket S3 also"
+    " refuses reads of objects that do not exist)",
+    "put": "s3:PutObject on {objects}",
+    "delete": "s3:DeleteObject on {objects}",
+    "list": "s3:ListBucket on {bucket}",
+}
+_ROLES: Final = {
+    "gs": "the role Storage Object User on {bucket}",
+    "az": "the role Storage Blob Data Contributor on {bucket}",
 }
 _CREDENTIALS: Final = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile (?profile=… or"
@@ -223,13 +214,11 @@ class StorageErrors:
             return StoreError(
                 f"{place} does not accept the credentials: {_CREDENTIALS[scheme]} ({failure.words})"
             )
-        folder = f"/{self._address.prefix}" if self._address.prefix else ""
-        needed = _PERMISSIONS[scheme].get(operation, "to read and write objects in {bucket}")
-        needed = needed.format(bucket=self._address.bucket, objects=self._objects(folder))
+        bucket, prefix = self._address.bucket, self._address.prefix
+        objects = f"{bucket}/{prefix}/*" if prefix else f"{bucket}/*"
+        needed = _ROLES.get(scheme) or _ACTIONS[operation]
+        needed = needed.format(bucket=bucket, objects=objects)
         return StoreError(
             f"{place} does not allow this {operation}. The credentials need {needed};"
             f" docs/reference/object-storage.md has the whole policy ({failure.words})"
         )
-
-    def _objects(self, folder: str) -> str:
-        return f"{self._address.bucket}{folder}/*"

@@ -153,8 +153,7 @@ class LastWrite(Struct, frozen=True, array_like=True):
 class Head(Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     id: str = ""
-    """Of the store; made with it. Empty in a store that was made before there were ids: the next
-    write gives it one."""
+    """Of the store; made with it."""
     seq: int = 0
     """The number of the last write."""
     snapshot: tuple[str, ...] = ()
@@ -189,14 +188,14 @@ class Head(Struct, frozen=True, kw_only=True):
         The client that made the last write of the known head tells: its last write is that one or
         a later one. In a store that was restored it is an older one. That client itself notices
         the same, and does not write again."""
-        if self.seq < known.seq or (known.id and self.id != known.id):
+        if self.seq < known.seq or self.id != known.id:
             return False
         for client, commit in known.commits.items():
             if commit.seq == known.seq:
-                found = self.commits.get(client)
-                if found is None:  # left out since
+                last = self.commits.get(client)
+                if last is None:  # left out since
                     return self.commits_since >= known.seq
-                return found.seq > known.seq or found == commit
+                return last.seq > known.seq or last == commit
         return True
 
     def parts(self) -> set[str]:
@@ -206,8 +205,8 @@ class Head(Struct, frozen=True, kw_only=True):
     def active_writers(self) -> int:
         """How many clients write again and again. A script that made one write is not among them,
         nor a client that is idle or gone."""
-        now = max((one.at for one in self.commits.values()), default=0)
-        return sum(0 < one.before > now - ACTIVE_FOR for one in self.commits.values())
+        now = max((write.at for write in self.commits.values()), default=0)
+        return sum(0 < write.before > now - ACTIVE_FOR for write in self.commits.values())
 
     def with_write(self, entry: Entry, client: str, nonce: str, time: int, at: int = 0) -> Head:
         """The head with one more write. `time` is the storage's, `at` the same by this client's
@@ -217,11 +216,10 @@ class Head(Struct, frozen=True, kw_only=True):
         commits = {**self.commits, client: commit}
         since = self.commits_since
         if len(commits) > MOST_CLIENTS:
-            oldest = min(commits, key=lambda one: commits[one].seq)
+            oldest = min(commits, key=lambda name: commits[name].seq)
             since = max(since, commits.pop(oldest).seq)
         return replace(
             self,
-            id=self.id or nonce,
             seq=entry.seq,
             entries=(*self.entries, entry),
             commits=commits,
