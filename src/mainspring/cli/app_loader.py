@@ -9,6 +9,9 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import attrgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +29,9 @@ def load_scheduler(spec: str) -> Scheduler:
     folder = os.getcwd()
     if folder not in sys.path[:1]:
         sys.path.insert(0, folder)
-    module = _imported(module_name, folder)
-    found = _attribute(module, attribute)
-    if isinstance(found, Scheduler):
-        return found
-    return _made(spec, found)
+    module = _import_module(module_name, folder)
+    target = _attribute(module, attribute)
+    return target if isinstance(target, Scheduler) else _call(spec, target)
 
 
 def _split(spec: str) -> tuple[str, str]:
@@ -49,85 +50,81 @@ def _split(spec: str) -> tuple[str, str]:
     return module, attribute
 
 
-def _imported(name: str, folder: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name + ".").startswith(error.name + "."):
-            raise _refused(
-                f"there is no module {error.name!r} in {folder} or on the Python path",
-                "run this in the folder of the module, or check its spelling",
-            ) from error
-        raise _broken(name, error) from error
-    except Exception as error:
-        raise _broken(name, error) from error
-    except Stopped:
-        raise
-    except SystemExit as error:
-        raise _refused(
-            f"importing {name!r} ended the program: {_in_words(error)}",
-            'put what a script does under `if __name__ == "__main__":`',
-        ) from error
+def _import_module(name: str, folder: str) -> ModuleType:
+    with _users_code(f"importing {name!r}"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name + ".").startswith(error.name + "."):
+                raise
+            missing = error.name
+    raise _refused(
+        f"there is no module {missing!r} in {folder} or on the Python path",
+        "run this in the folder of the module, or check its spelling",
+    )
 
 
 def _attribute(module: ModuleType, path: str) -> Any:
     from mainspring.scheduler import Scheduler
 
-    found: Any = module
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            known = [n for n, value in vars(module).items() if isinstance(value, Scheduler)]
-            there = f"its schedulers: {', '.join(known)}" if known else "it has no Scheduler"
-            raise _refused(f"module {module.__name__!r} has no {path!r}", there) from None
-    return found
+    try:
+        return attrgetter(path)(module)
+    except AttributeError:
+        known = [name for name, value in vars(module).items() if isinstance(value, Scheduler)]
+        there = f"its schedulers: {', '.join(known)}" if known else "it has no Scheduler"
+        raise _refused(f"module {module.__name__!r} has no {path!r}", there) from None
 
 
-def _made(spec: str, found: Any) -> Scheduler:
+def _call(spec: str, function: Any) -> Scheduler:
     """The scheduler that a function without arguments returns."""
     from mainspring.scheduler import Scheduler
     from mainspring.scheduler.decorator import DecoratedJob
 
-    if isinstance(found, DecoratedJob):  # callable, but calling it would run the job
-        raise _refused(f"{spec} is the job {found.id!r}", "name the scheduler it belongs to")
-    if isinstance(found, type) or not callable(found):
-        raise _not_one(spec, found)
-    if inspect.iscoroutinefunction(found):
+    if isinstance(function, DecoratedJob):  # callable, but calling it would run the job
+        raise _refused(f"{spec} is the job {function.id!r}", "name the scheduler it belongs to")
+    if isinstance(function, type) or not callable(function):
+        raise _no_scheduler(spec, function)
+    if inspect.iscoroutinefunction(function):
         raise _refused(f"{spec} is an async function", "name a Scheduler, or a plain function")
     try:
-        inspect.signature(found).bind()
+        inspect.signature(function).bind()
     except TypeError as error:
         raise _refused(f"{spec} cannot be called without arguments: {error}", _ALLOWED) from None
     except ValueError:
         pass  # a builtin without a signature: the call shows whether it works
-    try:
-        made = found()
-    except Exception as error:
-        raise _refused(f"{spec}() failed: {_in_words(error)}", _DEBUG) from error
-    except Stopped:
-        raise
-    except SystemExit as error:
-        raise _refused(f"{spec}() ended the program: {_in_words(error)}", _DEBUG) from error
-    if not isinstance(made, Scheduler):
-        raise _not_one(f"{spec}()", made)
-    return made
+    with _users_code(f"{spec}()"):
+        result = function()
+    if not isinstance(result, Scheduler):
+        raise _no_scheduler(f"{spec}()", result)
+    return result
 
 
 _ALLOWED = "name a Scheduler, or a function without arguments that returns one"
-_DEBUG = "MAINSPRING_DEBUG=1 shows the traceback"
 
 
-def _not_one(what: str, found: Any) -> CommandError:
-    if isinstance(found, type):
-        kind = f"the class {found.__qualname__}"
+@contextmanager
+def _users_code(what: str) -> Iterator[None]:
+    """Say what failed if the block, which runs the user's code, raises or ends the program."""
+    try:
+        yield
+    except Stopped:
+        raise
+    except SystemExit as error:
+        raise _refused(
+            f"{what} ended the program: {_in_words(error)}",
+            'put what a script does under `if __name__ == "__main__":`',
+        ) from error
+    except Exception as error:
+        advice = "MAINSPRING_DEBUG=1 shows the traceback"
+        raise _refused(f"{what} failed: {_in_words(error)}", advice) from error
+
+
+def _no_scheduler(what: str, value: Any) -> CommandError:
+    if isinstance(value, type):
+        kind = f"the class {value.__qualname__}"
     else:
-        kind = f"of type {type(found).__module__}.{type(found).__qualname__}"
+        kind = f"of type {type(value).__module__}.{type(value).__qualname__}"
     return _refused(f"{what} is {kind.replace('builtins.', '')}, not a Scheduler", _ALLOWED)
-
-
-def _broken(name: str, error: Exception) -> CommandError:
-    return _refused(f"importing {name!r} failed: {_in_words(error)}", _DEBUG)
 
 
 def _in_words(error: BaseException) -> str:

@@ -52,11 +52,11 @@ async def apply(
     from mainspring.scheduler import Client
 
     options = {"dry_run": dry_run, "take_over": take_over, "with_handlers": not without_code}
-    found = find_store(call.choice)
-    check_shared(found)
+    located = find_store(call.choice)
+    check_shared(located)
     applied, is_missing = None, False
     try:
-        await found.store.open(create=False)  # the client finds it open
+        await located.store.open(create=False)  # the client finds it open
     except StoreMissing:
         is_missing = True
     if is_missing:
@@ -64,7 +64,7 @@ async def apply(
         async with Client("memory://", inline=True) as client:
             applied = await client.apply_jobs(file, **{**options, "dry_run": True})
     if applied is None or not dry_run:
-        async with Client(found.store, inline=True, wait_for_store=0) as client:
+        async with Client(located.store, inline=True, wait_for_store=0) as client:
             applied = await client.apply_jobs(file, **options)
     call.output.document(_document(applied))
     _show(call.output, applied)
@@ -76,11 +76,11 @@ def _document(applied: AppliedJobs) -> dict[str, Any]:
         "dry_run": applied.dry_run,
         "added": [job.id for job in applied.added],
         "changed": {
-            one.job.id: {
-                found.field: {"old": _plain(found.old), "new": _plain(found.new)}
-                for found in one.differences
+            change.job.id: {
+                value.field: {"old": plain_json(value.old), "new": plain_json(value.new)}
+                for value in change.differences
             }
-            for one in applied.changed
+            for change in applied.changed
         },
         "removed": [job.id for job in applied.removed],
         "unchanged": [job.id for job in applied.unchanged],
@@ -91,11 +91,11 @@ def _document(applied: AppliedJobs) -> dict[str, Any]:
 def _show(output: Output, applied: AppliedJobs) -> None:
     for job in applied.added:
         output.line(f"+ {job.id}", style="green")
-    for one in applied.changed:
-        output.line(f"~ {one.job.id}", style="yellow")
-        for found in one.differences:
-            old, new = (_describe_value(found.field, value) for value in (found.old, found.new))
-            output.line(f"    {found.field}: {old} → {new}")
+    for change in applied.changed:
+        output.line(f"~ {change.job.id}", style="yellow")
+        for value in change.differences:
+            old, new = (_describe_value(value.field, side) for side in (value.old, value.new))
+            output.line(f"    {value.field}: {old} → {new}")
     for job in applied.removed:
         output.line(f"- {job.id}", style="red")
     counts: dict[str, list[Any]] = {
@@ -104,7 +104,7 @@ def _show(output: Output, applied: AppliedJobs) -> None:
         "removed": applied.removed,
         "unchanged": applied.unchanged,
     }
-    summary = ", ".join(f"{len(found)} {word}" for word, found in counts.items())
+    summary = ", ".join(f"{len(jobs)} {word}" for word, jobs in counts.items())
     output.line(f"{applied.name}: {summary}")
     if applied.kept:
         kept = list_some([job.id for job in applied.kept], 10)
@@ -120,8 +120,4 @@ def _describe_value(field: str, value: Any) -> str:
     """A value for people: times in words, all else as JSON."""
     if field in _DURATIONS and isinstance(value, int | float):
         return humanize(timedelta(seconds=value))
-    return jsonlib.dumps(_plain(value), ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    return plain_json(value)
+    return jsonlib.dumps(plain_json(value), ensure_ascii=False)

@@ -61,7 +61,7 @@ async def backfill(
                 move(slots, total)
 
             try:
-                found = await client.backfill(
+                result = await client.backfill(
                     job,
                     first,
                     last,
@@ -77,8 +77,8 @@ async def backfill(
                     advice="the same command goes on: slots that have a run are left alone",
                 ) from None
     output = call.output
-    output.document({"job_id": job, "dry_run": dry_run, **structs.asdict(found)})
-    _print(output, found, dry_run=dry_run)
+    output.document({"job_id": job, "dry_run": dry_run, **structs.asdict(result)})
+    _print(output, result, dry_run=dry_run)
 
 
 async def _range(
@@ -90,27 +90,27 @@ async def _range(
     return first, await client.now() if end is None else moment(end, zone, "--to")
 
 
-def _print(output: Output, found: Backfill, *, dry_run: bool) -> None:
+def _print(output: Output, result: Backfill, *, dry_run: bool) -> None:
     verb = "would be added" if dry_run else "added"
-    count = len(found.added)
+    count = len(result.added)
     output.line(
-        f"{plural(found.slots, 'slot')} of {found.job_id}:"
-        f" {plural(count, 'run')} {verb}, {len(found.existing):,} left alone"
+        f"{plural(result.slots, 'slot')} of {result.job_id}:"
+        f" {plural(count, 'run')} {verb}, {len(result.existing):,} left alone"
     )
-    states = Counter(state.value for state in found.existing.values())
+    states = Counter(state.value for state in result.existing.values())
     for state, number in sorted(states.items()):
         output.line(f"  {number:,} {state}")
-    if found.first_slot is not None:
+    if result.first_slot is not None:
         output.note(
-            f"the schedule, as it is now, has no slot before {time_format.iso(found.first_slot)}:"
+            f"the schedule, as it is now, has no slot before {time_format.iso(result.first_slot)}:"
             " an interval counts from when its job was first stored, or from its start"
         )
-    if found.may_have_run:
+    if result.may_have_run:
         output.note(
-            f"{found.may_have_run:,} of these slots are older than the runs that are kept: if they"
+            f"{result.may_have_run:,} of these slots are older than the runs that are kept: if they"
             " ran, their runs have been deleted since, and they run again"
         )
     if states.get("failed"):
         output.note("a failed run is tried again by `mainspring runs retry`")
-    if found.next_slot is not None:
-        output.note(f"the limit is reached; the next slot is {time_format.iso(found.next_slot)}")
+    if result.next_slot is not None:
+        output.note(f"the limit is reached; the next slot is {time_format.iso(result.next_slot)}")

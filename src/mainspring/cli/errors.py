@@ -54,7 +54,7 @@ def print_error(error: BaseException, *, as_json: bool) -> int:
     message, advice, code = _message(error), _advice(error), exit_code(error)
     others: list[str] = []
     if isinstance(error, InvalidInput) and error.others:  # its notes say the same in one line
-        message, others = str(error), [str(one) for one in error.others]
+        message, others = str(error), [str(other) for other in error.others]
     if as_json:
         document: dict[str, Any] = {"error": message, "code": code}
         if advice:
@@ -63,8 +63,8 @@ def print_error(error: BaseException, *, as_json: bool) -> int:
             document["errors"] = [message, *others]
         if isinstance(error, InvalidInput):
             document["fields"] = [
-                {"field": one.field, "file": one.file, "line": one.line, "error": str(one)}
-                for one in error.each()
+                {"field": fault.field, "file": fault.file, "line": fault.line, "error": str(fault)}
+                for fault in error.each()
             ]
         _write(json_text(document, indent=None))
     else:

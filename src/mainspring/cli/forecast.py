@@ -27,7 +27,6 @@ from mainspring.core.schedules.zones import zone_named
 
 if TYPE_CHECKING:
     from mainspring.core.forecast import Collision, Forecast, JobLoad, Overrun
-    from mainspring.core.schedules import Schedule
 
 commands = typer.Typer()
 
@@ -61,55 +60,37 @@ def schedule(
     ),
 ) -> None:
     """Describe a schedule and list its next runs. Warns of daylight saving changes."""
-    now = utcnow()
-    made = parse(expression, timezone=timezone)
-    zone = made.timezone
-    slots = made.upcoming(count, now)
-    warnings = made.warnings(now, now + LOOK_AHEAD)
-    call.output.document(_schedule_document(made, zone, slots, warnings))
-    _print_schedule(call.output, made, zone, slots, warnings, now)
-
-
-def _schedule_document(
-    made: Schedule, zone: str, slots: list[datetime], warnings: list[str]
-) -> dict[str, object]:
-    there = zone_named(zone)
-    return {
-        "schedule": made.to_dict(),
-        "description": made.describe(),
-        "timezone": zone,
-        "upcoming": [
-            {"utc": time_format.iso(slot), "local": slot.astimezone(there).isoformat()}
-            for slot in slots
-        ],
-        "warnings": warnings,
-    }
-
-
-def _print_schedule(
-    output: Output,
-    made: Schedule,
-    zone: str,
-    slots: list[datetime],
-    warnings: list[str],
-    now: datetime,
-) -> None:
-    there = zone_named(zone)
-    output.line(made.describe(), style="bold")
+    now, output = utcnow(), call.output
+    parsed = parse(expression, timezone=timezone)
+    slots = parsed.upcoming(count, now)
+    warnings = parsed.warnings(now, now + LOOK_AHEAD)
+    there = zone_named(parsed.timezone)
+    output.document(
+        {
+            "schedule": parsed.to_dict(),
+            "description": parsed.describe(),
+            "timezone": parsed.timezone,
+            "upcoming": [
+                {"utc": time_format.iso(slot), "local": slot.astimezone(there).isoformat()}
+                for slot in slots
+            ],
+            "warnings": warnings,
+        }
+    )
+    output.line(parsed.describe(), style="bold")
     if not slots:
         output.line("the schedule is over: there is no next run")
         return
-    utc: Column[datetime] = Column(
-        "UTC", time_format.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"
-    )
     local: Column[datetime] = Column(
-        zone,
+        parsed.timezone,
         lambda slot: slot.astimezone(there).isoformat(timespec="seconds"),
         lambda slot: f"{slot.astimezone(there):%a %Y-%m-%d %H:%M:%S %Z}",
     )
-    away: Column[datetime] = Column("", lambda slot: time_format.relative(slot, now))
-    columns = [utc, away] if zone == "UTC" else [local, utc, away]
-    output.table(columns, slots)
+    columns: list[Column[datetime]] = [
+        Column("UTC", time_format.seconds, lambda slot: f"{slot:%Y-%m-%d %H:%M:%S}"),
+        Column("", lambda slot: time_format.relative(slot, now)),
+    ]
+    output.table(columns if parsed.timezone == "UTC" else [local, *columns], slots)
     for line in warnings:
         output.line(f"warning: {line}", style="yellow")
 
@@ -154,13 +135,13 @@ def forecast(
     if sum(given is not None for given in (app, file, store)) > 1:
         raise CommandError("give one of MODULE:ATTR, --file and --store", code=BAD_INPUT)
     if app is not None:
-        found = _forecast_code(app, days, start, timezone)
+        load = _forecast_code(app, days, start, timezone)
     elif file is not None:
-        found = run_coroutine(_forecast_file(file, days, start, timezone))
+        load = run_coroutine(_forecast_file(file, days, start, timezone))
     else:
-        found = run_coroutine(_forecast_store(StoreChoice.of(store, None), days, start, timezone))
-    call.output.document(_document(found))
-    _print(call.output, found)
+        load = run_coroutine(_forecast_store(StoreChoice.of(store, None), days, start, timezone))
+    call.output.document(_document(load))
+    _print(call.output, load)
 
 
 def _forecast_code(app: str, days: int, start: str | None, timezone: str | None) -> Forecast:
@@ -200,9 +181,9 @@ def _parse_start(text: str | None, zone: str) -> datetime | None:
 # As JSON
 
 
-def _document(found: Forecast) -> dict[str, Any]:
-    document = asdict(found)
-    document["start"], document["end"] = time_format.iso(found.start), time_format.iso(found.end)
+def _document(load: Forecast) -> dict[str, Any]:
+    document = asdict(load)
+    document["start"], document["end"] = time_format.iso(load.start), time_format.iso(load.end)
     document["heat"] = dict(zip(WEEKDAYS, document["heat"], strict=True))
     return document
 
@@ -210,30 +191,30 @@ def _document(found: Forecast) -> dict[str, Any]:
 # For people
 
 
-def _print(output: Output, found: Forecast) -> None:
-    zone = zone_named(found.timezone)
-    last = f"{(found.end - timedelta(microseconds=1)).astimezone(zone):%Y-%m-%d}"
-    first = f"{found.start.astimezone(zone):%Y-%m-%d}"
+def _print(output: Output, load: Forecast) -> None:
+    zone = zone_named(load.timezone)
+    last = f"{(load.end - timedelta(microseconds=1)).astimezone(zone):%Y-%m-%d}"
+    first = f"{load.start.astimezone(zone):%Y-%m-%d}"
     output.line(
-        f"{plural(found.runs, 'run')} of {plural(len(found.jobs), 'job')} from {first} to {last}"
-        f" ({found.timezone})",
+        f"{plural(load.runs, 'run')} of {plural(len(load.jobs), 'job')} from {first} to {last}"
+        f" ({load.timezone})",
         style="bold",
     )
-    left_out = [f"{found.paused} paused"] if found.paused else []
-    left_out += [f"{found.unscheduled} without a schedule"] if found.unscheduled else []
+    left_out = [f"{load.paused} paused"] if load.paused else []
+    left_out += [f"{load.unscheduled} without a schedule"] if load.unscheduled else []
     if left_out:
         output.line(f"not counted: {', '.join(left_out)}")
-    if not found.jobs:
+    if not load.jobs:
         return
-    _print_heat(output, found)
-    _print_jobs(output, found)
-    _print_collisions(output, found)
-    _print_overruns(output, found)
-    for change in found.clock_changes[:MOST_ROWS]:
+    _print_heat(output, load)
+    _print_jobs(output, load)
+    _print_collisions(output, load)
+    _print_overruns(output, load)
+    for change in load.clock_changes[:MOST_ROWS]:
         output.line(
             f"clock change: {change.effect}: {list_some(change.jobs, MOST_JOBS)}", style="yellow"
         )
-    for suggestion in found.suggestions[:MOST_ROWS]:
+    for suggestion in load.suggestions[:MOST_ROWS]:
         output.line(
             f"suggestion: {suggestion.advice}. At most {suggestion.most_after} of them start at"
             f" once then, not {suggestion.most_before}",
@@ -243,16 +224,16 @@ def _print(output: Output, found: Forecast) -> None:
             output.line(f"    {job_id}: {schedule}")
         if len(suggestion.schedules) > MOST_JOBS:
             output.line(f"    and {len(suggestion.schedules) - MOST_JOBS} more (--json lists them)")
-    for note in found.notes:
+    for note in load.notes:
         output.line(f"note: {note}")
 
 
-def _print_heat(output: Output, found: Forecast) -> None:
+def _print_heat(output: Output, load: Forecast) -> None:
     shades = SHADES if output.pretty else ASCII_SHADES
-    most = max(max(row) for row in found.heat)
+    most = max(max(row) for row in load.heat)
     output.line()
     output.line("     " + "".join(f"{hour:<3}" for hour in range(24)).rstrip())
-    for day, row in zip(WEEKDAYS, found.heat, strict=True):
+    for day, row in zip(WEEKDAYS, load.heat, strict=True):
         cells = "".join(f"{_shade(mean, most, shades) * 2} " for mean in row)
         output.line(f"{day}  {cells.rstrip()}".rstrip())
     output.line(f"darkest: {most:g} {'run' if most == 1 else 'runs'} in an hour")
@@ -265,38 +246,38 @@ def _shade(mean: float, most: float, shades: str) -> str:
     return shades[1 + min(int(mean / most * (len(shades) - 1)), len(shades) - 2)]
 
 
-def _print_jobs(output: Output, found: Forecast) -> None:
+def _print_jobs(output: Output, load: Forecast) -> None:
     columns: list[Column[JobLoad]] = [
-        Column("job", lambda load: load.job_id, whole=True),
-        Column("runs", lambda load: f"{load.runs:,}"),
-        Column("schedule", lambda load: load.schedule),
+        Column("job", lambda job: job.job_id, whole=True),
+        Column("runs", lambda job: f"{job.runs:,}"),
+        Column("schedule", lambda job: job.schedule),
     ]
-    output.table(columns, found.jobs[:MOST_ROWS])
-    if len(found.jobs) > MOST_ROWS:
-        output.line(f"and {plural(len(found.jobs) - MOST_ROWS, 'more job')} (--json lists all)")
+    output.table(columns, load.jobs[:MOST_ROWS])
+    if len(load.jobs) > MOST_ROWS:
+        output.line(f"and {plural(len(load.jobs) - MOST_ROWS, 'more job')} (--json lists all)")
 
 
-def _print_collisions(output: Output, found: Forecast) -> None:
-    if not found.collisions:
+def _print_collisions(output: Output, load: Forecast) -> None:
+    if not load.collisions:
         return
     columns: list[Column[Collision]] = [
-        Column("starts at", lambda one: one.time, whole=True),
-        Column("jobs at once", lambda one: str(one.most)),
-        Column("days", lambda one: str(one.days)),
-        Column("jobs", lambda one: list_some(one.jobs, MOST_JOBS)),
+        Column("starts at", lambda collision: collision.time, whole=True),
+        Column("jobs at once", lambda collision: str(collision.most)),
+        Column("days", lambda collision: str(collision.days)),
+        Column("jobs", lambda collision: list_some(collision.jobs, MOST_JOBS)),
     ]
     output.line()
-    output.table(columns, found.collisions[:MOST_ROWS])
+    output.table(columns, load.collisions[:MOST_ROWS])
 
 
-def _print_overruns(output: Output, found: Forecast) -> None:
-    if not found.overruns:
+def _print_overruns(output: Output, load: Forecast) -> None:
+    if not load.overruns:
         return
     columns: list[Column[Overrun]] = [
-        Column("overrun", lambda one: one.job_id, whole=True),
-        Column("takes (p95)", lambda one: humanize_measured(one.p95_duration)),
-        Column("due every", lambda one: humanize(timedelta(seconds=one.interval))),
-        Column("effect", lambda one: one.effect),
+        Column("overrun", lambda overrun: overrun.job_id, whole=True),
+        Column("takes (p95)", lambda overrun: humanize_measured(overrun.p95_duration)),
+        Column("due every", lambda overrun: humanize(timedelta(seconds=overrun.interval))),
+        Column("effect", lambda overrun: overrun.effect),
     ]
     output.line()
-    output.table(columns, found.overruns[:MOST_ROWS])
+    output.table(columns, load.overruns[:MOST_ROWS])

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,12 +83,14 @@ def crontab(
     if zone is not None and _wrong_zone(zone):
         zone = None
     is_system = system or source == "/etc/crontab" or Path(source).parent.name == "cron.d"
-    made = read_crontab(
+    imported = read_crontab(
         _read(source), source, system=is_system, timezone=zone or "UTC", module=_module(out)
     )
     if zone is None:
-        made.remarks.insert(0, Remark(1, "timezone", "this machine's is not known: UTC is assumed"))
-    _finish(made, out, name, call.output)
+        imported.remarks.insert(
+            0, Remark(1, "timezone", "this machine's is not known: UTC is assumed")
+        )
+    _finish(imported, out, name, call.output)
 
 
 @command(
@@ -127,7 +130,7 @@ def _name(source: str, out: str | None) -> str:
     places = [socket.gethostname(), str(Path(source).absolute())]
     digest = sha256("\0".join(places).encode("utf-8", "replace")).hexdigest()
     stem = Path(out if out is not None else source).stem
-    plain = "".join(one if one.isalnum() or one in "._-" else "_" for one in stem)[:100]
+    plain = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem)[:100]
     return f"{plain.strip('-') or 'imported'}-{digest[:6]}"
 
 
@@ -146,56 +149,54 @@ def _read(source: str) -> str:
         raise CommandError(f"{source} is not UTF-8 text: {error}", code=BAD_INPUT) from None
 
 
-def _finish(made: Imported, out: str | None, name: str | None, output: Output) -> None:
-    made.name = name if name is not None else _name(made.source, out)
-    if not made.jobs:
+def _finish(imported: Imported, out: str | None, name: str | None, output: Output) -> None:
+    imported.name = name if name is not None else _name(imported.source, out)
+    if not imported.jobs:
         raise CommandError(
-            f"{made.source} has no job that can be carried over; nothing was written",
+            f"{imported.source} has no job that can be carried over; nothing was written",
             code=BAD_INPUT,
-            advice="\n  ".join(map(str, made.remarks)),
+            advice="\n  ".join(map(str, imported.remarks)),
         )
     if out is not None:
-        _write(made, Path(out))
+        _write(imported, Path(out))
     output.document(
         {
-            "toml": made.toml(),
-            "handlers": made.handlers(),
-            "jobs": list(made.jobs),
-            "not_carried_over": [
-                {"line": one.line, "what": one.what, "why": one.why} for one in made.remarks
-            ],
+            "toml": imported.toml(),
+            "handlers": imported.handlers(),
+            "jobs": list(imported.jobs),
+            "not_carried_over": [asdict(remark) for remark in imported.remarks],
         }
     )
     if out is None:
-        output.line(made.toml().rstrip())
+        output.line(imported.toml().rstrip())
         output.note("--out FILE also writes the functions of the jobs, beside it")
     else:
-        jobs = plural(len(made.jobs), "job")
-        output.line(f"wrote {jobs} to {out}, and their functions to {made.module}.py beside it")
-    if made.remarks:
-        output.note(f"not carried over from {made.source}, or not as it was:")
-    for remark in made.remarks:
+        jobs = plural(len(imported.jobs), "job")
+        output.line(f"wrote {jobs} to {out}, and their functions to {imported.module}.py beside it")
+    if imported.remarks:
+        output.note(f"not carried over from {imported.source}, or not as it was:")
+    for remark in imported.remarks:
         output.note(f"  {remark}")
 
 
-def _write(made: Imported, path: Path) -> None:
+def _write(imported: Imported, path: Path) -> None:
     if not path.parent.is_dir():
         raise CommandError(
             f"there is no folder {path.parent}",
             code=BAD_INPUT,
             advice="make it, or name a file in another folder with --out",
         )
-    code = path.with_name(f"{made.module}.py")
-    for one in (path, code):
-        if one.exists():
+    code = path.with_name(f"{imported.module}.py")
+    for file in (path, code):
+        if file.exists():
             raise CommandError(
-                f"{one} exists, and is not overwritten",
+                f"{file} exists, and is not overwritten",
                 code=BAD_INPUT,
                 advice="name another file with --out, or move it away",
             )
     try:
-        code.write_text(made.handlers(), "utf-8")
-        path.write_text(made.toml(), "utf-8")
+        code.write_text(imported.handlers(), "utf-8")
+        path.write_text(imported.toml(), "utf-8")
     except OSError as error:
         raise CommandError(
             f"{error.filename} cannot be written: {error.strerror}",
@@ -219,7 +220,7 @@ def read_crontab(
     /etc/crontab do. `timezone` is the zone of lines before a CRON_TZ."""
     # As cron does: runs of one line may overlap, and missed slots do not run later.
     defaults = {"overlap": "allow", "misfire": "skip"}
-    made = Imported(source, module, timezone=timezone, defaults=defaults)
+    imported = Imported(source, module, timezone=timezone, defaults=defaults)
     environment: dict[str, str] = {}
     zone, comments = timezone, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -228,27 +229,27 @@ def read_crontab(
             comments = []
         elif stripped.startswith("#"):
             comments.append(stripped.lstrip("#").strip())
-        elif found := _VARIABLE.match(line):
-            name, value = found[1].strip("\"'"), found[2].strip("\"'")
+        elif assigned := _VARIABLE.match(line):
+            name, value = assigned[1].strip("\"'"), assigned[2].strip("\"'")
             if name == _ZONE:
                 zone = value
             elif name == "RANDOM_DELAY":
                 why = f'no job is delayed: jitter = "{value}m" of a job does the same'
-                made.remarks.append(Remark(number, stripped, why))
+                imported.remarks.append(Remark(number, stripped, why))
             elif name in _MAIL:
                 why = "no mail is sent: the output is the run's result; listen to run.failed"
-                made.remarks.append(Remark(number, stripped, why))
+                imported.remarks.append(Remark(number, stripped, why))
             else:
                 environment[name] = value
             comments = []
         else:
-            _add(made, number, stripped, comments, zone, environment, system=system)
+            _add(imported, number, stripped, comments, zone, environment, system=system)
             comments = []
-    return made
+    return imported
 
 
 def _add(
-    made: Imported,
+    imported: Imported,
     number: int,
     line: str,
     comments: list[str],
@@ -263,33 +264,33 @@ def _add(
     if len(parts) <= count + system:
         wanted = (*fields, *(["user"] if system else []), "command")
         why = f"the job was left out: it has no {', '.join(wanted[len(parts) :])}"
-        made.remarks.append(Remark(number, line, why))
+        imported.remarks.append(Remark(number, line, why))
         return
     schedule, command = " ".join(parts[:count]), parts[-1]
     options: dict[str, Any] = {}
     if schedule == _AT_START:
         options["run_on_start"] = True
         why = "it runs when a worker starts, not when the machine does"
-        made.remarks.append(Remark(number, schedule, why))
+        imported.remarks.append(Remark(number, schedule, why))
     else:
         try:
             schedules.parse(schedule, timezone=zone)
         except InvalidInput as error:
-            made.remarks.append(Remark(number, line, f"the job was left out: {error}"))
+            imported.remarks.append(Remark(number, line, f"the job was left out: {error}"))
             return
         options["schedule"] = schedule
-    if zone != made.timezone and schedule != _AT_START:
+    if zone != imported.timezone and schedule != _AT_START:
         options["timezone"] = zone
     if system:
         why = f"the command runs as the worker's user, not as {parts[count]!r}"
-        made.remarks.append(Remark(number, parts[count], why))
+        imported.remarks.append(Remark(number, parts[count], why))
     elif _is_user(first := command.split()[0]):
         why = f"{first!r} is a user here and no program: if the line names a user, add --system"
-        made.remarks.append(Remark(number, first, why))
+        imported.remarks.append(Remark(number, first, why))
     shell_command, stdin = _split_stdin(command)
-    name = free_name(_program(shell_command), made.jobs)
+    name = free_name(_program(shell_command), imported.jobs)
     options["description"] = " ".join(comments) or shell_command
-    made.add(name, options, _function(name, number, shell_command, stdin, environment))
+    imported.add(name, options, _function(name, number, shell_command, stdin, environment))
 
 
 def _program(command: str) -> str:
@@ -346,5 +347,5 @@ def local_timezone() -> str | None:
     file = Path("/etc/timezone")
     if file.is_file() and (text := file.read_text("utf-8", errors="replace").strip()):
         return text
-    _, found, zone = str(Path("/etc/localtime").resolve()).partition("/zoneinfo/")
-    return zone if found else None
+    _, is_zone, zone = str(Path("/etc/localtime").resolve()).partition("/zoneinfo/")
+    return zone if is_zone else None

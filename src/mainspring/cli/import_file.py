@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,16 @@ class Imported:
         self.functions.append(function)
 
     def toml(self) -> str:
-        made = [f"# Made by `mainspring import` from {self.source}."]
+        lines = [f"# Made by `mainspring import` from {self.source}."]
         if self.name is not None:
-            made.append(f"name = {_value(self.name)}")
+            lines.append(f"name = {_value(self.name)}")
         if self.timezone is not None:
-            made.append(f"timezone = {_value(self.timezone)}")
+            lines.append(f"timezone = {_value(self.timezone)}")
         if self.defaults:
-            made += ["", "[defaults]", *_lines(self.defaults)]
+            lines += ["", "[defaults]", *_lines(self.defaults)]
         for job_id, options in self.jobs.items():
-            made += ["", f"[jobs.{_key(job_id)}]", *_lines(options)]
-        return "\n".join(made) + "\n"
+            lines += ["", f"[jobs.{_key(job_id)}]", *_lines(options)]
+        return "\n".join(lines) + "\n"
 
     def handlers(self) -> str:
         return "\n\n".join([_HEAD.format(source=self.source).strip() + "\n", *self.functions])
@@ -108,15 +109,13 @@ def module_beside(file: str) -> str:
     return f"{'_' if plain[:1].isdigit() else ''}{plain}_handlers"
 
 
-def free_name(text: str, taken: Iterable[str]) -> str:
+def free_name(text: str, taken: Container[str]) -> str:
     """A name for a job and its function, made from a text and not taken yet."""
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:60] or "job"
     if plain[0].isdigit() or keyword.iskeyword(plain) or plain in ("run", "os", "subprocess"):
         plain = f"job_{plain}"
-    names, number, made = set(taken), 2, plain
-    while made in names:
-        made, number = f"{plain}_{number}", number + 1
-    return made
+    names = chain([plain], (f"{plain}_{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _lines(table: Mapping[str, Any]) -> list[str]:

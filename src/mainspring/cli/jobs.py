@@ -736,9 +736,9 @@ def _put(options: dict[str, Any], path: list[str], value: Any, text: str) -> Non
 
 def _name_fields(error: InvalidInput) -> InvalidInput:
     """The error with the option at fault in each message that does not name it."""
-    for one in error.each():
-        if one.field and one.subject is None and not isinstance(one, UnknownOption):
-            one.args = (f"{one.field}: {one}",)
+    for fault in error.each():
+        if fault.field and fault.subject is None and not isinstance(fault, UnknownOption):
+            fault.args = (f"{fault.field}: {fault}",)
     error.__notes__ = []  # each is shown by itself
     return error
 

@@ -92,9 +92,9 @@ async def _keys(choice: StoreChoice, *, create: bool = True) -> AsyncIterator[Ap
     require_server()
     from mainspring.service.api_keys import ApiKeys
 
-    found = find_store(choice)
-    check_shared(found)
+    located = find_store(choice)
+    check_shared(located)
     if not create:
-        await open_existing(found.store)
-    async with Client(found.store, inline=True) as client:
+        await open_existing(located.store)
+    async with Client(located.store, inline=True) as client:
         yield ApiKeys(client)

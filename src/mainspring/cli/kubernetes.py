@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.import_file import HANDLERS, Imported, Remark, free_name
@@ -14,9 +17,10 @@ from mainspring.core.options import PolicyOptions, option_names
 from mainspring.core.policy import Policy
 from mainspring.errors import InputErrors, InvalidInput, install_advice
 
-_OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
 _RETRIES = 6
 """What Kubernetes has where backoffLimit is left out."""
+
+_OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
 
 _JOB = ("spec", "jobTemplate", "spec")
 _POD = (*_JOB, "template", "spec")
@@ -33,19 +37,72 @@ _FIELDS = {
 """The fields that become these options of a job."""
 
 _INLINE_ZONE = re.compile(r"\s*(?:CRON_)?TZ=(?P<zone>\S+)\s+(?P<schedule>\S.*)", re.DOTALL)
+_PLACE = re.compile(r"\.([^.\[`]+)|\[(\d+)\]")
+"""The parts of a place that msgspec names, such as `$.spec.containers[0].image`."""
+
 _REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^()]+)\))")
 
 Path = tuple[Any, ...]
 Lines = dict[Path, int]
 AddRemark = Callable[..., None]
+Count = Annotated[int, Meta(ge=0)]
+Scalar = str | int | float | bool
 
 
-class _Malformed(Exception):
-    """A field of a manifest has a value that Kubernetes would refuse."""
+# The parts of a manifest, with what is read of them and the defaults of Kubernetes
 
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(why)
-        self.path = path
+
+class _Variable(Struct, frozen=True, rename="camel"):
+    name: Annotated[str, Meta(min_length=1)]
+    value: Scalar | UnsetType | None = UNSET
+
+
+class _Container(Struct, frozen=True, rename="camel"):
+    image: str | None = None
+    command: list[Scalar] | None = None
+    args: list[Scalar] | None = None
+    env: list[_Variable] | None = None
+    working_dir: str | None = None
+
+
+class _Pod(Struct, frozen=True, rename="camel"):
+    containers: list[_Container] | None = None
+
+
+class _Template(Struct, frozen=True, rename="camel"):
+    spec: _Pod = _Pod()
+
+
+class _Job(Struct, frozen=True, rename="camel"):
+    template: _Template = _Template()
+    backoff_limit: Count | None = None
+    active_deadline_seconds: Annotated[int, Meta(ge=1)] | None = None
+    ttl_seconds_after_finished: Count | None = None
+
+
+class _JobTemplate(Struct, frozen=True, rename="camel"):
+    spec: _Job = _Job()
+
+
+class _Spec(Struct, frozen=True, rename="camel"):
+    schedule: str = ""
+    time_zone: str | None = None
+    suspend: bool | None = None
+    concurrency_policy: Literal["Allow", "Forbid", "Replace"] | None = None
+    starting_deadline_seconds: Count | None = None
+    successful_jobs_history_limit: Count | None = None
+    failed_jobs_history_limit: Count | None = None
+    job_template: _JobTemplate = _JobTemplate()
+
+
+class _Metadata(Struct, frozen=True, rename="camel"):
+    name: str | None = None
+    labels: dict[str, Scalar] | None = None
+
+
+class _CronJob(Struct, frozen=True, rename="camel"):
+    metadata: _Metadata = _Metadata()
+    spec: _Spec = _Spec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,62 +117,27 @@ class _Manifest:
         ends = range(len(path), -1, -1)
         return next(self.lines[path[:end]] for end in ends if path[:end] in self.lines)
 
-    def find(self, path: Path) -> Any:
-        """The value at a path; None where there is none."""
-        value = self.value
-        for at, name in enumerate(path):
-            if value is None:
-                return None
-            if isinstance(name, int):
-                value = value[name] if name < len(value) else None
-                continue
-            if not isinstance(value, Mapping):
-                raise _Malformed(path[:at], f"it is an object, not {_shown(value)}")
-            value = value.get(name)
-        return value
-
-    def table(self, *path: Any) -> Mapping[str, Any]:
-        found = self.find(path)
-        if found is not None and not isinstance(found, Mapping):
-            raise _Malformed(path, f"it is an object, not {_shown(found)}")
-        return found or {}
-
-    def items(self, *path: Any) -> list[Any]:
-        found = self.find(path)
-        if found is not None and not isinstance(found, list):
-            raise _Malformed(path, f"it is a list, not {_shown(found)}")
-        return found or []
-
-    def text(self, *path: Any) -> str | None:
-        found = self.find(path)
-        if found is not None and not isinstance(found, str):
-            raise _Malformed(path, f"it is a text, not {_shown(found)}")
-        return found
-
-    def number(self, least: int, *path: Any) -> int | None:
-        found = self.find(path)
-        if found is None or (type(found) is int and found >= least):
-            return found
-        raise _Malformed(path, f"it is a whole number, {least} or more, not {_shown(found)}")
+    def keys(self, *path: Any) -> list[str]:
+        """The keys of the object at a path."""
+        return [known[-1] for known in self.lines if len(known) > 0 and known[:-1] == path]
 
 
 def read_manifests(text: str, source: str, module: str = HANDLERS) -> Imported:
     """The CronJobs of a file with one or more YAML documents, also within a `kind: List`."""
-    made = Imported(source, module, timezone="UTC")
+    imported = Imported(source, module, timezone="UTC")
     for manifest in _manifests(text, source):
-        where = f"document {manifest.document}"
         if not isinstance(manifest.value, Mapping):
-            why = f"it is no manifest, but {_shown(manifest.value)}"
-            made.remarks.append(Remark(manifest.line(()), where, why))
+            what, why = f"document {manifest.document}", "it is no manifest"
         elif (kind := manifest.value.get("kind")) != "CronJob":
-            why = "only CronJobs are carried over"
-            made.remarks.append(Remark(manifest.line(()), str(kind), why))
+            what, why = str(kind), "only CronJobs are carried over"
         else:
-            _add(made, manifest)
-    return made
+            _add(imported, manifest)
+            continue
+        imported.remarks.append(Remark(manifest.line(()), what, why))
+    return imported
 
 
-def _add(made: Imported, manifest: _Manifest) -> None:
+def _add(imported: Imported, manifest: _Manifest) -> None:
     remarks: list[Remark] = []
 
     def remark(why: str, *path: Any) -> None:
@@ -128,28 +150,30 @@ def _add(made: Imported, manifest: _Manifest) -> None:
         remark(f"the job was left out ({called}document {manifest.document}): {why}", *path)
 
     try:
-        given = manifest.text("metadata", "name")
-        name = free_name(given or "job", made.jobs)
-        options = _options(manifest, remark)
-        function = _function(name, manifest, remark)
+        cronjob = msgspec.convert(manifest.value, _CronJob)
+        name = free_name(cronjob.metadata.name or "job", imported.jobs)
+        options = _options(cronjob, manifest, remark)
+        function = _function(name, cronjob.spec.job_template.spec.template.spec, manifest, remark)
         _check(options)
-        made.add(name, options, function)
-    except _Malformed as error:
+        imported.add(name, options, function)
+    except msgspec.ValidationError as error:
         remarks.clear()  # what of it could be carried over does not matter
-        left_out(str(error), *error.path)
+        why, _, place = str(error).partition(" - at ")
+        left_out(why, *(int(at) if at else name for name, at in _PLACE.findall(place)))
     except InvalidInput as error:
         remarks.clear()
-        for one in error.each():
-            left_out(str(one), *_FIELDS.get((one.field or "").split(".")[0], ("spec",)))
-    made.remarks += remarks
+        for fault in error.each():
+            left_out(str(fault), *_FIELDS.get((fault.field or "").split(".")[0], ("spec",)))
+    imported.remarks += remarks
 
 
-def _options(manifest: _Manifest, remark: AddRemark) -> dict[str, Any]:
-    spec, job = manifest.table("spec"), manifest.table(*_JOB)
-    zone, schedule = manifest.text("spec", "timeZone"), manifest.text("spec", "schedule") or ""
+def _options(cronjob: _CronJob, manifest: _Manifest, remark: AddRemark) -> dict[str, Any]:
+    spec, job = cronjob.spec, cronjob.spec.job_template.spec
+    zone, schedule = spec.time_zone, spec.schedule
     if (inline := _INLINE_ZONE.match(schedule)) is not None:
         if zone is not None:
-            raise _Malformed(("spec", "schedule"), f"it names a zone, and timeZone {zone!r} too")
+            why = f"it names a zone, and timeZone {zone!r} too"
+            raise InvalidInput(why, field="schedule", given=schedule, allowed="one zone")
         zone, schedule = inline["zone"], inline["schedule"]
     options: dict[str, Any] = {"schedule": schedule}
     if zone is not None:
@@ -157,37 +181,30 @@ def _options(manifest: _Manifest, remark: AddRemark) -> dict[str, Any]:
     else:
         why = "without timeZone Kubernetes uses the controller's zone; UTC is assumed here"
         remark(why, "spec")
-    policy = manifest.text("spec", "concurrencyPolicy") or "Allow"
-    if policy not in _OVERLAPS:
-        path = ("spec", "concurrencyPolicy")
-        raise _Malformed(path, f"it is one of {', '.join(_OVERLAPS)}, not {policy!r}")
-    options["overlap"] = _OVERLAPS[policy]
-    suspend = spec.get("suspend")
-    if not isinstance(suspend, bool | None):
-        raise _Malformed(("spec", "suspend"), f"it is true or false, not {_shown(suspend)}")
-    if suspend:
+    options["overlap"] = _OVERLAPS[spec.concurrency_policy or "Allow"]
+    if spec.suspend:
         options["enabled"] = False
-    if (seconds := manifest.number(0, "spec", "startingDeadlineSeconds")) is not None:
-        options["start_deadline"] = f"{seconds}s"
-    retries = manifest.number(0, *_JOB, "backoffLimit")
-    options["retries"] = _RETRIES if retries is None else retries
-    if (seconds := manifest.number(1, *_JOB, "activeDeadlineSeconds")) is not None:
-        options["timeout"] = f"{seconds}s"
+    if spec.starting_deadline_seconds is not None:
+        options["start_deadline"] = f"{spec.starting_deadline_seconds}s"
+    options["retries"] = _RETRIES if job.backoff_limit is None else job.backoff_limit
+    if job.active_deadline_seconds is not None:
+        options["timeout"] = f"{job.active_deadline_seconds}s"
         why = "in Kubernetes it limits all retries together; here `timeout` limits each attempt"
         remark(why, *_JOB, "activeDeadlineSeconds")
-    names = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit")
-    limits = {n: limit for n in names if (limit := manifest.number(0, "spec", n)) is not None}
-    if limits:
-        options["history"] = sum(limits.values())
-        why = "runs are counted together here, however they ended"
-        remark(why, "spec", next(iter(limits)))
-    if (seconds := manifest.number(0, *_JOB, "ttlSecondsAfterFinished")) is not None:
-        options["retention"] = f"{seconds}s"
-    for name in ("parallelism", "completions", "podFailurePolicy"):
-        if name in job and job[name] != 1:
+    succeeded, failed = spec.successful_jobs_history_limit, spec.failed_jobs_history_limit
+    if succeeded is not None or failed is not None:
+        options["history"] = (succeeded or 0) + (failed or 0)
+        which = "failed" if succeeded is None else "successful"
+        remark(
+            "runs are counted together here, however they ended", "spec", f"{which}JobsHistoryLimit"
+        )
+    if job.ttl_seconds_after_finished is not None:
+        options["retention"] = f"{job.ttl_seconds_after_finished}s"
+    for name in manifest.keys(*_JOB):
+        if name in ("parallelism", "completions", "podFailurePolicy"):
             remark("it has no counterpart", *_JOB, name)
-    if labels := manifest.table("metadata", "labels"):
-        options["metadata"] = {"labels": {str(k): str(v) for k, v in labels.items()}}
+    if labels := cronjob.metadata.labels:
+        options["metadata"] = {"labels": {name: str(value) for name, value in labels.items()}}
     return options
 
 
@@ -202,67 +219,47 @@ def _check(options: Mapping[str, Any]) -> None:
     errors.check()
 
 
-def _function(name: str, manifest: _Manifest, remark: AddRemark) -> str:
+def _function(name: str, pod: _Pod, manifest: _Manifest, remark: AddRemark) -> str:
     """A function that runs the container's command, without the container."""
-    for key in manifest.table(*_POD):
+    for key in manifest.keys(*_POD):
         if key not in ("containers", "restartPolicy"):
             remark("it has no counterpart", *_POD, key)
-    if len(manifest.items(*_CONTAINERS)) > 1:
+    containers = pod.containers or []
+    if len(containers) > 1:
         remark("only the first container is carried over", *_CONTAINERS, 1)
     first = (*_CONTAINERS, 0)
-    for key in manifest.table(*first):
+    for key in manifest.keys(*first):
         if key not in ("name", "image", "command", "args", "env", "workingDir"):
             remark("it has no counterpart", *first, key)
-    image = manifest.text(*first, "image")
-    if image is not None:
+    container = containers[0] if containers else _Container()
+    if container.image is not None:
         why = "no container is started: the worker needs the programs of the image itself"
         remark(why, *first, "image")
-    environment = _environment(manifest, first, remark)
-    parts = {name: _string_list(manifest, *first, name) for name in ("command", "args")}
-    about = f"Image {image or 'unknown'}."
-    if not parts["command"]:
+    environment: dict[str, str] = {}
+    for at, variable in enumerate(container.env or []):
+        if isinstance(variable.value, UnsetType):
+            remark(f"set {variable.name} in the worker's environment", *first, "env", at)
+        else:
+            value = "" if variable.value is None else str(variable.value)
+            environment[variable.name], _ = _expand(value, environment)
+    about, arguments = f"Image {container.image or 'unknown'}.", container.args or []
+    if not container.command:
         remark("the image's own entry point is not known here: write the function", *_POD)
         body = '    raise NotImplementedError("write what the image does")\n'
-        arguments = _docstring(f"{about} Arguments: {parts['args']!r}.")
-        return f"def {name}() -> str:\n    {arguments}\n{body}"
+        about = _docstring(f"{about} Arguments: {arguments!r}.")
+        return f"def {name}() -> str:\n    {about}\n{body}"
     words = []
-    for word in parts["command"] + parts["args"]:
-        text, unknown = _expand(word, environment)
+    for word in [*container.command, *arguments]:
+        text, unknown = _expand(str(word), environment)
         words.append(text)
-        for variable in unknown:
-            remark(f"$({variable}) is not known here: write its value", *first)
-    folder = manifest.text(*first, "workingDir")
+        for missing in unknown:
+            remark(f"$({missing}) is not known here: write its value", *first)
+    folder = container.working_dir
     in_folder = "" if folder is None else f"        folder={folder!r},\n"
     return (
         f"def {name}() -> str:\n    {_docstring(about)}\n"
         f"    return run(\n        {words!r},\n        {environment!r},\n{in_folder}    )\n"
     )
-
-
-def _environment(manifest: _Manifest, container: Path, remark: AddRemark) -> dict[str, str]:
-    environment: dict[str, str] = {}
-    for at in range(len(manifest.items(*container, "env"))):
-        path = (*container, "env", at)
-        one = manifest.table(*path)
-        name = manifest.text(*path, "name")
-        if not name:
-            raise _Malformed((*path, "name"), "a variable has a name")
-        if "value" not in one:
-            remark(f"set {name} in the worker's environment", *path)
-            continue
-        value = one["value"]
-        if isinstance(value, Mapping | list):
-            raise _Malformed((*path, "value"), f"it is a text, not {_shown(value)}")
-        environment[name], _ = _expand("" if value is None else str(value), environment)
-    return environment
-
-
-def _string_list(manifest: _Manifest, *path: Any) -> list[str]:
-    words = manifest.items(*path)
-    for at, word in enumerate(words):
-        if isinstance(word, Mapping | list | None):
-            raise _Malformed((*path, at), f"it is a text, not {_shown(word)}")
-    return [str(word) for word in words]
 
 
 def _docstring(text: str) -> str:
@@ -271,27 +268,18 @@ def _docstring(text: str) -> str:
     return f'"""{text}"""' if plain else repr(text)
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    text = repr(value)
-    return "nothing" if value is None else text if len(text) <= 80 else text[:77] + "..."
-
-
 def _expand(text: str, environment: Mapping[str, str]) -> tuple[str, list[str]]:
     """A text with `$(NAME)` replaced as Kubernetes does, which also makes `$$` a `$`; and the names
     that have no value here, which are left as they are."""
     unknown: list[str] = []
 
-    def value(found: re.Match[str]) -> str:
-        name = found["name"]
+    def value(reference: re.Match[str]) -> str:
+        name = reference["name"]
         if name is None:
             return "$"
         if name not in environment:
             unknown.append(name)
-        return environment.get(name, found[0])
+        return environment.get(name, reference[0])
 
     return _REFERENCE.sub(value, text), unknown
 
@@ -328,12 +316,9 @@ def _expand_lists(manifest: _Manifest) -> Iterator[_Manifest]:
         yield manifest
         return
     items = value.get("items")
-    if not isinstance(items, list | None):
-        own = {p[1:]: line for p, line in lines.items() if p[:1] == ("items",)}
-        yield _Manifest(items, own, manifest.document)
-        return
-    for at, item in enumerate(items or []):
-        own = {p[2:]: line for p, line in lines.items() if p[:2] == ("items", at)}
+    for at, item in enumerate(items if isinstance(items, list) else [items]):
+        start = ("items", at) if isinstance(items, list) else ("items",)
+        own = {p[len(start) :]: line for p, line in lines.items() if p[: len(start)] == start}
         yield from _expand_lists(_Manifest(item, own or {(): lines[()]}, manifest.document))
 
 
@@ -342,17 +327,17 @@ def _lines(node: Any) -> Lines:
     lines: Lines = {}
     walked: set[int] = set()
 
-    def walk(one: Any, path: Path) -> None:
-        lines.setdefault(path, one.start_mark.line + 1)
-        if id(one) in walked:
+    def walk(part: Any, path: Path) -> None:
+        lines.setdefault(path, part.start_mark.line + 1)
+        if id(part) in walked:
             return
-        walked.add(id(one))
-        if one.id == "mapping":
-            for key, value in one.value:
+        walked.add(id(part))
+        if part.id == "mapping":
+            for key, value in part.value:
                 lines[*path, key.value] = key.start_mark.line + 1
                 walk(value, (*path, key.value))
-        elif one.id == "sequence":
-            for at, value in enumerate(one.value):
+        elif part.id == "sequence":
+            for at, value in enumerate(part.value):
                 walk(value, (*path, at))
 
     walk(node, ())

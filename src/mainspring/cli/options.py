@@ -47,12 +47,12 @@ def complete_state(incomplete: str) -> list[str]:
 def _offered(
     ctx: typer.Context, incomplete: str, ask: Callable[[Store], Awaitable[list[str]]]
 ) -> list[str]:
-    found: list[str] = []
+    ids: list[str] = []
     with contextlib.suppress(Exception):
         import asyncio
 
-        found = asyncio.run(asyncio.wait_for(_asked(ctx, ask), COMPLETION_TIMEOUT))
-    return [item for item in found if item.startswith(incomplete)]
+        ids = asyncio.run(asyncio.wait_for(_asked(ctx, ask), COMPLETION_TIMEOUT))
+    return [item for item in ids if item.startswith(incomplete)]
 
 
 async def _asked(ctx: typer.Context, ask: Callable[[Store], Awaitable[list[str]]]) -> list[str]:

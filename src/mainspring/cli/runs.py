@@ -334,21 +334,21 @@ async def find_run_id(client: Client, given: str) -> str:
             unknown.args = (f"there is no run {given!r}: {wanted}",)
             raise
     page = await client.list_runs(brief=True, limit=MOST_SEARCHED, **_known_of(given))
-    found = [run for run in page.items if run.id.startswith(given)]
-    if not found:
+    matching = [run for run in page.items if run.id.startswith(given)]
+    if not matching:
         missing = RunNotFound(given)
         searched = f"none of the newest {MOST_SEARCHED:,} runs has" if page.cursor else "no run has"
         missing.args = (f"{missing}, and {searched} an id that begins so",)
         raise missing
-    if len(found) > 1:
-        named = [f"{run.id}  {run.job_id}, {run.state}" for run in found[:MOST_NAMED]]
-        more = len(found) - MOST_NAMED
+    if len(matching) > 1:
+        named = [f"{run.id}  {run.job_id}, {run.state}" for run in matching[:MOST_NAMED]]
+        more = len(matching) - MOST_NAMED
         raise CommandError(
-            f"the ids of {len(found)} runs begin with {given!r}: give more of the one you mean",
+            f"the ids of {len(matching)} runs begin with {given!r}: give more of the one you mean",
             code=BAD_INPUT,
             advice="\n  ".join([*named, f"and {more:,} more"] if more > 0 else named),
         )
-    return found[0].id
+    return matching[0].id
 
 
 def _known_of(given: str) -> dict[str, Any]:

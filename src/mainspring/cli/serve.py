@@ -200,7 +200,7 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
         webhooks = WebhookSettings.from_environment()
         if allow:
             webhooks = replace(webhooks, allow=[*webhooks.allow, *allow])
-        made = Scheduler(
+        scheduler = Scheduler(
             choice.url,
             workers=settings.max_concurrent_jobs,
             poll=settings.poll,
@@ -210,8 +210,8 @@ def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[s
             memory_limit=settings.memory_limit,
             webhooks=webhooks,
         )
-        made.add_handler(SAMPLE_HANDLER, run_sample)
-        return made
+        scheduler.add_handler(SAMPLE_HANDLER, run_sample)
+        return scheduler
     assert choice.app is not None
     if allow:
         raise CommandError(

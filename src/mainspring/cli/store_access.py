@@ -146,9 +146,9 @@ async def open_existing(store: Store) -> None:
 
 def existing_store(choice: StoreChoice) -> Store:
     """The chosen store. A database file that does not exist is an error: it is not created."""
-    found = find_store(choice)
-    check_exists(found)
-    return found.store
+    located = find_store(choice)
+    check_exists(located)
+    return located.store
 
 
 def find_store(choice: StoreChoice) -> LocatedStore:
@@ -161,9 +161,9 @@ def find_store(choice: StoreChoice) -> LocatedStore:
     return LocatedStore(open_store(choice.url), choice.url)
 
 
-def check_exists(found: LocatedStore) -> None:
-    check_shared(found)
-    path = database_file(found.url or "")
+def check_exists(located: LocatedStore) -> None:
+    check_shared(located)
+    path = database_file(located.url or "")
     if path is not None and not path.exists():
         raise CommandError(
             f"there is no database {path}",
@@ -172,8 +172,8 @@ def check_exists(found: LocatedStore) -> None:
         )
 
 
-def check_shared(found: LocatedStore) -> None:
-    if not found.store.info().shared:
+def check_shared(located: LocatedStore) -> None:
+    if not located.store.info().shared:
         raise CommandError(
             "memory:// exists only in the process that made it, so this command cannot open it",
             code=BAD_INPUT,
