@@ -124,15 +124,15 @@ def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(target, include_extras=True)
     except Exception:  # a name imported only for type checkers: the other annotations may work
-        found: dict[str, Any] = {}
+        hints: dict[str, Any] = {}
         for name, annotation in getattr(target, "__annotations__", {}).items():
             alone = types.SimpleNamespace(__annotations__={name: annotation})
             names = getattr(target, "__globals__", {})
             try:
-                found |= typing.get_type_hints(alone, globalns=names, include_extras=True)
+                hints |= typing.get_type_hints(alone, globalns=names, include_extras=True)
             except Exception:
                 continue
-        return found
+        return hints
 
 
 def _is_json(kind: Any) -> bool:
@@ -206,7 +206,7 @@ def _made_with_enums(value: Any, kind: Any) -> Any:
         key, item = inner
         return {_made_with_enums(k, key): _made_with_enums(v, item) for k, v in entries}
     if issubclass(origin, Collection) and len(inner) == 1:
-        made = [_made_with_enums(one, inner[0]) for one in msgspec.convert(value, list[Any])]
+        made = [_made_with_enums(part, inner[0]) for part in msgspec.convert(value, list[Any])]
         if issubclass(origin, Set):
             return frozenset(made) if origin is frozenset else set(made)
         return made
@@ -336,7 +336,9 @@ def _faults(name: str, value: Any, kind: Any) -> list[str]:
         errors = getattr(error, "errors", None)  # an error of pydantic
         if errors is None:
             return [f"{name}: {error}"]
-        return [f"{'.'.join(map(str, (name, *one['loc'])))}: {one['msg']}" for one in errors()]
+        return [
+            f"{'.'.join(map(str, (name, *fault['loc'])))}: {fault['msg']}" for fault in errors()
+        ]
     return []
 
 

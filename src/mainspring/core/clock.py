@@ -144,8 +144,8 @@ class SteadyClock:
 
     def step_from(self, offset_us: int) -> int:
         """By how much the wall clock was set since `wall_offset_us` was this; 0 if it was not."""
-        found = self.wall_offset_us()
-        step = 0 if found is None else found - offset_us
+        offset = self.wall_offset_us()
+        step = 0 if offset is None else offset - offset_us
         return step if abs(step) >= self.STEP_US else 0
 
 

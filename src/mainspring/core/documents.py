@@ -23,9 +23,11 @@ def to_document(
         if isinstance(item, Enum):
             return item.value
         if isinstance(item, list | tuple):
-            return [write(one) for one in item]
+            return [write(member) for member in item]
         fields = _fields(item)
-        return item if fields is None else {name(key): write(one) for key, one in fields.items()}
+        return (
+            item if fields is None else {name(key): write(member) for key, member in fields.items()}
+        )
 
     return write(value)
 
@@ -34,5 +36,5 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
     if isinstance(value, Struct):
         return structs.asdict(value)
     if dataclasses.is_dataclass(value):
-        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
     return value if isinstance(value, Mapping) else None

@@ -180,15 +180,15 @@ def add_overruns(
 ) -> Forecast:
     """The forecast with the jobs whose p95 duration, in seconds, exceeds their shortest gap."""
     policies = {job.id: job.policy for job in jobs}
-    found = []
+    overruns = []
     for load in forecast.jobs:
         p95 = durations.get(load.job_id)
         if p95 is None or load.shortest_gap is None or p95 <= load.shortest_gap:
             continue
         overlap = policies[load.job_id].overlap
-        found.append(Overrun(load.job_id, p95, load.shortest_gap, _EFFECTS[overlap]))
-    found.sort(key=lambda one: one.interval / one.p95_duration)
-    return replace(forecast, overruns=tuple(found))
+        overruns.append(Overrun(load.job_id, p95, load.shortest_gap, _EFFECTS[overlap]))
+    overruns.sort(key=lambda overrun: overrun.interval / overrun.p95_duration)
+    return replace(forecast, overruns=tuple(overruns))
 
 
 def _note_each_node(jobs: Iterable[Job]) -> list[str]:
@@ -245,7 +245,7 @@ def _walk(
             f"{delayed} of the jobs count from the end of the run before: they are shown as if"
             " their runs took no time"
         )
-    for group in sorted(groups, key=lambda one: one.count or 0):
+    for group in sorted(groups, key=lambda group: group.count or 0):
         if group.count is not None and group.count > left:
             group.shortest_gap = _gap_of(group.schedule, start)
             counted.append(group)
@@ -418,13 +418,13 @@ def _collisions(groups: list[_Group], zone: tzinfo) -> tuple[Collision, ...]:
 def _clock_changes(
     groups: list[_Group], start: datetime, end: datetime, rest: Callable[[], None]
 ) -> tuple[ClockChange, ...]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    changes: defaultdict[str, list[str]] = defaultdict(list)
     for number, group in enumerate(groups):
         if number % SCHEDULES_AT_ONCE == 0:
             rest()
         for effect in group.schedule.warnings(start, end):
-            found[effect] += [job.id for job in group.jobs]
-    return tuple(ClockChange(effect, tuple(sorted(found[effect]))) for effect in sorted(found))
+            changes[effect] += [job.id for job in group.jobs]
+    return tuple(ClockChange(effect, tuple(sorted(changes[effect]))) for effect in sorted(changes))
 
 
 # Suggestions
@@ -439,7 +439,7 @@ def _suggestions(
     """How to spread the jobs of the largest collisions: each job once. A collision of a single day
     that a change of the clocks makes needs none."""
     moved = {job_id for change in clock_changes for job_id in change.jobs}
-    found: list[Suggestion] = []
+    suggestions: list[Suggestion] = []
     advised: set[str] = set()
     # First those that happen most: a change of the clocks makes a large one on a single day.
     for collision in sorted(collisions, key=lambda one: -one.most * one.days):
@@ -450,7 +450,7 @@ def _suggestions(
         others = len(collision.jobs) - len(hashed)
         if len(hashed) >= 2:
             advised.update(hashed)
-            found.append(
+            suggestions.append(
                 Suggestion(
                     f"{len(hashed)} jobs start at {collision.time}: write H in place of the minute,"
                     " which spreads them over the hour",
@@ -465,7 +465,7 @@ def _suggestions(
         if len(spread) >= 2:
             advised.update(job.id for job in spread)
             kept = len(collision.jobs) - len(spread)
-            found.append(
+            suggestions.append(
                 Suggestion(
                     f"{len(spread)} jobs start at {collision.time}: give them jitter, such as"
                     ' jitter="1m", or another start',
@@ -475,19 +475,19 @@ def _suggestions(
                     max(kept, 1),
                 )
             )
-    return tuple(found[:MOST_LISTED])
+    return tuple(suggestions[:MOST_LISTED])
 
 
 def _hashed(jobs: Iterable[Job], rest: Callable[[], None]) -> dict[str, Cron]:
     """By job id: the schedule with `H` in place of its one fixed minute, for those that can have
     it."""
-    found = {}
+    schedules = {}
     for number, job in enumerate(jobs):
         if number % SCHEDULES_AT_ONCE == 0:
             rest()
         if (schedule := _with_hash(job)) is not None:
-            found[job.id] = schedule
-    return found
+            schedules[job.id] = schedule
+    return schedules
 
 
 def _with_hash(job: Job) -> Cron | None:

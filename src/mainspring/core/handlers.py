@@ -226,9 +226,9 @@ class Handler:
         told += [f"unknown {_listed(extra)}"] if extra else []
         left = sorted(self._names - names)
         near = [
-            f"did you mean {found[0]!r} instead of {name!r}?"
+            f"did you mean {close[0]!r} instead of {name!r}?"
             for name in sorted(map(str, extra))
-            if (found := difflib.get_close_matches(name, left, n=1))
+            if (close := difflib.get_close_matches(name, left, n=1))
         ]
         if options := sorted(extra & option_names(EnqueueOptions)):
             near.append(f"an option is given by {self.name}.options({options[0]}=…).enqueue(…)")
@@ -399,7 +399,7 @@ def _replaces(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
         return False
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     lines = [code.co_firstlineno for code in map(_code, (old, new)) if code is not None]
-    if script is not None and all(_file(one) == script for one in (old, new)):
+    if script is not None and all(_file(function) == script for function in (old, new)):
         log.warning(
             "%s defines %s more than once (lines %s): the last definition is used",
             script,

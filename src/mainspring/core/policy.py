@@ -592,11 +592,11 @@ def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> 
     if "after" in given:
         why = "after names the jobs that one job follows, so it has no default: give it to the job"
         errors.add(_named(InvalidInput(why), "after", field))
-    found = InputErrors()
+    wrong_options = InputErrors()
     options = {name: value for name, value in given.items() if name in known}
-    policy, wrong = Policy._read(found, Policy(), options)
-    policy._check(found, wrong | (OPTIONS.keys() - given.keys()))
-    for error in found.each():
+    policy, wrong = Policy._read(wrong_options, Policy(), options)
+    policy._check(wrong_options, wrong | (OPTIONS.keys() - given.keys()))
+    for error in wrong_options.each():
         errors.add(_named(error, error.field or "", field))
     errors.check()
     return dict(given)

@@ -114,9 +114,9 @@ class Distribution(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Distribution:
-        found = list(values)
-        buckets = dict(Counter(map(_bucket_of, found)))
-        return cls(len(found), sum(found), max(found, default=0.0), buckets)
+        numbers = list(values)
+        buckets = dict(Counter(map(_bucket_of, numbers)))
+        return cls(len(numbers), sum(numbers), max(numbers, default=0.0), buckets)
 
     def plus(self, other: Distribution) -> Distribution:
         if not self.count or not other.count:
@@ -222,13 +222,13 @@ def tally(endings: Iterable[Ending], now: datetime) -> CounterDelta:
     by_job: dict[str, list[Ending]] = {}
     for ending in ends:
         by_job.setdefault(ending.job_id, []).append(ending)
-    totals = {job_id: _totals(found) for job_id, found in by_job.items()}
+    totals = {job_id: _totals(ended_then) for job_id, ended_then in by_job.items()}
     if ends:
         totals[WHOLE_STORE] = _totals(ends)
     periods: dict[tuple[str, datetime], Period] = {}
     for job_id, of_job in by_job.items():
-        for minute, found in _by_minute(of_job).items():
-            counted = _period(minute, found)
+        for minute, ended_then in _by_minute(of_job).items():
+            counted = _period(minute, ended_then)
             keys = [(WHOLE_STORE, minute)]
             if job_id != WHOLE_STORE:  # a run that could not be read has no job
                 keys.append((job_id, period_start(minute, HOUR)))
@@ -242,16 +242,16 @@ def tally(endings: Iterable[Ending], now: datetime) -> CounterDelta:
 def _by_minute(endings: Iterable[Ending]) -> dict[datetime, list[Ending]]:
     """Groups ends by minute. Most ends fall in the minute of the one before, so two comparisons
     usually suffice."""
-    found: dict[datetime, list[Ending]] = {}
+    by_minute: dict[datetime, list[Ending]] = {}
     same_minute: list[Ending] = []
     first, last = EPOCH, EPOCH - MINUTE  # no end lies between these
     for ending in endings:
         if not first <= ending.finished_at <= last:
             first = period_start(ending.finished_at, MINUTE)
             last = first + (MINUTE - timedelta.resolution)
-            same_minute = found.setdefault(first, [])
+            same_minute = by_minute.setdefault(first, [])
         same_minute.append(ending)
-    return found
+    return by_minute
 
 
 def _totals(endings: Sequence[Ending]) -> Totals:
@@ -261,7 +261,7 @@ def _totals(endings: Sequence[Ending]) -> Totals:
             if ending.state is State.SUCCEEDED:
                 break
             failures += ending.state is State.FAILED
-    last = next((one for one in reversed(endings) if one.started_at is not None), None)
+    last = next((end for end in reversed(endings) if end.started_at is not None), None)
     return Totals(ended, failures, None if last is None else _last_run(last))
 
 

@@ -272,7 +272,7 @@ def _has_survivor(attempts: tuple[Attempt, ...], seen: Mapping[str, datetime]) -
     lost = [attempt for attempt in attempts if attempt.outcome is Outcome.LOST]
     if len({attempt.worker for attempt in lost}) < len(lost):
         return True
-    return any(seen.get(one.worker, EPOCH) >= (one.finished_at or EPOCH) for one in lost)
+    return any(seen.get(end.worker, EPOCH) >= (end.finished_at or EPOCH) for end in lost)
 
 
 def aborted(

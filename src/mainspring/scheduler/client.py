@@ -923,9 +923,9 @@ class Client:
         zone = timezone or self._timezone
         # In a thread: thousands of jobs take seconds, and this loop may have other work. The thread
         # sleeps again and again, so that the loop need not wait for the interpreter's lock.
-        found = await asyncio.to_thread(forecast_load, jobs, begin, days, zone, _rest)
-        durations = await self._call(statistics.p95_durations(self._running(), found.jobs))
-        return add_overruns(found, jobs, durations)
+        forecast = await asyncio.to_thread(forecast_load, jobs, begin, days, zone, _rest)
+        durations = await self._call(statistics.p95_durations(self._running(), forecast.jobs))
+        return add_overruns(forecast, jobs, durations)
 
     # Notes: small values that a program keeps beside its jobs
 
@@ -1307,8 +1307,8 @@ class BlockingClient:
     def get_run(self, run_id: str) -> Run: ...
     def get_run(self, run_id: RunRef) -> Run:
         name = self.name
-        found = self.client.get_run(run_id)
-        return self.wait_for(found, f"{name}.blocking.get_run", f"{name}.get_run(…)")
+        reading = self.client.get_run(run_id)
+        return self.wait_for(reading, f"{name}.blocking.get_run", f"{name}.get_run(…)")
 
     @overload
     def wait(self, run_id: Run[R], timeout: Span | None = None) -> Run[R]: ...

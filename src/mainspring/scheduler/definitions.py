@@ -138,8 +138,8 @@ def draft_job(
         origins=origins,
         **about,
     )
-    found = None if isinstance(handler, str) else handler
-    _check(job, found, errors, has_schedule=schedule is not None)
+    own_handler = None if isinstance(handler, str) else handler
+    _check(job, own_handler, errors, has_schedule=schedule is not None)
     errors.check()
     return job
 
@@ -166,12 +166,12 @@ def new_job(
         {name: given[name] for name in given if name not in beside}, JobOptions, beside
     )
     errors = InputErrors()
-    found: Handler | str = HANDLER
+    named_handler: Handler | str = HANDLER
     if webhook is not None and handler in (None, HANDLER):
         given["webhook"] = _ANY_WEBHOOK
         with errors:
             given["webhook"] = webhooks.define(_usable_id(job_id), webhook)
-            found = _find_handler(registry, HANDLER, handlers_elsewhere=handlers_elsewhere)
+            named_handler = _find_handler(registry, HANDLER, handlers_elsewhere=handlers_elsewhere)
     elif webhook is not None or handler in (None, HANDLER):
         with errors:
             raise InvalidInput(
@@ -183,9 +183,16 @@ def new_job(
             )
     else:
         with errors:
-            found = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
+            named_handler = _find_handler(registry, handler, handlers_elsewhere=handlers_elsewhere)
     return draft_job(
-        job_id, found, owner, default_zone, defaults=defaults, file=file, errors=errors, **given
+        job_id,
+        named_handler,
+        owner,
+        default_zone,
+        defaults=defaults,
+        file=file,
+        errors=errors,
+        **given,
     )
 
 
@@ -251,9 +258,11 @@ def edit_job(
     if "handler" in given:
         asked, handler = given.pop("handler"), None  # the payload is checked by the new handler
         with errors:
-            found = _find_handler(registry, asked, handlers_elsewhere=handlers_elsewhere)
-            handler = None if isinstance(found, str) else found
-            job = replace(job, handler=found if isinstance(found, str) else found.name)
+            named_handler = _find_handler(registry, asked, handlers_elsewhere=handlers_elsewhere)
+            handler = None if isinstance(named_handler, str) else named_handler
+            job = replace(
+                job, handler=named_handler if isinstance(named_handler, str) else named_handler.name
+            )
             if (job.handler == HANDLER) is not (job.webhook is not None):
                 raise _other_kind(job)
     rescheduling = {name: given.pop(name) for name in _SCHEDULE_OPTIONS if name in given}
@@ -302,9 +311,9 @@ def _find_handler(registry: Registry, asked: Any, *, handlers_elsewhere: bool) -
     if isinstance(asked, Handler):
         return asked
     name = getattr(asked, "id", asked)
-    found = registry.find(name) if isinstance(name, str) else None
-    if found is not None:
-        return found
+    registered = registry.find(name) if isinstance(name, str) else None
+    if registered is not None:
+        return registered
     if handlers_elsewhere and isinstance(name, str):
         return check_job_id(name, "the name of a handler", "handler")
     return registry.get(name)

@@ -386,7 +386,7 @@ def _imported(name: str) -> Callable[..., Any]:
             f"{name!r} is not module:function, as in reports:nightly", field="handler", given=name
         )
     try:
-        found: Any = import_module(module_name)
+        target: Any = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _broken(module_name, error) from error
@@ -401,9 +401,9 @@ def _imported(name: str) -> Callable[..., Any]:
         if type(error) is not SystemExit:  # the command line's own, by which a signal ends it
             raise
         raise _broken(module_name, error) from error
-    is_being_imported = getattr(found.__spec__, "_initializing", False)
+    is_being_imported = getattr(target.__spec__, "_initializing", False)
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             why = f"module {module_name!r} has no function {path!r}"
             if is_being_imported:
                 why += (
@@ -411,9 +411,9 @@ def _imported(name: str) -> Callable[..., Any]:
                     " scheduler, or put it into a module of its own"
                 )
             raise InvalidInput(why, field="handler", given=name)
-        found = getattr(found, part)
-    handler = getattr(found, "handler", None)
-    function: Callable[..., Any] = handler.function if isinstance(handler, Handler) else found
+        target = getattr(target, part)
+    handler = getattr(target, "handler", None)
+    function: Callable[..., Any] = handler.function if isinstance(handler, Handler) else target
     return function
 
 
@@ -441,15 +441,15 @@ def find_lines(text: str) -> dict[tuple[str, ...], int]:
     for number, line in enumerate(text.splitlines(), 1):
         rest = line
         if inside is None and depth == 0:
-            if found := _TABLE.match(line):
-                table = _parts(found[1])
+            if match := _TABLE.match(line):
+                table = _parts(match[1])
                 lines.setdefault(table, number)
                 continue
-            found = _VALUE.match(line)
-            if found is None:
+            match = _VALUE.match(line)
+            if match is None:
                 continue
-            lines.setdefault((*table, *_parts(found[1])), number)
-            rest = found[2]
+            lines.setdefault((*table, *_parts(match[1])), number)
+            rest = match[2]
         inside, depth = _after(rest, inside, depth)
     return lines
 
@@ -462,14 +462,14 @@ def _after(rest: str, inside: str | None, depth: int) -> tuple[str | None, int]:
             if not end:
                 return inside, depth
             inside = None
-        found = _QUOTES.search(rest)
-        plain = rest if found is None else rest[: found.start()]
+        quotes = _QUOTES.search(rest)
+        plain = rest if quotes is None else rest[: quotes.start()]
         depth += plain.count("[") + plain.count("{") - plain.count("]") - plain.count("}")
-        if found is None or found[0].startswith("#"):
+        if quotes is None or quotes[0].startswith("#"):
             return None, max(depth, 0)
-        rest = rest[found.end() :]
-        if found[0] in ('"""', "'''"):
-            inside = found[0]
+        rest = rest[quotes.end() :]
+        if quotes[0] in ('"""', "'''"):
+            inside = quotes[0]
 
 
 def _parts(key: str) -> tuple[str, ...]:

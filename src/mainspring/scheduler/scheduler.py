@@ -470,15 +470,15 @@ class Scheduler(Client):
                 del self._late_jobs[job_id]
 
     async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
-        found: dict[str, Target] = {}
+        targets: dict[str, Target] = {}
         others: list[str] = []
         for job_id in job_ids:
             draft = self._jobs_in_code.get(job_id)
             if draft is None or job_id in self._refused_late_jobs:
                 others.append(job_id)
             else:  # what is stored has the handler and the payload that the code says
-                found[job_id] = self._registry.find(draft.handler), draft.payload
-        return found | await super()._find_targets(others) if others else found
+                targets[job_id] = self._registry.find(draft.handler), draft.payload
+        return targets | await super()._find_targets(others) if others else targets
 
     async def _enqueue_decorated(self, batch: EnqueueBatch) -> list[Run]:
         """Queue runs of a decorated job; raise the error of one that could not be stored."""

@@ -275,7 +275,7 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
     The newest run is looked up by an index: it may still run, so no counter knows of it. If there
     is none, it may have been pruned; then the run that ended last is known by the job's totals.
     """
-    found: list[Job] = []
+    updated: list[Job] = []
     for at in range(0, len(jobs), LOOKUPS_AT_ONCE):
         chunk = jobs[at : at + LOOKUPS_AT_ONCE]
         newest = await asyncio.gather(*(_newest_tried(engine, job) for job in chunk))
@@ -286,15 +286,15 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
             ended = counts.totals.get(job.id, Totals()).last if run is None else None
             if ended is not None and await _is_of_job(engine, ended.id, job):
                 last = ended.started_at
-            found.append(job if last == job.last_run_at else replace(job, last_run_at=last))
-    return found
+            updated.append(job if last == job.last_run_at else replace(job, last_run_at=last))
+    return updated
 
 
 async def _is_of_job(engine: Engine, run_id: str, job: Job) -> bool:
     """Whether a run was made by this job, and not by another one that had its id. One that was
     pruned counts as its own."""
-    found = (await engine.store.find(RunQuery(ids=frozenset({run_id}), brief=True))).items
-    return not found or found[0].created_at >= job.created_at
+    runs = (await engine.store.find(RunQuery(ids=frozenset({run_id}), brief=True))).items
+    return not runs or runs[0].created_at >= job.created_at
 
 
 async def _newest_tried(engine: Engine, job: Job) -> Run | None:
@@ -304,8 +304,8 @@ async def _newest_tried(engine: Engine, job: Job) -> Run | None:
 
 
 async def job_health(engine: Engine, job_id: str) -> JobHealth:
-    [found] = await jobs_health(engine, [await get_job(engine, job_id)])
-    return found
+    [health] = await jobs_health(engine, [await get_job(engine, job_id)])
+    return health
 
 
 async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
@@ -318,7 +318,7 @@ async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
     breakers = await breaker_statuses(engine.store, jobs)
     workers = await engine.live_workers.read_workers()
     is_paused = await engine.job_operations.paused_since() is not None
-    found = []
+    healths = []
     for job in jobs:
         totals, breaker = counts.totals.get(job.id, Totals()), breakers.get(job.id)
         recent = _success_rate(_ended(counts, job.id))
@@ -336,8 +336,8 @@ async def jobs_health(engine: Engine, jobs: Sequence[Job]) -> list[JobHealth]:
             breaker="none" if breaker is None else breaker.state,
             breaker_until=None if breaker is None else breaker.until,
         )
-        found.append(health)
-    return found
+        healths.append(health)
+    return healths
 
 
 def _status(
@@ -382,20 +382,20 @@ async def job_metrics(engine: Engine, job_id: str, window: Span) -> JobMetrics:
     await engine.job_operations.get_job(job_id)
     since = period_start(engine.time.now() - span, HOUR)
     counts = await engine.store.counts(since, frozenset({job_id}))
-    totals, found = counts.totals.get(job_id, Totals()), _summed(counts, job_id)
-    rate = _success_rate(found.ended)
+    totals, period = counts.totals.get(job_id, Totals()), _summed(counts, job_id)
+    rate = _success_rate(period.ended)
     return JobMetrics(
         job_id=job_id,
         since=since,
-        total=found.ended.get(State.SUCCEEDED, 0) + found.ended.get(State.FAILED, 0),
-        succeeded=found.ended.get(State.SUCCEEDED, 0),
-        failed=found.ended.get(State.FAILED, 0),
-        cancelled=found.ended.get(State.CANCELLED, 0),
-        skipped=found.ended.get(State.SKIPPED, 0),
+        total=period.ended.get(State.SUCCEEDED, 0) + period.ended.get(State.FAILED, 0),
+        succeeded=period.ended.get(State.SUCCEEDED, 0),
+        failed=period.ended.get(State.FAILED, 0),
+        cancelled=period.ended.get(State.CANCELLED, 0),
+        skipped=period.ended.get(State.SKIPPED, 0),
         success_rate=rate,
         failure_rate=None if rate is None else 1 - rate,
-        duration=Spread.of(found.duration),
-        lateness=Spread.of(found.lateness),
+        duration=Spread.of(period.duration),
+        lateness=Spread.of(period.lateness),
         consecutive_failures=totals.consecutive_failures,
         ended={str(state): totals.ended.get(state, 0) for state in State if state in FINISHED},
         recent_failures=await _recent_failures(engine, job_id),
@@ -424,7 +424,7 @@ async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, f
     of the jobs with the shortest gaps: the others rarely take longer than their interval."""
     repeated = [load for load in loads if load.shortest_gap is not None]
     repeated.sort(key=lambda load: load.shortest_gap or 0.0)
-    found: dict[str, float] = {}
+    durations: dict[str, float] = {}
     ids = [load.job_id for load in repeated[:MOST_MEASURED]]
     since = engine.time.now() - DURATION_WINDOW
     for at in range(0, len(ids), LOOKUPS_AT_ONCE):
@@ -432,8 +432,8 @@ async def p95_durations(engine: Engine, loads: Sequence[JobLoad]) -> dict[str, f
         for job_id in counts.periods:
             p95 = _summed(counts, job_id).duration.percentile(0.95)
             if p95 is not None:
-                found[job_id] = p95
-    return found
+                durations[job_id] = p95
+    return durations
 
 
 async def _recent_failures(engine: Engine, job_id: str) -> tuple[FailedRun, ...]:

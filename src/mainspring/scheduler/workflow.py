@@ -110,14 +110,18 @@ def _draw(groups: Sequence[_Group]) -> Iterator[str]:
 def _draw_followers(
     group: _Group, groups: Sequence[_Group], drawn: set[int], indent: str
 ) -> Iterator[str]:
-    followers = [one for one in groups if one.after & group.ids and id(one) not in drawn]
-    drawn.update(id(one) for one in followers)
-    for at, one in enumerate(followers):
+    followers = [
+        follower for follower in groups if follower.after & group.ids and id(follower) not in drawn
+    ]
+    drawn.update(id(follower) for follower in followers)
+    for at, follower in enumerate(followers):
         last = at == len(followers) - 1
-        others = [other.name for other in groups if other is not group and one.after & other.ids]
+        others = [
+            other.name for other in groups if other is not group and follower.after & other.ids
+        ]
         also = f"  [also after {', '.join(sorted(others))}]" if others else ""
-        yield f"{indent}{'└─ ' if last else '├─ '}{one.label()}{also}"
-        yield from _draw_followers(one, groups, drawn, indent + ("   " if last else "│  "))
+        yield f"{indent}{'└─ ' if last else '├─ '}{follower.label()}{also}"
+        yield from _draw_followers(follower, groups, drawn, indent + ("   " if last else "│  "))
 
 
 MOST_RUNS = 2000
@@ -144,7 +148,9 @@ async def _workflow_of_job(engine: Engine, name: str) -> Workflow:
     followers = {job.id: job for job in await _jobs(engine, follows=True)}
     order = {job.id: job.policy.after for job in followers.values()}
     upstream = {job_id: upstream_of(job_id, order) for job_id in order}
-    roots = {one for one in upstream.get(name, ()) if one not in order} or {name}
+    roots = {upstream_id for upstream_id in upstream.get(name, ()) if upstream_id not in order} or {
+        name
+    }
     members = {job_id for job_id, before in upstream.items() if before & roots} | roots
     others = frozenset(members - followers.keys())
     jobs = followers | {job.id: job for job in await _jobs(engine, ids=others)}
@@ -155,7 +161,9 @@ async def _workflow_of_job(engine: Engine, name: str) -> Workflow:
         WorkflowNode(
             id=job_id,
             job_id=job_id,
-            after=tuple(one for one in order.get(job_id, ()) if one in members),
+            after=tuple(
+                upstream_id for upstream_id in order.get(job_id, ()) if upstream_id in members
+            ),
             detail=_schedule(jobs.get(job_id)),
         )
         for job_id in members
@@ -177,25 +185,25 @@ def _schedule(job: Job | None) -> str | None:
 
 async def _workflow_of_run(engine: Engine, run: Run, searched: int) -> Workflow:
     runs = await _upstream_runs(engine, run)
-    roots = [one for one in runs.values() if not any(name in runs for name in one.after)]
+    roots = [member for member in runs.values() if not any(name in runs for name in member.after)]
     followers = await engine.followers()
     now = engine.time.now()
-    expected = {one.id for root in roots for one in with_followers([root], followers, now)}
+    expected = {member.id for root in roots for member in with_followers([root], followers, now)}
     runs |= await _runs_by_id(engine, expected - runs.keys())
     complete = len(runs) < MOST_RUNS
     if complete:
-        found, complete = await _enqueued_after(engine, runs, searched)
-        runs |= {one.id: one for one in found[: MOST_RUNS - len(runs)]}
+        enqueued, complete = await _enqueued_after(engine, runs, searched)
+        runs |= {member.id: member for member in enqueued[: MOST_RUNS - len(runs)]}
     nodes = [
         WorkflowNode(
-            id=one.id,
-            job_id=one.job_id,
-            after=tuple(name for name in one.after if name in runs),
-            run_id=one.id,
-            state=one.state,
-            detail=one.error or one.reason,
+            id=member.id,
+            job_id=member.job_id,
+            after=tuple(name for name in member.after if name in runs),
+            run_id=member.id,
+            state=member.state,
+            detail=member.error or member.reason,
         )
-        for one in runs.values()
+        for member in runs.values()
     ]
     return Workflow(_in_order(nodes), complete)
 
@@ -205,9 +213,11 @@ async def _upstream_runs(engine: Engine, run: Run) -> dict[str, Run]:
     runs = {run.id: run}
     missing = set(run.after)
     while missing and len(runs) < MOST_RUNS:
-        found = await _runs_by_id(engine, missing)
-        runs |= found
-        missing = {name for one in found.values() for name in one.after} - runs.keys()
+        upstream = await _runs_by_id(engine, missing)
+        runs |= upstream
+        missing = {
+            name for upstream_run in upstream.values() for name in upstream_run.after
+        } - runs.keys()
     return runs
 
 

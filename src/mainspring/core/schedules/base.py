@@ -203,8 +203,8 @@ class WallClockSchedule(Schedule):
         """One line for each change of the clocks that skips or repeats a slot."""
         zone = zone_named(self.timezone)
         period = in_utc(after, "after"), in_utc(until, "until")
-        found = (self._warning(jump) for jump in dst.jumps(*period, zone))
-        return [line for line in found if line is not None]
+        warnings = (self._warning(jump) for jump in dst.jumps(*period, zone))
+        return [line for line in warnings if line is not None]
 
     def _warning(self, jump: dst.Jump) -> str | None:
         first, last = sorted((jump.before, jump.after))

@@ -51,8 +51,8 @@ class WallTimes(ABC):
             time = self._time_from(wall.hour, wall.minute, wall.second)
             if time is not None:
                 return datetime(year, month, day, *time)
-        found = self._day_from(year, month, day + 1)
-        return None if found is None else datetime(*found, *self._first)
+        next_day = self._day_from(year, month, day + 1)
+        return None if next_day is None else datetime(*next_day, *self._first)
 
     def earlier(self, wall: datetime) -> datetime | None:
         """The last match strictly earlier than a naive wall time."""
@@ -65,8 +65,8 @@ class WallTimes(ABC):
             time = self._time_to(wall.hour, wall.minute, wall.second)
             if time is not None:
                 return datetime(year, month, day, *time)
-        found = self._day_to(year, month, day - 1)
-        return None if found is None else datetime(*found, *self._last)
+        last_day = self._day_to(year, month, day - 1)
+        return None if last_day is None else datetime(*last_day, *self._last)
 
     def count(self, after: datetime, until: datetime) -> int:
         """How many matches lie in `(after, until]`, by whole months and then by masks."""
@@ -86,14 +86,14 @@ class WallTimes(ABC):
         days += (month & (1 << wall.day) - 1).bit_count()
         in_minute = self.seconds.bit_count()
         in_hour = self.minutes.bit_count() * in_minute
-        found = days * self.hours.bit_count() * in_hour
+        matches = days * self.hours.bit_count() * in_hour
         if month >> wall.day & 1:
-            found += (self.hours & (1 << wall.hour) - 1).bit_count() * in_hour
+            matches += (self.hours & (1 << wall.hour) - 1).bit_count() * in_hour
             if self.hours >> wall.hour & 1:
-                found += (self.minutes & (1 << wall.minute) - 1).bit_count() * in_minute
+                matches += (self.minutes & (1 << wall.minute) - 1).bit_count() * in_minute
                 if self.minutes >> wall.minute & 1:
-                    found += (self.seconds & (2 << wall.second) - 1).bit_count()
-        return found
+                    matches += (self.seconds & (2 << wall.second) - 1).bit_count()
+        return matches
 
     def _time_from(self, hour: int, minute: int, second: int) -> _Triple | None:
         """The first matching time of day at or after one."""

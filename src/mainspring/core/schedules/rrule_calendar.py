@@ -330,12 +330,12 @@ class RuleWallTimes:
         try:
             for _ in range(self.rule.count or 0):
                 before = steps.left
-                found = self._later(wall, steps)
+                following = self._later(wall, steps)
                 if before - steps.left > MOST_STEPS_MADE:
                     raise self._too_rare()
-                if found is None:
+                if following is None:
                     break
-                wall = found
+                wall = following
         except _SearchLimitReached:
             if wall < self._dtstart:  # not even the first time was found
                 raise self._too_rare() from None
@@ -349,15 +349,15 @@ class RuleWallTimes:
     def _later(self, wall: datetime, steps: _Steps) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
         while not self._never:
-            found = self._wall_times.later(wall)
-            if found is None or (self._last is not None and found > self._last):
+            candidate = self._wall_times.later(wall)
+            if candidate is None or (self._last is not None and candidate > self._last):
                 return None
-            steps.take(self._step_cost + (found.year - wall.year) // 8)
-            period = self._periods.of(found)
+            steps.take(self._step_cost + (candidate.year - wall.year) // 8)
+            period = self._periods.of(candidate)
             ahead = -period % self.rule.interval
             if ahead == 0:
                 if not self.rule.positions:
-                    return found
+                    return candidate
                 chosen = self._chosen_after(period, wall)
                 if chosen is not None:
                     in_time = self._last is None or chosen <= self._last
@@ -373,15 +373,15 @@ class RuleWallTimes:
         if self._last is not None and wall > self._last:
             wall = self._last.replace(microsecond=1)  # times are whole seconds
         while not self._never:
-            found = self._wall_times.earlier(wall)
-            if found is None or found < self._dtstart:
+            candidate = self._wall_times.earlier(wall)
+            if candidate is None or candidate < self._dtstart:
                 return None
-            steps.take(self._step_cost + (wall.year - found.year) // 8)
-            period = self._periods.of(found)
+            steps.take(self._step_cost + (wall.year - candidate.year) // 8)
+            period = self._periods.of(candidate)
             behind = period % self.rule.interval
             if behind == 0:
                 if not self.rule.positions:
-                    return found
+                    return candidate
                 chosen = self._chosen_before(period, wall)
                 if chosen is not None:
                     return chosen if chosen >= self._dtstart else None
@@ -518,7 +518,7 @@ class _RuleMasks(WallTimes):
     def months_between(self, start: datetime, end: datetime) -> list[tuple[int, int, int]]:
         """Year, month and mask of days for each month that a period `[start, end)` touches."""
         last = end - _SECOND
-        found = []
+        months = []
         for year in range(start.year, last.year + 1):
             masks = self.days_of(year)
             first_month = start.month if year == start.year else 1
@@ -526,12 +526,12 @@ class _RuleMasks(WallTimes):
             for month in range(first_month, last_month + 1):
                 days = masks[month]
                 if days:
-                    found.append((year, month, days))
-        if found and found[0][:2] == (start.year, start.month):
-            found[0] = (start.year, start.month, found[0][2] & -1 << start.day)
-        if found and found[-1][:2] == (last.year, last.month):
-            found[-1] = (last.year, last.month, found[-1][2] & (2 << last.day) - 1)
-        return found
+                    months.append((year, month, days))
+        if months and months[0][:2] == (start.year, start.month):
+            months[0] = (start.year, start.month, months[0][2] & -1 << start.day)
+        if months and months[-1][:2] == (last.year, last.month):
+            months[-1] = (last.year, last.month, months[-1][2] & (2 << last.day) - 1)
+        return months
 
     def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
         """The hours, minutes and seconds that a period holds: one of each where it is so short."""

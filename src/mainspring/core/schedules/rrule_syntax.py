@@ -92,29 +92,31 @@ def read_recurrence_text(text: str, timezone: str) -> RecurrenceText:
     if len(text) > LONGEST:
         raise InvalidSchedule(f"a recurrence rule has at most {LONGEST} characters")
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    found: dict[str, list[tuple[str, str]]] = {}
+    properties: dict[str, list[tuple[str, str]]] = {}
     for line in lines:
         match = _PROPERTY.fullmatch(line)
         name, options, value = match.groups() if match else ("RRULE", "", line)
-        found.setdefault(name.upper(), []).append((options, value.strip()))
-    if "EXRULE" in found:
+        properties.setdefault(name.upper(), []).append((options, value.strip()))
+    if "EXRULE" in properties:
         raise InvalidSchedule("EXRULE is not supported (RFC 5545 dropped it): list gaps as EXDATE")
-    if len(found.get("RRULE", [])) != 1 or len(found.get("DTSTART", [])) > 1:
+    if len(properties.get("RRULE", [])) != 1 or len(properties.get("DTSTART", [])) > 1:
         raise InvalidSchedule("a recurrence has one RRULE line, and at most one DTSTART line")
     dtstart, zoned = None, False
-    for options, value in found.get("DTSTART", []):
+    for options, value in properties.get("DTSTART", []):
         if own := _zone_option(options):
             timezone, zoned = own, True
         dtstart = read_stamp(value, timezone, "DTSTART")
-    exdates = _stamps("EXDATE", found.get("EXDATE", []), timezone)
-    rdates = _stamps("RDATE", found.get("RDATE", []), timezone)
-    return RecurrenceText(found["RRULE"][0][1].upper(), timezone, zoned, dtstart, exdates, rdates)
+    exdates = _stamps("EXDATE", properties.get("EXDATE", []), timezone)
+    rdates = _stamps("RDATE", properties.get("RDATE", []), timezone)
+    return RecurrenceText(
+        properties["RRULE"][0][1].upper(), timezone, zoned, dtstart, exdates, rdates
+    )
 
 
 def _stamps(name: str, lines: list[tuple[str, str]], timezone: str) -> tuple[datetime, ...]:
     """The times of such lines, as wall times in the schedule's zone. Each line may name its own
     zone."""
-    found = set()
+    walls = set()
     for options, value in lines:
         zone = _zone_option(options) or timezone
         for text in value.split(","):
@@ -122,8 +124,8 @@ def _stamps(name: str, lines: list[tuple[str, str]], timezone: str) -> tuple[dat
             if zone != timezone:
                 instant = wall.replace(tzinfo=zone_named(zone)).astimezone(UTC)
                 wall = dst.wall_of(instant, zone_named(timezone)).replace(fold=0)
-            found.add(wall)
-    return tuple(sorted(found))
+            walls.add(wall)
+    return tuple(sorted(walls))
 
 
 def _zone_option(options: str) -> str | None:

@@ -83,9 +83,11 @@ def _advice(name: str) -> str:
 
 def _similar(wanted: str, known: Iterable[str]) -> list[str]:
     """The most similar names, and no others that are much less similar."""
-    found = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
-    ratios = [difflib.SequenceMatcher(None, one, wanted).ratio() for one in found]
-    return [one for one, ratio in zip(found, ratios, strict=True) if ratio > ratios[0] - _MUCH_LESS]
+    similar = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
+    ratios = [difflib.SequenceMatcher(None, name, wanted).ratio() for name in similar]
+    return [
+        name for name, ratio in zip(similar, ratios, strict=True) if ratio > ratios[0] - _MUCH_LESS
+    ]
 
 
 @lru_cache(maxsize=1)
