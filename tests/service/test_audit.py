@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mainspring.service.audit import AuditLog, Change
+from mainspring.service.audit import AuditEntry, AuditLog
 from tests.support.service import WEBHOOK, Api, Make
 
 
-def change(path: str) -> Change:
-    return Change(key=None, address="127.0.0.1", method="POST", path=path, status=200)
+def change(path: str) -> AuditEntry:
+    return AuditEntry(
+        key="", key_name="", address="127.0.0.1", method="POST", path=path, status=200
+    )
 
 
 async def entries(api: Api) -> list[tuple[str | None, str, str, int]]:

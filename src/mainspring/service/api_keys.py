@@ -131,13 +131,13 @@ class ApiKeys:
         return key, f"ms_{key.id}_{secret}"
 
     async def list(self) -> list[Key]:
-        found: list[Key] = []
+        keys: list[Key] = []
         cursor: str | None = None
         while True:
             page = await self._notes.list_notes(note_kinds.API_KEY, cursor=cursor)
-            found += [_read(note) for note in page.items]
+            keys += [_read(note) for note in page.items]
             if (cursor := page.cursor) is None:
-                return sorted(found, key=lambda key: key.created_at)
+                return sorted(keys, key=lambda key: key.created_at)
 
     async def revoke(self, key_id: str) -> Key:
         """Make a key invalid. It stays in the list, so that a store with revoked keys alone still

@@ -11,14 +11,14 @@ import logging
 import secrets
 from datetime import datetime, timedelta
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mainspring.core import note_kinds
-from mainspring.core.clock import to_us
+from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Note, Page
 from mainspring.core.plurals import plural
 from mainspring.errors import MainspringError
-from mainspring.service.api_keys import Key, NoteStore
+from mainspring.service.api_keys import NoteStore
 
 log = logging.getLogger("mainspring.service")
 
@@ -32,24 +32,14 @@ _LAST = 2**63 - 1
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """`key` and `key_name` are empty where no key was needed, `created` (an id) where the request
-    created nothing that it did not name in its path, `detail` where the path says it all."""
+    """A change that was done. `key` and `key_name` are empty where no key was needed, `created` (an
+    id) where the request created nothing that it did not name in its path, `detail` where the path
+    says it all."""
 
-    at: datetime
+    at: datetime = EPOCH
+    """When it was written; the log sets it."""
     key: str
     key_name: str
-    address: str
-    method: str
-    path: str
-    status: int
-    created: str = ""
-    detail: str = ""
-
-
-class Change(Struct, frozen=True, kw_only=True):
-    """A request that changed something. `detail` says what, where the path does not."""
-
-    key: Key | None
     address: str
     method: str
     path: str
@@ -61,16 +51,16 @@ class Change(Struct, frozen=True, kw_only=True):
 class AuditLog:
     def __init__(self, notes: NoteStore) -> None:
         self._notes = notes
-        self._waiting: list[Change] = []
+        self._waiting: list[AuditEntry] = []
         self._writing: asyncio.Task[None] | None = None
         self._dropped = 0
 
-    def record(self, change: Change) -> None:
+    def record(self, entry: AuditEntry) -> None:
         """Write an entry soon."""
         if len(self._waiting) >= MOST_WAITING:
             self._dropped += 1
             return
-        self._waiting.append(change)
+        self._waiting.append(entry)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
 
@@ -84,9 +74,7 @@ class AuditLog:
             batch, self._waiting = self._waiting, []
             try:
                 now = await self._notes.now()
-                await asyncio.gather(
-                    *(self._notes.put_note(_note(_entry(now, change))) for change in batch)
-                )
+                await asyncio.gather(*(self._notes.put_note(_note(now, entry)) for entry in batch))
             except MainspringError as error:
                 log.error("the audit log lost %s: %s", _entries(len(batch)), error)
             if self._dropped:
@@ -104,21 +92,6 @@ def _entries(count: int) -> str:
     return plural(count, "entry", "entries")
 
 
-def _entry(now: datetime, change: Change) -> AuditEntry:
-    key = change.key
-    return AuditEntry(
-        at=now,
-        key="" if key is None else key.id,
-        key_name="" if key is None else key.name,
-        address=change.address,
-        method=change.method,
-        path=change.path[:500],
-        status=change.status,
-        created=change.created,
-        detail=change.detail[:LONGEST_DETAIL],
-    )
-
-
 def _read(note: Note) -> AuditEntry | None:
     try:
         return AuditEntry(**note.value)
@@ -127,8 +100,12 @@ def _read(note: Note) -> AuditEntry | None:
         return None
 
 
-def _note(entry: AuditEntry) -> Note:
+def _note(now: datetime, entry: AuditEntry) -> Note:
     """The name sorts newer entries first."""
-    name = f"{_LAST - to_us(entry.at):016x}-{secrets.token_hex(4)}"
-    value = {field: getattr(entry, field) for field in entry.__struct_fields__}
-    return Note(kind=note_kinds.AUDIT, name=name, value=value, expires_at=entry.at + RETENTION)
+    name = f"{_LAST - to_us(now):016x}-{secrets.token_hex(4)}"
+    value = structs.asdict(entry) | {
+        "at": now,
+        "path": entry.path[:500],
+        "detail": entry.detail[:LONGEST_DETAIL],
+    }
+    return Note(kind=note_kinds.AUDIT, name=name, value=value, expires_at=now + RETENTION)

@@ -59,45 +59,49 @@ class ConnectionLimits:
         """The class that uvicorn makes for each connection."""
         return functools.partial(Connection, self)  # type: ignore[return-value]
 
-    def start_waiting(self, one: Connection) -> None:
-        self.stop_waiting(one)
-        self._start_timer(one)
-        if len(one.connections) > self.max_connections:
+    def start_waiting(self, connection: Connection) -> None:
+        self.stop_waiting(connection)
+        self._start_timer(connection)
+        if len(connection.connections) > self.max_connections:
             oldest = next((other for other in self._waiting if other.waits), None)
             if oldest is not None:
                 self._close(oldest)
 
-    def start_reading_time(self, one: Connection) -> None:
+    def start_reading_time(self, connection: Connection) -> None:
         """The client has to read now. One that waits already keeps its place in the queue."""
-        if (timer := self._waiting.get(one)) is None:
-            self.start_waiting(one)
+        if (timer := self._waiting.get(connection)) is None:
+            self.start_waiting(connection)
         else:
             timer.cancel()
-            self._start_timer(one)
+            self._start_timer(connection)
 
-    def stop_waiting(self, one: Connection) -> None:
-        if (timer := self._waiting.pop(one, None)) is not None:
+    def stop_waiting(self, connection: Connection) -> None:
+        if (timer := self._waiting.pop(connection, None)) is not None:
             timer.cancel()
 
-    def _start_timer(self, one: Connection) -> None:
-        unread = _unread(one.transport)
-        self._waiting[one] = one.loop.call_later(self._seconds, self._time_out, one, unread)
+    def _start_timer(self, connection: Connection) -> None:
+        unread = _unread(connection.transport)
+        self._waiting[connection] = connection.loop.call_later(
+            self._seconds, self._time_out, connection, unread
+        )
 
-    def _time_out(self, one: Connection, unread_before: int) -> None:
-        unread = _unread(one.transport)
-        if not one.waits:
-            self.stop_waiting(one)
+    def _time_out(self, connection: Connection, unread_before: int) -> None:
+        unread = _unread(connection.transport)
+        if not connection.waits:
+            self.stop_waiting(connection)
         elif 0 < unread < unread_before:  # the client reads slowly
-            self._start_timer(one)
-        elif unread or not one.has_request:
-            self._close(one)
+            self._start_timer(connection)
+        elif unread or not connection.has_request:
+            self._close(connection)
 
-    def _close(self, one: Connection) -> None:
-        self.stop_waiting(one)
-        if one.transport.get_write_buffer_size():  # a close would wait until the client reads it
-            _abort(one.transport)
+    def _close(self, connection: Connection) -> None:
+        self.stop_waiting(connection)
+        if (
+            connection.transport.get_write_buffer_size()
+        ):  # a close would wait until the client reads it
+            _abort(connection.transport)
         else:
-            one.transport.close()
+            connection.transport.close()
 
 
 class Connection(H11Protocol):

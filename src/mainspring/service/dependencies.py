@@ -179,13 +179,13 @@ async def check_query(request: Request) -> None:
         or route.path in _ANY_PARAMETER_PATHS
     ):
         return
-    given = Counter(name for name, _ in request.query_params.multi_items())
-    if faults := _query_faults(_parameters(route), given):
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    if faults := _query_faults(_parameters(route), counts):
         raise ApiError.of_fields(*faults)
 
 
 def _check_headers(route: APIRoute, given: Headers) -> None:
-    taken = {one.alias for one in route.dependant.header_params}
+    taken = {header.alias for header in route.dependant.header_params}
     for name, purpose in _HEADERS_WITH_EFFECT.items():
         if name in given and name not in taken:
             raise ApiError(422, f"{name} is {purpose} and is not supported here: nothing was done")
@@ -193,17 +193,18 @@ def _check_headers(route: APIRoute, given: Headers) -> None:
 
 def _parameters(route: APIRoute) -> dict[str, bool]:
     """The names of the route's query parameters, and whether each may be repeated."""
-    return {one.alias: _is_list(one.field_info.annotation) for one in route.dependant.query_params}
+    queries = route.dependant.query_params
+    return {query.alias: _is_list(query.field_info.annotation) for query in queries}
 
 
 def _is_list(annotation: object) -> bool:
-    return any(get_origin(one) is list for one in (annotation, *get_args(annotation)))
+    return any(get_origin(kind) is list for kind in (annotation, *get_args(annotation)))
 
 
-def _query_faults(known: dict[str, bool], given: Counter[str]) -> list[FieldError]:
+def _query_faults(known: dict[str, bool], counts: Counter[str]) -> list[FieldError]:
     allowed = f"allowed are {', '.join(known)}" if known else "none are allowed here"
     faults = []
-    for name, times in given.items():
+    for name, times in counts.items():
         shown = name[:100]
         if name not in known and name != DRY_RUN:
             faults.append(FieldError.remark(shown, f"there is no such parameter; {allowed}"))

@@ -54,20 +54,20 @@ class IdempotentRequest:
             expires_at=now + KEPT_FOR,
         )
         version = await client.put_note(note)
-        found = await client.note(note_kinds.IDEMPOTENCY, name)
-        if found is None:  # it expired in between: the key counts as new
+        stored = await client.note(note_kinds.IDEMPOTENCY, name)
+        if stored is None:  # it expired in between: the key counts as new
             return cls(client, note)
-        if found.value is None:
+        if stored.value is None:
             raise ApiError(
                 409,
                 "the record of this Idempotency-Key cannot be read, so it is unknown whether the"
                 " earlier request was done: look for its job or run, then use a new key",
             )
-        if version is None and found.value["body"] != body_hash:
+        if version is None and stored.value["body"] != body_hash:
             raise ApiError(
                 422, "this Idempotency-Key was used with another body: use a new key for this one"
             )
-        return cls(client, found)
+        return cls(client, stored)
 
     @property
     def job_id(self) -> str:

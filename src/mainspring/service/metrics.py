@@ -204,7 +204,8 @@ class Metrics:
         """The series without the times of creation, which prometheus-client adds to each and which
         only a setting for the whole program can switch off."""
         for metric in self._registry.collect():
-            metric.samples = [one for one in metric.samples if not one.name.endswith("_created")]
+            samples = metric.samples
+            metric.samples = [each for each in samples if not each.name.endswith("_created")]
             yield metric
 
     def count_response(self, method: str, status: int) -> None:
@@ -275,16 +276,16 @@ class Metrics:
 
     async def _read_store(self) -> None:
         client = self._client
-        found = await client.health()
-        self._running.set(found.running_here)
-        self._paused.set(found.paused_since is not None)
-        if found.store != "ok":  # another read would wait until the scraper gives up
-            raise StoreUnavailable(found.store)
+        health = await client.health()
+        self._running.set(health.running_here)
+        self._paused.set(health.paused_since is not None)
+        if health.store != "ok":  # another read would wait until the scraper gives up
+            raise StoreUnavailable(health.store)
         counts, now = await client.counts(), await client.now()
         _replace(self._stored, {str(state): counts.total(state) for state in State})
         due = _merge_node_runs(counts.due)
-        _replace(self._due, {name: one.count for name, one in due.items()})
-        _replace(self._oldest_due, {name: _ago(one.oldest, now) for name, one in due.items()})
+        _replace(self._due, {name: runs.count for name, runs in due.items()})
+        _replace(self._oldest_due, {name: _ago(runs.oldest, now) for name, runs in due.items()})
         await self._forget_removed()
         jobs = (await client.list_jobs(limit=MAX_JOBS, last_runs=False)).items
         _replace(
@@ -299,11 +300,11 @@ class Metrics:
     async def _read_totals(self, job_ids: list[str]) -> None:
         totals = (await self._client.counts(jobs=job_ids)).totals
         self._ended.clear()
-        for job_id, found in totals.items():
+        for job_id, of_job in totals.items():
             for state in FINISHED:
-                self._ended.labels(job_id, str(state)).set(found.ended.get(state, 0))
+                self._ended.labels(job_id, str(state)).set(of_job.ended.get(state, 0))
         _replace(
-            self._failures, {job_id: one.consecutive_failures for job_id, one in totals.items()}
+            self._failures, {job_id: job.consecutive_failures for job_id, job in totals.items()}
         )
 
     async def _read_health(self, jobs: list[Job]) -> None:
@@ -314,17 +315,17 @@ class Metrics:
         self._health_at = self._clock.monotonic()
         self._health.clear()
         self._breaker_states.clear()
-        for found in healths:
-            self._health.labels(found.job_id, found.status).set(1)
-            if found.breaker != "none":
-                self._breaker_states.labels(found.job_id, found.breaker).set(1)
+        for health in healths:
+            self._health.labels(health.job_id, health.status).set(1)
+            if health.breaker != "none":
+                self._breaker_states.labels(health.job_id, health.breaker).set(1)
 
     async def _forget_removed(self) -> None:
         """Drop the series of removed jobs. The store decides which those are: another instance may
         have removed a job, and runs of a removed job may still end here."""
         labels = set(self._jobs)
-        found = await self._client.list_jobs(ids=labels, limit=MAX_JOBS, last_runs=False)
-        gone = labels - {job.id for job in found.items}
+        stored = await self._client.list_jobs(ids=labels, limit=MAX_JOBS, last_runs=False)
+        gone = labels - {job.id for job in stored.items}
         for job in gone & self._gone:
             self._jobs.discard(job)
             self._succeeded_at.pop(job, None)
@@ -352,9 +353,10 @@ def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
 def _merge_node_runs(due: Mapping[str, Due]) -> dict[str, Due]:
     """Give the node runs of all workers one label: the id of a worker changes with every start, so
     a label for each would make series without end."""
-    merged = {handler: one for handler, one in due.items() if not is_node_handler(handler)}
-    if found := [one for handler, one in due.items() if is_node_handler(handler)]:
-        merged[NODE_RUNS] = Due(sum(one.count for one in found), min(one.oldest for one in found))
+    merged = {handler: runs for handler, runs in due.items() if not is_node_handler(handler)}
+    if of_nodes := [runs for handler, runs in due.items() if is_node_handler(handler)]:
+        count = sum(runs.count for runs in of_nodes)
+        merged[NODE_RUNS] = Due(count, min(runs.oldest for runs in of_nodes))
     return merged
 
 

@@ -11,14 +11,13 @@ from typing import NamedTuple
 from h11 import LocalProtocolError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mainspring.service.access import CheckedRoute
 from mainspring.service.api_keys import Key
-from mainspring.service.audit import Change
+from mainspring.service.audit import AuditEntry
 from mainspring.service.dependencies import SAFE_METHODS, Service
-from mainspring.service.problems import ApiError, local_path, problem_response, wants_page
+from mainspring.service.problems import ApiError, local_path, respond
 from mainspring.service.sessions import browser_scheme
 from mainspring.service.settings import is_loopback
 
@@ -58,18 +57,11 @@ class RequestChecks:
             self._check_host(headers)
             self._check_origin(headers, scope["scheme"])
         except ApiError as error:
-            await self._refusal(scope, error)(scope, receive, send)
+            await respond(Request(scope), error)(scope, receive, send)
             return
         if scope["method"] == "HEAD":
             scope, receive, send = _as_get(scope, receive, send)
         await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope, error: ApiError) -> Response:
-        """A page for a browser that asked for one, else a problem document."""
-        make_page, request = self._service.error_page, Request(scope)
-        if make_page is not None and wants_page(request):
-            return make_page(request, error)
-        return problem_response(error, scope)
 
     def _with_headers_metrics_and_audit(self, scope: Scope, send: Send) -> Send:
         """Add the security headers to the answer, count it, and log it if it changed something."""
@@ -97,9 +89,11 @@ class RequestChecks:
 
     def _audit(self, scope: Scope, status: int) -> None:
         state = scope.get("state", {})
+        key = state.get("key")
         self._service.audit.record(
-            Change(
-                key=state.get("key"),
+            AuditEntry(
+                key="" if key is None else key.id,
+                key_name="" if key is None else key.name,
                 address=(scope.get("client") or ("",))[0],
                 method=scope["method"],
                 path=local_path(scope),

@@ -94,10 +94,11 @@ async def serve(
 async def _check_key_exists(keys: ApiKeys, settings: ServiceSettings, first_key: str) -> None:
     """Refuse to serve where other machines can connect and no API key is valid."""
     now = await keys.now()
-    found = await keys.list()
-    if any(key.usable(now) for key in found):
+    every_key = await keys.list()
+    if any(key.usable(now) for key in every_key):
         return
-    lack = "no API key is valid (all are expired or revoked)" if found else "there is no API key"
+    invalid = "no API key is valid (all are expired or revoked)"
+    lack = invalid if every_key else "there is no API key"
     if not is_loopback(settings.host):
         raise InvalidInput(
             f"other machines can reach {settings.host}, and {lack}: make one first ({first_key}),"
@@ -117,10 +118,10 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     waits for the client's delayed acknowledgement (48 ms for a list in `bench api`, instead of 4).
     """
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

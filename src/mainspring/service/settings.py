@@ -117,7 +117,7 @@ class ServiceSettings(BaseSettings):
         try:
             return cls(**chosen)
         except ValidationError as error:
-            raise InvalidInput("; ".join(_message(one) for one in error.errors())) from None
+            raise InvalidInput("; ".join(map(_message, error.errors()))) from None
 
     @property
     def hosts(self) -> dict[str, int | None]:

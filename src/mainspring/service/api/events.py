@@ -91,7 +91,7 @@ def _check_pattern(pattern: str) -> None:
 
 def _names(patterns: list[str]) -> tuple[str, ...]:
     """The events that match. An event that matches several patterns is sent once."""
-    return tuple(name for name in EVENTS if any(_matches(one, name) for one in patterns))
+    return tuple(name for name in EVENTS if any(_matches(pattern, name) for pattern in patterns))
 
 
 _ALLOWED = ", ".join(sorted(EVENTS)) + ", and patterns such as run.*"
@@ -110,7 +110,7 @@ class EventStream(Response):
     def __init__(
         self,
         service: Service,
-        patterns: tuple[str, ...],
+        names: tuple[str, ...],
         job: str | None,
         *,
         key_id: str | None,
@@ -122,7 +122,7 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._service = service
-        self._patterns = patterns
+        self._names = names
         self._job = job
         self._key_id = key_id
         self._session = session
@@ -146,7 +146,7 @@ class EventStream(Response):
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         service = self._service
-        unsubscribe = [service.client.on(one, self._add) for one in self._patterns]
+        unsubscribe = [service.client.on(name, self._add) for name in self._names]
         ends = [
             self._send_events(send),
             _disconnected(receive),
@@ -162,8 +162,8 @@ class EventStream(Response):
             if sender in done:
                 sender.result()
         finally:
-            for one in unsubscribe:
-                one()
+            for stop_events in unsubscribe:
+                stop_events()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from fastapi import Request
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from pydantic import ValidationError
 
 from mainspring.core.model import Job, Run
@@ -27,12 +27,14 @@ from mainspring.service.idempotency import REFUSALS, IdempotentRequest
 from mainspring.service.problems import (
     ApiError,
     FieldError,
+    Problem,
     from_library_error,
     from_validation_error,
 )
 from mainspring.service.schemas.fields import TolerantBody
 from mainspring.service.schemas.job import (
     JobBody,
+    JobBulkItem,
     JobsBulkBody,
     JobUpdateBody,
     RenderedRequest,
@@ -66,17 +68,6 @@ class CreatedJob(Struct, frozen=True):
     job: Job
     secret: str | None = None
     replayed: bool = False
-
-
-class BulkItem(Struct, frozen=True, kw_only=True):
-    """The result for one job of many. `index` is its place in the jobs to create."""
-
-    index: int | None = None
-    job_id: str | None = None
-    job: Job | None = None
-    secret: str | None = None
-    run_id: str | None = None
-    problem: ApiError | None = None
 
 
 async def create_job(
@@ -201,8 +192,8 @@ async def preview_trigger(
     return await _request_of(service, job, body.payload if body else None)
 
 
-async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[BulkItem]:
-    items: list[BulkItem] = []
+async def bulk_jobs(service: Service, body: JobsBulkBody) -> list[JobBulkItem]:
+    items: list[JobBulkItem] = []
     if body.action == "create":
         jobs = list(enumerate(body.jobs or []))
         for start in range(0, len(jobs), BULK_CHUNK):
@@ -320,13 +311,13 @@ async def _request_of(service: Service, job: Job, body: Any = None) -> RenderedR
     )
 
 
-async def _create_one(service: Service, at: int, given: Any) -> BulkItem:
+async def _create_one(service: Service, at: int, document: Any) -> JobBulkItem:
     try:
-        body = JobBody.model_validate(given)
+        body = JobBody.model_validate(document)
         job, secret = await _add_job(service, new_job_id(body), body)
     except (ValidationError, MainspringError, ApiError) as error:
-        return BulkItem(index=at, problem=_api_error(error))
-    return BulkItem(index=at, job_id=job.id, job=job, secret=secret)
+        return JobBulkItem(index=at, succeeded=False, problem=_problem(error))
+    return JobBulkItem(index=at, id=job.id, succeeded=True, signing_secret=secret or UNSET)
 
 
 async def _chosen_ids(service: Service, body: JobsBulkBody) -> AsyncIterator[str]:
@@ -344,29 +335,28 @@ async def _chosen_ids(service: Service, body: JobsBulkBody) -> AsyncIterator[str
             return
 
 
-async def _trigger_one(service: Service, name: str) -> BulkItem:
+async def _trigger_one(service: Service, name: str) -> JobBulkItem:
     try:
         run = await service.client.trigger(name)
     except MainspringError as error:
-        return BulkItem(job_id=name, problem=_api_error(error))
-    return BulkItem(job_id=name, run_id=run.id)
+        return JobBulkItem(id=name, succeeded=False, problem=_problem(error))
+    return JobBulkItem(id=name, succeeded=True, run_id=run.id)
 
 
-async def _apply_to_all(service: Service, action: str, names: list[str]) -> list[BulkItem]:
+async def _apply_to_all(service: Service, action: str, names: list[str]) -> list[JobBulkItem]:
     """Pause, resume or delete: the store commits a thousand jobs at once."""
     client = service.client
     act = {"pause": client.pause_jobs, "resume": client.resume_jobs}.get(action, client.remove_jobs)
     return [
-        BulkItem(job_id=name, problem=None if error is None else _api_error(error))
+        JobBulkItem(
+            id=name, succeeded=error is None, problem=UNSET if error is None else _problem(error)
+        )
         for name, error in (await act(names)).items()
     ]
 
 
-def _api_error(error: Exception) -> ApiError:
+def _problem(error: ValidationError | MainspringError | ApiError) -> Problem:
     if isinstance(error, ValidationError):
         details = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
-        return from_validation_error(details)
-    if isinstance(error, MainspringError):
-        return from_library_error(error)
-    assert isinstance(error, ApiError)
-    return error
+        return Problem.of(from_validation_error(details))
+    return Problem.of(from_library_error(error) if isinstance(error, MainspringError) else error)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query, Request, Response
-from msgspec import UNSET
 
 from mainspring.core import model
 from mainspring.core.plurals import plural
@@ -25,14 +24,13 @@ from mainspring.service.dependencies import (
     read_moment,
     read_offset,
 )
-from mainspring.service.problems import ApiError, FieldError, Problem
+from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.fields import query_of
 from mainspring.service.schemas.health import Firing, JobHealth, JobMetrics
 from mainspring.service.schemas.job import (
     Job,
     JobBody,
-    JobBulkItem,
     JobList,
     JobMatchBody,
     JobsBulkBody,
@@ -103,11 +101,11 @@ async def create_job(
 ) -> Reply[Job] | Reply[RenderedRequest]:
     if dry_run:
         return Reply(await operations.preview_request(service, body))
-    made = await operations.create_job(service, request, body, idempotency_key)
-    headers = {"Location": path_of(request, f"/api/v1/jobs/{made.job.id}")}
-    if made.replayed:
+    created = await operations.create_job(service, request, body, idempotency_key)
+    headers = {"Location": path_of(request, f"/api/v1/jobs/{created.job.id}")}
+    if created.replayed:
         headers["Idempotency-Replayed"] = "true"
-    return _job(made.job, made.secret, status=201, headers=headers)
+    return _job(created.job, created.secret, status=201, headers=headers)
 
 
 _ORDERS: dict[str, JobOrder] = {
@@ -177,16 +175,11 @@ async def bulk_jobs(
     body: JobsBulkBody, service: ServiceDep, request: Request
 ) -> Reply[JobsBulkResult]:
     items = await operations.bulk_jobs(service, body)
-    ids = [str(item.job_id) for item in items if item.problem is None]
+    ids = [str(item.id) for item in items if item.succeeded]
     done = len(ids)
     note_detail(request, f"{body.action} {done} of {plural(len(items), 'job')}: {', '.join(ids)}")
     return Reply(
-        JobsBulkResult(
-            matched=len(items),
-            succeeded=done,
-            failed=len(items) - done,
-            items=[_bulk_item(item) for item in items],
-        )
+        JobsBulkResult(matched=len(items), succeeded=done, failed=len(items) - done, items=items)
     )
 
 
@@ -356,17 +349,6 @@ def _job(
     headers: dict[str, str] | None = None,
 ) -> Reply[Job]:
     return Reply(Job.of(job, secret), status, {"ETag": etag(job), **(headers or {})})
-
-
-def _bulk_item(item: operations.BulkItem) -> JobBulkItem:
-    return JobBulkItem(
-        index=UNSET if item.index is None else item.index,
-        id=item.job_id or UNSET,
-        succeeded=item.problem is None,
-        run_id=item.run_id or UNSET,
-        signing_secret=item.secret or UNSET,
-        problem=UNSET if item.problem is None else Problem.of(item.problem),
-    )
 
 
 # -- all jobs -------------------------------------------------------------------------------------

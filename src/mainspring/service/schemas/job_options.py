@@ -108,15 +108,17 @@ def _defaults(
     }
     if not calls:
         del own["job_retry_attempts"]
-    made: dict[str, Any] = {name: value for name, value in own.values() if name not in defaults}
+    merged: dict[str, Any] = {name: value for name, value in own.values() if name not in defaults}
     if "backoff" in defaults:
-        made.pop("retry_delay", None)
-    made |= defaults
-    made |= {name: value for key, (name, value) in own.items() if key in settings.model_fields_set}
-    if isinstance(made.get("backoff"), Backoff | Mapping) and "retry_delay" in made:
-        backoff = Policy.make_unchecked(backoff=made["backoff"]).backoff
-        made["backoff"] = backoff.with_delay(made.pop("retry_delay"))
-    return made
+        merged.pop("retry_delay", None)
+    merged |= defaults
+    merged |= {
+        name: value for key, (name, value) in own.items() if key in settings.model_fields_set
+    }
+    if isinstance(merged.get("backoff"), Backoff | Mapping) and "retry_delay" in merged:
+        backoff = Policy.make_unchecked(backoff=merged["backoff"]).backoff
+        merged["backoff"] = backoff.with_delay(merged.pop("retry_delay"))
+    return merged
 
 
 def _options(sent: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,15 +73,15 @@ def to_json_value(value: Any) -> Any:
     return json.loads(codec.encode(value, limit=2**31), object_hook=_without_needless_escape)
 
 
-def _without_needless_escape(made: dict[str, Any]) -> dict[str, Any]:
-    """The store writes `{"$gt": 5}` as `{"$$gt": 5}`, because later versions may have more tags. An
-    answer escapes only what would be read as something else."""
-    if len(made) != 1:
-        return made
-    ((name, value),) = made.items()
+def _without_needless_escape(tagged: dict[str, Any]) -> dict[str, Any]:
+    """The store writes `{"$gt": 5}` as `{"$$gt": 5}`, because later versions may have more tags. A
+    response escapes only what would be read as something else."""
+    if len(tagged) != 1:
+        return tagged
+    ((name, value),) = tagged.items()
     plain = name[1:]
     needless = name.startswith("$$") and plain not in codec.TAGS and not plain.startswith("$$")
-    return {plain: value} if needless else made
+    return {plain: value} if needless else tagged
 
 
 def read_json_value(value: Any) -> Any:

@@ -220,14 +220,14 @@ class Explanation(Document):
     """Ids of runs, times and names behind the sentence."""
 
     @classmethod
-    def of(cls, found: explanation.Explanation) -> Self:
+    def of(cls, reason: explanation.Explanation) -> Self:
         return cls(
-            code=found.code,
-            sentence=found.sentence,
-            job_id=found.job_id,
-            run_id=found.run_id,
-            at=to_iso(found.at),
-            facts=camel_case(found.facts),
+            code=reason.code,
+            sentence=reason.sentence,
+            job_id=reason.job_id,
+            run_id=reason.run_id,
+            at=to_iso(reason.at),
+            facts=camel_case(reason.facts),
         )
 
 
