@@ -80,7 +80,7 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
 
         async with scheduler:
             assert scheduler._engine is not None
-            cache = scheduler._engine._context.jobs
+            cache = scheduler._engine.context.jobs
             run = await scheduler.enqueue("work")
             also = await scheduler.enqueue("other")
             handlers, lease = frozenset({run.handler, also.handler}), timedelta(seconds=3)

@@ -16,7 +16,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Outcome
 from mainspring.core.policy import Delivery, Isolation
 from mainspring.core.transitions import Change
-from mainspring.engine import sweeper
+from mainspring.engine import rescuer
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Held, Renewed, Store
@@ -29,8 +29,8 @@ from tests.support.scheduler_fixtures import Make
 @pytest.fixture(autouse=True)
 def _frequent_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker looks for lapsed leases every few seconds. Nothing here is about how often."""
-    monkeypatch.setattr(sweeper, "LEADER_SWEEP", 0.2)
-    monkeypatch.setattr(sweeper, "NON_LEADER_SWEEP", 0.3)
+    monkeypatch.setattr(rescuer, "LEADER_SWEEP", 0.2)
+    monkeypatch.setattr(rescuer, "NON_LEADER_SWEEP", 0.3)
 
 
 async def test_a_handler_that_blocks_its_loop_keeps_its_lease(make: Make) -> None:

@@ -1,384 +1,86 @@
-"""Jobs without a worker that has their handler: noticed, not fired, and fired again later."""
+"""Which workers are alive, and their ids: which node, which process, which start of the machine."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
+import random
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from mainspring import Scheduler, __version__
-from mainspring.core.model import Note
-from mainspring.engine.live_workers import LiveWorker, find_workers
-from mainspring.errors import InvalidState
+from mainspring import Client, Scheduler, __version__
+from mainspring.engine.live_workers import (
+    LiveWorker,
+    find_workers,
+    host_was_restarted,
+    make_worker_id,
+    process_is_gone,
+)
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
-from tests.support.scheduler_kill import kill
 
-MINUTE = 60
-
-
-class SharedStore:
-    """A store on virtual time, programs around it, and what they logged."""
-
-    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
-        self.store = MemoryStore(VirtualClock())
-        self.caplog = caplog
-
-    def program(self, *functions: str, **options: object) -> Scheduler:
-        """A program with these functions, each a job every 10 seconds."""
-        settings: dict[str, Any] = {"poll": "1m", **options}
-        scheduler = Scheduler(self.store, clock=VirtualClock(), inline=True, **settings)
-        for name in functions:
-
-            async def work() -> None: ...
-
-            scheduler.job("10s", id=name)(work)
-        return scheduler
-
-    @property
-    def warnings(self) -> list[str]:
-        return [r.getMessage() for r in self.caplog.records if r.levelno == logging.WARNING]
+ME = "web-1:300:1111aaaa555500000003"
 
 
-Story = Callable[[SharedStore], Awaitable[None]]
+def test_workers_of_one_process_differ_and_share_their_boot() -> None:
+    one, two = make_worker_id(random.Random(1)), make_worker_id(random.Random(2))
+    assert one != two
+    assert not host_was_restarted(one, two)
 
 
-def virtual(story: Story) -> Callable[[pytest.LogCaptureFixture], None]:
-    def test(caplog: pytest.LogCaptureFixture) -> None:
-        for seed in range(3):
-            caplog.clear()
-
-            async def main() -> None:
-                await story(SharedStore(caplog))
-
-            run_virtual(main, seed=seed)
-
-    test.__name__ = story.__name__
-    return test
+def test_a_worker_is_named_by_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAINSPRING_NODE", "rack 7:é")
+    assert make_worker_id(random.Random(1)).startswith("rack-7--:")
 
 
-async def slots(scheduler: Scheduler, job: str) -> int:
-    return len((await scheduler.list_runs(job=job, limit=1000)).items)
+@pytest.mark.parametrize(
+    ("worker", "restarted"),
+    [
+        ("web-1:100:1111bbbb666600000001", True),
+        ("web-1:100:1111aaaa555500000001", False),
+        ("web-2:100:1111bbbb666600000001", False),  # another host: nothing is known of it
+        ("web-1:100:2222bbbb666600000001", False),  # another machine of the same name
+        ("web-1:100:11110000666600000001", False),  # it did not know its own boot
+        ("dead", False),
+        (None, False),
+    ],
+)
+def test_a_restart_is_known_on_the_same_host_only(worker: str | None, restarted: bool) -> None:
+    assert host_was_restarted(worker, ME) is restarted
 
 
-@virtual
-async def test_a_renamed_function_is_warned_about_at_start_and_soon_not_fired(
-    shared: SharedStore,
-) -> None:
-    async with shared.program("old_name"):
-        await asyncio.sleep(15)
-    after = shared.program("new_name")
-    async with after:
-        await asyncio.sleep(1)
-        [warning] = shared.warnings
-        assert "the handler 'old_name' of job old_name" in warning
-        assert "@scheduler.job(id='old_name', …) on the new function keeps the job" in warning
-        assert "mainspring jobs remove old_name --force" in warning
-        assert (await after.job_health("old_name")).status == "orphaned"
-        assert (await after.job_health("new_name")).status == "unknown"
-        await asyncio.sleep(2 * MINUTE)
-        fired = await slots(after, "old_name")
-        assert (await after.health()).jobs_without_worker == ("old_name",)
-        assert (await after.health()).orphaned_jobs == ("old_name",)
-        assert (await after.health()).status == "degraded"
-        await asyncio.sleep(10 * MINUTE)
-        assert await slots(after, "old_name") == fired
-        assert await slots(after, "new_name") > 60
-        assert len([line for line in shared.warnings if "not fired any more" in line]) == 1
-        await after.remove_job("old_name", force=True)
-        await asyncio.sleep(MINUTE)
-        assert (await after.health()).status == "healthy"
+def test_a_process_on_this_host_is_gone_if_its_number_is_free_or_was_used_again() -> None:
+    mine = make_worker_id(random.Random(1))
+    host, pid, end = mine.split(":")
+    assert not process_is_gone(mine, mine)
+    assert process_is_gone(f"{host}:{pid}:{end[:-1]}x", mine)
+    assert process_is_gone(f"{host}:{2**30}:{end}", mine)
 
 
-@virtual
-async def test_it_fires_again_at_once_when_a_worker_has_the_handler(shared: SharedStore) -> None:
-    async with shared.program("report"):
-        await asyncio.sleep(15)
-    other = shared.program("other")
-    async with other:
-        await asyncio.sleep(10 * MINUTE)
-        before = await slots(other, "report")
-        back = shared.program("report")
-        async with back:
-            await asyncio.sleep(4)  # the next slot comes a second later
-            # The newest missed slot, and one record of all the others.
-            assert await slots(other, "report") == before + 2
-            found = (await other.list_runs(job="report", limit=1000)).items
-            assert all(run.finished for run in found)
-            assert [run.reason for run in found].count("misfire") == 1
-            await asyncio.sleep(MINUTE)
-            assert (await other.health()).status == "healthy"
-            assert await slots(other, "report") >= before + 7
+def test_nothing_is_known_of_a_process_in_another_container_or_on_another_machine() -> None:
+    """Even if it has the same host name."""
+    mine = make_worker_id(random.Random(1))
+    host, pid, end = mine.split(":")
+    assert not process_is_gone(f"{host}:{pid}:{end[:8]}zzzz{end[12:]}", mine)
+    assert not process_is_gone(f"{host}:{2**30}:{end[:8]}zzzz{end[12:]}", mine)
+    assert not process_is_gone(f"{host}:{2**30}:zzzzzzzzzzzz{end[12:]}", mine)
+    assert not process_is_gone("dead", mine)
 
 
-@virtual
-async def test_a_job_of_another_fleet_is_fired_while_its_worker_lives(shared: SharedStore) -> None:
-    mail, web = shared.program("mail"), shared.program("web")
-    async with mail, web:
-        await asyncio.sleep(5 * MINUTE)
-        assert {worker.handlers for worker in await web.list_workers()} == {
-            frozenset({"mail", "webhook"}),
-            frozenset({"web", "webhook"}),
-        }
-        assert await slots(web, "mail") >= 29
-        assert (await web.health()).jobs_without_worker == ()
-    async with shared.program(workers=0) as looking:
-        assert await looking.list_workers() == []
-
-
-@virtual
-async def test_a_worker_of_other_queues_does_not_count(shared: SharedStore) -> None:
-    scheduler = shared.program("report", queues=["mail"])
-    async with scheduler:
-        await asyncio.sleep(1)
-        assert (await scheduler.job_health("report")).status == "no_worker"
-        await asyncio.sleep(2 * MINUTE)
-    # Its code is there: nothing is to be removed.
-    first, second = shared.warnings
-    assert first == "no live worker takes queue 'default' of job report: start one that does"
-    assert "not fired any more: no live worker takes queue 'default'" in second
-
-
-@virtual
-async def test_a_killed_worker_counts_as_alive_for_fifteen_seconds(shared: SharedStore) -> None:
-    dead = shared.program("report")
-    await dead.start()
-    await asyncio.sleep(1)
-    kill(dead)
-    async with shared.program("other") as other:
-        await asyncio.sleep(8)
-        assert len(await other.list_workers()) == 2
-        assert (await other.job_health("report")).status == "unknown"
-        await asyncio.sleep(8)
-        assert len(await other.list_workers()) == 1
-        await asyncio.sleep(2 * MINUTE)
-        assert (await other.job_health("report")).status == "orphaned"
-
-
-@virtual
-async def test_a_rename_leaves_one_run_however_often_the_program_restarts(
-    shared: SharedStore,
-) -> None:
-    async with shared.program("old_name"):
-        await asyncio.sleep(15)
-    counted = []
-    for _ in range(5):
-        after = shared.program("new_name")
-        async with after:
-            await asyncio.sleep(2 * MINUTE)
-            counted.append(await slots(after, "old_name"))
-            assert (await after.health()).orphaned_jobs == ("old_name",)
-        await asyncio.sleep(5 * MINUTE)
-    # The one that ran before, and one that waits: no slot was fired only to be skipped.
-    assert counted == [2] * 5
-    async with shared.program(workers=0) as looking:
-        left = (await looking.list_runs(job="old_name")).items
-    assert [(run.state, run.reason) for run in left] == [("pending", None), ("succeeded", None)]
-    back = shared.program("old_name", "new_name")
-    async with back:
-        await asyncio.sleep(MINUTE)
-        assert (await back.health()).jobs_without_worker == ()
-        assert await slots(back, "old_name") > counted[0] + 5
-    # Its absence is forgotten: the next one has a grace again.
-    async with shared.program("new_name") as after:
-        before = await slots(after, "old_name")
-        await asyncio.sleep(30)
-        assert await slots(after, "old_name") > before
-
-
-@virtual
-async def test_slots_that_may_overlap_are_fired_during_the_grace(shared: SharedStore) -> None:
-    """A deploy of less than a minute costs such a job no slot."""
-    old = shared.program()
-    old.job("10s", id="tick", overlap="allow")(_work)
-    async with old:
-        await asyncio.sleep(15)
-    async with shared.program("other") as other:
-        await asyncio.sleep(41)
-        pending = (await other.list_runs(job="tick", state="pending")).items
-        assert len(pending) == 4
-        await asyncio.sleep(5 * MINUTE)
-        assert len((await other.list_runs(job="tick", state="pending")).items) <= 7
-
-
-async def _work() -> None: ...
-
-
-def workflow(shared: SharedStore, middle: str, **options: object) -> Scheduler:
-    """A program with the jobs extract (every 10 seconds) → middle → report."""
-    scheduler = shared.program("extract", **options)
-    scheduler.job(id=middle, after="extract")(_work)
-    scheduler.job(id="report", after=["extract", middle])(_work)
-    return scheduler
-
-
-@virtual
-async def test_a_renamed_follower_is_reported_and_gets_no_more_runs(shared: SharedStore) -> None:
-    async with workflow(shared, "load"):
-        await asyncio.sleep(15)
-    async with workflow(shared, "load_all") as after:
-        await asyncio.sleep(1)
-        [warning] = shared.warnings
-        assert "the handler 'load' of job load" in warning
-        assert "mainspring jobs remove load --force" in warning
-        await asyncio.sleep(2 * MINUTE)
-        found = await after.health()
-        assert (found.status, found.orphaned_jobs) == ("degraded", ("load",))
-        assert found.jobs_without_worker == ("load",)
-        fired = await slots(after, "load")
-        assert fired <= 8
-        await asyncio.sleep(60 * MINUTE)
-        await after.trigger("extract")
-        async with shared.program(workers=0) as producer:
-            await producer.trigger("extract")
-            await producer.chain("extract", "extract")
-        await asyncio.sleep(5)
-        assert await slots(after, "load") == fired
-        assert await slots(after, "load_all") > 360
-        assert await slots(after, "report") > 360  # in the code of now it comes after load_all
-        assert len([line for line in shared.warnings if "gets no more runs" in line]) == 1
-        assert (await after.explain("load")).sentence == "no live worker has its handler 'load'"
-        assert [job.id for job in await after.prune_orphans()] == ["load"]
-        await asyncio.sleep(MINUTE)
-        assert (await after.health()).status == "healthy"
-
-
-@virtual
-async def test_a_follower_whose_program_is_down_runs_again_when_it_is_back(
-    shared: SharedStore,
-) -> None:
-    """The jobs after it wait with it: none of them runs without what comes before it."""
-    first = shared.program("extract")
-    second = shared.program()
-    second.job(id="load", after="extract")(_work)
-    second.job(id="report", after=["extract", "load"])(_work)
-    async with first:
-        await asyncio.sleep(1)
-        async with second:
-            await asyncio.sleep(15)
-        assert shared.warnings == []
-        await asyncio.sleep(10 * MINUTE)
-        assert (await first.health()).orphaned_jobs == ("load", "report")
-        left = await slots(first, "load")
-        assert left <= 10
-        assert await slots(first, "report") == left
-        runs = (await first.list_runs(job="report", limit=1000)).items
-        assert {run.state for run in runs} <= {"waiting", "succeeded"}
-        back = shared.program()
-        back.job(id="load", after="extract")(_work)
-        back.job(id="report", after=["extract", "load"])(_work)
-        async with back:
-            await asyncio.sleep(MINUTE)
-            runs = (await first.list_runs(job="report", limit=1000)).items
-            assert len(runs) >= left + 5
-            assert all(run.state == "succeeded" for run in runs[1:])
-            assert (await first.health()).status == "healthy"
-        assert any("job load runs again" in line for line in shared.warnings)
-
-
-@virtual
-async def test_a_rare_follower_keeps_the_run_that_waits_for_its_program(
-    shared: SharedStore,
-) -> None:
-    first = shared.program()
-    first.job(id="extract")(_work)
-    second = shared.program()
-    second.job(id="load", after="extract")(_work)
-    async with first:
-        async with second:
+def test_workers_are_listed_with_what_they_say_of_themselves() -> None:
+    async def main() -> list[LiveWorker]:
+        clock = VirtualClock()
+        store = MemoryStore(clock)
+        first = Scheduler(store, clock=clock, inline=True, queues=["default", "mail"], workers=7)
+        async with first:
             await asyncio.sleep(1)
-        await asyncio.sleep(30 * MINUTE)
-        for _ in range(3):
-            await first.trigger("extract")
-            await asyncio.sleep(MINUTE)
-        [waits] = (await first.list_runs(job="load")).items
-        assert waits.state == "pending"
+            async with Scheduler(store, clock=clock, inline=True, workers=3):
+                await asyncio.sleep(1)
+                async with Client(store, clock=clock, inline=True) as client:
+                    return await client.list_workers()
 
-
-@virtual
-async def test_orphans_without_a_schedule_are_reported_too(shared: SharedStore) -> None:
-    old = shared.program()
-    for name in ("manual", "by_hand"):
-        old.job(id=name)(_work)
-    async with old:
-        await old.add_job("of_others", handler="manual")
-        await asyncio.sleep(1)
-    async with shared.program("new") as after:
-        await asyncio.sleep(1)
-        *single, together = shared.warnings
-        assert ["manual" in line for line in single] == [False, True]
-        assert together.startswith("2 jobs have no code here any more: `mainspring jobs prune-orp")
-        assert (await after.health()).orphaned_jobs == ()  # a deploy may be under way
-        await asyncio.sleep(2 * MINUTE)
-        found = await after.health()
-        assert found.orphaned_jobs == ("by_hand", "manual")
-        assert (found.status, found.jobs_without_worker) == ("healthy", ())
-        assert len(shared.warnings) == 3
-
-
-@virtual
-async def test_an_orphan_is_found_when_the_last_worker_of_the_old_program_stops(
-    shared: SharedStore,
-) -> None:
-    old = shared.program()
-    old.job(id="manual")(_work)
-    async with shared.program("new") as after:
-        await asyncio.sleep(1)
-        async with old:
-            await asyncio.sleep(5 * MINUTE)
-        await asyncio.sleep(30)
-        assert shared.warnings == []
-        await asyncio.sleep(2 * MINUTE)
-        [warning] = shared.warnings
-        assert "the handler 'manual' of job manual" in warning
-        assert (await after.health()).orphaned_jobs == ("manual",)
-
-
-@virtual
-async def test_orphans_are_removed_and_jobs_of_others_stay(shared: SharedStore) -> None:
-    async with shared.program("old_name") as before:
-        await before.add_job("by_hand", handler="old_name", schedule="10s")
-        await asyncio.sleep(15)
-    async with shared.program("new_name") as after:
-        await asyncio.sleep(1)
-        assert [job.id for job in await after.prune_orphans(dry_run=True)] == ["old_name"]
-        assert (await after.list_jobs()).items[-1].id == "old_name"
-        await asyncio.sleep(30)  # a slot of the old job is pending
-        assert [job.id for job in await after.prune_orphans()] == ["old_name"]
-        assert [job.id for job in (await after.list_jobs()).items] == ["by_hand", "new_name"]
-        assert (await after.job_health("by_hand")).status == "no_worker"
-        left = (await after.list_runs(job="old_name", state="pending")).items
-        assert left == []
-        assert await after.prune_orphans() == []
-
-
-@virtual
-async def test_without_a_live_worker_orphans_are_removed_only_by_force(shared: SharedStore) -> None:
-    async with shared.program("report"):
-        await asyncio.sleep(1)
-    async with shared.program(workers=0) as looking:
-        with pytest.raises(InvalidState, match="no worker is alive"):
-            await looking.prune_orphans()
-        assert [job.id for job in await looking.prune_orphans(force=True)] == ["report"]
-    async with shared.program("mine", workers=0) as producer:  # its own handlers are there
-        assert await producer.prune_orphans(force=True) == []
-
-
-@virtual
-async def test_workers_are_listed_with_what_they_say_of_themselves(shared: SharedStore) -> None:
-    first = shared.program("report", queues=["default", "mail"], workers=7)
-    async with first:
-        await asyncio.sleep(1)
-        async with shared.program("report", workers=3):
-            await asyncio.sleep(1)
-            async with shared.program(workers=0) as looking:
-                one, two = sorted(await looking.list_workers(), key=lambda w: w.capacity or 0)
+    one, two = sorted(run_virtual(main), key=lambda worker: worker.capacity or 0)
     assert (one.capacity, two.capacity, two.running) == (3, 7, 0)
     assert (one.queues, two.queues) == (None, frozenset({"default", "mail"}))
     assert (one.is_leader, two.is_leader) == (False, True)
@@ -387,17 +89,6 @@ async def test_workers_are_listed_with_what_they_say_of_themselves(shared: Share
     assert one.started_at is not None
     assert one.seen_at is not None
     assert (one.memory or 0) > 1_000_000 or sys.platform != "linux"
-
-
-@virtual
-async def test_the_note_of_an_earlier_version_still_reads(shared: SharedStore) -> None:
-    value = {"handlers": ["report"], "queues": None}
-    note = Note(kind="worker", name="old:1:2", value=value)
-    await shared.store.open()
-    await shared.store.put_notes([NoteWrite.put(note)])
-    async with shared.program(workers=0) as looking:
-        [old] = await looking.list_workers()
-    assert old == LiveWorker(id="old:1:2", handlers=frozenset({"report"}))
 
 
 def test_workers_stay_alive_when_the_clock_is_set_forward() -> None:

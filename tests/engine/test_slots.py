@@ -354,6 +354,34 @@ async def test_a_queued_slot_waits_for_its_turn_when_the_ones_before_it_are_canc
 
 
 @virtual
+async def test_a_queued_slot_that_is_cancelled_and_retried_keeps_its_turn(
+    shared: SharedStore,
+) -> None:
+    scheduler = shared.scheduler()
+    running, most = 0, 0
+
+    @scheduler.job("10s", overlap="queue")
+    async def slow() -> None:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(100)
+        running -= 1
+
+    async with scheduler:
+        await asyncio.sleep(45)  # the first runs, three are queued
+        await scheduler.pause_job("slow")
+        _, second, _, _ = await runs(scheduler, "slow")
+        await scheduler.cancel(second.id)
+        await asyncio.sleep(1)  # the third waits for the first by now
+        await scheduler.retry(second.id)
+        await asyncio.sleep(600)
+        ended = await runs(scheduler, "slow")
+    assert [run.state for run in ended] == [State.SUCCEEDED] * 4
+    assert most == 1
+    assert [run.started_at for run in ended] == sorted(run.started_at or START for run in ended)
+
+
+@virtual
 async def test_overlap_replace_cancels_the_run_before(shared: SharedStore) -> None:
     found, _ = await overlapping(shared, "replace")
     assert [r.state for r in found] == [State.CANCELLED] * 3 + [State.SUCCEEDED]
@@ -687,7 +715,8 @@ async def test_a_program_that_was_killed_and_started_again_soon_fires_on_time(
 async def test_a_leader_that_stops_resigns(shared: SharedStore) -> None:
     first, second = shared.scheduler(), shared.scheduler()
     async with second:
-        await second.stop()
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)
     async with first:
         await asyncio.sleep(1)
         assert first.is_leader

@@ -13,7 +13,7 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Job, Page, Run, replace
 from mainspring.core.policy import Policy
-from mainspring.engine import bulk_operations, sweeper
+from mainspring.engine import bulk_operations, follower_releaser
 from mainspring.engine.slots import with_followers
 from mainspring.engine.workflow import Followers
 from mainspring.errors import InvalidInput, InvalidState, MainspringError
@@ -292,7 +292,7 @@ async def test_a_follower_that_was_left_by_a_dead_process_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that dies between the end of a run and the look for its followers."""
-    monkeypatch.setattr(sweeper, "WAITING_SWEEP", 0.2)
+    monkeypatch.setattr(follower_releaser, "WAITING_SWEEP", 0.2)
     store = MemoryStore()
     scheduler = Scheduler(store)
 

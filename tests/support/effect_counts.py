@@ -12,13 +12,16 @@ from pathlib import Path
 
 from pymongo import MongoClient
 
-from mainspring import Run, State
+from mainspring import Run, Scheduler, State
 from mainspring.core.model import Outcome
 from tests.support.effect_worker import LEASE, build
 from tests.support.process_crashes import WorkerProcesses, all_ended, kill_and_freeze
 from tests.support.servers.server import Document
 
 __all__ = ["EffectCounts", "effect_test", "make_effects"]
+
+BACKLOG = 60
+"""Pending runs that there are at least while workers are killed."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +51,34 @@ async def effect_test(
     url: str | None = None,
     trouble: Callable[[], Awaitable[None]] | None = None,
 ) -> EffectCounts:
-    """Four workers; so many kills and stops (and what else is told) while they work; then peace
-    until all has ended."""
+    """Four workers; so many kills and stops (or other trouble) while they work; then peace until
+    all has ended. Without other trouble more runs are added while workers are killed, so that a
+    kill meets handlers, however fast the workers are and however slowly they start."""
     with WorkerProcesses.on(place, seed, url, ("tests.support.effect_worker",)) as workers:
         make_effects(workers.url)
         async with build(workers.url, workers=0) as producer:
-            ids = []
-            for job in ("loop", "thread"):
-                made = await producer.enqueue_many(job, [None] * (runs // 2))
-                ids += [run.id for run in made]
+            ids = await _enqueue(producer, runs)
             for _ in range(4):
                 workers.start()
             faults = asyncio.create_task(kill_and_freeze(workers, kills, stops, LEASE))
             if trouble is not None:
                 await trouble()
+            while trouble is None and not faults.done():
+                if (await producer.stats()).runs.get(State.PENDING, 0) < BACKLOG:
+                    ids += await _enqueue(producer, BACKLOG)
+                await asyncio.sleep(0.1)
             ended = await all_ended(producer, ids, timeout)
             await faults
             for run in ended:  # nothing that still lingered has changed any of it
                 assert await producer.get_run(run.id) == run
         return _tally(ended, workers)
+
+
+async def _enqueue(producer: Scheduler, count: int) -> list[str]:
+    batches = [
+        await producer.enqueue_many(job, [None] * (count // 2)) for job in ("loop", "thread")
+    ]
+    return [run.id for batch in batches for run in batch]
 
 
 def make_effects(url: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun
 from mainspring.core.model import Progress, Run, State
-from mainspring.engine.executors.child_handle import RemoteError, Reply
-from mainspring.engine.executors.process_pool import ProcessPool, Target
+from mainspring.engine.attempt import AttemptError
+from mainspring.engine.executors.process_pool import ProcessPool, Reply, Target
 from tests.support.engine import LONG
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -82,7 +82,7 @@ async def result(pool: ProcessPool, function: Function | Target, **given: Any) -
     return reply.result
 
 
-async def error(pool: ProcessPool, function: Function | Target, **given: Any) -> RemoteError:
+async def error(pool: ProcessPool, function: Function | Target, **given: Any) -> AttemptError:
     reply: Reply = await Started(pool, function, **given).task
     assert reply.error is not None
     return reply.error

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mainspring import Event, GiveUp, RunContext, Scheduler, State
-from mainspring.engine.uptime import read_uptime
+from mainspring.engine.live_workers import read_uptime
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed

@@ -23,7 +23,7 @@ import typer
 from mainspring import __version__
 from mainspring.cli.command import INSPECT, Call, command
 from mainspring.cli.errors import FAILED, CommandError
-from mainspring.cli.jobs import describe_rescue
+from mainspring.cli.jobs import describe_rescue, prune_command
 from mainspring.cli.output import STYLES, Output
 from mainspring.cli.store_access import (
     LocatedStore,
@@ -39,15 +39,12 @@ from mainspring.core.model import Job, State, replace
 from mainspring.core.node_runs import is_node_handler
 from mainspring.core.plurals import plural
 from mainspring.engine.firing_pause import FiringPause, read_pause
-from mainspring.engine.live_workers import (
-    LiveWorker,
+from mainspring.engine.jobs_without_worker import (
     describe_missing_worker,
     find_orphans,
-    find_workers,
-    no_worker_fires,
-    prune_command,
     without_worker,
 )
+from mainspring.engine.live_workers import LiveWorker, find_workers, no_worker_fires
 from mainspring.errors import MainspringError, SecretKeyMissing
 from mainspring.stores.election import elect
 from mainspring.stores.paging import all_items, pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,20 +28,19 @@ from mainspring.cli.options import (
 from mainspring.cli.output import Column, Output, time_column
 from mainspring.cli.runs import COLUMNS
 from mainspring.core.clock import utcnow
-from mainspring.core.model import State
+from mainspring.core.model import Owner, State
 from mainspring.core.plurals import plural
 from mainspring.core.policy import Policy
 from mainspring.core.schedules.zones import zone_named
-from mainspring.engine.live_workers import (
+from mainspring.engine.jobs_without_worker import (
     describe_missing_worker,
     find_orphans,
     keeping_code,
     lacks_only_queue,
-    prune_command,
-    removal_command,
     without_worker,
 )
 from mainspring.errors import InvalidInput, JobExists, UnknownOption
+from mainspring.stores.url_redaction import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +118,22 @@ async def list_(
         since = time_format.seconds(paused_since)
         output.note(f"all firing is paused since {since}: mainspring resume --all resumes it")
     _note_orphans(output, call.choice, [job for job in page.items if job.id in orphaned], workers)
+
+
+def removal_command(job: Job, store_url: str | None) -> str:
+    """The command line that removes a job whose code is gone."""
+    forced = ["--force"] if job.owner is not Owner.API else []
+    return _command_line("remove", job.id, *forced, store_url=store_url)
+
+
+def prune_command(store_url: str | None) -> str:
+    """The command line that lists the jobs whose code is gone."""
+    return _command_line("prune-orphans", "--dry-run", store_url=store_url)
+
+
+def _command_line(*words: str, store_url: str | None) -> str:
+    store = [] if store_url is None else ["--store", without_password(store_url)]
+    return shlex.join(["mainspring", "jobs", *words, *store])
 
 
 def _note_orphans(

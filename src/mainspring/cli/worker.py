@@ -43,7 +43,7 @@ from mainspring.cli.processes import (
 from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
 from mainspring.core.clock import utcnow
 from mainspring.core.plurals import plural
-from mainspring.engine.live_workers import without_worker
+from mainspring.engine.jobs_without_worker import without_worker
 from mainspring.errors import MainspringError
 
 if TYPE_CHECKING:

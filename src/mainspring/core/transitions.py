@@ -427,9 +427,10 @@ def unblocked(run: Run, now: datetime, upstream: Mapping[str, State | None]) -> 
 
 
 def waiting_for_earlier_slot(run: Run, earlier: tuple[str, ...]) -> Change:
-    """Let a queued slot wait for these, because the slot that it waited for ended before its
-    turn."""
-    return Change(run.id, {"state": State.WAITING, "token": run.token}, {"after": earlier})
+    """Let a queued slot wait for these too, because the slot that it waited for ended before its
+    turn. If that one is retried, this one waits for it again."""
+    after = tuple(dict.fromkeys((*run.after, *earlier)))
+    return Change(run.id, {"state": State.WAITING, "token": run.token}, {"after": after})
 
 
 def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | None) -> Change:

@@ -4,6 +4,10 @@ committed; and why it was stopped."""
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -11,14 +15,14 @@ from typing import Any
 
 from msgspec import Struct
 
+from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Progress, Run
 from mainspring.core.policy import Isolation, error_names
 from mainspring.core.transitions import Change
-from mainspring.engine.executors.child_handle import RemoteError
-from mainspring.engine.results import error_text, trace_of
-from mainspring.errors import ArgumentsRefused, GiveUp, RemoteFailure, Retry, Snooze, WebhookFailed
+from mainspring.engine.results import ErrorKind, error_text, kind_of, trace_of
+from mainspring.errors import ArgumentsRefused, GiveUp, Retry, Snooze, WebhookFailed
 
 
 class StopReason(Enum):
@@ -45,10 +49,8 @@ class AttemptError:
     message: str
     names: tuple[str, ...]
     traceback: str | None = None
+    kind: ErrorKind = "error"
     retry_after: Any = None
-    asks_retry: bool = False
-    gives_up: bool = False
-    snoozes: bool = False
     exception: BaseException | None = None
 
     @classmethod
@@ -72,24 +74,9 @@ class AttemptError:
             message=error_text(error),
             names=error_names(error),
             traceback=None if plain else trace_of(error),
+            kind=kind_of(error),
             retry_after=error.after if isinstance(error, Retry | Snooze) else None,
-            asks_retry=isinstance(error, Retry),
-            gives_up=isinstance(error, GiveUp),
-            snoozes=isinstance(error, Snooze),
             exception=error,
-        )
-
-    @classmethod
-    def remote(cls, error: RemoteError) -> AttemptError:
-        return cls(
-            message=error.message,
-            names=error.names,
-            traceback=error.traceback or None,
-            retry_after=error.retry_after,
-            asks_retry=error.kind == "retry",
-            gives_up=error.kind == "give_up",
-            snoozes=error.kind == "snooze",
-            exception=RemoteFailure(error.message),
         )
 
 
@@ -125,6 +112,9 @@ class LocalAttempt(Struct, eq=False):
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     """Cancels the task once more."""
+    times_out_at: float = float("inf")
+    """When its timeout is over, by the monotonic clock."""
+    timeout_timer: asyncio.TimerHandle | None = None
     span: Any = None
     """The span of OpenTelemetry, if the program uses it."""
 
@@ -140,3 +130,42 @@ class LocalAttempt(Struct, eq=False):
         cancelled before its first step would end without running any of its code."""
         if self.stop_reason is not None:
             raise asyncio.CancelledError
+
+    def start_timeout(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        expire: Callable[[LocalAttempt], None],
+    ) -> None:
+        """Let this loop call `expire(attempt)` when the timeout is over, unless `stop_timeout` is
+        called before. Called on the loop."""
+        if (timeout := self.job.policy.timeout) is not None:
+            seconds = timeout.total_seconds()
+            self.times_out_at = clock.monotonic() + seconds
+            self.timeout_timer = loop.call_later(seconds, expire, self)
+
+    def stop_timeout(self) -> None:
+        if self.timeout_timer is not None:
+            self.timeout_timer.cancel()
+
+
+def end_if_forked(pid: int, error: AttemptError | None) -> None:
+    """End this process if it is a fork that came back from its handler.
+
+    A handler called `os.fork()`, and this is the child. Only one process may go on as the worker:
+    the child shares the worker's event loop, sockets and locks, and would never end.
+    """
+    if os.getpid() == pid:
+        return
+    code = 0
+    if error is not None:
+        raised = error.exception
+        code = raised.code if isinstance(raised, SystemExit) and isinstance(raised.code, int) else 1
+        if raised is not None and not isinstance(raised, SystemExit):
+            traceback.print_exception(raised)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue
+    os._exit(code)

@@ -246,7 +246,7 @@ async def _add(
     # Two clients that add at the same millisecond tell their runs apart by the microseconds.
     now = await engine.store.now() - engine.rng.randrange(1000) * _INSTANT
     followers = await followers_to_run(engine, {job.id})
-    workers = await live_workers.find_nodes(followers.all_after([job.id]))
+    workers = await live_workers.find_nodes(followers.after([job.id]).values())
     runs: list[Run] = []
     roots: list[Run] = []
     for at, (run_id, slot) in enumerate(missing.items()):

@@ -10,7 +10,7 @@ and one run when a trial may begin. docs/decisions/0018-shared-breakers.md says 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -46,11 +46,7 @@ over by the store's clock."""
 TRIES = 10
 """How often a compare-and-set is tried. Each lost try means that another node succeeded."""
 
-MOST_KNOWN = 10_000
-
 BreakerEvent = Literal["opened", "half_open", "closed"]
-BreakerNotes = Mapping[str, Note | None]
-"""The notes of some jobs, by their ids."""
 Trial = tuple[str, int]
 """The id of a run, and the token of its attempt."""
 
@@ -68,22 +64,22 @@ class Circuit(Struct, frozen=True):
         """The state after these outcomes, and which run changed it how. While the breaker is not
         closed only the outcome of its trial counts: the others began before it opened."""
         circuit, events = self, dict[str, BreakerEvent]()
-        for one in outcomes:
-            run = one.run
+        for outcome in outcomes:
+            run = outcome.run
             if circuit.state == "closed":
-                failures = 0 if one.ok else circuit.failures + 1
+                failures = 0 if outcome.ok else circuit.failures + 1
                 circuit = replace(circuit, failures=failures)
-                if failures >= one.breaker.failures:
+                if failures >= outcome.breaker.failures:
                     circuit = replace(circuit, state="open")
                     events[run.id] = "opened"
             elif (run.id, run.token) == circuit.trial:
                 circuit = replace(
                     circuit,
-                    state="closed" if one.ok else "open",
-                    failures=0 if one.ok else circuit.failures + 1,
+                    state="closed" if outcome.ok else "open",
+                    failures=0 if outcome.ok else circuit.failures + 1,
                     trial=None,
                 )
-                events[run.id] = "closed" if one.ok else "opened"
+                events[run.id] = "closed" if outcome.ok else "opened"
         return circuit, events
 
 
@@ -144,12 +140,12 @@ async def open_breakers(store: Store) -> dict[str, BreakerStatus]:
     """The breakers that are not closed, by job. It reads the notes of all breakers that a run ever
     changed, a thousand at a time, and the jobs of those that are not closed."""
     suspects = await _jobs_with_open_breaker(store)
-    found: dict[str, BreakerStatus] = {}
+    statuses: dict[str, BreakerStatus] = {}
     for at in range(0, len(suspects), 1000):
         ids = frozenset(suspects[at : at + 1000])
         jobs = (await store.jobs(JobQuery(ids=ids, limit=len(ids)))).items
-        found |= await breaker_statuses(store, jobs)
-    return {job_id: one for job_id, one in sorted(found.items()) if one.state != "closed"}
+        statuses |= await breaker_statuses(store, jobs)
+    return {i: status for i, status in sorted(statuses.items()) if status.state != "closed"}
 
 
 async def _jobs_with_open_breaker(store: Store) -> list[str]:
@@ -182,8 +178,8 @@ async def forget_breakers(store: Store, job_ids: Iterable[str]) -> None:
     """Delete the states of jobs that are removed, or get another breaker."""
     names = frozenset(job_ids)
     query = NoteQuery(kind=note_kinds.BREAKER, names=names, limit=max(len(names), 1))
-    found = (await store.notes(query)).items
-    await store.put_notes([NoteWrite.drop(note_kinds.BREAKER, note.name) for note in found])
+    notes = (await store.notes(query)).items
+    await store.put_notes([NoteWrite.drop(note_kinds.BREAKER, note.name) for note in notes])
 
 
 class Breakers:
@@ -249,6 +245,7 @@ class Breakers:
         """These jobs have no breaker, or are gone."""
         for job_id in job_ids:
             self._known.pop(job_id, None)
+            self._try_at.pop(job_id, None)
 
     def _held(self) -> list[str]:
         return [job_id for job_id in self._known if not self._may_try(job_id)]
@@ -260,30 +257,17 @@ class Breakers:
             return self._try_at.get(job_id, 0.0) <= self._engine.clock.monotonic()
         return circuit.trial not in self._under_way
 
-    async def read_notes(self, job_ids: Collection[str]) -> BreakerNotes:
-        """Read the states of these jobs, for `refused`."""
-        return await self._engine.retrying_store.repeat(
-            "breakers", lambda: _read_notes(self._engine.store, job_ids)
-        )
-
-    async def refused(self, runs: Sequence[tuple[Run, Job]], notes: BreakerNotes) -> set[str]:
+    async def refused(self, runs: Sequence[tuple[Run, Job]]) -> set[str]:
         """Decide which of these claimed runs may start, their jobs having breakers; return the
-        others. `notes` were read after the claim.
+        others.
 
         It is repeated until the store answers: a trial that was won, and whose answer was lost,
         is found by its run and token.
         """
-        jobs = {job.id: job for _, job in runs}
-        if jobs.keys() <= notes.keys():
-            circuits = {i: _circuit(notes[i], job) for i, job in jobs.items()}
-            self._remember(circuits)
-            if all(circuit.state == "closed" for circuit in circuits.values()):
-                return set()
-        return await self._engine.retrying_store.repeat(
-            "breakers", lambda: self._refused(runs, jobs)
-        )
+        return await self._engine.retrying_store.repeat("breakers", lambda: self._refused(runs))
 
-    async def _refused(self, runs: Sequence[tuple[Run, Job]], jobs: dict[str, Job]) -> set[str]:
+    async def _refused(self, runs: Sequence[tuple[Run, Job]]) -> set[str]:
+        jobs = {job.id: job for _, job in runs}
         circuits = await _read(self._engine.store, jobs.values())
         self._remember(circuits)
         circuits = {i: circuit for i, circuit in circuits.items() if circuit.state != "closed"}
@@ -369,7 +353,7 @@ class Breakers:
         if error is None:
             self._uncounted.pop(job_id, None)
             self._counted.pop(job_id, None)
-        elif not error.snoozes:
+        elif error.kind != "snooze":
             self._uncounted.setdefault(job_id, set()).add(attempt)
 
     def settle(self, attempt: LocalAttempt) -> None:
@@ -407,16 +391,16 @@ class Breakers:
         return events
 
     def _emit(self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]) -> None:
-        for one in outcomes:
-            if (event := events.get(one.run.id)) is not None:
-                self._engine.emit(f"breaker.{event}", one.run)
+        for outcome in outcomes:
+            if (event := events.get(outcome.run.id)) is not None:
+                self._engine.emit(f"breaker.{event}", outcome.run)
 
     async def _record(
         self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]
     ) -> None:
         by_job: dict[str, list[JobOutcome]] = {}
-        for one in outcomes:
-            by_job.setdefault(one.job.id, []).append(one)
+        for outcome in outcomes:
+            by_job.setdefault(outcome.job.id, []).append(outcome)
         for _ in range(TRIES):
             jobs = {job_id: ended[-1].job for job_id, ended in by_job.items()}
             circuits = await _read(self._engine.store, jobs.values())
@@ -439,14 +423,10 @@ class Breakers:
         kept = {i: v for i, v in zip(after, versions, strict=True) if v is not None}
         now = self._engine.time.now()
         self._remember({i: _stored(after[i], v, jobs[i], now) for i, v in kept.items()})
-        self._under_way |= {one.trial for i in kept if (one := after[i]).trial is not None}
+        self._under_way |= {trial for i in kept if (trial := after[i].trial) is not None}
         return list(kept)
 
     def _remember(self, circuits: dict[str, Circuit]) -> None:
-        if len(self._known) > MOST_KNOWN:
-            self._known.clear()
-            self._under_way.clear()
-            self._try_at.clear()
         for job_id, circuit in circuits.items():
             self._try_at.pop(job_id, None)
             if circuit.until is not None:
@@ -471,14 +451,9 @@ _COUNTED_STOPS = (None, StopReason.TIMEOUT)
 async def _read(store: Store, jobs: Iterable[Job]) -> dict[str, Circuit]:
     """The state of each of these jobs, by its id."""
     by_id = {job.id: job for job in jobs}
-    notes = await _read_notes(store, by_id)
-    return {job_id: _circuit(notes[job_id], job) for job_id, job in by_id.items()}
-
-
-async def _read_notes(store: Store, job_ids: Collection[str]) -> BreakerNotes:
-    query = NoteQuery(kind=note_kinds.BREAKER, names=frozenset(job_ids), limit=len(job_ids))
+    query = NoteQuery(kind=note_kinds.BREAKER, names=frozenset(by_id), limit=len(by_id))
     notes = {note.name: note for note in (await store.notes(query)).items}
-    return {job_id: notes.get(job_id) for job_id in job_ids}
+    return {job_id: _circuit(notes.get(job_id), job) for job_id, job in by_id.items()}
 
 
 def _circuit(note: Note | None, job: Job) -> Circuit:

@@ -47,17 +47,11 @@ class Queued(NamedTuple):
 
 
 class Completer:
-    """`finished(run_id)` is called when the end of a run of this worker is committed.
+    """`call_hook(hook, *arguments)` is set when the dispatcher is made."""
 
-    `call_hook(hook, *arguments)` is set when the dispatcher is made.
-    """
-
-    def __init__(
-        self, engine: EngineContext, leases: Leases, finished: Callable[[str], None]
-    ) -> None:
+    def __init__(self, engine: EngineContext, leases: Leases) -> None:
         self._engine = engine
         self._leases = leases
-        self._finished = finished
         self._queued: list[Queued] = []
         self._filled = asyncio.Event()
         self._idle = asyncio.Event()
@@ -66,9 +60,6 @@ class Completer:
         self.breakers = Breakers(engine)
         self._breaker_events: dict[str, BreakerEvent] = {}
         """How runs of the batch that was committed last changed their job's breaker."""
-        self._uncounted: list[JobOutcome] = []
-        """Successes of the last batch. They are counted beside the next commit, or at once if there
-        is none: so they cost no time between two commits."""
         self.call_hook: CallHook
 
     def complete(self, attempt: LocalAttempt, decision: Decision) -> None:
@@ -87,7 +78,7 @@ class Completer:
                 self._start(self._cancel_without_attempt(run))
             elif (name := EVENT_OF.get(change.set["state"])) is not None:
                 self._engine.emit(name, change.after(run))
-                self._finished(run.id)
+                self._engine.run_ended(run.id)
 
         self._queue(Queued(change, committed))
 
@@ -144,38 +135,30 @@ class Completer:
         del self._queued[:LARGEST_BATCH]
         if not self._queued:
             self._filled.clear()
-        outcomes = [one.outcome for one in batch if one.outcome is not None]
+        outcomes = [queued.outcome for queued in batch if queued.outcome is not None]
         trials = [outcome for outcome in outcomes if self.breakers.is_trial(outcome.run)]
         events = await self.breakers.record_trials(trials) if trials else {}
-        answers = iter(await self._commit_and_count([one.change for one in batch if one.change]))
-        kept = [one.change is None or next(answers) for one in batch]
-        pairs = list(zip(batch, kept, strict=True))
+        changes = [queued.change for queued in batch if queued.change is not None]
+        answers = iter(await self._commit(changes) if changes else ())
+        pairs = [(queued, queued.change is None or next(answers)) for queued in batch]
         outcomes = [
             outcome
-            for one, ok in pairs
-            if ok and (outcome := one.outcome) is not None and outcome not in trials
+            for queued, kept in pairs
+            if kept and (outcome := queued.outcome) is not None and outcome not in trials
         ]
-        if all(outcome.ok for outcome in outcomes):
-            self._breaker_events, self._uncounted = events, outcomes
-        else:  # the events of these runs say whether one opened its breaker
-            self._breaker_events = events | await self.breakers.record(outcomes)
-        for one, ok in pairs:
-            one.committed(ok)
-        if not self._queued and self._uncounted:
-            await self._commit_and_count([])
+        # The events of runs that failed say whether they opened their breaker. Successes are
+        # counted after their events and hooks.
+        if any(not outcome.ok for outcome in outcomes):
+            events |= await self.breakers.record(outcomes)
+            outcomes = []
+        self._breaker_events = events
+        for queued, kept in pairs:
+            queued.committed(kept)
+        if outcomes:
+            await self.breakers.record(outcomes)
         if not self._queued:
             self._idle.set()
         return len(batch)
-
-    async def _commit_and_count(self, changes: Sequence[Change]) -> list[bool]:
-        outcomes, self._uncounted = self._uncounted, []
-        if not outcomes:
-            return await self._commit(changes) if changes else []
-        if not changes:
-            await self.breakers.record(outcomes)
-            return []
-        done, _ = await asyncio.gather(self._commit(changes), self.breakers.record(outcomes))
-        return done
 
     async def _commit(self, changes: Sequence[Change]) -> list[bool]:
         try:
@@ -226,7 +209,7 @@ class Completer:
                 data = {"breaker": "opened"} if opened else {}
                 self._engine.emit(name, change.after(attempt.run), error, **data)
             if not decision.will_retry:
-                self._finished(attempt.run.id)
+                self._engine.run_ended(attempt.run.id)
 
     async def _end_refused(self, attempt: LocalAttempt) -> None:
         """End an attempt whose change the store refused: somebody cancelled the run first, another

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mainspring.core.clock import CarriedClock, Clock
@@ -48,6 +48,12 @@ class EngineContext:
     jobs: JobCache
     settings: Settings
     resources: Mapping[str, Any]
+    on_run_end: list[Callable[[str], None]] = field(default_factory=list)
+    """Called with the id of each run whose end this process has committed."""
+
+    def run_ended(self, run_id: str) -> None:
+        for call in self.on_run_end:
+            call(run_id)
 
     def emit(
         self,
@@ -77,9 +83,13 @@ class EngineContext:
         if not changes:
             return []
         done = await self._commit(changes)
-        return [
+        changed = [
             change.after(run) for run, change, kept in zip(runs, changes, done, strict=True) if kept
         ]
+        for run in changed:
+            if run.finished:
+                self.run_ended(run.id)
+        return changed
 
     async def _commit(self, changes: list[Change]) -> list[bool]:
         """Commit the changes together, or one by one where that fails: one run that cannot be

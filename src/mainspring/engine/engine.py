@@ -1,7 +1,7 @@
 """Puts the components of one process together, starts and stops them.
 
-These are the worker with its executors, the leader, the slot firer, the sweeper with its rescuer
-and its releaser of followers, and the operations on jobs and runs.
+These are the worker with its executors, the leader, the slot firer, the rescuer, the
+releaser of followers, the pruner, and the operations on jobs and runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from mainspring.core.clock import CarriedClock, Clock, thread_cpu
@@ -24,25 +24,23 @@ from mainspring.core.model import Job
 from mainspring.engine.bulk_operations import BulkOperations
 from mainspring.engine.context import EngineContext
 from mainspring.engine.executors.dispatcher import Dispatcher
-from mainspring.engine.executors.loop import LoopExecutor
-from mainspring.engine.executors.loop_watch import LoopWatch
+from mainspring.engine.executors.loop import LoopExecutor, LoopWatch
 from mainspring.engine.follower_releaser import FollowerReleaser
 from mainspring.engine.job_cache import JobCache
 from mainspring.engine.job_operations import JobOperations, KeepFromStored
+from mainspring.engine.jobs_without_worker import JobsWithoutWorker
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorkers
 from mainspring.engine.memory_watch import MemoryWatch, megabytes, refuse_low_limit
-from mainspring.engine.pruner import Pruner, history_begins, history_of, retention_of
+from mainspring.engine.pruner import Pruner
 from mainspring.engine.rescuer import Rescuer
 from mainspring.engine.run_operations import RunOperations
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.settings import Settings
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.store_retry import Outages, RetryingStore, reason_of, wait_for_store
-from mainspring.engine.sweeper import Sweeper
 from mainspring.engine.telemetry import Telemetry
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import Followers
 from mainspring.errors import RecordUnreadable, StoreMissing
 from mainspring.stores.protocol import Store
 
@@ -67,13 +65,12 @@ class Engine:
         events: Events,
         rng: random.Random,
         resources: Mapping[str, Any],
-        store_url: str | None = None,
         warn_of_new_store: bool = False,
     ) -> None:
         time = CarriedClock(clock)
         outages = Outages(clock, time, events)
         retrying_store = RetryingStore(store, outages, rng)
-        self._context = EngineContext(
+        self.context = EngineContext(
             store=store,
             retrying_store=retrying_store,
             outages=outages,
@@ -90,66 +87,47 @@ class Engine:
         self._tasks: list[asyncio.Task[None]] = []
         self._draining: asyncio.Future[None] | None = None
         self.memory_drained: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self.worker = Worker(self._context, self._on_run_finished)
+        self.worker = Worker(self.context)
         self.live_workers = LiveWorkers(
-            self._context,
-            store_url,
+            self.context,
             running=lambda: self.worker.running,
             memory_limit_reached=lambda: self.worker.memory_limit_reached,
         )
-        self.leader = Leader(self._context, lambda: self.slot_firer.jobs_changed())
-        self.follower_releaser = FollowerReleaser(self._context, self._on_run_finished)
+        self.jobs_without_worker = JobsWithoutWorker(self.context, self.live_workers)
+        self.leader = Leader(self.context, lambda: self.slot_firer.jobs_changed())
+        self.follower_releaser = FollowerReleaser(self.context, self.leader)
         self.slot_firer = SlotFirer(
-            self._context,
+            self.context,
             self.live_workers,
-            leads=lambda: self.leader.leads,
-            finished=self._on_run_finished,
-            unblock=self.follower_releaser.run_ended,
+            self.jobs_without_worker,
+            self.leader,
+            self.follower_releaser,
         )
-        self.run_waiters = RunWaiters(self._context.store)
-        self.job_operations = JobOperations(
-            self._context, self.slot_firer, self.follower_releaser, self.run_waiters
-        )
+        self.run_waiters = RunWaiters(self.context.store)
+        self.context.on_run_end[:] = [
+            self.run_waiters.finished,
+            self.follower_releaser.run_ended,
+            self.slot_firer.run_ended,
+        ]
+        self.job_operations = JobOperations(self.context, self.slot_firer)
         self.run_operations = RunOperations(
-            self._context,
+            self.context,
             self.job_operations,
             self.worker,
             self.follower_releaser,
             self.run_waiters,
             self.live_workers,
         )
-        self.bulk_operations = BulkOperations(self._context, self.run_operations)
+        self.bulk_operations = BulkOperations(self.context, self.run_operations)
 
     @property
     def store(self) -> Store:
-        return self._context.store
+        return self.context.store
 
     @property
     def time(self) -> CarriedClock:
         """The store's time, carried on between readings."""
-        return self._context.time
-
-    async def followers(self) -> Followers:
-        """The jobs that run after others."""
-        return await self._context.jobs.followers()
-
-    def retention_of(self, job: Job) -> timedelta:
-        """How long the finished runs of a job are kept."""
-        return retention_of(job, self._context.settings)
-
-    def history_of(self, job: Job) -> int | None:
-        """How many finished runs of a job are kept; None: any number."""
-        return history_of(job, self._context.settings)
-
-    async def history_begins(self, job: Job) -> datetime | None:
-        """When the oldest of the runs of a job was made that `history` keeps. None: it deletes none
-        yet."""
-        return await history_begins(self._context, job)
-
-    @property
-    def failing(self) -> tuple[str, ...]:
-        """The store operations that have failed and not succeeded since."""
-        return self._context.outages.failing
+        return self.context.time
 
     async def start(
         self,
@@ -166,7 +144,7 @@ class Engine:
 
         `program_loop` is the loop that async handlers run on.
         """
-        context = self._context
+        context = self.context
         if context.settings.workers > 0 and (limit := context.settings.memory_limit) is not None:
             refuse_low_limit(limit)
         await wait_for_store(
@@ -176,20 +154,13 @@ class Engine:
         )
         telemetry = self.worker.telemetry = Telemetry.find()
         program = self._loop_executor(program_loop, None if inline else thread_cpu)
-        watch = LoopWatch(
-            program,
-            blocked=lambda: self.worker.loop_blocked(watch.where()),
-            freed=self.worker.loop_freed,
-        )
+        watch = LoopWatch(program, blocked=self.worker.loop_blocked, freed=self.worker.loop_freed)
         self.worker.set_dispatcher(
             Dispatcher(
+                context,
                 program,
                 self._loop_executor(asyncio.get_running_loop(), None),
-                context.clock,
-                context.time,
-                capacity=context.settings.workers,
                 inline=inline,
-                began=self.worker.began,
                 ended=self.worker.ended,
                 handler_ended=self.worker.handler_ended,
                 telemetry=telemetry,
@@ -203,11 +174,10 @@ class Engine:
             raise
 
     async def _start_components(self, watch: LoopWatch, drafts: Sequence[Job]) -> None:
-        context = self._context
+        context = self.context
         self._start_component(self._pass_on_hints)
-        if context.settings.workers == 0:
-            self._start_component(self.follower_releaser.release_periodically)
-        else:
+        self._start_component(self.follower_releaser.release_periodically)
+        if context.settings.workers > 0:
             for part in (
                 self.worker.completer.commit_batches,
                 self.worker.claim_repeatedly,
@@ -217,9 +187,10 @@ class Engine:
                 self.worker.leases.watch_cancels,
                 self.leader.elect_periodically,
                 *([self.slot_firer.fire_periodically] if context.settings.enabled else []),
-                self._sweeper().sweep_periodically,
-                Pruner(self._context, self.leader).prune_periodically,
+                Rescuer(context, self.leader).rescue_periodically,
+                Pruner(context, self.leader).prune_periodically,
                 self.live_workers.announce_periodically,
+                self.jobs_without_worker.search_periodically,
             ):
                 self._start_component(part)
             if (limit := context.settings.memory_limit) is not None:
@@ -235,10 +206,6 @@ class Engine:
             await self._run_on_start(drafts)
         context.emit("scheduler.started")
 
-    def _sweeper(self) -> Sweeper:
-        rescuer = Rescuer(self._context, self._on_run_finished)
-        return Sweeper(self._context, self.leader, rescuer, self.follower_releaser)
-
     async def define_after_start(self, draft: Job) -> Job:
         """Store a job that was decorated after the start, and give it its run at the start. An
         error is logged and emitted too: the caller may not wait for the answer."""
@@ -247,12 +214,12 @@ class Engine:
             await self._run_on_start([draft])
         except Exception as error:
             log.error("job %s, defined after the start, cannot be stored: %s", draft.id, error)
-            self._context.emit("scheduler.error", error=error, job_id=draft.id)
+            self.context.emit("scheduler.error", error=error, job_id=draft.id)
             raise
         return job
 
     async def _run_on_start(self, drafts: Sequence[Job]) -> None:
-        settings = self._context.settings
+        settings = self.context.settings
         job_ids = [draft.id for draft in drafts if draft.policy.run_on_start]
         if job_ids and settings.workers > 0 and settings.enabled:
             await self.live_workers.announce()  # so that nodes that start too know of this one
@@ -262,12 +229,10 @@ class Engine:
         self, loop: asyncio.AbstractEventLoop, thread_cpu: Callable[[], float] | None
     ) -> LoopExecutor:
         return LoopExecutor(
+            self.context,
             loop,
-            self._context.clock,
-            self._context.time,
             thread_cpu=thread_cpu,
             can_begin=self.worker.can_begin,
-            began=self.worker.began,
             ran=self.worker.completer.breakers.handler_ended,
             ended=self.worker.ended,
             ended_late=self.worker.ended_late,
@@ -276,7 +241,7 @@ class Engine:
 
     async def drain(self, *, timeout: float) -> None:
         """Claim no more runs, and wait for those that run. Queries still work."""
-        if self._context.settings.workers > 0:
+        if self.context.settings.workers > 0:
             await self._drain_once(graceful=True, timeout=timeout)
 
     async def _drain_once(self, *, graceful: bool, timeout: float) -> None:
@@ -295,7 +260,7 @@ class Engine:
 
     def _memory_limit_reached(self, used: int) -> None:
         """Drain: fire no more slots, give back what has not begun, and let the rest end in time."""
-        settings = self._context.settings
+        settings = self.context.settings
         assert settings.memory_limit is not None
         log.error(
             "this process holds %s of memory, and its limit is %s: it claims no more runs, and"
@@ -305,12 +270,12 @@ class Engine:
             humanize(settings.drain_timeout),
         )
         self.worker.memory_limit_reached = True
-        self._context.emit("worker.memory_limit", used=used, limit=settings.memory_limit)
+        self.context.emit("worker.memory_limit", used=used, limit=settings.memory_limit)
         self._start_component(self.live_workers.announce)
         self._start_component(self._drain_at_memory_limit)
 
     async def _drain_at_memory_limit(self) -> None:
-        await self.drain(timeout=self._context.settings.drain_timeout.total_seconds())
+        await self.drain(timeout=self.context.settings.drain_timeout.total_seconds())
         self.memory_drained.set_result(None)
 
     async def _retire(self) -> None:
@@ -324,12 +289,12 @@ class Engine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETIRE_SECONDS):
                 await self.slot_firer.stop()
-                with self._context.outages.suppressed("elect"):
+                with self.context.outages.suppressed("elect"):
                     await self.leader.resign()
 
     async def stop(self, *, graceful: bool, timeout: float) -> None:
         """Drain, commit the last outcomes, and close the store. Leases are renewed meanwhile."""
-        context = self._context
+        context = self.context
         if context.settings.workers > 0:
             await self._drain_once(graceful=graceful, timeout=timeout)
             log.info("worker %s stopped", context.settings.worker_id)
@@ -360,7 +325,7 @@ class Engine:
         """End this node's term and delete its worker note. One that fails does not keep the other
         from being tried."""
         steps: list[Callable[[], Awaitable[None]]] = [self.leader.resign]
-        if self._context.settings.workers > 0:
+        if self.context.settings.workers > 0:
             steps.append(self.live_workers.withdraw)
         errors = []
         for step in steps:
@@ -377,7 +342,7 @@ class Engine:
             )
 
     async def _open(self, drafts: Sequence[Job], keep_from_stored: KeepFromStored | None) -> None:
-        context = self._context
+        context = self.context
         await self._open_store()
         try:
             context.time.correct(await context.store.now())
@@ -391,7 +356,7 @@ class Engine:
             raise
 
     async def _open_store(self) -> None:
-        store = self._context.store
+        store = self.context.store
         if not self._warn_of_new_store:
             await store.open()
             return
@@ -409,7 +374,7 @@ class Engine:
         """Commit the last outcomes. If the store is away, give up after the length of a lease: the
         program must be able to stop, and the runs are rescued."""
         try:
-            async with asyncio.timeout(self._context.settings.lease.total_seconds()):
+            async with asyncio.timeout(self.context.settings.lease.total_seconds()):
                 await self.worker.completer.flush()
         except TimeoutError:
             log.warning(
@@ -418,17 +383,12 @@ class Engine:
             )
 
     async def _pass_on_hints(self) -> None:
-        poll = self._context.settings.poll.total_seconds()
+        poll = self.context.settings.poll.total_seconds()
         while True:
-            if await self._context.retrying_store.wait(poll):
+            if await self.context.retrying_store.wait(poll):
                 self.worker.wake()
                 self.slot_firer.wake()
                 self.run_waiters.wake()
-
-    def _on_run_finished(self, run_id: str) -> None:
-        self.run_waiters.finished(run_id)
-        self.follower_releaser.run_ended(run_id)
-        self.slot_firer.run_ended(run_id)
 
     def _start_component(self, part: Callable[[], Awaitable[None]]) -> None:
         self._tasks.append(asyncio.get_running_loop().create_task(self._restart_on_error(part)))
@@ -441,7 +401,7 @@ class Engine:
                 return
             except Exception as error:
                 log.exception("a component of the engine failed and is started again")
-                self._context.emit("scheduler.error", error=error)
+                self.context.emit("scheduler.error", error=error)
                 await asyncio.sleep(1)
 
 

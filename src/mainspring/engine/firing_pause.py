@@ -14,8 +14,8 @@ from msgspec import Meta, Struct, convert, to_builtins
 
 from mainspring.core import note_kinds
 from mainspring.core.model import Note, replace
-from mainspring.engine.notes import read_note
 from mainspring.engine.store_retry import TRIES, contended
+from mainspring.stores.paging import read_note
 from mainspring.stores.protocol import NoteWrite, Store
 
 NAME = "all"

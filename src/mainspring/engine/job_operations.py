@@ -27,9 +27,8 @@ from mainspring.core.policy import Delivery
 from mainspring.engine.breakers import close_breaker, forget_breakers
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
-from mainspring.engine.follower_releaser import FollowerReleaser
-from mainspring.engine.live_workers import LiveWorker, find_orphans
-from mainspring.engine.run_waiters import RunWaiters
+from mainspring.engine.jobs_without_worker import find_orphans
+from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import over_before, passed_slots
 from mainspring.engine.store_retry import TRIES, contended
@@ -59,17 +58,9 @@ KeepFromStored = Callable[[Job, Job], Job]
 
 
 class JobOperations:
-    def __init__(
-        self,
-        engine: EngineContext,
-        slot_firer: SlotFirer,
-        releaser: FollowerReleaser,
-        run_waiters: RunWaiters,
-    ) -> None:
+    def __init__(self, engine: EngineContext, slot_firer: SlotFirer) -> None:
         self._engine = engine
         self._slot_firer = slot_firer
-        self._releaser = releaser
-        self._run_waiters = run_waiters
 
     def all_jobs(self) -> AsyncIterator[Job]:
         return all_items(self._engine.store.jobs, JobQuery(limit=1000))
@@ -114,8 +105,8 @@ class JobOperations:
         now = await self._engine.store.now()
         job = with_first_slot(draft, now)
         refuse_ended_schedule(job, now)
-        free = await (self._is_free(job.id) if dry_run else self._put(job))
-        if not free:
+        is_new = await self.find_job(job.id) is None if dry_run else await self._put(job)
+        if not is_new:
             raise JobExists(
                 f"there is a job {job.id!r} already: add_job(…, replace=True) puts this one in its"
                 " place, update_job changes parts of it",
@@ -144,9 +135,6 @@ class JobOperations:
     async def _put(self, job: Job) -> bool:
         [done] = await self._engine.store.put_jobs([JobWrite.put(job)])
         return done
-
-    async def _is_free(self, job_id: str) -> bool:
-        return await self.find_job(job_id) is None
 
     async def define_after_start(self, draft: Job) -> Job:
         """Store a job that was decorated after the start: the jobs it runs after may come later."""
@@ -324,16 +312,11 @@ class JobOperations:
     ) -> Job:
         """Pause or resume: a paused job has no next slot, a resumed one none in the past, and one
         whose schedule is over cannot be resumed. `expected_version` is as for `edit`."""
-
-        def with_enabled(job: Job, now: datetime) -> Job:
-            if job.enabled is enabled:
-                return job
-            if enabled:
-                refuse_ended_schedule(job, now)
-            return replace(job, enabled=enabled, next_run_at=next_slot(job, enabled, now))
-
         return await self.edit(
-            job_id, with_enabled, operator=True, expected_version=expected_version
+            job_id,
+            lambda job, now: _with_enabled(job, enabled, now),
+            operator=True,
+            expected_version=expected_version,
         )
 
     async def set_many_enabled(
@@ -343,26 +326,33 @@ class JobOperations:
 
         def make_write(job: Job, now: datetime) -> JobWrite | None:
             refuse_unreadable_job(job)
-            if job.enabled is enabled:
-                return None
-            if enabled:
-                refuse_ended_schedule(job, now)
-            slot = next_slot(job, enabled, now)
-            return JobWrite.put(replace(job, enabled=enabled, next_run_at=slot, updated_at=now))
+            changed = _with_enabled(job, enabled, now)
+            return None if changed is job else JobWrite.put(replace(changed, updated_at=now))
 
         return await self._write_many(job_ids, make_write, pauses=not enabled)
 
     async def remove_many(
-        self, job_ids: Iterable[str], *, force: bool
+        self, job_ids: Iterable[str], *, force: bool, expected_version: Job | None = None
     ) -> dict[str, MainspringError | None]:
-        """Delete many jobs, a thousand in one commit; return the error of each job."""
+        """Delete many jobs, a thousand in one commit; cancel their pending runs, and let running
+        ones end: with this attempt, for a retry is cancelled when it is claimed. Return the error
+        of each job. `expected_version` is as for `edit`."""
 
         def make_write(job: Job, now: datetime) -> JobWrite:
+            refuse_concurrent_edit(job, expected_version)
             if not force:
                 refuse_owned(job)
             return JobWrite.drop(job.id, job.version)
 
         return await self._write_many(job_ids, make_write)
+
+    async def remove(
+        self, job_id: str, *, force: bool, expected_version: Job | None = None
+    ) -> None:
+        """Delete a job as `remove_many` does; raise its error."""
+        errors = await self.remove_many([job_id], force=force, expected_version=expected_version)
+        if (error := errors[job_id]) is not None:
+            raise error
 
     async def _record_passed_slots(self, jobs: Iterable[Job], now: datetime) -> bool:
         """Leave a record of the slots of these jobs that are due and will not fire, because the
@@ -434,31 +424,12 @@ class JobOperations:
         if not removed:
             return
         await forget_breakers(self._engine.store, removed)
-        counts = (await self._engine.store.counts()).runs
+        # One count is cheaper than a search for the runs of each of many jobs.
+        counts = (await self._engine.store.counts()).runs if len(removed) > 1 else None
         for job_id in removed:
-            if counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
+            if counts is None or counts.get(job_id, {}).keys() & {State.PENDING, State.WAITING}:
                 await self._cancel_runs_of_removed_job(job_id)
             self._engine.emit("job.removed", job_id=job_id)
-
-    async def remove(
-        self, job_id: str, *, force: bool, expected_version: Job | None = None
-    ) -> None:
-        """Delete a job, cancel its pending runs, let running ones end: with this attempt, for a
-        retry is cancelled when it is claimed. `expected_version` is as for `edit`."""
-        for _ in range(TRIES):
-            job = await self.get_job(job_id)
-            refuse_concurrent_edit(job, expected_version)
-            if not force:
-                refuse_owned(job)
-            [removed] = await self._engine.store.put_jobs([JobWrite.drop(job_id, job.version)])
-            if removed:
-                break
-        else:
-            raise contended(f"job {job_id}")
-        self._engine.jobs.forget(job_id)
-        await forget_breakers(self._engine.store, [job_id])
-        await self._cancel_runs_of_removed_job(job_id)
-        self._engine.emit("job.removed", job_id=job_id)
 
     async def prune_orphans(
         self, workers: Sequence[LiveWorker], *, dry_run: bool, force: bool
@@ -519,21 +490,17 @@ class JobOperations:
         until: datetime | None = None
         while True:
             query = RunQuery(job=job_id, states=unstarted, until=until, limit=1000)
-            if not (found := (await self._engine.store.find(query)).items):
+            if not (runs := (await self._engine.store.find(query)).items):
                 return
             # Read after the runs: a new job exists before its first run.
             anew = await self.find_job(job_id)
             if anew is not None:
                 until = anew.created_at
             now = await self._engine.store.now()
-            left = [run for run in found if until is None or run.created_at < until]
+            left = [run for run in runs if until is None or run.created_at < until]
             changes = [transitions.cancelled(run, now, "job removed") for run in left]
-            done = await self._engine.store.commit(changes)
-            for run, change, kept in zip(left, changes, done, strict=True):
-                if kept:
-                    self._run_waiters.finished(run.id)
-                    self._releaser.run_ended(run.id)
-                    self._engine.emit("run.cancelled", change.after(run))
+            for run in await self._engine.change_runs(left, changes):
+                self._engine.emit("run.cancelled", run)
 
     async def _check_reorder(self, job: Job) -> None:
         """Check the order of a job and of all jobs that run after it."""
@@ -556,6 +523,14 @@ class JobOperations:
         self._slot_firer.jobs_changed()
         self._engine.emit(event, job_id=job.id, job=job)
         return job
+
+
+def _with_enabled(job: Job, enabled: bool, now: datetime) -> Job:
+    if job.enabled is enabled:
+        return job
+    if enabled:
+        refuse_ended_schedule(job, now)
+    return replace(job, enabled=enabled, next_run_at=next_slot(job, enabled, now))
 
 
 def _write_of(pair: Replacement) -> JobWrite:

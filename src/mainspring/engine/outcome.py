@@ -75,7 +75,7 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
     error = attempt.error or _missing_transaction_error(attempt)
     if error is not None and isinstance(error.exception, TransactionAborted):
         return _aborted(run, attempt, now, rng, error)
-    if error is not None and error.snoozes:
+    if error is not None and error.kind == "snooze":
         if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
             return _failed(run, attempt, now, rng, _snoozed_at_most_once())
         wait = max(_asked_delay(error) or LEAST_SNOOZE, LEAST_SNOOZE)
@@ -147,11 +147,11 @@ def _failed(
 
 
 def _may_retry(run: Run, policy: Policy, error: AttemptError) -> bool:
-    if error.gives_up or policy.delivery is Delivery.AT_MOST_ONCE:
+    if error.kind == "give_up" or policy.delivery is Delivery.AT_MOST_ONCE:
         return False
     if run.failures >= policy.retries:
         return False
-    return error.asks_retry or policy.retries_error(error.names)
+    return error.kind == "retry" or policy.retries_error(error.names)
 
 
 def _asked_delay(error: AttemptError) -> timedelta | None:
@@ -173,7 +173,7 @@ def _missing_transaction_error(attempt: LocalAttempt) -> AttemptError | None:
             " delivery"
         )
     )
-    return dataclasses.replace(error, gives_up=True)
+    return dataclasses.replace(error, kind="give_up")
 
 
 def _snoozed_at_most_once() -> AttemptError:

@@ -3,18 +3,17 @@ node that is gone."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
 from datetime import datetime
 
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
 from mainspring.core.node_runs import is_node_handler, node_handler, node_of
 from mainspring.core.policy import Delivery
-from mainspring.core.transitions import Change
 from mainspring.engine.context import EVENT_OF, EngineContext
-from mainspring.engine.live_workers import find_workers
-from mainspring.engine.worker_ids import host_was_restarted
+from mainspring.engine.leader import Leader
+from mainspring.engine.live_workers import find_workers, host_was_restarted
 from mainspring.stores.paging import pages
 from mainspring.stores.protocol import RunQuery
 
@@ -22,14 +21,41 @@ log = logging.getLogger("mainspring")
 
 BATCH = 1000
 
+LEADER_SWEEP = 2.0
+NON_LEADER_SWEEP = 3.0
+"""Seconds between two searches for lapsed leases: a rescue comes within lease + 5 s either way.
+Where a look at the store is costly, searches are half of `StoreInfo.idle_poll` apart."""
+
+NODE_SWEEP = 30.0
+"""Seconds between two searches for runs of nodes that are gone, by the leader. It counts the runs
+of the whole store, which is not cheap."""
+
 
 class Rescuer:
-    """`finished(run_id)` is called for runs that a rescue has ended."""
+    """Any node may rescue at any time, because every write is conditional. The leader looks a bit
+    more often."""
 
-    def __init__(self, engine: EngineContext, finished: Callable[[str], None]) -> None:
+    def __init__(self, engine: EngineContext, leader: Leader) -> None:
         self._engine = engine
-        self._finished = finished
+        self._leader = leader
         self._missing: set[str] = set()  # workers with due node runs, at the last search
+
+    async def rescue_periodically(self) -> None:
+        """Search for lapsed leases, and for runs of nodes that are gone, until the engine stops."""
+        monotonic, outages = self._engine.clock.monotonic, self._engine.outages
+        idle_poll = self._engine.store.info().idle_poll
+        rarest = 0.0 if idle_poll is None else idle_poll.total_seconds() / 2
+        nodes_swept_at = monotonic()
+        while True:
+            with outages.suppressed("rescue"):
+                await self.rescue_lapsed()
+            if self._leader.leads and monotonic() - nodes_swept_at >= NODE_SWEEP:
+                nodes_swept_at = monotonic()
+                with outages.suppressed("nodes"):
+                    await self.end_runs_of_gone_nodes()
+            await asyncio.sleep(
+                max(LEADER_SWEEP if self._leader.leads else NON_LEADER_SWEEP, rarest)
+            )
 
     async def rescue_lapsed(self) -> None:
         """Rescue every run whose lease has lapsed. Runs of an unreadable job stay as they are, and
@@ -64,7 +90,7 @@ class Rescuer:
                     run, now, delivery, unbegun=unbegun, blameless=blameless, seen=seen
                 )
             )
-        for run in await self._change_runs(list(lapsed.values()), changes):
+        for run in await self._engine.change_runs(list(lapsed.values()), changes):
             log.warning("rescued run %s from %s: lapsed lease", run.id, lapsed[run.id].worker)
             self._engine.emit("run.rescued", run)
             if run.finished:
@@ -100,13 +126,6 @@ class Rescuer:
             runs = [run for run in page if node_of(run) in nodes and run.unreadable is None]
             now = self._engine.time.now()
             changes = [transitions.node_gone(run, now) for run in runs]
-            await self._engine.emit_ended(await self._change_runs(runs, changes))
+            await self._engine.emit_ended(await self._engine.change_runs(runs, changes))
             pending += sum(run.state is State.PENDING for run in runs)
         return pending
-
-    async def _change_runs(self, runs: list[Run], changes: list[Change]) -> list[Run]:
-        changed = await self._engine.change_runs(runs, changes)
-        for run in changed:
-            if run.finished:
-                self._finished(run.id)
-        return changed

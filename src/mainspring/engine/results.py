@@ -11,10 +11,14 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from mainspring.core import codec
 from mainspring.core.context import RunContext
+from mainspring.errors import GiveUp, Retry, Snooze
+
+ErrorKind = Literal["error", "retry", "give_up", "snooze"]
+"""What an error asks for: `error` leaves it to the policy of the job."""
 
 
 def storable_result(result: Any, context: RunContext) -> Any:
@@ -59,6 +63,14 @@ def error_text(error: BaseException) -> str:
     except BaseException:
         text = "(str() of the exception raised)"
     return f"{type(error).__name__}: {text}"[:LONGEST_ERROR] if text else type(error).__name__
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    if isinstance(error, GiveUp):
+        return "give_up"
+    if isinstance(error, Snooze):
+        return "snooze"
+    return "retry" if isinstance(error, Retry) else "error"
 
 
 def trace_of(error: BaseException) -> str:

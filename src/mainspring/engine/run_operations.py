@@ -22,19 +22,22 @@ from mainspring.core.transitions import Change
 from mainspring.engine.backfill import Backfill, BackfillPlan, Progress, backfill
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import read_pause
-from mainspring.engine.follower_releaser import FollowerReleaser
+from mainspring.engine.follower_releaser import (
+    FollowerReleaser,
+    forget_retry,
+    note_retry,
+    revive_followers,
+)
 from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
-from mainspring.engine.live_workers import LiveWorkers, find_workers
-from mainspring.engine.notes import read_note
-from mainspring.engine.revival import forget_retry, note_retry, revive_followers
+from mainspring.engine.live_workers import LiveWorkers, find_workers, process_is_gone
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_followers
 from mainspring.engine.store_retry import TRIES, contended
 from mainspring.engine.worker import Worker
-from mainspring.engine.worker_ids import process_is_gone
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
+from mainspring.stores.paging import read_note
 from mainspring.stores.protocol import NoteWrite, RunQuery
 
 log = logging.getLogger("mainspring")
@@ -98,7 +101,7 @@ class RunOperations:
             roots += self._make_runs(job, payloads, batch.options, zone, source, made_at)
         followers = await followers_to_run(self._engine, jobs.keys())
         workers = await self._live_workers.find_nodes(
-            [*jobs.values(), *followers.all_after(jobs)], only_here=source is Source.START
+            [*jobs.values(), *followers.after(jobs).values()], only_here=source is Source.START
         )
         instances = [
             with_followers(
@@ -150,7 +153,7 @@ class RunOperations:
         followers = await followers_to_run(self._engine, {job_id for job_id, _ in links})
         jobs = [await self._jobs.get_cached_job(job_id) for job_id, _ in links]
         workers = await self._live_workers.find_nodes(
-            [*jobs, *followers.all_after(job.id for job in jobs)]
+            [*jobs, *followers.after(job.id for job in jobs).values()]
         )
         runs: list[Run] = []
         last: tuple[Run, ...] = ()  # the last link: a run, or one for each node
@@ -171,7 +174,7 @@ class RunOperations:
             if (there := following.pop(job_id, None)) is not None:
                 refuse_cycle_of_links(last[0], there[0], made)
                 by_handler = {one.handler: one for one in there}
-                link = tuple(_as_link(by_handler[one.handler], one) for one in link)
+                link = tuple(_as_link(by_handler[run.handler], run) for run in link)
                 made |= {one.id: one for one in link}
             else:
                 instance = with_followers(link, followers, run.created_at, workers)
@@ -203,8 +206,7 @@ class RunOperations:
     def announce_cancel(self, after: Run) -> None:
         """After a cancel was committed: emit its end, or stop the handler if it runs here."""
         if after.finished:
-            self._run_waiters.finished(after.id)
-            self._releaser.run_ended(after.id)
+            self._engine.run_ended(after.id)
             self._engine.emit("run.cancelled", after)
         else:
             self._worker.leases.apply_remote_changes([after])
@@ -427,11 +429,8 @@ def _awaited(runs: Sequence[Run], changes: Sequence[Change]) -> list[str]:
 
 def _as_link(follower: Run, link: Run) -> Run:
     """A link of a chain whose job follows an earlier link already."""
-    return replace(link, id=follower.id, after=_union(follower.after, link.after))
-
-
-def _union(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*first, *second)))
+    after = tuple(dict.fromkeys((*follower.after, *link.after)))
+    return replace(link, id=follower.id, after=after)
 
 
 def _flatten(instances: Sequence[tuple[Run, ...]]) -> list[Run]:

@@ -84,17 +84,23 @@ def _history(given: int | None) -> int | None:
     return given
 
 
-def read_prune_every(given: Span) -> timedelta:
-    """How often finished runs are deleted; InvalidInput for what is not allowed."""
-    span = duration(given, what="prune_every")
-    if not timedelta(seconds=1) <= span <= timedelta(days=1):
-        raise InvalidInput(
-            f"prune_every is 1 second to 1 day, not {given!r}",
-            field="prune_every",
-            given=given,
-            allowed="1s to 1d",
-        )
-    return span
+def _span(name: str, least: Span, most: Span | None = None) -> Callable[[Span], timedelta]:
+    """Reads a duration between these two."""
+    allowed = f"at least {least}" if most is None else f"{least} to {most}"
+
+    def read(given: Span) -> timedelta:
+        span = duration(given, what=name)
+        if span < duration(least) or (most is not None and span > duration(most)):
+            raise InvalidInput(
+                f"{name} is {allowed}, not {given!r}", field=name, given=given, allowed=allowed
+            )
+        return span
+
+    return read
+
+
+read_prune_every = _span("prune_every", "1s", "1d")
+"""How often finished runs are deleted; InvalidInput for what is not allowed."""
 
 
 def _leader_election(given: bool) -> bool:
@@ -135,25 +141,11 @@ def _queues(given: str | Iterable[str] | None) -> frozenset[str] | None:
     return names
 
 
-def _lease(given: Span) -> timedelta:
-    lease = duration(given, what="lease")
-    if lease < timedelta(seconds=1):
-        raise InvalidInput(f"the shortest lease is 1 s, not {given!r}", field="lease", given=given)
-    return lease
-
-
-def _poll(given: Span) -> timedelta:
-    poll = duration(given, what="poll")
-    if not timedelta(milliseconds=10) <= poll <= timedelta(minutes=1):
-        raise InvalidInput(f"poll is 10 ms to 1 minute, not {given!r}", field="poll", given=given)
-    return poll
-
-
 _READ: dict[str, Callable[[Any], Any]] = {
     "workers": _workers,
     "queues": _queues,
-    "lease": _lease,
-    "poll": _poll,
+    "lease": _span("lease", "1s"),
+    "poll": _span("poll", "10ms", "1m"),
     "retention": partial(duration, what="retention"),
     "history": _history,
     "prune_every": read_prune_every,

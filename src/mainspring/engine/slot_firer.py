@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -17,7 +17,9 @@ from mainspring.core.model import Job, Page, Run, State, replace, slot_run_id
 from mainspring.core.transitions import MISFIRE
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import FiringPause, read_pause
-from mainspring.engine.jobs_without_worker import followers_to_run
+from mainspring.engine.follower_releaser import FollowerReleaser
+from mainspring.engine.jobs_without_worker import JobsWithoutWorker, followers_to_run
+from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.slots import Gap, plan, slot_after_end
@@ -60,7 +62,7 @@ MOST_REFUSED_LOGGED = 3
 """Refused jobs of a chunk that are named in the log; the rest is counted."""
 
 MOST_GAPS_LOGGED = 10
-"""Jobs with missed slots that are named in the log while catching up; the rest is counted."""
+"""Jobs with missed slots that are named in the log while catching up."""
 
 PAUSED_INTERVAL = 1.0
 """Seconds between two looks at the note while all firing is paused."""
@@ -78,33 +80,20 @@ class _Chain:
     gap: Gap | None
 
 
-@dataclass(slots=True)
-class _CatchUp:
-    """What was found missed since the schedules were last up to date."""
-
-    since: datetime
-    began: float
-    jobs: int = 0
-    slots: int = 0
-
-
 class SlotFirer:
-    """`finished(run_id)` is called for runs that a slot has replaced, `unblock(run_id)` for those
-    that a queued slot waits for: they may have ended before the slot was there to be found."""
-
     def __init__(
         self,
         engine: EngineContext,
         live_workers: LiveWorkers,
-        leads: Callable[[], bool],
-        finished: Callable[[str], None],
-        unblock: Callable[[str], None],
+        jobs_without_worker: JobsWithoutWorker,
+        leader: Leader,
+        releaser: FollowerReleaser,
     ) -> None:
         self._engine = engine
         self._live_workers = live_workers
-        self._leads = leads
-        self._finished = finished
-        self._unblock = unblock
+        self._jobs_without_worker = jobs_without_worker
+        self._leader = leader
+        self._releaser = releaser
         self._hinted = asyncio.Event()
         self._changed = asyncio.Event()
         self._stopped = False
@@ -114,7 +103,7 @@ class SlotFirer:
         self._more_due = False
         self._leader_is_away = False
         self._set_aside: dict[str, tuple[int, float]] = {}  # version, and until when
-        self._catch_up: _CatchUp | None = None
+        self._gaps_logged = 0  # while catching up
         self._is_paused = False
         self._ended_jobs: set[str] = set()  # jobs whose next slot counts from a run that has ended
 
@@ -162,7 +151,7 @@ class SlotFirer:
         if seconds <= 0:
             await asyncio.sleep(0)  # claims and renewals come between two chunks
         else:
-            pause = HINT_INTERVAL if self._leads() else NON_LEADER_INTERVAL
+            pause = HINT_INTERVAL if self._leader.leads else NON_LEADER_INTERVAL
             await wait_for_event(self._changed, min(seconds, pause))
             await wait_for_event(self._hinted, seconds - pause)
 
@@ -178,7 +167,7 @@ class SlotFirer:
         await self._set_slots_of_ended(now)
         jobs, upcoming = await self._search(now)
         if not jobs and upcoming is not None:
-            self._log_caught_up()
+            self._gaps_logged = 0
             return self._seconds_until(upcoming, now)
         chains = await self._plan_chunk(jobs)
         if self._is_paused:
@@ -194,20 +183,20 @@ class SlotFirer:
         # another node is quicker. A program that is restarted after a kill is not the leader until
         # the term of its killed process expires. It would fire slots late meanwhile, and skip those
         # between.
-        self._leader_is_away = not self._leads() and all(one.done for one in fired)
+        self._leader_is_away = not self._leader.leads and all(one.done for one in fired)
         if not any(one.done for one in fired):
             self._more_due = False
-            return 0.0 if self._leads() else NON_LEADER_INTERVAL
+            return 0.0 if self._leader.leads else NON_LEADER_INTERVAL
         if upcoming is None or self._more_due or not all(one.done for one in fired):
             return 0.0
-        self._log_caught_up()
+        self._gaps_logged = 0
         upcoming += [chain.firings[-1].next_run_at for chain in chains]
         return self._seconds_until(upcoming, self._engine.time.now())
 
     # Searching
 
     def _grace(self) -> timedelta:
-        fires_at_once = self._leads() or self._leader_is_away
+        fires_at_once = self._leader.leads or self._leader_is_away
         return timedelta() if fires_at_once else NON_LEADER_GRACE
 
     async def _search(self, now: datetime) -> tuple[list[Job], list[datetime | None] | None]:
@@ -235,7 +224,7 @@ class SlotFirer:
     async def _due(self, moment: datetime, limit: int) -> list[Job]:
         """Up to `limit` jobs with a slot by that moment, earliest first. Jobs that are set aside,
         cannot be read or that no live worker can run stay due: they must not hide the others."""
-        asked = limit + len(self._set_aside) + len(self._live_workers.not_fired)
+        asked = limit + len(self._set_aside) + len(self._jobs_without_worker.not_fired)
         while True:
             page: Page[Job] = await self._engine.store.jobs(JobQuery(due=moment, limit=asked))
             this_worker = self._live_workers.this_worker()
@@ -247,7 +236,7 @@ class SlotFirer:
     def _can_fire(self, job: Job, this_worker: LiveWorker) -> bool:
         if job.unreadable is not None or self._is_set_aside(job):
             return False
-        return self._live_workers.decide_firing(job, this_worker)
+        return self._jobs_without_worker.decide_firing(job, this_worker)
 
     # Planning
 
@@ -258,7 +247,7 @@ class SlotFirer:
             return []
         followers = await followers_to_run(self._engine, {job.id for job in jobs})
         workers = await self._live_workers.find_nodes(
-            [*jobs, *followers.all_after(job.id for job in jobs)]
+            [*jobs, *followers.after(job.id for job in jobs).values()]
         )
         now = await self._engine.store.now()
         jobs = await self._find_slots_after_ends(jobs, now)
@@ -408,46 +397,29 @@ class SlotFirer:
         for chain in chains:
             for _ in chain.firings:
                 one = next(results)
-                if one.done:
-                    self._live_workers.fired(chain.job.id)
                 for run in one.replaced:
-                    self._finished(run.id)
+                    self._engine.run_ended(run.id)
                     self._engine.emit("run.cancelled", run)
                 for run in one.runs:
                     self._emit_fired(run, chain.gap)
                     for earlier in run.after if run.after_any else ():
-                        self._unblock(earlier)
+                        # It may have ended before the queued slot was there to be found.
+                        self._releaser.run_ended(earlier)
 
     def _emit_fired(self, run: Run, gap: Gap | None) -> None:
         is_gap = gap is not None and run.state is State.SKIPPED and run.scheduled_at == gap.first
         if gap is not None and is_gap and gap.reason == MISFIRE:
-            self._count_missed(run, gap)
+            self._log_gap(run, gap)
             self._engine.emit("schedule.missed", run, **gap.data())
         elif run.state is State.SKIPPED:
             self._engine.emit("run.skipped", run)
         else:
             self._engine.emit("run.enqueued", run)
 
-    def _count_missed(self, run: Run, gap: Gap) -> None:
-        found = self._catch_up
-        if found is None:
-            found = self._catch_up = _CatchUp(gap.first, self._engine.clock.monotonic())
-        found.since = min(found.since, gap.first)
-        found.jobs += 1
-        found.slots += gap.count
-        if found.jobs <= MOST_GAPS_LOGGED:
+    def _log_gap(self, run: Run, gap: Gap) -> None:
+        self._gaps_logged += 1
+        if self._gaps_logged <= MOST_GAPS_LOGGED:
             slots = "the slot of" if gap.count == 1 else f"{gap.count} slots up to"
             log.warning("job %s missed %s %s", run.job_id, slots, gap.last)
-        if found.jobs == MOST_GAPS_LOGGED + 1:
-            log.warning("more jobs have missed slots since %s; catching up", found.since)
-
-    def _log_caught_up(self) -> None:
-        found, self._catch_up = self._catch_up, None
-        if found is not None and found.jobs > MOST_GAPS_LOGGED:
-            log.warning(
-                "caught up in %.1f s: %d jobs had missed %d slots since %s",
-                self._engine.clock.monotonic() - found.began,
-                found.jobs,
-                found.slots,
-                found.since,
-            )
+        elif self._gaps_logged == MOST_GAPS_LOGGED + 1:
+            log.warning("more jobs have missed slots; catching up")

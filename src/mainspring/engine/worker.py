@@ -16,17 +16,17 @@ from datetime import datetime, timedelta
 
 from mainspring.core import transitions
 from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun, runs_with_results
+from mainspring.core.handlers import Handler
 from mainspring.core.model import Job, Run
 from mainspring.core.node_runs import node_handler, node_of
 from mainspring.core.policy import Isolation
 from mainspring.engine.attempt import LocalAttempt, StopReason
-from mainspring.engine.breakers import BreakerNotes
 from mainspring.engine.completer import Completer
 from mainspring.engine.context import EngineContext
-from mainspring.engine.default_handler import DefaultHandler
 from mainspring.engine.executors.dispatcher import Dispatcher
 from mainspring.engine.group_limits import GroupLimits
 from mainspring.engine.handler_transaction import RunTransaction
+from mainspring.engine.jobs_without_worker import DefaultHandler
 from mainspring.engine.leases import Leases
 from mainspring.engine.loop_thread import wait_for_event
 from mainspring.engine.outcome import Decision, decide
@@ -88,13 +88,11 @@ DRAIN_GRACE = 2.0
 
 
 class Worker:
-    """`finished(run_id)` is called when the end of a run of this worker is committed."""
-
-    def __init__(self, engine: EngineContext, finished: Callable[[str], None]) -> None:
+    def __init__(self, engine: EngineContext) -> None:
         self._engine = engine
         self._settings = engine.settings
         self.leases = Leases(engine, lose=self._lose, cancel=self._cancel)
-        self.completer = Completer(engine, self.leases, finished)
+        self.completer = Completer(engine, self.leases)
         self._ready: deque[LocalAttempt] = deque()
         self._groups = GroupLimits(engine.settings.workers, engine.clock.monotonic)
         self._search_at = 0.0  # when to claim for others again while a group is large
@@ -140,7 +138,7 @@ class Worker:
         return len(self._stuck)
 
     def set_dispatcher(self, dispatcher: Dispatcher) -> None:
-        """Use this dispatcher, which calls `began`, `ended` and `handler_ended`."""
+        """Use this dispatcher, which calls `ended` and `handler_ended`."""
         self._dispatcher = dispatcher
         self.completer.call_hook = dispatcher.call_hook
 
@@ -297,8 +295,8 @@ class Worker:
         names = registry.names() | self._default_handler.names
         if not self._loop_blocked:
             return names | {node_handler(self._settings.worker_id)}
-        found = {name: registry.get_for_run(name) for name in names}
-        return frozenset(n for n, one in found.items() if one.built_in or not one.is_async)
+        handlers = {name: registry.get_for_run(name) for name in names}
+        return frozenset(n for n, h in handlers.items() if h.built_in or not h.is_async)
 
     def _longest_sleep(self) -> float:
         """After how many seconds to look at the store, and at what waits here, at the latest."""
@@ -319,82 +317,61 @@ class Worker:
 
     async def _admit(self, runs: list[Run], sent: float) -> None:
         """Make attempts of claimed runs; complete those that will not run."""
-        registry = self._engine.registry
+        get_handler = self._engine.registry.get_for_run
         newest = {
             run.job_id
             for run in runs
-            if node_of(run) is not None or registry.get_for_run(run.handler).reads_job
+            if node_of(run) is not None or get_handler(run.handler).reads_job
         }
         ids = {run.job_id for run in runs}
-        guarded = [job.id for job in self._engine.jobs.last_known(ids) if job.policy.breaker]
-        reading = self._engine.jobs.get(ids, newest, store=self._engine.retrying_store)
-        notes: BreakerNotes = {}
-        if guarded:  # both reads at once: what is admitted later begins later
-            breakers = self.completer.breakers
-            jobs, notes = await asyncio.gather(reading, breakers.read_notes(guarded))
-        else:
-            jobs = await reading
+        jobs = await self._engine.jobs.get(ids, newest, store=self._engine.retrying_store)
         results, blocked, upstream_gone = await self._upstream_results(runs)
         now = self._now()
         late = {run.id for run in runs if run.start_by is not None and now > run.start_by}
         in_time = [run for run in runs if run.id not in late]
-        refused = await self._refused_by_breaker(in_time, jobs, notes)
+        refused = await self._refused_by_breaker(in_time, jobs)
         suspects: list[LocalAttempt] = []
         # A start that counts for a rate begins before the others: it is lost if it is given back.
         for run in sorted(runs, key=lambda run: not _has_rate(jobs[run.job_id])):
-            job = jobs[run.job_id]
-            if job is None or job_was_removed(
-                run, job
-            ):  # removed, perhaps replaced by another of its id
-                now = self._engine.time.now()
-                self.completer.complete_without_attempt(
-                    run, transitions.cancelled(run, now, "job removed")
-                )
-                continue
-            if job.unreadable is not None or run.id in blocked:
+            job, now = jobs[run.job_id], self._now()
+            if job is None or job_was_removed(run, job):  # perhaps replaced by another of its id
+                change = transitions.cancelled(run, now, "job removed")
+            elif job.unreadable is not None or run.id in blocked:
                 # Its policy, or a result that its handler is given, cannot be read.
-                now = self._engine.time.now()
                 reason = "its job, or a run that it comes after, cannot be read"
-                self.completer.complete_without_attempt(
-                    run, transitions.snoozed(run, now, now + UNREADABLE_SNOOZE, reason)
-                )
-                continue
-            if run.id in upstream_gone:
-                self.completer.complete_without_attempt(
-                    run, transitions.skipped(run, self._now(), transitions.UPSTREAM_DELETED)
-                )
-                continue
-            if run.id in late:  # an open breaker does not keep it: later slots may wait for its end
-                self.completer.complete_without_attempt(
-                    run, transitions.skipped(run, self._now(), transitions.EXPIRED)
-                )
-                continue
-            if run.id in refused:
-                self.completer.complete_without_attempt(
-                    run, transitions.released(run, self._now(), began=False)
-                )
-                continue
-            try:
-                handler = registry.get_for_run(
-                    job.handler if node_of(run) is not None else run.handler
-                )
-            except HandlerNotFound:  # the job has another handler since this node run was made
-                self.completer.complete_without_attempt(
-                    run, transitions.skipped(run, self._now(), NODE_LACKS_HANDLER)
-                )
-                continue
-            context = RunContext(
-                run, self._engine.resources, results.get(run.id), job, self._transact
-            )
-            attempt = LocalAttempt(run, job, handler, context, sent, self._monotonic())
-            self.leases.hold(attempt)
-            if transitions.is_suspect(run) and self._has_waited(run) < SUSPECT_PATIENCE:
-                suspects.append(attempt)
+                change = transitions.snoozed(run, now, now + UNREADABLE_SNOOZE, reason)
+            elif run.id in upstream_gone:
+                change = transitions.skipped(run, now, transitions.UPSTREAM_DELETED)
+            elif (
+                run.id in late
+            ):  # an open breaker does not keep it: later slots may wait for its end
+                change = transitions.skipped(run, now, transitions.EXPIRED)
+            elif run.id in refused:
+                change = transitions.released(run, now, began=False)
+            elif (handler := self._find_handler(run, job)) is None:
+                change = transitions.skipped(run, now, NODE_LACKS_HANDLER)
             else:
-                self._make_ready(attempt)
+                context = RunContext(
+                    run, self._engine.resources, results.get(run.id), job, self._transact
+                )
+                attempt = LocalAttempt(run, job, handler, context, sent, self._monotonic())
+                self.leases.hold(attempt)
+                if transitions.is_suspect(run) and self._has_waited(run) < SUSPECT_PATIENCE:
+                    suspects.append(attempt)
+                else:
+                    self._make_ready(attempt)
+                continue
+            self.completer.complete_without_attempt(run, change)
         self._begin()
         for suspect in suspects:
             self._begin_alone(suspect)
+
+    def _find_handler(self, run: Run, job: Job) -> Handler | None:
+        """None: the job has another handler since this node run was made."""
+        name = job.handler if node_of(run) is not None else run.handler
+        with contextlib.suppress(HandlerNotFound):
+            return self._engine.registry.get_for_run(name)
+        return None
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
         """Let an attempt begin that is in time, and that its breaker and its group let begin."""
@@ -457,9 +434,7 @@ class Worker:
     def _transact(self, context: RunContext) -> RunTransaction:
         return RunTransaction(self._engine, self.leases.attempt_of(context))
 
-    async def _refused_by_breaker(
-        self, runs: list[Run], jobs: dict[str, Job | None], notes: BreakerNotes
-    ) -> set[str]:
+    async def _refused_by_breaker(self, runs: list[Run], jobs: dict[str, Job | None]) -> set[str]:
         """Which of the runs their job's circuit breaker does not let start."""
         breakers = self.completer.breakers
         breakers.forget(i for i, job in jobs.items() if job is None or job.policy.breaker is None)
@@ -470,7 +445,7 @@ class Worker:
             and job.policy.breaker is not None
             and not job_was_removed(run, job)
         ]
-        return await breakers.refused(guarded, notes) if guarded else set()
+        return await breakers.refused(guarded) if guarded else set()
 
     async def _upstream_results(
         self, runs: list[Run]
@@ -548,10 +523,6 @@ class Worker:
     def _begin_others(self) -> None:
         self._begin()
         self._wake_if_more_may_be_due()
-
-    def began(self, attempt: LocalAttempt) -> None:
-        """Emit that a handler is about to begin. Called on any thread."""
-        self._engine.emit("run.started", attempt.run)
 
     # A blocked loop
 

@@ -35,21 +35,6 @@ class Followers:
 
     def after(self, job_ids: Iterable[str]) -> dict[str, Job]:
         """Every job that comes after these, directly or not, by id."""
-        reached: dict[str, Job] = {}
-        left = list(job_ids)
-        while left:
-            for job in self.directly_after(left.pop()):
-                if job.id not in reached:
-                    reached[job.id] = job
-                    left.append(job.id)
-        return reached
-
-    def is_enabled(self, job_id: str) -> bool:
-        job = self._by_id.get(job_id)
-        return job is not None and job.enabled
-
-    def all_after(self, job_ids: Iterable[str]) -> list[Job]:
-        """The jobs that come after these, directly or not."""
         jobs: dict[str, Job] = {}
         reached = list(job_ids)
         for job_id in reached:  # it grows
@@ -57,7 +42,11 @@ class Followers:
                 if job.id not in jobs:
                     jobs[job.id] = job
                     reached.append(job.id)
-        return list(jobs.values())
+        return jobs
+
+    def is_enabled(self, job_id: str) -> bool:
+        job = self._by_id.get(job_id)
+        return job is not None and job.enabled
 
     def without(self, job_ids: Iterable[str], roots: Collection[str]) -> Followers:
         """All but these jobs and those that come after them. `roots` stay."""

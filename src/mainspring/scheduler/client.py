@@ -52,13 +52,11 @@ from mainspring.engine.breakers import BreakerStatus, open_breakers
 from mainspring.engine.bulk_operations import Matched
 from mainspring.engine.engine import Engine
 from mainspring.engine.job_operations import JobOperations
-from mainspring.engine.live_workers import LiveWorker
+from mainspring.engine.live_workers import LiveWorker, make_worker_id
 from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
-from mainspring.engine.notes import read_note
 from mainspring.engine.run_log import log_runs
 from mainspring.engine.run_operations import EnqueueBatch, RunOperations, Target, check_payloads
 from mainspring.engine.settings import Settings
-from mainspring.engine.worker_ids import make_worker_id
 from mainspring.errors import (
     InvalidInput,
     InvalidState,
@@ -93,6 +91,7 @@ from mainspring.scheduler.queries import (
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import SEARCHED_RUNS, Workflow, read_workflow
 from mainspring.stores import DEFAULT_STORE, STORE_OF_ENVIRONMENT, open_store
+from mainspring.stores.paging import read_note
 from mainspring.stores.protocol import (
     Counts,
     JobOrder,
@@ -1135,7 +1134,6 @@ class Client:
             events=self._events,
             rng=self._rng,
             resources=self._resources,
-            store_url=self._url,
             warn_of_new_store=self.warns_of_new_store,
         )
         return engine, engine_loop

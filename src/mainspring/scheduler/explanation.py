@@ -20,13 +20,9 @@ from mainspring.core.model import LIVE, Job, Run, State, replace, slot_of, slot_
 from mainspring.core.plurals import list_some
 from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
-from mainspring.engine.live_workers import (
-    LiveWorker,
-    describe_full_worker,
-    no_worker_fires,
-    without_worker,
-)
-from mainspring.engine.uptime import read_uptime
+from mainspring.engine.jobs_without_worker import describe_full_worker, without_worker
+from mainspring.engine.live_workers import LiveWorker, no_worker_fires, read_uptime
+from mainspring.engine.pruner import history_begins, history_of, retention_of
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
@@ -411,13 +407,13 @@ async def _explain_unrecorded_slot(
         return await _not_fired(engine, job, at, now)
     if not job.enabled and job.updated_at <= at:
         return _paused(job, at)
-    if now - at > engine.retention_of(job):
-        kept = humanize(engine.retention_of(job))
+    if now - at > retention_of(job, engine.context.settings):
+        kept = humanize(retention_of(job, engine.context.settings))
         text = f"its run is not kept any more: runs are deleted {kept} after they have ended"
         return _explained(job, Reason.PRUNED, text, at=at)
-    kept_since = await engine.history_begins(job)
+    kept_since = await history_begins(engine.context, job)
     if kept_since is not None and at < kept_since:
-        most = engine.history_of(job)
+        most = history_of(job, engine.context.settings)
         kept = f"the newest {most} runs are kept" if most else "no finished runs are kept"
         text = f"its run is not kept any more: of this job {kept}"
         return _explained(job, Reason.PRUNED, text, at=at)

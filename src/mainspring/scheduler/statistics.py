@@ -27,7 +27,8 @@ from mainspring.core.statistics import (
 from mainspring.engine.breakers import breaker_statuses
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.procfs import resident_memory
-from mainspring.engine.live_workers import LiveWorker, find_orphans, without_worker
+from mainspring.engine.jobs_without_worker import find_orphans, without_worker
+from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.settings import Settings
 from mainspring.errors import InvalidInput, StoreError
 from mainspring.stores.paging import all_items
@@ -211,7 +212,7 @@ async def stats(engine: Engine, settings: Settings) -> Stats:
 
 
 async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
-    failing = engine.failing
+    failing = engine.context.outages.failing
     store = "ok" if not failing else f"the store fails these calls: {', '.join(failing)}"
     paused_since = None
     try:
@@ -219,7 +220,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         paused_since = await engine.job_operations.paused_since()
     except StoreError as error:
         store = str(error)
-    not_fired = engine.live_workers.not_fired
+    not_fired = engine.jobs_without_worker.not_fired
     full = engine.worker.memory_limit_reached
     stuck = engine.worker.stuck >= max(settings.workers, 1)
     fine = store == "ok" and not (stuck or not_fired or full)
@@ -234,7 +235,7 @@ async def health(engine: Engine, settings: Settings) -> SchedulerHealth:
         enabled=settings.enabled,
         paused_since=paused_since,
         jobs_without_worker=not_fired,
-        orphaned_jobs=engine.live_workers.orphaned,
+        orphaned_jobs=engine.jobs_without_worker.orphaned,
         memory_limit_reached=full,
         memory=resident_memory(),
         cpu_seconds=sum(os.times()[:2]),

@@ -186,7 +186,7 @@ def _schedule(job: Job | None) -> str | None:
 async def _workflow_of_run(engine: Engine, run: Run, searched: int) -> Workflow:
     runs = await _upstream_runs(engine, run)
     roots = [member for member in runs.values() if not any(name in runs for name in member.after)]
-    followers = await engine.followers()
+    followers = await engine.context.jobs.followers()
     now = engine.time.now()
     expected = {member.id for root in roots for member in with_followers([root], followers, now)}
     runs |= await _runs_by_id(engine, expected - runs.keys())

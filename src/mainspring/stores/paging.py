@@ -1,4 +1,4 @@
-"""Reads all that a query finds, page by page; makes and checks the cursors of pages."""
+"""Reads all that a query finds, page by page, or one note; makes and checks cursors of pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mainspring.core.model import Note, Page
 from mainspring.errors import InvalidCursor
-from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery
+from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery, Store
 
 Q = TypeVar("Q", JobQuery, NoteQuery, RunQuery)
 T = TypeVar("T")
@@ -39,6 +39,12 @@ async def all_items(read: Callable[[Q], Awaitable[Page[T]]], query: Q) -> AsyncI
     async for page in pages(read, query):
         for item in page:
             yield item
+
+
+async def read_note(store: Store, kind: str, name: str) -> Note | None:
+    """The note, or None if there is none or it has expired."""
+    page = await store.notes(NoteQuery(kind=kind, names=frozenset({name}), limit=1))
+    return page.items[0] if page.items else None
 
 
 # -- cursors -------------------------------------------------------------------------------

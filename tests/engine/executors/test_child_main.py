@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring.engine.executors.child_handle import Reply
-from mainspring.engine.executors.process_pool import ProcessPool, Target
+from mainspring.engine.executors.process_pool import ProcessPool, Reply, Target
 from tests.support import process_handlers as handlers
 from tests.support.process_pool import Started, alive, result
 

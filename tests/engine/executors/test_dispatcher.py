@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ import pytest
 from mainspring import Event, RunContext, Scheduler, State
 from mainspring.core.model import Outcome
 from mainspring.engine import worker
-from mainspring.engine.executors.child_handle import Reply
-from mainspring.engine.executors.process_pool import ProcessPool
+from mainspring.engine.executors.process_pool import ProcessPool, Reply
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from tests.support import isolated_jobs
@@ -587,3 +586,48 @@ async def test_an_attempt_in_a_process_that_ends_late_ends_once(
         assert engine.worker._capacity_taken == 0
         assert (await scheduler.get_run(run.id)).state is State.PENDING
     assert "ownership.lost" not in recorder.names
+
+
+class Starts:
+    """Refuses to start threads for handlers, as a system at its limit does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+        self.refused = refused
+        start = threading.Thread.start
+
+        def start_or_refuse(thread: threading.Thread) -> None:
+            if thread.name == "mainspring-handler" and self.refused > 0:
+                self.refused -= 1
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+
+
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+async def test_a_run_without_a_thread_is_given_back_and_runs_later(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    delivery: Any,
+) -> None:
+    monkeypatch.setattr(worker, "NO_THREAD_SNOOZE", timedelta(milliseconds=100))
+    scheduler = make()
+    recorder = EventRecorder(scheduler, "run.*")
+
+    @scheduler.job(delivery=delivery)
+    def work(ctx: RunContext, n: int) -> int:
+        assert ctx.attempt == 1
+        return n
+
+    Starts(monkeypatch, refused=2)
+    async with scheduler:
+        runs = await scheduler.enqueue_many("work", [{"n": n} for n in range(5)])
+        with caplog.at_level(logging.WARNING, "mainspring"):
+            done = await asyncio.gather(*(ended(scheduler, run) for run in runs))
+        assert [(run.state, run.result) for run in done] == [(State.SUCCEEDED, n) for n in range(5)]
+        assert scheduler._engine is not None
+        await recorder.until("run.succeeded", 5)
+        assert scheduler._engine.worker._capacity_taken == 0
+    assert recorder.names.count("run.started") == 5
+    assert caplog.text.count("no thread can be started for run") == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
+import signal
 import sys
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +18,26 @@ import pytest
 from mainspring.core.codec import MAX_REPR
 from mainspring.core.model import Progress
 from mainspring.engine.executors.process_pool import ProcessPool, Target
-from mainspring.errors import InvalidInput, InvalidPayload
+from mainspring.errors import (
+    InvalidInput,
+    InvalidPayload,
+    MemoryExceeded,
+    NotStarted,
+    ProcessDied,
+    RunCancelled,
+)
 from tests.support import process_handlers as handlers
-from tests.support.process_pool import NOW, Function, Started, error, pool, result
+from tests.support.process_pool import (
+    NOW,
+    Function,
+    Started,
+    alive,
+    error,
+    gone,
+    own_children,
+    pool,
+    result,
+)
 
 __all__ = ["pool"]
 
@@ -55,6 +75,7 @@ async def test_an_exception_comes_with_its_names_and_the_handlers_traceback(
     assert failure.message == "ValueError: boom"
     assert {"ValueError", "builtins.ValueError", "Exception"} <= set(failure.names)
     assert failure.kind == "error"
+    assert failure.traceback is not None
     assert "process_handlers.py" in failure.traceback
     assert "engine/executors/child_main.py" not in failure.traceback
 
@@ -184,3 +205,208 @@ async def test_a_module_that_cannot_be_imported_is_named(pool: ProcessPool) -> N
     failure = await error(pool, Target(handlers.__name__, "missing"))
     assert "AttributeError" in failure.message
     assert "missing" in failure.message
+
+
+MIB = 2**20
+
+
+# Ends that no handler reports
+
+
+async def test_exit_keeps_what_was_said_before(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.report_and_die)
+    with pytest.raises(ProcessDied, match="exit code 3"):
+        await run.task
+    assert run.context.latest_progress == Progress(5, 10, "halfway")
+    assert len(run.context.log_lines) == 1
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+
+
+async def test_a_segfault_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
+    with pytest.raises(ProcessDied, match="was ended by SIGSEGV"):
+        await Started(pool, handlers.segfault).task
+
+
+async def test_a_sigkill_from_outside_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.block)
+    os.kill(await run.pid(), signal.SIGKILL)
+    with pytest.raises(ProcessDied, match="was ended by SIGKILL"):
+        await run.task
+
+
+async def test_an_idle_process_that_was_killed_is_replaced(pool: ProcessPool) -> None:
+    pid = await result(pool, handlers.pid)
+    os.kill(pid, signal.SIGKILL)  # at once, so that the next order goes to the dying one
+    assert await result(pool, handlers.pid) != pid
+
+
+async def test_a_fork_that_holds_the_connection_hides_no_death(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.fork_and_die)
+    with pytest.raises(ProcessDied, match="SIGKILL"):
+        await run.task
+    assert run.context.log_lines[0].endswith("about to die")
+
+
+async def test_only_one_of_two_forks_answers(pool: ProcessPool) -> None:
+    assert await result(pool, handlers.fork_and_return) == "parent"
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+
+
+async def test_garbage_on_the_wire(pool: ProcessPool) -> None:
+    with pytest.raises(ProcessDied, match=r"a frame of 4,294,967,295 bytes"):
+        await Started(pool, handlers.garbage).task
+    for message in ("{", "[]", "{}", '{"type":"x"}', '{"type":"done"}', '{"a":{"$decimal":"x"}}'):
+        with pytest.raises(ProcessDied, match="sent an invalid message"):
+            await Started(pool, handlers.misspoken, message=message).task
+
+
+async def test_a_closed_connection_ends_the_attempt(pool: ProcessPool) -> None:
+    with pytest.raises(ProcessDied, match="closed its connection"):
+        await Started(pool, handlers.hang_up).task
+
+
+# Cancel and timeout
+
+
+@pytest.mark.parametrize("handler", [handlers.block_sync, handlers.block_async])
+async def test_a_cancelled_handler_may_clean_up(
+    pool: ProcessPool, tmp_path: Path, handler: Function
+) -> None:
+    witness = tmp_path / "witness"
+    run = Started(pool, handler, witness=str(witness))
+    pid = await run.pid()
+    await run.cancel()
+    assert not alive(pid)
+    assert witness.read_text() == "cleaned up, cancelled=True"
+
+
+async def test_a_handler_that_ignores_sigterm_is_killed(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.ignore_sigterm)
+    pid = await run.pid()
+    await run.cancel()
+    assert not alive(pid)
+
+
+async def test_a_second_cancel_does_not_leave_it_behind(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.ignore_sigterm)
+    pid = await run.pid()
+    run.task.cancel()
+    await asyncio.sleep(0)
+    await run.cancel()
+    assert not alive(pid)
+
+
+async def test_grandchildren_end_with_a_timeout(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.with_grandchild)
+    said = await run.said()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await run.task
+    assert not alive(int(said.done))
+    assert not alive(int(said.total or 0))
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+
+
+async def test_what_a_finished_handler_left_running_ends_with_it(pool: ProcessPool) -> None:
+    before = await result(pool, handlers.pid)
+    assert not alive(await result(pool, handlers.leave_grandchild))
+    assert await result(pool, handlers.pid) != before
+
+
+# Memory
+
+
+async def test_growth_beyond_the_limit_ends_the_run(pool: ProcessPool) -> None:
+    run = Started(pool, handlers.hog, 120 * MIB, mib=2000)
+    with pytest.raises(MemoryExceeded, match=r"limit.* is 120\.0 MiB|limit of 120\.0 MiB"):
+        await run.task
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+
+
+async def test_one_great_allocation_is_refused(pool: ProcessPool) -> None:
+    with pytest.raises(MemoryExceeded, match=r"needed more memory than its limit of 120\.0 MiB"):
+        await Started(pool, handlers.gulp, 120 * MIB, mib=3000).task
+
+
+async def test_the_limit_counts_children(pool: ProcessPool) -> None:
+    with pytest.raises(MemoryExceeded, match=r"its limit is 200\.0 MiB"):
+        await Started(pool, handlers.hog_in_children, 200 * MIB, mib=100).task
+
+
+async def test_a_limit_binds_only_its_own_run() -> None:
+    pool = ProcessPool(size=1)
+    first = await Started(pool, handlers.pid, 120 * MIB).task
+    assert await result(pool, handlers.gulp, mib=300) == 300 * MIB
+    assert await result(pool, handlers.pid) == first.result
+    await pool.close()
+
+
+# The pool
+
+
+async def test_a_process_serves_one_run_after_another(pool: ProcessPool) -> None:
+    assert await result(pool, handlers.pid) == await result(pool, handlers.pid)
+
+
+async def test_no_more_processes_than_its_size(pool: ProcessPool) -> None:
+    runs = [Started(pool, handlers.block) for _ in range(4)]
+    pids = {await runs[0].pid(), await runs[1].pid()}
+    assert pids == set(own_children())
+    await runs[0].cancel()
+    third = await runs[2].pid()
+    assert set(own_children()) == {await runs[1].pid(), third}
+    for run in runs[1:]:
+        await run.cancel()
+
+
+async def test_an_idle_process_ends() -> None:
+    pool = ProcessPool(size=1, idle=0)
+    await gone(await result(pool, handlers.pid))
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+    await pool.close()
+
+
+async def test_close_leaves_nothing_and_tells_runs_under_way() -> None:
+    pool = ProcessPool(size=2)
+    idle = await result(pool, handlers.pid)
+    running = Started(pool, handlers.block)
+    waiting = Started(pool, handlers.block)
+    queued = Started(pool, handlers.block)
+    pids = [idle, await running.pid(), await waiting.pid()]
+    await pool.close()
+    for run in (running, waiting):
+        with pytest.raises(RunCancelled):
+            await run.task
+    with pytest.raises(NotStarted):
+        await queued.task
+    assert not any(map(alive, pids))
+    assert own_children() == []
+
+
+async def test_many_runs_leave_nothing_behind(pool: ProcessPool) -> None:
+    await result(pool, handlers.pid)
+    before = len(os.listdir("/proc/self/fd"))
+    children = own_children()
+    for _ in range(200):
+        await result(pool, handlers.add, a=1, b=1)
+    assert (len(os.listdir("/proc/self/fd")), own_children()) == (before, children)
+    for _ in range(10):
+        with pytest.raises(ProcessDied):
+            await Started(pool, handlers.report_and_die).task
+    await result(pool, handlers.pid)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(own_children()) == 1
+
+
+async def test_a_system_without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    pool = ProcessPool(size=1)
+    assert await result(pool, handlers.add, a=1, b=1) == 2
+    with pytest.raises(ProcessDied, match="exit code 3"):
+        await Started(pool, handlers.report_and_die).task
+    run = Started(pool, handlers.ignore_sigterm)
+    pid = await run.pid()
+    await run.cancel()
+    assert not alive(pid)
+    await pool.close()
+    assert own_children() == []

@@ -199,7 +199,7 @@ class Node:
         """Empty the job cache while the node reads jobs, as edits in the same process do, or a
         cache that is full."""
         if self.scheduler is not None and self.scheduler._engine is not None:
-            cache = self.scheduler._engine._context.jobs
+            cache = self.scheduler._engine.context.jobs
             for job_id in list(cache._known):
                 cache.forget(job_id)
 

@@ -27,7 +27,6 @@ from mainspring.engine import (
     breakers,
     follower_releaser,
     outcome,
-    revival,
     run_operations,
     slot_firer,
     slots,
@@ -315,7 +314,7 @@ def _rescued_by_own_clock() -> Patches:
             transitions.rescued(run, now, delivery)
             for run, delivery in zip(lapsed, deliveries, strict=True)
         ]
-        await self._change_runs(lapsed, changes)
+        await engine.change_runs(lapsed, changes)
 
     return [patch.object(Rescuer, "rescue_lapsed", rescue)]
 
@@ -532,7 +531,7 @@ def _all_wait_again() -> Patches:
         page = await engine.store.find(RunQuery(states=states, brief=True, limit=1000))
         return [run for run in page.items if run.reason in (None, transitions.UPSTREAM_FAILED)]
 
-    return [patch.object(revival, "_followers", everything)]
+    return [patch.object(follower_releaser, "_followers", everything)]
 
 
 def _stale_skips() -> Patches:
@@ -545,14 +544,14 @@ def _stale_skips() -> Patches:
             await asyncio.sleep(1)
         return await right(self, changes)
 
-    followers = revival._followers
+    followers = follower_releaser._followers
 
     async def skipped(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
         return [run for run in await followers(engine, runs) if run.state is State.SKIPPED]
 
     return [
         patch.object(EngineContext, "_commit", commit),
-        patch.object(revival, "_followers", skipped),
+        patch.object(follower_releaser, "_followers", skipped),
     ]
 
 
@@ -560,7 +559,7 @@ def _looks_before_it_commits() -> Patches:
     commit_retries = run_operations.RunOperations.commit_retries
 
     async def early(self: Any, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:
-        found = await revival._followers(self._engine, runs)
+        found = await follower_releaser._followers(self._engine, runs)
         kept = await commit_retries(self, runs, changes)
         await self._engine.store.commit([transitions.waiting_again(run) for run in found])
         return kept
@@ -658,9 +657,9 @@ def _fixed_spans() -> Patches:
 def _breaker_by_own_clock() -> Patches:
     right = Breakers._refused
 
-    async def refused(self: Breakers, runs: Any, jobs: Any) -> Any:
+    async def refused(self: Breakers, runs: Any) -> Any:
         now = self._engine.clock.now()
-        return await right(self, [(replace(run, started_at=now), job) for run, job in runs], jobs)
+        return await right(self, [(replace(run, started_at=now), job) for run, job in runs])
 
     return [patch.object(Breakers, "_refused", refused), _claims_at_any_time()]
 
@@ -673,9 +672,9 @@ def _breaker_of_each_process() -> Patches:
     """A worker asks the store about a breaker only if it has seen it open itself."""
     right = Breakers.refused
 
-    async def refused(self: Breakers, runs: Any, notes: Any) -> Any:
+    async def refused(self: Breakers, runs: Any) -> Any:
         known = [(run, job) for run, job in runs if job.id in self._known]
-        return await right(self, known, {}) if known else set()
+        return await right(self, known) if known else set()
 
     return [patch.object(Breakers, "refused", refused)]
 
@@ -717,8 +716,8 @@ def _trial_without_comparing() -> Patches:
 def _half_open_to_all() -> Patches:
     right = Breakers._refused
 
-    async def refused(self: Breakers, runs: Any, jobs: Any) -> Any:
-        refused = await right(self, runs, jobs)
+    async def refused(self: Breakers, runs: Any) -> Any:
+        refused = await right(self, runs)
         return {i for i in refused if any(c.state == "open" for c in self._known.values())}
 
     return [

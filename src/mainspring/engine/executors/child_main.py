@@ -1,6 +1,6 @@
 """What runs in a child process: takes runs from the parent, one after another, and calls handlers.
 
-`child_handle.py` starts it as the leader of its own session, with one end of a socket pair.
+`process_pool.py` starts it as the leader of its own session, with one end of a socket pair.
 Requests come in and messages go out as frames: four bytes of length, then JSON
 (`mainspring.core.codec`). Nothing is pickled. The parent's code names the function to call; nothing
 stored does.
@@ -43,8 +43,8 @@ from mainspring.core.handlers import Around, call_inside, is_async_function
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
 from mainspring.engine.executors.procfs import ProcessUsage
-from mainspring.engine.results import error_text, storable_result, trace_of
-from mainspring.errors import ArgumentsRefused, GiveUp, MainspringError, Retry, Snooze
+from mainspring.engine.results import error_text, kind_of, storable_result, trace_of
+from mainspring.errors import ArgumentsRefused, MainspringError, Retry, Snooze
 
 HEADER: Final = struct.Struct("!I")
 MAIN: Final = "__mainspring_main__"  # the parent's script in here: no `__main__` guard fires
@@ -386,11 +386,8 @@ def _memory_limit(limit: int | None) -> Iterator[None]:
 
 
 def _failure(error: BaseException) -> dict[str, Any]:
-    kind, after = "error", None
-    if isinstance(error, GiveUp):
-        kind = "give_up"
-    elif isinstance(error, Retry | Snooze):
-        kind = "retry" if isinstance(error, Retry) else "snooze"
+    after = None
+    if isinstance(error, Retry | Snooze):
         try:
             after = None if error.after is None else duration(error.after).total_seconds()
         except Exception as wrong:
@@ -400,7 +397,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
     trace = "" if isinstance(error, ArgumentsRefused) else trace_of(error)
     return {
         "type": "failed",
-        "kind": kind,
+        "kind": kind_of(error),
         "names": names,
         "message": error_text(error),
         "traceback": trace.replace(f"{MAIN}.", ""),

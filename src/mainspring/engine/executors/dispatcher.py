@@ -13,29 +13,30 @@ import contextvars
 import inspect
 import logging
 import os
+import queue
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from mainspring.core.clock import CarriedClock, Clock, thread_cpu
+from mainspring.core.clock import thread_cpu
 from mainspring.core.policy import Isolation
-from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
-from mainspring.engine.executors.loop import LoopExecutor
+from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason, end_if_forked
+from mainspring.engine.context import EngineContext
+from mainspring.engine.executors.loop import Hook, LoopExecutor, call_hook, start_hook
 from mainspring.engine.executors.process_pool import ProcessPool, Target
-from mainspring.engine.executors.threads import ThreadExecutor
-from mainspring.engine.executors.timeouts import Timeouts
-from mainspring.engine.fork_guard import end_if_forked
-from mainspring.engine.hooks import Hook, call_hook, start_hook
 from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
 
 log = logging.getLogger("mainspring")
 
+THREAD_IDLE_SECONDS = 30.0
+
 
 class Dispatcher:
     """Calls `ended(attempts, released)` on the engine's loop when attempts end and capacity is free
     again, and `handler_ended(attempt)` when a thread ends, or a process whose attempt has ended
-    before. `began(attempt)`: a handler begins in a thread or process.
+    before.
 
     Capacity is counted by the worker. An attempt in a thread or process takes one from its begin.
     Those that run on a loop wait in the loop's queue without taking any; the dispatcher divides
@@ -44,34 +45,27 @@ class Dispatcher:
 
     def __init__(
         self,
+        engine: EngineContext,
         user_loop: LoopExecutor,
         builtin_loop: LoopExecutor,
-        clock: Clock,
-        time: CarriedClock,
         *,
-        capacity: int,
         inline: bool,
-        began: Callable[[LocalAttempt], None],
         ended: Callable[[list[LocalAttempt], int], None],
         handler_ended: Callable[[LocalAttempt], None],
         telemetry: Telemetry | None = None,
     ) -> None:
+        self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()  # of the program that started the scheduler
         self._user_loop = user_loop
         self._builtin_loop = builtin_loop
         self._granted_last = builtin_loop
-        self._time = time
         self._inline = inline
-        self._began = began
         self._ended = ended
         self._handler_ended = handler_ended
         self._telemetry = telemetry
-        self._timeouts = Timeouts(
-            self._loop, clock, lambda attempt: self.stop(attempt, StopReason.TIMEOUT)
-        )
         self._threads = ThreadExecutor()
-        self._processes = ProcessPool(size=max(capacity, 1))
+        self._processes = ProcessPool(size=max(engine.settings.workers, 1))
 
     async def close(self) -> None:
         self._threads.close()
@@ -161,6 +155,9 @@ class Dispatcher:
         elif why is not StopReason.CANCEL:
             self.give_up(attempt)
 
+    def _expire(self, attempt: LocalAttempt) -> None:
+        self.stop(attempt, StopReason.TIMEOUT)
+
     def give_up(self, attempt: LocalAttempt) -> None:
         """End an attempt though its handler goes on: a thread, or a coroutine that swallows every
         cancellation. Its capacity stays taken until the handler ends."""
@@ -206,11 +203,11 @@ class Dispatcher:
             # Later: `ended` may begin other attempts, and these are not all begun yet.
             self._loop.call_soon(self._end_thread, attempt, None, None)
             return
-        self._timeouts.watch(attempt)
-        self._began(attempt)
+        attempt.start_timeout(self._loop, self._engine.clock, self._expire)
+        self._engine.emit("run.started", attempt.run)
 
     def _thread_body(self, attempt: LocalAttempt) -> None:
-        attempt.began_at = self._time.now()
+        attempt.began_at = self._engine.time.now()
         result, error = None, None
         pid, cpu = os.getpid(), thread_cpu()
         try:
@@ -241,11 +238,11 @@ class Dispatcher:
         attempt.task = self._loop.create_task(
             self._process_body(attempt), context=self._context.copy()
         )
-        self._began(attempt)
+        self._engine.emit("run.started", attempt.run)
 
     async def _process_body(self, attempt: LocalAttempt) -> None:
-        attempt.began_at = self._time.now()
-        self._timeouts.watch(attempt)
+        attempt.began_at = self._engine.time.now()
+        attempt.start_timeout(self._loop, self._engine.clock, self._expire)
         try:
             attempt.raise_if_stopped()
             self.call_hook(attempt.handler.hooks.on_start, attempt.context)
@@ -261,8 +258,7 @@ class Dispatcher:
                     around=None if around is None else Target.of(around),
                 )
             attempt.cpu_seconds, attempt.peak_memory = reply.cpu_seconds, reply.peak_memory
-            attempt.result = reply.result
-            attempt.error = AttemptError.remote(reply.error) if reply.error else None
+            attempt.result, attempt.error = reply.result, reply.error
         except BaseException as error:
             attempt.error = AttemptError.of(error)
         if attempt.ended:  # it was given up before
@@ -272,9 +268,66 @@ class Dispatcher:
 
     def _end(self, attempt: LocalAttempt, *, released: int) -> None:
         attempt.ended = True
-        self._timeouts.forget(attempt)
+        attempt.stop_timeout()
         self._ended([attempt], released)
 
 
 async def _await(answer: Awaitable[Any]) -> Any:
     return await answer
+
+
+class ThreadExecutor:
+    """Runs each call in a daemon thread. It starts one when none is idle; idle ones end after a
+    while. The threads of `concurrent.futures` are no daemons: a handler that never returns would
+    keep the program from ending.
+
+    Each call has its own copy of the context in which the executor was made. The context of
+    `submit` may be the one of another handler, whose end made capacity free.
+    """
+
+    def __init__(self) -> None:
+        self._context = contextvars.copy_context()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._alive = 0
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run the call soon. It must not raise. RuntimeError: the system starts no more threads,
+        and the call is not made."""
+        context = self._context.copy()
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(
+                    target=self._run_calls, name="mainspring-handler", daemon=True
+                ).start()
+                self._alive += 1
+        self._calls.put(lambda: context.run(call))
+
+    def close(self) -> None:
+        """End idle threads now, and busy ones after their call."""
+        with self._lock:
+            for _ in range(self._alive):
+                self._calls.put(None)
+
+    def _run_calls(self) -> None:
+        while True:
+            try:
+                call = self._calls.get(timeout=THREAD_IDLE_SECONDS)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle:  # counted as idle: no call is on its way to this thread
+                        self._idle -= 1
+                        self._alive -= 1
+                        return
+                continue
+            if call is None:
+                with self._lock:
+                    self._alive -= 1
+                return
+            call()
+            del call  # otherwise its objects would live until the next call
+            with self._lock:
+                self._idle += 1

@@ -1,4 +1,5 @@
-"""Runs async handlers on an event loop: the program's, or the engine's for built-in handlers.
+"""Runs async handlers on an event loop: the program's, or the engine's for built-in handlers. Also
+calls hooks there, and notices when the program's loop is blocked.
 
 The engine submits attempts to a queue and grants capacity. For each granted unit the executor runs
 a task that takes attempts from the queue until it is empty, or until the dispatcher reclaims the
@@ -17,20 +18,22 @@ import asyncio
 import contextvars
 import ctypes
 import inspect
+import logging
 import os
+import sys
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from mainspring.core.clock import CarriedClock, Clock
-from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
-from mainspring.engine.executors.timeouts import Timeouts
-from mainspring.engine.fork_guard import end_if_forked
-from mainspring.engine.hooks import call_hook
+from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason, end_if_forked
+from mainspring.engine.context import EngineContext
 from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
+
+log = logging.getLogger("mainspring")
 
 CANCEL_AGAIN_AFTER = 1.0
 """Seconds between two cancellations. A handler may swallow one, so they go on until it ends."""
@@ -42,26 +45,35 @@ YIELD_AFTER = 0.002
 """Seconds that handlers which never wait may run one after another, before other tasks of the
 program run."""
 
+BLOCKED_AFTER = 1.0
+"""Seconds without an answer after which a loop counts as blocked."""
+
+CHECK_INTERVAL = 0.25
+
+_LIBRARY = os.path.dirname(os.__file__)
+
+Hook = Callable[..., Any]
+
+_STARTED: set[asyncio.Task[None]] = set()  # a loop keeps its tasks by weak references alone
+
 
 class LoopExecutor:
     """Made and used on the engine's loop, except for the part that says otherwise.
 
     `can_begin(attempt)` says whether it may still begin: its lease may have lapsed while it waited.
-    `began(attempt)` is called on the program's loop when a handler is about to begin, and
-    `ran(attempt)` when it has ended, before the next one begins. `ended(attempts, released)` is
-    called on the engine's loop: these attempts have ended, and so much capacity is free again.
+    `ran(attempt)` is called on the program's loop when a handler has ended, before the next one
+    begins. `ended(attempts, released)` is called on the engine's loop: these attempts have ended,
+    and so much capacity is free again.
     `ended_late(attempt)`: a handler has ended whose attempt was given up before.
     """
 
     def __init__(
         self,
+        engine: EngineContext,
         loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        time: CarriedClock,
         *,
         thread_cpu: Callable[[], float] | None = None,
         can_begin: Callable[[LocalAttempt], bool],
-        began: Callable[[LocalAttempt], None],
         ran: Callable[[LocalAttempt], None],
         ended: Callable[[list[LocalAttempt], int], None],
         ended_late: Callable[[LocalAttempt], None],
@@ -69,16 +81,14 @@ class LoopExecutor:
     ) -> None:
         self.loop = loop
         self._engine_loop = asyncio.get_running_loop()
-        self._monotonic = clock.monotonic
+        self._engine = engine
+        self._monotonic = engine.clock.monotonic
         self._thread_cpu = thread_cpu
-        self._time = time
         self._can_begin = can_begin
-        self._began = began
         self._ran = ran
         self._ended = ended
         self._ended_late = ended_late
         self._telemetry = telemetry
-        self._timeouts = Timeouts(loop, clock, self._expire)
         self._context = contextvars.copy_context()
         self._pid = os.getpid()
         # The engine's loop adds to the queue and takes back from it, the program's loop takes from
@@ -243,11 +253,11 @@ class LoopExecutor:
             attempt.stop_reason = StopReason.LATE
             return
         attempt.task = task
-        attempt.began_at = self._time.now()
-        self._timeouts.watch(attempt)
+        attempt.began_at = self._engine.time.now()
+        attempt.start_timeout(self.loop, self._engine.clock, self._expire)
         try:
             attempt.raise_if_stopped()
-            self._began(attempt)
+            self._engine.emit("run.started", attempt.run)
             with traced(self._telemetry, attempt):
                 if attempt.handler.hooks.on_start is not None:
                     self._keep_task(attempt)
@@ -264,8 +274,10 @@ class LoopExecutor:
             attempt.error = AttemptError.of(raised, plain=attempt.handler.built_in)
         end_if_forked(self._pid, attempt.error)
         attempt.task = None
-        if self._timeouts.forget(attempt) and attempt.stop_reason is None:
-            attempt.stop_reason = StopReason.TIMEOUT
+        may_expire = attempt.timeout_timer is not None and attempt.stop_reason is None
+        if may_expire and self._monotonic() > attempt.times_out_at:
+            attempt.stop_reason = StopReason.TIMEOUT  # a blocked loop could not call `_expire`
+        attempt.stop_timeout()
         if attempt.timer is not None:
             attempt.timer.cancel()
 
@@ -339,3 +351,73 @@ class LoopExecutor:
         if not self._collecting:
             self._collecting = True
             self._on_engine(self._collect)
+
+
+class LoopWatch:
+    """Used on the engine's loop. `blocked(where)` is called when the program's loop does not
+    answer, with the line of code that it is at, `freed()` when it answers again. A loop without
+    attempts is not checked."""
+
+    def __init__(
+        self, executor: LoopExecutor, *, blocked: Callable[[str], None], freed: Callable[[], None]
+    ) -> None:
+        self._executor = executor
+        self._blocked = blocked
+        self._freed = freed
+
+    async def watch_periodically(self) -> None:
+        engine = asyncio.get_running_loop()
+        if self._executor.loop is engine:  # inline: this task would be blocked as well
+            return
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL)
+            if not self._executor.unended:
+                continue
+            answered = asyncio.Event()
+            call_soon(self._executor.loop, call_soon, engine, answered.set)
+            try:
+                async with asyncio.timeout(BLOCKED_AFTER):
+                    await answered.wait()
+            except TimeoutError:
+                self._blocked(self._where())
+                await answered.wait()
+                self._freed()
+
+    def _where(self) -> str:
+        """Return the line of code that the loop's thread is at."""
+        thread = getattr(self._executor.loop, "_thread_id", None)
+        frame = sys._current_frames().get(thread) if thread is not None else None
+        if frame is None:
+            return "at an unknown line"
+        lines = traceback.extract_stack(frame)
+        own = [line for line in lines if not line.filename.startswith(_LIBRARY)]
+        line = (own or lines)[-1]
+        return f"at {line.filename}:{line.lineno}"
+
+
+async def call_hook(hook: Hook, *arguments: Any) -> None:
+    """Call a hook. Its first argument is the context of the run."""
+    try:
+        answer = hook(*arguments)
+        if inspect.isawaitable(answer):
+            await answer
+    except BaseException as error:  # SystemExit too: a hook must not end the program
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        context = arguments[0]
+        log.exception(
+            "job %s: its hook %s failed; the run is not affected (run %s)",
+            context.job_id,
+            getattr(hook, "__name__", hook),
+            context.run_id,
+        )
+
+
+def start_hook(
+    loop: asyncio.AbstractEventLoop, context: contextvars.Context, hook: Hook, *arguments: Any
+) -> None:
+    """Start a hook on that loop and in that context, without waiting for it."""
+    task = loop.create_task(call_hook(hook, *arguments), context=context)
+    _STARTED.add(task)
+    task.add_done_callback(_STARTED.discard)
