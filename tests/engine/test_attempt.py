@@ -117,20 +117,6 @@ async def test_retries_until_it_succeeds(make: Make) -> None:
     assert done.error is None
 
 
-@pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_retries_counts_the_tries_after_the_first(make: Make, retries: int) -> None:
-    scheduler = make()
-
-    @scheduler.job(retries=retries, retry_delay="1ms")
-    async def never() -> None:
-        raise RuntimeError
-
-    async with scheduler:
-        done = await ended(scheduler, await never.enqueue())
-    assert (done.state, done.attempt, done.failures) == (State.FAILED, retries + 1, retries + 1)
-    assert done.error == "RuntimeError"
-
-
 @pytest.mark.parametrize(
     ("kind", "gaps"),
     [("fixed", [40, 40, 40]), ("linear", [40, 80, 120]), ("exponential", [40, 80, 160])],

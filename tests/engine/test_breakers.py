@@ -12,13 +12,11 @@ import pytest
 
 from mainspring import Breaker, Scheduler, State
 from mainspring.core import note_kinds
-from mainspring.core.clock import EPOCH, to_us
+from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
-from mainspring.core.model import Job, Note, Run
-from mainspring.core.policy import Policy
+from mainspring.core.model import Note
 from mainspring.core.transitions import Change, request_cancel
-from mainspring.engine.breakers import Circuit, JobOutcome
-from mainspring.errors import Conflict, InvalidState
+from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite, RunQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
@@ -422,28 +420,6 @@ def test_a_breaker_opens_and_closes_by_the_clock_of_the_store() -> None:
     run_virtual(main, steps=1_000_000)
 
 
-def outcome(name: str, ok: bool) -> JobOutcome:
-    """The end of a run of a job whose breaker opens after two failures."""
-    breaker = Breaker(failures=2)
-    job = Job(
-        id="a", handler="a", created_at=EPOCH, updated_at=EPOCH, policy=Policy(breaker=breaker)
-    )
-    run = Run(id=name, job_id="a", handler="a", created_at=EPOCH, scheduled_at=EPOCH,
-              run_at=EPOCH, token=7)  # fmt: skip
-    return JobOutcome(run, job, breaker, ok)
-
-
-def test_what_began_before_it_opened_changes_nothing_but_the_trial_does() -> None:
-    circuit, events = Circuit().after([outcome("1", False), outcome("2", True)])
-    assert (circuit.state, circuit.failures, events) == ("closed", 0, {})
-    circuit, events = Circuit().after([outcome(name, name == "3") for name in "1234"])
-    assert (circuit.state, circuit.failures, events) == ("open", 2, {"2": "opened"})
-    half_open = Circuit(state="half_open", failures=2, trial=("t", 7))
-    assert half_open.after([outcome("x", True), outcome("y", False)]) == (half_open, {})
-    assert half_open.after([outcome("t", False)])[1] == {"t": "opened"}
-    assert half_open.after([outcome("t", True)])[0] == Circuit()
-
-
 def test_one_run_is_tried_in_a_reset_time_though_the_count_of_its_end_is_slow() -> None:
     """Another worker claims in between."""
 
@@ -570,22 +546,3 @@ def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() ->
             assert len(began) == 1 + len(runs)
 
     run_virtual(main, steps=1_000_000)
-
-
-async def test_a_reset_that_others_keep_changing_is_a_conflict() -> None:
-    class Contended(MemoryStore):
-        async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-            if any(write.kind == note_kinds.BREAKER and write.note is not None for write in writes):
-                return [None] * len(writes)
-            return await super().put_notes(writes)
-
-    store = Contended()
-    scheduler = Scheduler(store, workers=0)
-    job = scheduler.job(breaker=1)(states)
-    async with scheduler:
-        stored = await scheduler.get_job(job)
-        value = {"job": to_us(stored.created_at), "state": "open", "failures": 1}
-        note = Note(kind=note_kinds.BREAKER, name=stored.id, value=value)
-        await MemoryStore.put_notes(store, [NoteWrite.put(note, timedelta(hours=1))])
-        with pytest.raises(Conflict, match="try again"):
-            await scheduler.reset_breaker(job)

@@ -9,7 +9,6 @@ from datetime import timedelta
 import pytest
 
 from mainspring import Scheduler, State
-from mainspring.core.model import Note
 from mainspring.errors import InvalidInput, JobChanged
 from mainspring.testing.store_calls import put_job
 
@@ -110,14 +109,3 @@ async def test_a_drained_scheduler_works_no_more_but_answers() -> None:
         second = await work.enqueue()
         assert (await scheduler.get_run(second.id)).state is State.PENDING
         assert (await scheduler.health()).status == "healthy"
-
-
-async def test_notes_are_kept_with_the_jobs() -> None:
-    async with Scheduler("memory://", workers=0) as scheduler:
-        assert await scheduler.note("mine", "a") is None
-        assert await scheduler.put_note(Note(kind="mine", name="a", value={"n": 1})) == 1
-        note = await scheduler.note("mine", "a")
-        assert note is not None
-        assert note.value == {"n": 1}
-        assert [n.name for n in (await scheduler.list_notes("mine")).items] == ["a"]
-        assert await scheduler.remove_note("mine", "a")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mainspring.engine import group_limits
 from mainspring.engine.attempt import AttemptError, LocalAttempt
 from mainspring.engine.group_limits import PROMPT_SECONDS, GroupLimits
 
@@ -48,24 +47,6 @@ class Hosts:
         if failed:
             attempt.error = AttemptError("no", ("ValueError",))
         self.limits.leave(attempt, seconds)
-
-
-def test_a_host_that_answers_promptly_has_all_capacity() -> None:
-    hosts = Hosts()
-    hosts.start("a")
-    hosts.end(1.0)
-    for _ in range(20):
-        assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY
-        assert hosts.limits.full_jobs() == set()
-        for _ in range(CAPACITY):
-            hosts.end(1.0)
-
-
-def test_a_host_that_has_not_answered_yet_leaves_capacity_to_others() -> None:
-    hosts = Hosts()
-    assert hosts.start_all(*["a"] * CAPACITY) == CAPACITY - 1
-    assert hosts.limits.full_jobs() == {"a"}
-    assert hosts.start("b")
 
 
 def test_a_host_beyond_its_share_comes_after_others() -> None:
@@ -112,33 +93,8 @@ def test_a_number_of_the_settings_holds_for_every_host() -> None:
     assert hosts.limits.full_jobs() == {"a", "b"}
 
 
-def test_a_full_host_wants_more_once_it_is_not_full() -> None:
-    hosts = Hosts(per_host=2)
-    assert hosts.start_all("a", "a", "a") == 2
-    assert not hosts.limits.wants_more
-    hosts.end(0.1)
-    assert hosts.limits.wants_more
-    hosts.limits.full_jobs()
-    assert not hosts.limits.wants_more
-
-
 def test_a_job_that_calls_another_host_since_is_not_held_up_by_the_first() -> None:
     hosts = Hosts(per_host=1)
     hosts.start_all("a", "b")
     hosts.limits._remember_job("b", "c")
     assert hosts.limits.full_jobs() == {"a"}
-
-
-def test_no_more_hosts_and_jobs_are_remembered_than_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(group_limits, "MOST_GROUPS", 3)
-    monkeypatch.setattr(group_limits, "MOST_JOBS", 5)
-    hosts = Hosts(per_host=1)
-    hosts.start("busy")
-    for number in range(100):
-        hosts.start(f"host{number}")
-        hosts.limits.leave(hosts.running.pop(), 0.1)
-    assert len(hosts.limits._groups) <= 4
-    assert "busy" in hosts.limits._groups
-    assert len(hosts.limits._group_of_job) == 5

@@ -6,8 +6,6 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from mainspring import Scheduler, State
 from mainspring.core import transitions
 from mainspring.core.model import Job, Page
@@ -95,25 +93,6 @@ def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> Non
                 await asyncio.sleep(0.2)
             ended = await scheduler.get_run(run.id)
             assert (ended.state, ended.reason) == (State.FAILED, "lost")
-
-    run_virtual(main)
-
-
-@pytest.mark.parametrize("kept", [0, 3, 100])
-def test_more_jobs_than_are_remembered_are_still_all_found(kept: int) -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with Scheduler(store, inline=True, clock=VirtualClock(), workers=0) as producer:
-            producer.job(id="handler")(lambda: None)
-            for number in range(8):
-                await producer.add_job(f"job{number}", handler="handler")
-        cache = JobCache(store, VirtualClock())
-        cache.MAX_ENTRIES = kept
-        for start in range(8):
-            wanted = {f"job{(start + n) % 8}" for n in range(3)} | {"nobody"}
-            found = await cache.get(wanted)
-            assert found.keys() == wanted
-            assert {job_id for job_id, job in found.items() if job is None} == {"nobody"}
 
     run_virtual(main)
 

@@ -167,23 +167,6 @@ async def test_a_cancel_of_a_run_that_is_too_late_to_start_is_heeded_at_once(mak
         await recorder.until("run.cancelled")
 
 
-async def test_cancel_from_another_scheduler_reaches_the_worker(file: str) -> None:
-    worker, other = Scheduler(file), Scheduler(file, workers=0)
-    began = asyncio.Event()
-
-    @worker.job()
-    async def slow() -> None:
-        began.set()
-        await asyncio.sleep(600)
-
-    async with worker, other:
-        run = await other.enqueue("slow")
-        await began.wait()
-        assert await other.cancel(run.id)
-        done = await ended(other, run)
-    assert done.state is State.CANCELLED
-
-
 async def test_cancel_from_another_process_reaches_the_worker(file: str) -> None:
     worker = Scheduler(file)
     began = asyncio.Event()

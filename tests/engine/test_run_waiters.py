@@ -12,7 +12,7 @@ from mainspring import Run, State
 from mainspring.core import transitions
 from mainspring.core.model import Page
 from mainspring.engine.run_waiters import LAST_READ, RunWaiters
-from mainspring.errors import RunNotFound, StoreUnavailable
+from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import run_virtual
@@ -79,20 +79,6 @@ async def test_a_cancelled_waiter_does_not_affect_others(store: Counting) -> Non
     assert (await two[1]).finished
     with pytest.raises(asyncio.CancelledError):
         await two[0]
-
-
-async def test_a_store_that_is_away_and_a_run_that_is_not_there(store: Counting) -> None:
-    waiters = RunWaiters(store)
-    store.away = True
-    waiting = asyncio.create_task(waiters.wait("r1", LONG))
-    with pytest.raises(TimeoutError, match=r"r2 was not seen .* the store does not answer \(away"):
-        await waiters.wait("r2", 0)
-    store.away = False
-    with pytest.raises(RunNotFound):
-        await waiters.wait("nobody", LONG)
-    await end_all(store)
-    waiters.wake()
-    assert (await waiting).finished
 
 
 @pytest.mark.parametrize("hangs", [False, True])

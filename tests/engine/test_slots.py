@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, cron, every, rrule
+from mainspring import Event, Misfire, Run, RunContext, Scheduler, State, every, rrule
 from mainspring.core.model import Job, Page
 from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
@@ -95,28 +95,6 @@ async def test_cron_fires_at_its_slots_and_not_when_made(shared: SharedStore) ->
         job = await scheduler.get_job("tick")
     assert fired == [at(300), at(600), at(900)]
     assert (job.last_run_at, job.next_run_at) == (at(900), at(1200))
-
-
-@virtual
-async def test_cron_in_a_time_zone(shared: SharedStore) -> None:
-    scheduler = shared.scheduler(timezone="Asia/Kolkata")
-
-    @scheduler.job("30 9 * * *")
-    async def here() -> None: ...
-
-    @scheduler.job("30 9 * * *", timezone="America/New_York")
-    async def there() -> None: ...
-
-    @scheduler.job(cron("30 9 * * *", "UTC"))
-    async def own() -> None: ...
-
-    async with scheduler:
-        times = {job.id: job.next_run_at for job in (await scheduler.list_jobs()).items}
-    assert times == {
-        "here": datetime(2030, 1, 1, 4, 0, tzinfo=UTC),
-        "there": datetime(2030, 1, 1, 14, 30, tzinfo=UTC),
-        "own": datetime(2030, 1, 1, 9, 30, tzinfo=UTC),
-    }
 
 
 @virtual

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core import transitions
-from mainspring.core.model import Job, Page, Run, replace
-from mainspring.core.policy import Policy
+from mainspring.core.model import Page, Run, replace
 from mainspring.engine import bulk_operations, follower_releaser
-from mainspring.engine.slots import with_followers
-from mainspring.engine.workflow import Followers
 from mainspring.errors import InvalidInput, InvalidState, MainspringError
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
@@ -253,39 +248,6 @@ async def test_an_ended_run_looks_for_its_own_followers_only() -> None:
         behind = await scheduler.enqueue("quick", after=[run.id])
         assert (await scheduler.wait(behind.id, 20)).state is State.SUCCEEDED
     assert store.read < 10 * 500  # a few looks at all of them, in a rhythm of their own
-
-
-class CountingFollowers(Followers):
-    """Counts the jobs that are looked at."""
-
-    looked_at = 0
-
-    def is_enabled(self, job_id: str) -> bool:
-        self.looked_at += 1
-        return super().is_enabled(job_id)
-
-    def directly_after(self, job_id: str) -> Sequence[Job]:
-        jobs = super().directly_after(job_id)
-        self.looked_at += len(jobs)
-        return jobs
-
-
-def test_an_instance_costs_what_its_own_followers_cost() -> None:
-    now = datetime(2030, 1, 1, tzinfo=UTC)
-
-    def following(name: str, *upstream: str) -> Job:
-        policy = Policy(after=upstream)
-        return Job(id=name, handler="h", created_at=now, updated_at=now, policy=policy)
-
-    steps = 100
-    chain = [following(f"step{n:03}", f"step{n - 1:03}") for n in range(steps, 0, -1)]
-    others = [following(f"other{n}", f"root{n}") for n in range(1000)]
-    followers = CountingFollowers([*chain, *others])
-    root = Run(id="r", job_id="step000", handler="h", created_at=now, scheduled_at=now, run_at=now)
-    runs = with_followers([root], followers, now)
-    assert [run.job_id for run in runs] == [f"step{n:03}" for n in range(steps + 1)]
-    assert [run.after for run in runs[1:3]] == [("r",), ("step001@r",)]
-    assert followers.looked_at <= 3 * steps
 
 
 async def test_a_follower_that_was_left_by_a_dead_process_goes_on(

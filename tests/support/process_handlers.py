@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 import os
 import signal
@@ -17,16 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mainspring.core.context import RunContext
-from mainspring.errors import GiveUp, Retry
+from mainspring.errors import Retry
 
 
 def add(a: int, b: int) -> int:
     return a + b
-
-
-async def add_later(ctx: RunContext, a: int, b: int) -> dict[str, Any]:
-    await asyncio.sleep(0)
-    return {"sum": a + b, "run": ctx.run_id, "attempt": ctx.attempt, "results": dict(ctx.results)}
 
 
 def pid() -> int:
@@ -67,18 +61,6 @@ def retry(after: float | str | None = None) -> NoReturn:
     raise Retry("busy", after=after)
 
 
-def give_up() -> NoReturn:
-    raise GiveUp("no such customer")
-
-
-def not_json() -> Any:
-    return object()
-
-
-def huge() -> str:
-    return "x" * (256 * 1024 + 1)
-
-
 def report(ctx: RunContext) -> None:
     ctx.log.warning("half of %d", 10)
     ctx.progress(5, 10, "halfway")
@@ -94,10 +76,6 @@ def report_error(ctx: RunContext) -> None:
         fail()
     except ValueError:
         ctx.log.exception("it went wrong")
-
-
-def segfault() -> None:
-    ctypes.string_at(0)
 
 
 def garbage() -> None:
@@ -165,15 +143,6 @@ def _witness(ctx: RunContext, path: str) -> None:
 def ignore_sigterm(ctx: RunContext) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     block(ctx)
-
-
-def with_grandchild(ctx: RunContext) -> None:
-    """Grandchildren that ignore SIGTERM, too."""
-    script = "trap '' TERM; sleep 600 & echo $!; wait; sleep 600"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None
-        ctx.progress(shell.pid, int(shell.stdout.readline()))
-        shell.wait()
 
 
 def leave_grandchild() -> int:

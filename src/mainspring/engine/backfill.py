@@ -210,16 +210,16 @@ async def _missing(
     """The ids of the runs to add, with their slots. Runs that are there are put in `existing`."""
     ids = {run_id for slot in slots for run_id in _ids(job, slot)}
     page = await engine.store.find(RunQuery(ids=frozenset(ids), brief=True))
-    found = {run.id: run for run in page.items}
+    stored = {run.id: run for run in page.items}
     missing: dict[str, datetime] = {}
     for slot in slots:
         own, again = _ids(job, slot)
         run_id = own
         # The record of the skip is older, and may have been pruned before the backfilled run.
-        if again in found or (own in found and found[own].state is State.SKIPPED):
+        if again in stored or (own in stored and stored[own].state is State.SKIPPED):
             run_id = again
-        if run_id in found:
-            existing[run_id] = found[run_id].state
+        if run_id in stored:
+            existing[run_id] = stored[run_id].state
         else:
             missing[run_id] = slot
     return missing
@@ -265,7 +265,7 @@ async def _add(
         )
         roots.append(root)
         runs += with_followers([root], followers, now, workers)
-    stored = {one.run.id: one.run for one in await engine.store.add(runs)}
+    stored = {result.run.id: result.run for result in await engine.store.add(runs)}
     for run in runs:
         if stored[run.id].created_at == run.created_at:
             engine.emit("run.enqueued", run)

@@ -369,31 +369,27 @@ class Breakers:
         circuit = self._known.get(run.job_id)
         return circuit is not None and circuit.trial == (run.id, run.token)
 
-    async def record_trials(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
-        """Count the outcomes of trials, before the store has them: as long as the run of a trial is
-        running, no other run is tried. It is repeated until the store answers."""
-        events: dict[str, BreakerEvent] = {}
-        await self._engine.retrying_store.repeat("breakers", lambda: self._record(outcomes, events))
-        self._emit(outcomes, events)
-        return events
-
-    async def record(self, outcomes: Sequence[JobOutcome]) -> dict[str, BreakerEvent]:
-        """Count the outcomes of attempts, which the store has; return which run changed the state
-        of its job's breaker, and how.
+    async def record(
+        self, outcomes: Sequence[JobOutcome], *, is_sure: bool = False
+    ) -> dict[str, BreakerEvent]:
+        """Count the outcomes of attempts; return which run changed the state of its job's breaker,
+        and how.
 
         A store that fails loses the count and nothing else: the outcome of a run never waits for
-        it.
+        it. Those of trials are sure to be counted, before the store has them: as long as the run of
+        a trial is running, no other run is tried. `is_sure` repeats it until the store answers.
         """
         events: dict[str, BreakerEvent] = {}
-        with self._engine.outages.suppressed("breakers"):
-            await self._record(outcomes, events)
-        self._emit(outcomes, events)
-        return events
-
-    def _emit(self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]) -> None:
+        if is_sure:
+            repeat = self._engine.retrying_store.repeat
+            await repeat("breakers", lambda: self._record(outcomes, events))
+        else:
+            with self._engine.outages.suppressed("breakers"):
+                await self._record(outcomes, events)
         for outcome in outcomes:
             if (event := events.get(outcome.run.id)) is not None:
                 self._engine.emit(f"breaker.{event}", outcome.run)
+        return events
 
     async def _record(
         self, outcomes: Sequence[JobOutcome], events: dict[str, BreakerEvent]

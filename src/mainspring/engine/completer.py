@@ -137,7 +137,7 @@ class Completer:
             self._filled.clear()
         outcomes = [queued.outcome for queued in batch if queued.outcome is not None]
         trials = [outcome for outcome in outcomes if self.breakers.is_trial(outcome.run)]
-        events = await self.breakers.record_trials(trials) if trials else {}
+        events = await self.breakers.record(trials, is_sure=True) if trials else {}
         changes = [queued.change for queued in batch if queued.change is not None]
         answers = iter(await self._commit(changes) if changes else ())
         pairs = [(queued, queued.change is None or next(answers)) for queued in batch]

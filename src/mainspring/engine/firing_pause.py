@@ -7,6 +7,7 @@ changed by it, so one that is paused by itself stays paused.
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from typing import Annotated
 
@@ -36,17 +37,17 @@ class FiringPause(Struct, frozen=True):
 
 
 async def read_pause(store: Store) -> FiringPause:
-    return _read(await read_note(store, note_kinds.PAUSE, NAME)) or FiringPause()
+    return _read(await read_note(store, note_kinds.PAUSE, NAME))
 
 
 async def pause_firing(store: Store) -> FiringPause:
     """Pause all firing. A pause that stands is kept as it is."""
     for _ in range(TRIES):
         note = await read_note(store, note_kinds.PAUSE, NAME)
-        found = _read(note) or FiringPause()
-        if found.since is not None:
-            return found
-        wanted = replace(found, since=await store.now())
+        pause = _read(note)
+        if pause.since is not None:
+            return pause
+        wanted = replace(pause, since=await store.now())
         if await _put(store, note, wanted):
             return wanted
     raise contended("the pause of all firing")
@@ -56,16 +57,12 @@ async def resume_firing(store: Store) -> FiringPause | None:
     """Resume firing. None: it was not paused."""
     for _ in range(TRIES):
         note = await read_note(store, note_kinds.PAUSE, NAME)
-        found = _read(note)
-        if found is None:
-            if await _put(store, note, FiringPause()):
-                return None
-            continue
-        if found.since is None:
+        pause = _read(note)
+        if pause.since is None:
             return None
         now = await store.now()
-        span = (min(found.since, now), now)  # the clock may have been set back
-        wanted = FiringPause(ended=(*found.ended, span)[-MOST_ENDED:])
+        span = (min(pause.since, now), now)  # the clock may have been set back
+        wanted = FiringPause(ended=(*pause.ended, span)[-MOST_ENDED:])
         if await _put(store, note, wanted):
             return wanted
     raise contended("the pause of all firing")
@@ -74,15 +71,14 @@ async def resume_firing(store: Store) -> FiringPause | None:
 async def _put(store: Store, note: Note | None, wanted: FiringPause) -> bool:
     value = to_builtins(wanted, builtin_types=(datetime,))
     version = note.version if note is not None else 0
-    made = Note(kind=note_kinds.PAUSE, name=NAME, value=value, version=version)
-    [kept] = await store.put_notes([NoteWrite.put(made)])
+    changed = Note(kind=note_kinds.PAUSE, name=NAME, value=value, version=version)
+    [kept] = await store.put_notes([NoteWrite.put(changed)])
     return kept is not None
 
 
-def _read(note: Note | None) -> FiringPause | None:
-    """None where the note cannot be read: it does not pause, or a damaged note would stop all
-    firing."""
-    try:
-        return FiringPause() if note is None else convert(note.value, FiringPause)
-    except (ValueError, TypeError):
-        return None
+def _read(note: Note | None) -> FiringPause:
+    """A note that cannot be read does not pause: else a damaged one would stop all firing."""
+    with contextlib.suppress(ValueError, TypeError):
+        if note is not None:
+            return convert(note.value, FiringPause)
+    return FiringPause()

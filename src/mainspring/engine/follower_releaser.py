@@ -179,10 +179,10 @@ async def complete_retries(engine: EngineContext) -> None:
 
 
 async def _complete(engine: EngineContext, note: Note) -> None:
-    found = (await engine.store.find(RunQuery(ids=_runs_of(note), brief=True))).items
+    runs = (await engine.store.find(RunQuery(ids=_runs_of(note), brief=True))).items
     # One that has not succeeded may be made pending at any moment, by a slow process.
-    left = [run.id for run in found if run.state in _UNSUCCESSFUL]
-    again = [run for run in found if run.state not in _UNSUCCESSFUL]
+    left = [run.id for run in runs if run.state in _UNSUCCESSFUL]
+    again = [run for run in runs if run.state not in _UNSUCCESSFUL]
     if again:
         await revive_followers(engine, again)
     if not left:

@@ -103,7 +103,7 @@ class GroupLimits:
             group.refused = False
             self.wants_more = True
         if len(self._groups) > MOST_GROUPS:
-            self._groups = {i: one for i, one in self._groups.items() if one.running}
+            self._groups = {i: other for i, other in self._groups.items() if other.running}
 
     def _make_group(self, limit: int | None) -> _Group:
         if limit is not None:

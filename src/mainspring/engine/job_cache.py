@@ -57,10 +57,10 @@ class JobCache:
             page = await (store or self._store).jobs(
                 JobQuery(ids=frozenset(stale), limit=len(stale))
             )
-            found = {job.id: job for job in page.items}
-            answer.update((job_id, found.get(job_id)) for job_id in stale)
+            jobs = {job.id: job for job in page.items}
+            answer.update((job_id, jobs.get(job_id)) for job_id in stale)
             if edits == self._edits:  # otherwise an edit came during the read: these may be older
-                self._remember(found.values(), now)
+                self._remember(jobs.values(), now)
         return answer
 
     def last_known(self, ids: Iterable[str]) -> list[Job]:
@@ -78,10 +78,10 @@ class JobCache:
         if self._followers is None or now - self._followers[0] > self.MAX_AGE:
             edits = self._edits
             jobs = all_items(self._store.jobs, JobQuery(follows=True, limit=1000))
-            found = Followers([job async for job in jobs if job.unreadable is None])
+            followers = Followers([job async for job in jobs if job.unreadable is None])
             if edits != self._edits:
-                return found
-            self._followers = (now, found)
+                return followers
+            self._followers = (now, followers)
         return self._followers[1]
 
     def forget(self, job_id: str) -> None:

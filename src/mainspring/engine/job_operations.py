@@ -80,7 +80,7 @@ class JobOperations:
         job = (await self._engine.jobs.get([job_id]))[job_id]
         if job is None:
             stored = (await self._engine.store.jobs(JobQuery(limit=1000))).items
-            ids = {one.id for one in stored}
+            ids = {other.id for other in stored}
             raise JobNotFound(job_id, ids | self._engine.registry.names() if ids else ids)
         refuse_unreadable_job(job)
         return job

@@ -152,10 +152,14 @@ class Leases:
             elif self._held.get(attempt.run.id) is attempt and not _is_over(attempt):
                 self._lost(attempt)
         asked = {attempt.run.id: attempt for attempt in attempts}
-        for one in mine:
-            attempt = asked[one.id]
-            if one.cancel_requested and self._held.get(one.id) is attempt and not _is_over(attempt):
-                attempt.run = replace(attempt.run, reason=one.reason)
+        for renewed in mine:
+            attempt = asked[renewed.id]
+            if (
+                renewed.cancel_requested
+                and self._held.get(renewed.id) is attempt
+                and not _is_over(attempt)
+            ):
+                attempt.run = replace(attempt.run, reason=renewed.reason)
                 self._cancel(attempt)
         return True
 
@@ -175,13 +179,13 @@ class Leases:
                 first, refused = await self._renew_in_halves(held[:half])
                 second, more = await self._renew_in_halves(held[half:])
                 return first + second, refused | more
-            [one] = held
-            if one.progress is None:
-                return [], {one.id: error}
-            log.warning("the progress of run %s cannot be kept: %s", one.id, error)
-            if (attempt := self._held.get(one.id)) is not None:
+            [single] = held
+            if single.progress is None:
+                return [], {single.id: error}
+            log.warning("the progress of run %s cannot be kept: %s", single.id, error)
+            if (attempt := self._held.get(single.id)) is not None:
                 attempt.context.latest_progress = None
-            return await self._renew_in_halves([Held(one.id, one.token)])
+            return await self._renew_in_halves([Held(single.id, single.token)])
 
     def _lost(self, attempt: LocalAttempt) -> None:
         if attempt.stop_reason is not StopReason.LOST:

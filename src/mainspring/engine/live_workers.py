@@ -117,11 +117,11 @@ async def find_leader(store: Store) -> str | None:
 
 async def find_workers(store: Store) -> list[LiveWorker]:
     """The workers that are alive by the notes in the store, by id."""
-    found: list[LiveWorker] = []
+    workers: list[LiveWorker] = []
     async for note in all_items(store.notes, NoteQuery(kind=note_kinds.WORKER, limit=1000)):
         with contextlib.suppress(ValueError, TypeError):  # written by another version
-            found.append(convert({**note.value, "id": note.name}, LiveWorker))
-    return found
+            workers.append(convert({**note.value, "id": note.name}, LiveWorker))
+    return workers
 
 
 def no_worker_fires(workers: Iterable[LiveWorker]) -> bool:
@@ -191,11 +191,11 @@ class LiveWorkers:
 
     async def read_workers(self) -> list[LiveWorker]:
         """The live workers by the store, and this one even before its first note."""
-        found = await find_workers(self._engine.store)
+        workers = await find_workers(self._engine.store)
         if self._engine.settings.workers > 0:
             this_worker = self._announcement()
-            found = [worker for worker in found if worker.id != this_worker.id] + [this_worker]
-        return found
+            workers = [worker for worker in workers if worker.id != this_worker.id] + [this_worker]
+        return workers
 
     async def find_nodes(self, jobs: Iterable[Job], only_here: bool = False) -> list[LiveWorker]:
         """The workers on which new runs of these jobs run, if any of them runs on each node: this
@@ -294,7 +294,10 @@ class Uptime(Struct, frozen=True):
     downtimes: tuple[Downtime, ...] = ()
 
     def downtime_at(self, moment: datetime) -> Downtime | None:
-        return next((one for one in self.downtimes if one.start <= moment <= one.end), None)
+        return next(
+            (downtime for downtime in self.downtimes if downtime.start <= moment <= downtime.end),
+            None,
+        )
 
 
 async def read_uptime(store: Store) -> Uptime | None:

@@ -114,26 +114,26 @@ class RunOperations:
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._releaser.release_followers(upstream)
         stored: dict[str, Run] = {}
-        for run, one in zip(_flatten(instances), added, strict=True):
-            stored[run.id] = one.run
-            if not one.duplicate:
-                skipped = one.run.state is State.SKIPPED
-                self._engine.emit("run.skipped" if skipped else "run.enqueued", one.run)
-            elif one.run.job_id != run.job_id:
+        for run, result in zip(_flatten(instances), added, strict=True):
+            stored[run.id] = result.run
+            if not result.duplicate:
+                skipped = result.run.state is State.SKIPPED
+                self._engine.emit("run.skipped" if skipped else "run.enqueued", result.run)
+            elif result.run.job_id != run.job_id:
                 log.warning(
                     "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
                     " share the keys, so put the job's name into the key",
-                    *(run.job_id, one.run.id, one.run.job_id, one.run.dedupe_key),
+                    *(run.job_id, result.run.id, result.run.job_id, result.run.dedupe_key),
                 )
         return [stored[instance[0].id] for instance in instances]
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
         """The handlers that this process has for jobs, and the payloads of the jobs."""
-        found: dict[str, Target] = {}
+        targets: dict[str, Target] = {}
         for job_id in job_ids:
             job = await self._jobs.get_cached_job(job_id)
-            found[job_id] = self._engine.registry.find(job.handler), job.payload
-        return found
+            targets[job_id] = self._engine.registry.find(job.handler), job.payload
+        return targets
 
     async def chain(
         self,
@@ -157,7 +157,7 @@ class RunOperations:
         )
         runs: list[Run] = []
         last: tuple[Run, ...] = ()  # the last link: a run, or one for each node
-        made: dict[str, Run] = {}
+        runs_by_id: dict[str, Run] = {}
         following: dict[str, list[Run]] = {}  # runs of jobs that follow a link, by job
         for at, (job, (job_id, payload)) in enumerate(zip(jobs, links, strict=True)):
             handler = self._engine.registry.find(job.handler)
@@ -172,18 +172,18 @@ class RunOperations:
             [run] = self._make_runs(job, [payload], options, zone, Source.ENQUEUE, made_at)
             link = on_nodes(run, job, now, workers)
             if (there := following.pop(job_id, None)) is not None:
-                refuse_cycle_of_links(last[0], there[0], made)
+                refuse_cycle_of_links(last[0], there[0], runs_by_id)
                 by_handler = {one.handler: one for one in there}
                 link = tuple(_as_link(by_handler[run.handler], run) for run in link)
-                made |= {one.id: one for one in link}
+                runs_by_id |= {one.id: one for one in link}
             else:
                 instance = with_followers(link, followers, run.created_at, workers)
-                made |= {one.id: one for one in instance}
+                runs_by_id |= {one.id: one for one in instance}
                 for one in instance[len(link) :]:
                     following.setdefault(one.job_id, []).append(one)
             runs.append(link[0])
             last = link
-        for added in await self._engine.store.add(upstream_first(made)):
+        for added in await self._engine.store.add(upstream_first(runs_by_id)):
             self._engine.emit("run.enqueued", added.run)
         return runs
 
@@ -255,8 +255,8 @@ class RunOperations:
         states: dict[str, State] = {}
         for start in range(0, len(names), MANY_AT_ONCE):
             query = RunQuery(ids=frozenset(names[start : start + MANY_AT_ONCE]), brief=True)
-            found = (await self._engine.store.find(query)).items
-            states |= {run.id: run.state for run in found}
+            runs = (await self._engine.store.find(query)).items
+            states |= {run.id: run.state for run in runs}
         return states
 
     async def commit_retries(self, runs: Sequence[Run], changes: Sequence[Change]) -> list[bool]:

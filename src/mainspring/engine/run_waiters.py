@@ -47,10 +47,10 @@ class RunWaiters:
             self._asked[run_id] = asyncio.get_running_loop().create_future()
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
-        found = await asyncio.shield(self._asked[run_id])  # others may wait for the same one
-        if found is None:
+        run = await asyncio.shield(self._asked[run_id])  # others may wait for the same one
+        if run is None:
             raise RunNotFound(run_id)
-        return found
+        return run
 
     async def wait(self, run_id: str, timeout: float | None) -> Run:
         """Return the run once it has ended; raise TimeoutError if that takes longer. Wait on while
@@ -110,6 +110,6 @@ class RunWaiters:
                     future.cancel()
                 raise
             else:
-                found = {run.id: run for run in page.items}
+                runs = {run.id: run for run in page.items}
                 for run_id, future in asked.items():
-                    future.set_result(found.get(run_id))
+                    future.set_result(runs.get(run_id))

@@ -55,14 +55,16 @@ class Settings:
     """Whether runs that went well are logged too, one line each, where the logger takes INFO."""
 
     @classmethod
-    def make(cls, worker_id: str, **given: Any) -> Settings:
+    def make(cls, worker_id: str, **options: Any) -> Settings:
         """Make settings from what the program gives; raise InvalidInput for what is not allowed."""
-        return cls(worker_id=worker_id, **{name: _READ[name](one) for name, one in given.items()})
+        return cls(
+            worker_id=worker_id, **{name: _READ[name](value) for name, value in options.items()}
+        )
 
     def changed(self, **choices: Unpack[Choices]) -> Settings:
         """Return these settings with the overrides applied."""
-        given = {name: one for name, one in choices.items() if one is not None}
-        return replace(self, **{name: _READ[name](one) for name, one in given.items()})
+        overrides = {name: value for name, value in choices.items() if value is not None}
+        return replace(self, **{name: _READ[name](value) for name, value in overrides.items()})
 
 
 def _workers(given: int) -> int:

@@ -183,11 +183,11 @@ class SlotFirer:
         # another node is quicker. A program that is restarted after a kill is not the leader until
         # the term of its killed process expires. It would fire slots late meanwhile, and skip those
         # between.
-        self._leader_is_away = not self._leader.leads and all(one.done for one in fired)
-        if not any(one.done for one in fired):
+        self._leader_is_away = not self._leader.leads and all(firing.done for firing in fired)
+        if not any(firing.done for firing in fired):
             self._more_due = False
             return 0.0 if self._leader.leads else NON_LEADER_INTERVAL
-        if upcoming is None or self._more_due or not all(one.done for one in fired):
+        if upcoming is None or self._more_due or not all(firing.done for firing in fired):
             return 0.0
         self._gaps_logged = 0
         upcoming += [chain.firings[-1].next_run_at for chain in chains]
@@ -396,11 +396,11 @@ class SlotFirer:
         results = iter(fired)
         for chain in chains:
             for _ in chain.firings:
-                one = next(results)
-                for run in one.replaced:
+                outcome = next(results)
+                for run in outcome.replaced:
                     self._engine.run_ended(run.id)
                     self._engine.emit("run.cancelled", run)
-                for run in one.runs:
+                for run in outcome.runs:
                     self._emit_fired(run, chain.gap)
                     for earlier in run.after if run.after_any else ():
                         # It may have ended before the queued slot was there to be found.

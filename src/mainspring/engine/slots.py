@@ -92,15 +92,15 @@ def plan(
         return [_firing(job, job.version, passed_over, gap.last, upcoming, now)], gap
     firings: list[Firing] = []
     catching_up = job.policy.misfire.kind is MisfireKind.ALL and len(slots) + left > 1
-    made = 0
+    count = 0
     for at, slot in enumerate(slots):
         roots = on_nodes(_slot_run(job, slot, now), job, now, workers)
         runs = with_followers(roots, followers, now, workers)
         if at == 0:
             runs += passed_over
-        made += len(runs)
+        count += len(runs)
         # Never leave a single slot: the next plan would not see that it is catching up.
-        full = made >= most and len(slots) - at - 1 + left > 1
+        full = count >= most and len(slots) - at - 1 + left > 1
         ahead = slots[at + 1] if at + 1 < len(slots) else None
         following = ahead or job.schedule.next(slot if left else until)
         firing = _firing(job, job.version + len(firings), runs, slot, following, now)
@@ -224,7 +224,7 @@ def with_followers(
     left out; so is one that also follows an enabled job outside this instance.
     """
     root = roots[0]
-    made = {root.job_id: tuple(roots)}
+    runs_of = {root.job_id: tuple(roots)}
     awaited: dict[str, int] = {}  # how many runs of the instance each follower still needs
     reached = [root.job_id]
     for name in reached:  # it grows
@@ -238,11 +238,11 @@ def with_followers(
                 )
             awaited[job.id] -= 1
             if awaited[job.id] == 0:
-                upstream = [run.id for name in job.policy.after for run in made.get(name, ())]
+                upstream = [run.id for name in job.policy.after for run in runs_of.get(name, ())]
                 follower = _follower_run(job, root, tuple(upstream), now)
-                made[job.id] = on_nodes(follower, job, now, workers)
+                runs_of[job.id] = on_nodes(follower, job, now, workers)
                 reached.append(job.id)
-    return tuple(run for runs in made.values() for run in runs)
+    return tuple(run for runs in runs_of.values() for run in runs)
 
 
 def _follower_run(job: Job, root: Run, upstream: tuple[str, ...], now: datetime) -> Run:

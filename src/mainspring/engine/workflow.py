@@ -85,14 +85,14 @@ def check_order(
 
 def upstream_of(job_id: str, order: Order) -> set[str]:
     """Return every job that comes before this one, directly or not."""
-    found: set[str] = set()
+    upstream: set[str] = set()
     way = list(order.get(job_id, ()))
     while way:
         name = way.pop()
-        if name not in found:
-            found.add(name)
+        if name not in upstream:
+            upstream.add(name)
             way += order.get(name, ())
-    return found
+    return upstream
 
 
 def runs_after(roots: Iterable[Run], candidates: Iterable[Run]) -> list[Run]:
@@ -101,16 +101,16 @@ def runs_after(roots: Iterable[Run], candidates: Iterable[Run]) -> list[Run]:
     for run in candidates:
         for name in run.after:
             by_upstream.setdefault(name, []).append(run)
-    found: dict[str, Run] = {}
+    following_runs: dict[str, Run] = {}
     reached = [run.id for run in roots]
     while reached:
         following = [run for name in reached for run in by_upstream.get(name, ())]
         reached = []
         for run in following:
-            if run.id not in found:
-                found[run.id] = run
+            if run.id not in following_runs:
+                following_runs[run.id] = run
                 reached.append(run.id)
-    return list(found.values())
+    return list(following_runs.values())
 
 
 def upstream_first(runs: Mapping[str, Run]) -> list[Run]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from mainspring.core.codec import MAX_REPR
 from mainspring.core.model import Progress
 from mainspring.engine.executors.process_pool import ProcessPool, Target
 from mainspring.errors import (
@@ -43,19 +42,6 @@ __all__ = ["pool"]
 
 
 # What comes back
-
-
-async def test_a_sync_handler_gives_its_result(pool: ProcessPool) -> None:
-    assert await result(pool, handlers.add, a=1, b=2) == 3
-
-
-async def test_an_async_handler_sees_its_context(pool: ProcessPool) -> None:
-    assert await result(pool, handlers.add_later, a=1, b=2) == {
-        "sum": 3,
-        "run": "run-1",
-        "attempt": 3,
-        "results": {"before": [1, NOW]},
-    }
 
 
 async def test_values_come_back_as_they_were(pool: ProcessPool) -> None:
@@ -91,21 +77,6 @@ async def test_retry_carries_its_delay(pool: ProcessPool, after: Any, seconds: A
     failure = await error(pool, handlers.retry, after=after)
     assert (failure.kind, failure.retry_after) == ("retry", seconds)
     assert failure.message == "Retry: busy"
-
-
-async def test_give_up_is_told_apart_from_other_failures(pool: ProcessPool) -> None:
-    failure = await error(pool, handlers.give_up)
-    assert (failure.kind, failure.message) == ("give_up", "GiveUp: no such customer")
-
-
-async def test_a_result_that_cannot_be_kept_is_kept_as_text(pool: ProcessPool) -> None:
-    odd = await result(pool, handlers.not_json)
-    assert odd["kept_as"] == "text"
-    assert odd["repr"].startswith("<object object at ")
-    huge = await result(pool, handlers.huge)
-    assert huge["kept_as"] == "text"
-    assert huge["repr"].startswith("'xxx")
-    assert len(huge["repr"]) == MAX_REPR
 
 
 async def test_arguments_that_are_not_json_are_refused_before_a_process_is_used(
@@ -222,11 +193,6 @@ async def test_exit_keeps_what_was_said_before(pool: ProcessPool) -> None:
     assert await result(pool, handlers.add, a=1, b=1) == 2
 
 
-async def test_a_segfault_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
-    with pytest.raises(ProcessDied, match="was ended by SIGSEGV"):
-        await Started(pool, handlers.segfault).task
-
-
 async def test_a_sigkill_from_outside_ends_the_attempt_with_its_signal(pool: ProcessPool) -> None:
     run = Started(pool, handlers.block)
     os.kill(await run.pid(), signal.SIGKILL)
@@ -296,17 +262,6 @@ async def test_a_second_cancel_does_not_leave_it_behind(pool: ProcessPool) -> No
     assert not alive(pid)
 
 
-async def test_grandchildren_end_with_a_timeout(pool: ProcessPool) -> None:
-    run = Started(pool, handlers.with_grandchild)
-    said = await run.said()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await run.task
-    assert not alive(int(said.done))
-    assert not alive(int(said.total or 0))
-    assert await result(pool, handlers.add, a=1, b=1) == 2
-
-
 async def test_what_a_finished_handler_left_running_ends_with_it(pool: ProcessPool) -> None:
     before = await result(pool, handlers.pid)
     assert not alive(await result(pool, handlers.leave_grandchild))
@@ -342,10 +297,6 @@ async def test_a_limit_binds_only_its_own_run() -> None:
 
 
 # The pool
-
-
-async def test_a_process_serves_one_run_after_another(pool: ProcessPool) -> None:
-    assert await result(pool, handlers.pid) == await result(pool, handlers.pid)
 
 
 async def test_no_more_processes_than_its_size(pool: ProcessPool) -> None:

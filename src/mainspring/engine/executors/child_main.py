@@ -295,12 +295,12 @@ def _load(
     global _loading
     _loading = f"{main_path or module}:{qualname}"
     try:
-        found: Any = _script(main_path, package) if main_path else importlib.import_module(module)
+        target: Any = _script(main_path, package) if main_path else importlib.import_module(module)
         for name in qualname.split("."):
-            found = getattr(found, name)
+            target = getattr(target, name)
         for _ in range(layers):
-            found = found.__wrapped__
-        return found  # type: ignore[no-any-return]
+            target = target.__wrapped__
+        return target  # type: ignore[no-any-return]
     except BaseException as error:
         raise ImportError(
             f"the handler {_loading} cannot be loaded in its process: {error_text(error)}"

@@ -271,6 +271,8 @@ class LoopExecutor:
             built_in = attempt.handler.built_in
             attempt.result = answer if built_in else storable_result(answer, attempt.context)
         except BaseException as raised:  # SystemExit too: a handler must not end the program
+            if self.loop.is_closed():  # a coroutine may be closed after its loop
+                raise
             attempt.error = AttemptError.of(raised, plain=attempt.handler.built_in)
         end_if_forked(self._pid, attempt.error)
         attempt.task = None
@@ -288,11 +290,11 @@ class LoopExecutor:
         """`await handler`; note whether it waits, and how much CPU time it uses."""
         thread_cpu = None if attempt.handler.built_in else self._thread_cpu
         step: Callable[[Any], Any] = handler.send
-        given: Any = None
+        sent: Any = None
         while True:
             began = 0.0 if thread_cpu is None else thread_cpu()
             try:
-                future = step(given)
+                future = step(sent)
             except StopIteration as end:
                 return end.value
             finally:
@@ -301,10 +303,10 @@ class LoopExecutor:
             if not attempt.waited:
                 self._keep_task(attempt)
             try:
-                given = yield future
+                sent = yield future
                 step = handler.send
             except BaseException as error:
-                step, given = handler.throw, error
+                step, sent = handler.throw, error
 
     def _keep_task(self, attempt: LocalAttempt) -> None:
         """Keep this task for this attempt, which is about to wait; start tasks for the others."""

@@ -107,13 +107,13 @@ def _main_path() -> str | None:
 
 
 def _layers(function: Callable[..., Any], module: str, qualname: str) -> int:
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for name in qualname.split("."):
-        found = getattr(found, name, None)
+        target = getattr(target, name, None)
     layers = 0
-    while found is not None and found is not function:
-        found, layers = getattr(found, "__wrapped__", None), layers + 1
-    if found is None:
+    while target is not None and target is not function:
+        target, layers = getattr(target, "__wrapped__", None), layers + 1
+    if target is None:
         raise _unfit(function, f"{module}.{qualname} is not there, or is something else")
     return layers
 
