@@ -137,7 +137,7 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
     class Counting(FaultyStore):
         async def commit(self, changes: Sequence[Change]) -> list[bool]:
             nonlocal refused
-            answers = await super().commit(changes)
+            answers: list[bool] = await super().commit(changes)
             refused += answers.count(False)
             return answers
 

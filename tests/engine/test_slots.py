@@ -757,7 +757,8 @@ async def test_a_follower_answers_to_few_hints(shared: SharedStore) -> None:
 
         async def jobs(self, query: JobQuery) -> Page[Job]:
             looks[self.who] += query.due is not None
-            return await super().jobs(query)
+            page: Page[Job] = await super().jobs(query)
+            return page
 
     class Following(Counted):
         who = "follower"

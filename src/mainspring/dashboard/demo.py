@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from msgspec import Struct
-
 from mainspring.core.context import RunContext
 from mainspring.core.model import Attempt, Job, Outcome, Run, Source, State, replace, slot_run_id
 from mainspring.core.plurals import plural
@@ -84,13 +82,6 @@ TRACEBACK = """Traceback (most recent call last):
     raise error
 {error}
 """
-
-
-class PastRuns(Struct, frozen=True):
-    """How the past runs of a job went."""
-
-    seconds: float
-    failing: float
 
 
 def demo_scheduler(url: str, **options: Any) -> Scheduler:
@@ -251,10 +242,10 @@ def make_history(jobs: Iterable[Job], now: datetime, rng: random.Random) -> Iter
     """The runs that these jobs would have had in the last week, job by job."""
     incident = (now - timedelta(days=2, hours=5), now - timedelta(days=2, hours=3))
     for job in jobs:
-        plan = PastRuns(rng.lognormvariate(1.0, 1.2), rng.choice((0, 0, 0.004, 0.01, 0.08)))
+        seconds, failing = rng.lognormvariate(1.0, 1.2), rng.choice((0, 0, 0.004, 0.01, 0.08))
         for slot in _slots(job, now - WEEK, now):
             is_down = incident[0] < slot < incident[1] and "payments" in job.tags
-            yield _run(job, slot, 0.7 if is_down else plan.failing, plan.seconds, rng)
+            yield _run(job, slot, 0.7 if is_down else failing, seconds, rng)
 
 
 def _slots(job: Job, start: datetime, end: datetime) -> Iterator[datetime]:

@@ -21,6 +21,7 @@ LONGEST_JSON = 32 * 1024
 """Characters of a payload or a result that a page shows. A live page is read again and again."""
 
 _SLOT = re.compile(r"(\d{8}T\d{6}(?:\.\d{1,3})?)\d*Z")
+_NO_TIME = Markup('<span class="none">—</span>')
 _NARROW_SPACE = "\N{NARROW NO-BREAK SPACE}"
 
 
@@ -117,21 +118,24 @@ def _longest_unit(seconds: float) -> str:
 def time_tag(moment: datetime | None, now: datetime, zone: str | None = None) -> Markup:
     """A `<time>` that shows how far away the moment is. Its tooltip shows the moment in UTC; a
     script adds the browser's zone, and keeps the text up to date."""
-    if moment is None:
-        return Markup('<span class="none">—</span>')
-    iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup('<time datetime="{}" data-zone="{}" title="{}">{}</time>').format(
-        iso, zone or "", absolute(moment), relative(moment, now)
-    )
+    return _NO_TIME if moment is None else _tag(moment, zone, relative(moment, now))
 
 
 def clock_tag(moment: datetime | None, zone: str | None = None) -> Markup:
     """A `<time>` that shows the moment itself, in UTC; a script shows it in the browser's zone."""
-    if moment is None:
-        return Markup('<span class="none">—</span>')
+    return _NO_TIME if moment is None else _tag(moment, zone, absolute(moment), "data-clock ")
+
+
+def wall_tag(moment: datetime, now: datetime, zone: str) -> Markup:
+    """A `<time>` that shows the moment as `wall_time` does, in UTC; a script shows it in the
+    browser's zone."""
+    return _tag(moment, zone, wall_time(moment, now, "UTC"), 'data-clock="wall" ')
+
+
+def _tag(moment: datetime, zone: str | None, text: str, attribute: str = "") -> Markup:
     iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup('<time datetime="{}" data-zone="{}" data-clock title="{}">{}</time>').format(
-        iso, zone or "", absolute(moment), absolute(moment)
+    return Markup('<time datetime="{}" data-zone="{}" {}title="{}">{}</time>').format(
+        iso, zone or "", Markup(attribute), absolute(moment), text
     )
 
 
@@ -142,15 +146,6 @@ def wall_time(moment: datetime, now: datetime, zone: str) -> str:
     year = "" if there.year == now.astimezone(zone_named(zone)).year else " %Y"
     seconds = ":%S" if there.second else ""
     return there.strftime(f"%a %d %b{year} %H:%M{seconds}")
-
-
-def wall_tag(moment: datetime, now: datetime, zone: str) -> Markup:
-    """A `<time>` that shows the moment as `wall_time` does, in UTC; a script shows it in the
-    browser's zone."""
-    iso = moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return Markup(
-        '<time datetime="{}" data-zone="{}" data-clock="wall" title="{}">{}</time>'
-    ).format(iso, zone, absolute(moment), wall_time(moment, now, "UTC"))
 
 
 def absolute(moment: datetime | None) -> str:

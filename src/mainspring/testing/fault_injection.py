@@ -12,30 +12,13 @@ import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
-from mainspring.core.model import Job, Note, Page, Run
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreUnavailable
-from mainspring.stores.protocol import (
-    Added,
-    Claim,
-    Claimed,
-    Counts,
-    Fired,
-    Firing,
-    Held,
-    JobQuery,
-    JobWrite,
-    NoteQuery,
-    NoteWrite,
-    Renewed,
-    RunQuery,
-    Store,
-    StoreInfo,
-    Transaction,
-)
+from mainspring.stores.protocol import Held, Store, StoreInfo, Transaction
 
 T = TypeVar("T")
 
@@ -144,6 +127,16 @@ class ScriptedFaults:
         return step if isinstance(step, Injection) else Injection(step)
 
 
+def _faulty(method: str) -> Any:
+    """The method of the store, which meets the plan first."""
+
+    async def call(self: FaultyStore, *args: Any, **options: Any) -> Any:
+        work = partial(getattr(self.store, method), *args, **options)
+        return await self._call(method, work)
+
+    return call
+
+
 class FaultyStore:
     """Any store, behind a plan of faults. `injected` counts them, by method and kind."""
 
@@ -176,55 +169,22 @@ class FaultyStore:
     def info(self) -> StoreInfo:
         return self.store.info()
 
-    async def open(self, *, create: bool = True) -> None:
-        return await self._call("open", lambda: self.store.open(create=create))
-
-    async def close(self) -> None:
-        return await self._call("close", lambda: self.store.close())
-
-    async def now(self) -> datetime:
-        return await self._call("now", lambda: self.store.now())
-
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
-        return await self._call("add", lambda: self.store.add(runs))
-
-    async def claim(self, claim: Claim) -> Claimed:
-        return await self._call("claim", lambda: self.store.claim(claim))
-
-    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
-        return await self._call("renew", lambda: self.store.renew(held, lease))
-
-    async def commit(self, changes: Sequence[Change]) -> list[bool]:
-        return await self._call("commit", lambda: self.store.commit(changes))
-
-    async def find(self, query: RunQuery) -> Page[Run]:
-        return await self._call("find", lambda: self.store.find(query))
-
-    async def counts(
-        self, since: datetime | None = None, jobs: frozenset[str] | None = None
-    ) -> Counts:
-        return await self._call("counts", lambda: self.store.counts(since, jobs))
-
-    async def maintain(self, before: datetime | None, limit: int) -> int:
-        return await self._call("maintain", lambda: self.store.maintain(before, limit))
-
-    async def jobs(self, query: JobQuery) -> Page[Job]:
-        return await self._call("jobs", lambda: self.store.jobs(query))
-
-    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        return await self._call("put_jobs", lambda: self.store.put_jobs(writes))
-
-    async def notes(self, query: NoteQuery) -> Page[Note]:
-        return await self._call("notes", lambda: self.store.notes(query))
-
-    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
-        return await self._call("put_notes", lambda: self.store.put_notes(writes))
-
-    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
-        return await self._call("fire", lambda: self.store.fire(firings))
-
-    async def wait(self, timeout: float) -> bool:
-        return await self._call("wait", lambda: self.store.wait(timeout))
+    open = _faulty("open")
+    close = _faulty("close")
+    now = _faulty("now")
+    add = _faulty("add")
+    claim = _faulty("claim")
+    renew = _faulty("renew")
+    commit = _faulty("commit")
+    find = _faulty("find")
+    counts = _faulty("counts")
+    maintain = _faulty("maintain")
+    jobs = _faulty("jobs")
+    put_jobs = _faulty("put_jobs")
+    notes = _faulty("notes")
+    put_notes = _faulty("put_notes")
+    fire = _faulty("fire")
+    wait = _faulty("wait")
 
     def transaction(self, held: Held, limit: timedelta, *, blocking: bool = False) -> Transaction:
         inner = self.store.transaction(held, limit, blocking=blocking)

@@ -270,6 +270,19 @@ def _is_unlucky(firings: Sequence[Firing]) -> bool:
 # Transitions and loops with a fault
 
 
+def _patched(target: Any, name: str, wrong: Any) -> Callable[[], Patches]:
+    return lambda: [patch.object(target, name, wrong)]
+
+
+def _returning(value: Any) -> Callable[..., Any]:
+    """A coroutine function that does nothing but return this."""
+
+    async def wrong(*_: Any, **__: Any) -> Any:
+        return value
+
+    return wrong
+
+
 def _without(name: str, *fields: str) -> Callable[[], Patches]:
     """A transition that does not expect these fields to stand."""
     right = getattr(transitions, name)
@@ -328,11 +341,7 @@ def _rescued_as_any() -> Patches:
     return [patch.object(transitions, "rescued", rescued)]
 
 
-def _bystanders_blamed() -> Patches:
-    def never_began(run: Run, job: Any) -> bool:
-        return False
-
-    return [patch.object(transitions, "never_began", never_began)]
+_bystanders_blamed = _patched(transitions, "never_began", lambda run, job: False)
 
 
 def _killers_at_large() -> Patches:
@@ -344,12 +353,9 @@ def _killers_at_large() -> Patches:
     return [patch.object(transitions, "rescued", rescued)]
 
 
-def _suspects_in_company() -> Patches:
-    return [patch.object(worker, "SUSPECT_PATIENCE", timedelta(0))]
+_suspects_in_company = _patched(worker, "SUSPECT_PATIENCE", timedelta(0))
 
-
-def _others_beside_suspects() -> Patches:
-    return [patch.object(Worker, "_runs_alone", lambda self: False)]
+_others_beside_suspects = _patched(Worker, "_runs_alone", lambda self: False)
 
 
 def _suspects_wait_for_ever() -> Patches:
@@ -451,22 +457,11 @@ def _backfills() -> Patches:
     return [patch.object(slots, "_chosen", chosen)]
 
 
-def _overlap_unseen() -> Patches:
-    def resolve_overlap(firing: Firing, unfinished: Any, now: datetime) -> Any:
-        return firing.runs, []
+_overlap_unseen = _patched(memory, "resolve_overlap", lambda firing, *_: (firing.runs, []))
 
-    return [patch.object(memory, "resolve_overlap", resolve_overlap)]
+_queue_jumped = _patched(FollowerReleaser, "_earlier_slots", _returning(()))
 
-
-def _queue_jumped() -> Patches:
-    async def none(self: FollowerReleaser, run: Run, upstream: Any) -> tuple[str, ...]:
-        return ()
-
-    return [patch.object(FollowerReleaser, "_earlier_slots", none)]
-
-
-def _delay_from_start() -> Patches:
-    return [patch.object(slot_firer, "slot_after_end", lambda job, last, now: job.next_run_at)]
+_delay_from_start = _patched(slot_firer, "slot_after_end", lambda job, *_: job.next_run_at)
 
 
 def _end_forgotten() -> Patches:
@@ -573,8 +568,7 @@ def _looks_before_it_commits() -> Patches:
     ]
 
 
-def _retried_at_once() -> Patches:
-    return [patch.object(transitions, "awaited_again", lambda run, upstream: ())]
+_retried_at_once = _patched(transitions, "awaited_again", lambda run, upstream: ())
 
 
 def _results_pruned_too_soon() -> Patches:
@@ -584,10 +578,7 @@ def _results_pruned_too_soon() -> Patches:
     return [patch.object(evaluation, "awaited_runs", waited_for)]
 
 
-def _retries_left_half_done() -> Patches:
-    async def nothing(engine: Any) -> None: ...
-
-    return [patch.object(follower_releaser, "complete_retries", nothing)]
+_retries_left_half_done = _patched(follower_releaser, "complete_retries", _returning(None))
 
 
 def _registered_afresh() -> Patches:
@@ -597,11 +588,7 @@ def _registered_afresh() -> Patches:
     return [patch.object(job_updates, "_slot_after_change", next_slot)]
 
 
-def _drains_and_fires() -> Patches:
-    async def retire(self: Engine) -> None:
-        return None
-
-    return [patch.object(Engine, "_retire", retire)]
+_drains_and_fires = _patched(Engine, "_retire", _returning(None))
 
 
 def _forgotten_is_removed() -> Patches:
@@ -694,8 +681,7 @@ def _failures_seen_late() -> Patches:
     ]
 
 
-def _trial_counted_later() -> Patches:
-    return [patch.object(Breakers, "is_trial", lambda self, run: False)]
+_trial_counted_later = _patched(Breakers, "is_trial", lambda self, run: False)
 
 
 def _trial_without_comparing() -> Patches:
@@ -755,11 +741,7 @@ def _turns_forgotten() -> Patches:
     return [patch.object(Worker, "_make_claim", make_claim)]
 
 
-def _pause_unseen() -> Patches:
-    async def read_pause(store: Any) -> FiringPause:
-        return FiringPause()
-
-    return [patch.object(slot_firer, "read_pause", read_pause)]
+_pause_unseen = _patched(slot_firer, "read_pause", _returning(FiringPause()))
 
 
 def _caught_up_after_a_pause() -> Patches:
@@ -777,11 +759,7 @@ def _random_backfill_ids() -> Patches:
     return [patch.object(backfill, "_ids", ids)]
 
 
-def _late_backfills_expire() -> Patches:
-    def unchanged(run: Run, **_: Any) -> Run:
-        return run
-
-    return [patch.object(backfill, "replace", unchanged)]
+_late_backfills_expire = _patched(backfill, "replace", lambda run, **_: run)
 
 
 def _killed_on_a_node() -> Patches:
@@ -791,8 +769,7 @@ def _killed_on_a_node() -> Patches:
     return [patch.object(transitions, "node_gone", skipped)]
 
 
-def _nodes_wait_for_each_other() -> Patches:
-    return [patch.object(protocol, "is_node_handler", lambda handler: False)]
+_nodes_wait_for_each_other = _patched(protocol, "is_node_handler", lambda handler: False)
 
 
 def _fired_for_itself() -> Patches:
