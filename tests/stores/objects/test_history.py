@@ -16,7 +16,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Note, Page, Run, State, new_run_id, replace
 from mainspring.errors import StoreDamaged
 from mainspring.stores.codec import run_to_record
-from mainspring.stores.objects import ObjectStore, history
+from mainspring.stores.objects import ObjectStore, queries
 from mainspring.stores.objects.history import Segment, catalogue_body, describe_segment
 from mainspring.stores.objects.schema import HEAD, Entry, Head, encode_body, encode_head, part_name
 from mainspring.stores.protocol import NoteWrite, RunQuery
@@ -302,13 +302,13 @@ SEARCH = RunQuery(job="busy", states=frozenset({State.FAILED}), failing=True, li
 async def test_a_long_search_looks_at_each_record_once() -> None:
     objects = write_history([[hidden(k * 50 + n) for n in range(50)] for k in range(40)])
     looked: Counter[str] = Counter()
-    real = history.may_match
+    real = queries.may_match
 
     def counting(record: Any, query: RunQuery) -> bool:
         looked[record["id"]] += 1
         return real(record, query)
 
-    with patch.object(history, "may_match", counting):
+    with patch.object(queries, "may_match", counting):
         page, requests = await spent(objects, SEARCH)
     assert page.items == []
     assert looked.total() == len(looked) == 40 * 50

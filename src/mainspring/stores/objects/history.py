@@ -10,23 +10,20 @@ A run that was deleted or brought back to life stays in its segment; the live st
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
-import heapq
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
-from mainspring.core.model import LIVE, State
 from mainspring.core.transitions import UPSTREAM_FAILED
 from mainspring.stores.codec import Record, to_us
-from mainspring.stores.objects.part_cache import AT_ONCE, PartCache, PartsNotLoaded
+from mainspring.stores.objects.part_cache import PartCache, PartsNotLoaded
 from mainspring.stores.objects.state import LiveState
 from mainspring.stores.protocol import RunQuery
 
@@ -243,89 +240,10 @@ class SegmentReader:
         runs: dict[str, Record] = self._parts.get(segment)["runs"]
         return runs
 
-    async def newest_first(
-        self, view: LiveState, query: RunQuery, before: int | None, live: Mapping[str, int]
-    ) -> AsyncGenerator[tuple[str, int, Record | None]]:
-        """The runs that may match, newest first: those of `live`, with their numbers and without a
-        record, and finished ones, with their records. Those with a number of `before` or more are
-        left out.
-
-        Segments are read as they are needed, beside the rounds; `view` is the state that names
-        them. Raises `PartMissing` if another client replaced a segment during the search.
-        """
-        found: list[tuple[int, str, Record | None]] = [
-            (-n, run_id, None) for run_id, n in live.items()
-        ]
-        heapq.heapify(found)
-        loaded: dict[str, Any] = {}
-        waiting = self._candidates(view, query, before)
-        while found or waiting:
-            while waiting and (not found or waiting[-1].last >= -found[0][0]):
-                if waiting[-1].name not in loaded:
-                    loaded |= await self._parts.load(_next_segments(waiting, query))
-                segment = waiting.pop()
-                gone = gone_of(view, segment.name)
-                for run_id, record in loaded.pop(segment.name)["runs"].items():
-                    if run_id not in gone and may_match(record, query):
-                        heapq.heappush(found, (-number_of(record), run_id, record))
-                await asyncio.sleep(0)  # a scan of many segments must not hold up the event loop
-            if not found:
-                return
-            number, run_id, record = heapq.heappop(found)
-            if before is None or -number < before:
-                yield run_id, -number, record
-
-    def _candidates(self, state: LiveState, query: RunQuery, before: int | None) -> list[Segment]:
-        """The segments that may hold a match, the newest last."""
-        chosen = [
-            segment
-            for segment in self.segments(state)
-            if segment.most_matches(query) and (before is None or segment.first < before)
-        ]
-        return sorted(chosen, key=lambda segment: segment.last)
-
-
-def _next_segments(waiting: Sequence[Segment], query: RunQuery) -> list[str]:
-    """The next segment, and those behind it that the page probably needs as well."""
-    wanted, names = query.limit, []
-    for segment in reversed(waiting):
-        names.append(segment.name)
-        wanted -= segment.most_matches(query)
-        if wanted <= 0 or len(names) == AT_ONCE:
-            break
-    return names
-
-
-def is_live_only(query: RunQuery) -> bool:
-    finished = query.states is None or not query.states <= LIVE
-    return query.lapsed or query.set_aside or not finished
-
-
-def may_match(record: Record, query: RunQuery) -> bool:
-    """Whether the record may match, decided without decoding it."""
-    job = record.get("job_id")
-    if query.job is not None and isinstance(job, str) and job != query.job:
-        return False
-    if (query.failing and record.get("failures") == 0) or (
-        query.tried and record.get("attempt") == 0
-    ):
-        return False
-    state = record.get("state")
-    is_known = isinstance(state, str) and state in _STATES
-    return query.states is None or not is_known or state in query.states
-
-
-_STATES = frozenset(map(str, State))
-
 
 def catalogue_name(state: LiveState) -> str | None:
     name = (state.get("meta", "history") or {}).get("catalogue")
     return name if isinstance(name, str) else None
-
-
-def view_of(state: LiveState) -> LiveState:
-    """What the state says of the history now: for a read that goes on beside the rounds."""
-    return LiveState({name: dict(state.table(name)) for name in ("meta", "gone")})
 
 
 def gone_of(state: LiveState, part: str) -> Record:
