@@ -121,7 +121,7 @@ class Events:
         loop = self._loop
         if not self.wanted(event.name) or loop is None or loop.is_closed():
             return
-        if _running_loop() is loop:
+        if running_loop() is loop:
             loop.call_soon(self._deliver, event)
             return
         # Append first, then read the flag. `_deliver_all` clears the flag first, then takes the
@@ -184,7 +184,7 @@ def _matches(pattern: str, name: str) -> bool:
     return pattern in ("*", name) or (pattern.endswith(".*") and name.startswith(pattern[:-1]))
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -6,11 +6,11 @@ that type checkers and editors know them too.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from mainspring.core.events import running_loop
 from mainspring.errors import InvalidState
 
 P = ParamSpec("P")
@@ -63,10 +63,7 @@ class BlockingMethod(Generic[P, T]):
 
 def refuse_running_loop(called: str, instead: str) -> None:
     """Raise where an event loop runs in this thread: waiting would block it."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    raise InvalidState(
-        f"{called}() would block the event loop that runs here: await {instead} instead"
-    )
+    if running_loop() is not None:
+        raise InvalidState(
+            f"{called}() would block the event loop that runs here: await {instead} instead"
+        )

@@ -24,7 +24,7 @@ from mainspring.core.handlers import Handler, Registry
 from mainspring.core.model import check_key
 from mainspring.core.options import JobOptions, PolicyOptions, option_names
 from mainspring.core.policy import MAX_NAME, check_defaults
-from mainspring.core.schedules.zones import zone_named
+from mainspring.core.schedules.zones import check_zone
 from mainspring.engine.settings import read_prune_every
 from mainspring.errors import (
     HandlerNotFound,
@@ -211,7 +211,7 @@ def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
             _check_name(name)
     with at("timezone"):
         if timezone is not None:
-            _check_timezone(timezone)
+            check_zone(timezone)
     prune_every = document.get("prune_every")
     with at("prune_every"):
         if prune_every is not None:
@@ -285,12 +285,6 @@ def read_value(name: str, value: Any) -> Any:
 
 def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: read_value(name, value) for name, value in options.items()}
-
-
-def _check_timezone(name: object) -> None:
-    if not isinstance(name, str):
-        raise refused("timezone", name, "is the name of a time zone, as in 'Europe/Berlin'")
-    zone_named(name)
 
 
 def _check_name(name: object) -> None:

@@ -28,6 +28,7 @@ from typing import (
 from mainspring.core.clock import Clock
 from mainspring.core.context import RunContext
 from mainspring.core.durations import duration
+from mainspring.core.events import running_loop
 from mainspring.core.handlers import Around, Handler, Hooks, check_around, name_of
 from mainspring.core.model import Job, Owner, Run, check_job_id
 from mainspring.core.options import JobOptions, PolicyOptions
@@ -342,7 +343,7 @@ class Scheduler(Client):
         limit it drains too, and the process ends with exit code 1: what started it starts it again.
         """
         span = duration(drain_timeout, what="drain_timeout")
-        if _in_a_loop():
+        if running_loop() is not None:
             raise InvalidState(
                 "scheduler.run() runs an event loop, and one is running here already (a notebook,"
                 " or an async function): write `await scheduler.start()` and later `await"
@@ -526,14 +527,6 @@ class BlockingScheduler(BlockingClient):
         )
 
     drain = BlockingMethod(Scheduler.drain)
-
-
-def _in_a_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _is_function(given: object) -> bool:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from mainspring.core import clock
 from mainspring.core.durations import humanize
@@ -174,30 +174,36 @@ class Schedule(ABC):
         return " ".join(word for word in words if word)
 
 
+class NearestWallTimes(Protocol):
+    """Finds the nearest wall times of a schedule; naive in, naive out."""
+
+    def later(self, wall: datetime) -> datetime | None:
+        """The first wall time strictly later."""
+
+    def earlier(self, wall: datetime) -> datetime | None:
+        """The last wall time strictly earlier."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WallClockSchedule(Schedule):
     """A schedule of wall times in a zone: the DST policy turns them into instants."""
+
+    _wall_times: NearestWallTimes = field(init=False, repr=False, compare=False)
 
     @property
     @abstractmethod
     def follows_clock(self) -> bool:
         """Whether a repeated wall time counts on both passes."""
 
-    @abstractmethod
-    def _wall_later(self, wall: datetime) -> datetime | None:
-        """The first wall time strictly later; naive in, naive out."""
-
-    @abstractmethod
-    def _wall_earlier(self, wall: datetime) -> datetime | None:
-        """The last wall time strictly earlier."""
-
     def _later(self, after: datetime) -> datetime | None:
         zone = zone_named(self.timezone)
-        return dst.next_instant(after, zone, self._wall_later, repeats=self.follows_clock)
+        return dst.next_instant(after, zone, self._wall_times.later, repeats=self.follows_clock)
 
     def _earlier(self, before: datetime) -> datetime | None:
         zone = zone_named(self.timezone)
-        return dst.previous_instant(before, zone, self._wall_earlier, repeats=self.follows_clock)
+        return dst.previous_instant(
+            before, zone, self._wall_times.earlier, repeats=self.follows_clock
+        )
 
     def warnings(self, after: datetime, until: datetime) -> list[str]:
         """One line for each change of the clocks that skips or repeats a slot."""
@@ -208,11 +214,11 @@ class WallClockSchedule(Schedule):
 
     def _warning(self, jump: dst.Jump) -> str | None:
         first, last = sorted((jump.before, jump.after))
-        wall = self._wall_later(first - dst.TICK)
+        wall = self._wall_times.later(first - dst.TICK)
         if wall is None or wall >= last or not self._in_bounds(jump.instant):
             return None
         if jump.before < jump.after:
-            if self.follows_clock and self._wall_later(last - dst.TICK) == last:
+            if self.follows_clock and self._wall_times.later(last - dst.TICK) == last:
                 return None  # a slot of its own falls on the gap's end: nothing is moved
             return f"{wall:%F %R} does not exist in {self.timezone}: runs at {jump.after:%R}"
         times = "both times" if self.follows_clock else "the first time only"

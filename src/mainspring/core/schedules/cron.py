@@ -152,12 +152,6 @@ class Cron(WallClockSchedule):
     def follows_clock(self) -> bool:
         return self.fields.follows_clock
 
-    def _wall_later(self, wall: datetime) -> datetime | None:
-        return self._wall_times.later(wall)
-
-    def _wall_earlier(self, wall: datetime) -> datetime | None:
-        return self._wall_times.earlier(wall)
-
     def _count(self, after: datetime, until: datetime) -> int | None:
         if until - after > dst.TEN_YEARS:
             return None

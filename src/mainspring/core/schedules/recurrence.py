@@ -96,12 +96,6 @@ class Recurrence(WallClockSchedule):
     def follows_clock(self) -> bool:
         return self._wall_times.rule.freq >= Freq.HOURLY
 
-    def _wall_later(self, wall: datetime) -> datetime | None:
-        return self._wall_times.later(wall)
-
-    def _wall_earlier(self, wall: datetime) -> datetime | None:
-        return self._wall_times.earlier(wall)
-
     def _own_dict(self) -> dict[str, Any]:
         return {
             "rule": self.rule,
