@@ -40,7 +40,7 @@ from mainspring.engine.jobs_without_worker import (
     without_worker,
 )
 from mainspring.errors import InvalidInput, JobExists, UnknownOption
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable

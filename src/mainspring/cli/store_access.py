@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.errors import JobNotFound, MainspringError, StoreMissing
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Client, Scheduler

@@ -101,7 +101,7 @@ from mainspring.stores.protocol import (
     RunQuery,
     Store,
 )
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 from mainspring.webhooks.definition import Given
 from mainspring.webhooks.handler import WebhookHandler
 from mainspring.webhooks.service import Webhooks, WebhookSettings

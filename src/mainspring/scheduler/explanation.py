@@ -24,9 +24,9 @@ from mainspring.engine.jobs_without_worker import describe_full_worker, without_
 from mainspring.engine.live_workers import LiveWorker, no_worker_fires, read_uptime
 from mainspring.engine.pruner import history_begins, history_of, retention_of
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
+from mainspring.stores.limits import next_start
 from mainspring.stores.paging import all_items, pages
 from mainspring.stores.protocol import JobQuery, RunQuery
-from mainspring.stores.rates import next_start
 
 MAX_UPSTREAM_DEPTH = 10
 """Upstream runs that are followed to find what a run waits for in the end."""

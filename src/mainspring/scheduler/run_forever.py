@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from mainspring.core.durations import humanize
 from mainspring.core.plurals import plural
 from mainspring.engine.loop_thread import call_soon
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 log = logging.getLogger("mainspring")
 

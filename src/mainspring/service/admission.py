@@ -28,7 +28,7 @@ from mainspring.service.problems import ApiError, FieldError, local_path, too_ma
 from mainspring.service.rate_limiter import RateLimiter
 from mainspring.service.sessions import session_cookie
 from mainspring.service.settings import is_loopback
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 log = logging.getLogger("mainspring.service")
 

@@ -7,9 +7,7 @@ from pathlib import PurePath
 from mainspring.core.clock import Clock
 from mainspring.errors import InvalidInput, install_advice
 from mainspring.stores.protocol import Store
-from mainspring.stores.url_redaction import without_password
-
-__all__ = ["DEFAULT_STORE", "STORE_OF_ENVIRONMENT", "open_store"]
+from mainspring.stores.url import without_password
 
 DEFAULT_STORE = "sqlite:///mainspring.db"
 

@@ -49,35 +49,17 @@ def encode(counted: Counted) -> str:
 
 
 def decode(key: Key, text: str) -> Counted | None:
-    """None where it cannot be read. States that only a later version knows are left out."""
-    return _read(key, text)[0]
+    """None where it cannot be read."""
+    with suppress(msgspec.MsgspecError, ValueError, TypeError):
+        return (_read_totals if key[1] == TOTALS else _read_period)(text)
+    return None
 
 
 def add_to(key: Key, text: str, more: Counted) -> str | None:
-    """The stored text with more added. Counts of states that only a later version knows are kept.
-    None where it cannot be read, so that nothing of it is overwritten."""
-    stored, unknown = _read(key, text)
-    if stored is None:
-        return None
-    added = encode(add(stored, more))
-    if not unknown:
-        return added
-    fields = msgspec.json.decode(added)
-    return json_text({**fields, "ended": {**fields.get("ended", {}), **unknown}})
-
-
-def _read(key: Key, text: str) -> tuple[Counted | None, Mapping[str, int]]:
-    """What is counted there, and how often runs ended in states that this version does not know."""
-    read = _read_totals if key[1] == TOTALS else _read_period
-    with suppress(msgspec.MsgspecError, ValueError, TypeError):
-        return read(text), {}
-    with suppress(msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError):
-        fields = msgspec.json.decode(text)
-        ended = fields["ended"]
-        known = known_states(ended)
-        unknown = {name: count for name, count in ended.items() if name not in known}
-        return read(json_text({**fields, "ended": known})), unknown
-    return None, {}
+    """The stored text with more added. None where it cannot be read, so that nothing of it is
+    overwritten."""
+    stored = decode(key, text)
+    return None if stored is None else encode(add(stored, more))
 
 
 def known_states(ended: Mapping[str, int]) -> dict[State, int]:

@@ -17,10 +17,16 @@ from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
 from mainspring.core.transitions import UPSTREAM_FAILED, Change
+from mainspring.stores.limits import (
+    ClaimLimits,
+    RateAllowance,
+    Turns,
+    concurrency_limit,
+    rate_limit,
+    turn_order,
+)
 from mainspring.stores.paging import cursor_number, note_cursor, read_note_cursor
 from mainspring.stores.protocol import Claim, Counts, Due, JobQuery, NoteQuery, RunQuery
-from mainspring.stores.rates import RateAllowance, rate_limit
-from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit, Turns, turn_order
 
 # -- claims ---------------------------------------------------------------------------------
 
@@ -54,7 +60,7 @@ def choose_claimed(
         if run.run_at <= now and is_claimable(run, claim):
             due[run.priority][run.job_id].append(run)
     ids = {job_id for by_job in due.values() for job_id in by_job}
-    concurrency = {i: limit for i in ids if (limit := _limit(jobs.get(i))) is not None}
+    concurrency = {i: limit for i in ids if (limit := concurrency_limit(jobs.get(i))) is not None}
     limits = ClaimLimits(claim, concurrency, used, rates)
     chosen: list[Run] = []
     for priority in sorted(due, reverse=True):
@@ -108,23 +114,14 @@ def fields_of_claim(run: Run, claim: Claim, now: datetime) -> dict[str, Any]:
 
 def has_capacity(job: Job | None, used: UsedCapacity) -> bool:
     """Whether the limit of the job allows one more run."""
-    limit = _limit(job)
+    limit = concurrency_limit(job)
     return limit is None or used[limit.key] < limit.most
-
-
-def _limit(job: Job | None) -> ConcurrencyLimit | None:
-    if job is None or job.policy.concurrency is None:
-        return None
-    key = job.policy.concurrency_key
-    return ConcurrencyLimit(
-        f"job:{job.id}" if key is None else f"key:{key}", job.policy.concurrency
-    )
 
 
 def used_capacity(runs: Iterable[Run], jobs: Mapping[str, Job], now: datetime) -> UsedCapacity:
     running = (run for run in runs if run.state is State.RUNNING)
     leased = (run for run in running if run.lease_until is not None and run.lease_until > now)
-    limits = (_limit(jobs.get(run.job_id)) for run in leased)
+    limits = (concurrency_limit(jobs.get(run.job_id)) for run in leased)
     return Counter(limit.key for limit in limits if limit is not None)
 
 

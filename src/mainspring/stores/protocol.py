@@ -40,45 +40,11 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct
 
 from mainspring.core import transitions
-from mainspring.core.model import (
-    FINISHED,
-    Job,
-    Note,
-    Page,
-    Progress,
-    Run,
-    State,
-    replace,
-)
+from mainspring.core.model import FINISHED, Job, Note, Page, Progress, Run, State, replace
 from mainspring.core.node_runs import is_node_handler
 from mainspring.core.policy import Overlap
 from mainspring.core.statistics import WHOLE_STORE, Period, Totals
 from mainspring.core.transitions import Change
-
-__all__ = [
-    "TTL_NOTE_KEPT",
-    "Added",
-    "Claim",
-    "Claimed",
-    "Counts",
-    "Due",
-    "Fired",
-    "Firing",
-    "Held",
-    "JobOrder",
-    "JobQuery",
-    "JobWrite",
-    "NoteQuery",
-    "NoteWrite",
-    "Renewed",
-    "RunQuery",
-    "Store",
-    "StoreInfo",
-    "Transaction",
-    "may_never_start",
-    "resolve_overlap",
-    "runs_ended_by",
-]
 
 
 class Added(Struct, frozen=True):
@@ -455,7 +421,7 @@ class Store(Protocol):
         those of all stored jobs that share its `concurrency_key` (a run of a job that was removed
         no longer counts for the others). No job exceeds its `rate`: within any span of that length,
         by the store's clock and over all clients, no more runs are taken than it says, also through
-        crashes and restarts (`stores/rates.py` counts them). Each run is returned in the state
+        crashes and restarts (`stores/limits.py` counts them). Each run is returned in the state
         `running`: its token and attempt are one higher, the store's clock has set `started_at` and
         `lease_until`, `worker` is that of the claim, and `began` is false.
 

@@ -34,8 +34,7 @@ from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.scheduler import Scheduler
 from mainspring.scheduler.blocking import refuse_running_loop
 from mainspring.scheduler.queries import state_set
-from mainspring.stores.memory import MemoryStore
-from mainspring.stores.memory.records import copy_for_caller
+from mainspring.stores.memory import MemoryStore, copy_for_caller
 from mainspring.stores.protocol import Claim, Claimed, NoteWrite
 from mainspring.testing.stubs import WebhookStub
 from mainspring.testing.tick_loop import RUN, TickLoop

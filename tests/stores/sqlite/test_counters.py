@@ -83,27 +83,6 @@ async def test_a_counter_that_cannot_be_read_is_not_overwritten(
         assert kept.fetchall() == [(damaged,)]
 
 
-async def test_counts_of_states_of_a_later_version_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    later = "UPDATE mainspring_counters SET body = json_set(body, '$.ended.later', 3)"
-    async with opened(path) as store:
-        for run_id in ("first", "second"):
-            await store.add([a_run(run_id)])
-            [run] = await claim_runs(store, a_claim())
-            await store.commit([transitions.succeeded(run, await store.now(), None)])
-            with closing(sqlite3.connect(path)) as other, other:
-                if run_id == "first":
-                    other.execute(later)
-        counts = await store.counts(jobs=BOTH)
-        assert [total.ended for total in counts.totals.values()] == [{State.SUCCEEDED: 2}] * 2
-    with closing(sqlite3.connect(path)) as other:
-        kept = other.execute(
-            "SELECT body ->> '$.ended.later', body ->> '$.ended.succeeded'"
-            " FROM mainspring_counters WHERE start = 0"
-        )
-        assert kept.fetchall() == [(3, 2), (3, 2)]
-
-
 def test_counters_are_read_and_pruned_by_index(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     connection = schema.connect(path, create=True)

@@ -47,9 +47,9 @@ from mainspring.engine.rescuer import Rescuer
 from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
-from mainspring.stores import evaluation, protocol, rates
+from mainspring.stores import evaluation, limits, memory, protocol
+from mainspring.stores.limits import Turns
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.memory import store as memory
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -61,7 +61,6 @@ from mainspring.stores.protocol import (
     Renewed,
     RunQuery,
 )
-from mainspring.stores.turns import Turns
 from tests.support.simulation.monitor import Proxy
 from tests.support.simulation.scenario import MakeStore, Report, simulate
 
@@ -624,7 +623,7 @@ class RateOfEachNode(MemoryStore):
 
     async def claim(self, claim: Claim) -> Claimed:
         def own(job: Any) -> Any:
-            limit = rates.rate_limit(job)
+            limit = limits.rate_limit(job)
             return limit and limit._replace(name=f"{limit.name} {claim.worker}")
 
         with patch.object(evaluation, "rate_limit", own):
@@ -635,10 +634,10 @@ def _fixed_spans() -> Patches:
     """Starts count until the end of the span of the clock that they fall into."""
 
     def within(self: Any, span: int, now: int) -> int:
-        begin, length = now - now % span, -(-span // rates.BUCKETS_PER_SPAN)
+        begin, length = now - now % span, -(-span // limits.BUCKETS_PER_SPAN)
         return sum(count for end, count in self.buckets if end - length >= begin)
 
-    return [patch.object(rates._Starts, "within", within)]
+    return [patch.object(limits._Starts, "within", within)]
 
 
 def _breaker_by_own_clock() -> Patches:

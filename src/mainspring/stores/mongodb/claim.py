@@ -9,7 +9,7 @@ these steps:
    its own part of them (`ClaimPartition`). At the same time it reads the limits of the jobs that it
    expects to find there, and the server's time.
 2. It reads the first due runs of the jobs, as many as each gives when they take turns
-   (`stores/turns.py`).
+   (`stores/limits.py`).
 3. It takes the runs in one update, which writes the nonce of the claim. If other clients took some
    of the runs first, it reads the runs that have this nonce. If runs of limited jobs are among
    them, this step is a transaction that counts again (limits.py).
@@ -36,6 +36,7 @@ from pymongo.errors import PyMongoError
 
 from mainspring.core.model import Run
 from mainspring.stores.codec import progress_text
+from mainspring.stores.limits import ClaimLimits, Turns, first_round, turn_order
 from mainspring.stores.mongodb.codec import (
     LANE_PARTS,
     SET_ASIDE,
@@ -65,7 +66,6 @@ from mainspring.stores.mongodb.limits import (
 )
 from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction, run_once
 from mainspring.stores.protocol import Claim, Held, Renewed
-from mainspring.stores.turns import ClaimLimits, Turns, first_round, turn_order
 
 TRIES = 40
 MOST_MERGED_LANES = 100

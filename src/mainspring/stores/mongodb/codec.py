@@ -35,8 +35,8 @@ from mainspring.stores.codec import (
     record_writer,
     to_us,
 )
+from mainspring.stores.limits import rate_limit
 from mainspring.stores.mongodb.database import Document, read_moment, until
-from mainspring.stores.rates import rate_limit
 
 LANE_PARTS = 4
 """The runs of a job are spread over this many lanes, so that several clients can claim each from

@@ -14,7 +14,7 @@ A run with a lapsed lease does not count, but its worker might renew the lease a
 outside of any transaction. So the counting transaction marks the run `evicted`. Either the renewal
 came first, and the mark meets a write conflict. Or the renewal finds the mark, and counts too.
 
-The starts under a rate limit are counted in a note (`stores/rates.py`). A claim reads the note and
+The starts under a rate limit are counted in a note (`stores/limits.py`). A claim reads the note and
 writes it in the transaction that takes its runs, so of two claims that count at the same time one
 meets a write conflict and counts again. The moment that is compared is the earliest at which one of
 the runs starts; the moment that is counted is that of the transaction, which is no earlier.
@@ -30,12 +30,11 @@ from typing import Any
 from bson import ObjectId
 
 from mainspring.core import note_kinds
+from mainspring.stores.limits import ConcurrencyLimit, RateAllowance, RateLimit
 from mainspring.stores.mongodb import notes
 from mainspring.stores.mongodb.database import BY_ID, Database, Document, until
 from mainspring.stores.mongodb.transaction import WriteConflict
 from mainspring.stores.protocol import NoteQuery
-from mainspring.stores.rates import RateAllowance, RateLimit
-from mainspring.stores.turns import ConcurrencyLimit
 
 
 @dataclass(slots=True)

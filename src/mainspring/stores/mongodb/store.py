@@ -74,7 +74,7 @@ from mainspring.stores.protocol import (
     RunQuery,
     StoreInfo,
 )
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from mainspring.errors import InvalidInput
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 DEFAULT_DATABASE = "mainspring"
 DEFAULT_PREFIX = "mainspring_"

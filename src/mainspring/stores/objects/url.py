@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from mainspring.core.durations import duration
 from mainspring.errors import InvalidInput, UnknownOption
-from mainspring.stores.url_redaction import without_password
+from mainspring.stores.url import without_password
 
 SCHEMES: Final = ("s3", "gs", "az", "file")
 DEFAULT_TIMEOUT: Final = 15.0

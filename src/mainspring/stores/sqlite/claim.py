@@ -6,7 +6,7 @@ together, by time, and lanes in the order in which claims take from them. A clai
 1. Step from lane to lane (one seek each, and one for its first due run), beginning behind the job
    that had the last turn, until enough jobs with due runs are known.
 2. Read the limits of these jobs, and count the running runs once for each limit.
-3. Read the first runs of each job, as many as it gives when all take turns (`stores/turns.py`).
+3. Read the first runs of each job, as many as it gives when all take turns (`stores/limits.py`).
 
 The cost depends on the number of runs that the claim takes, and on the number of lanes that it
 passes: those with future runs only, of handlers that this worker lacks, or of jobs at their limit.
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 from mainspring.core.model import Run
 from mainspring.stores.codec import progress_text
+from mainspring.stores.limits import ClaimLimits, RateAllowance, Turns, first_round, turn_order
 from mainspring.stores.protocol import Claim, Held, NoteWrite, Renewed
-from mainspring.stores.rates import RateAllowance
 from mainspring.stores.sqlite.codec import (
     ALL_LANES,
     LANE_SQL,
@@ -39,7 +39,6 @@ from mainspring.stores.sqlite.codec import (
 from mainspring.stores.sqlite.limits import add_limits, has_capacity
 from mainspring.stores.sqlite.notes import put as put_notes
 from mainspring.stores.sqlite.statements import WriteTransaction, bulk, one_value, select
-from mainspring.stores.turns import ClaimLimits, Turns, first_round, turn_order
 
 _LANES = """
 WITH RECURSIVE lanes (lane) AS (

@@ -19,7 +19,7 @@ from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import MAX_PRIORITY
 from mainspring.errors import InvalidInput
 from mainspring.stores.codec import JOB, RUN, Table, from_us, read_parts, row_reader, row_writer
-from mainspring.stores.rates import rate_limit
+from mainspring.stores.limits import concurrency_limit, rate_limit
 from mainspring.stores.sqlite.statements import BulkSql, one_value, select
 
 V = TypeVar("V", Run, Job)
@@ -212,17 +212,14 @@ JOB_COLUMNS = (*_JOB_FIELDS, "concurrency", "limit_key", "rate", "queue", "follo
 
 
 def job_row(job: Job) -> list[Any]:
-    policy = job.policy
-    key = policy.concurrency_key
-    limit_key = f"job:{job.id}" if key is None else f"key:{key}"
-    rate = rate_limit(job)
+    limit, rate = concurrency_limit(job), rate_limit(job)
     return [
         *_job_columns(job),
-        policy.concurrency,
-        None if policy.concurrency is None else limit_key,
+        None if limit is None else limit.most,
+        None if limit is None else limit.key,
         None if rate is None else _encode(rate),
-        policy.queue,
-        bool(policy.after),
+        job.policy.queue,
+        bool(job.policy.after),
     ]
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mainspring.core import note_kinds
+from mainspring.stores.limits import ClaimLimits, ConcurrencyLimit, RateLimit
 from mainspring.stores.protocol import NoteQuery
-from mainspring.stores.rates import RateLimit
 from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.statements import one_value
-from mainspring.stores.turns import ClaimLimits, ConcurrencyLimit
 
 _LIMIT_OF_JOB = "SELECT json_array(concurrency, limit_key, rate) FROM mainspring_jobs WHERE id = ?"
 # A limit of one job is counted by the job. A limit that jobs share is counted by what is running,

@@ -15,23 +15,16 @@ from itertools import count
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
+from mainspring.core import codec
 from mainspring.core.clock import Clock, SteadyClock, SystemClock
-from mainspring.core.model import (
-    FINISHED,
-    LIVE,
-    Job,
-    Note,
-    Page,
-    Run,
-    State,
-    replace,
-)
+from mainspring.core.model import FINISHED, LIVE, Job, Note, Page, Run, State, replace
 from mainspring.core.statistics import ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores import evaluation
+from mainspring.stores.codec import RUN
 from mainspring.stores.counters import Counters
-from mainspring.stores.memory import records
+from mainspring.stores.limits import RateAllowance
 from mainspring.stores.notifier import Waiters
 from mainspring.stores.protocol import (
     TTL_NOTE_KEPT,
@@ -52,7 +45,6 @@ from mainspring.stores.protocol import (
     resolve_overlap,
     runs_ended_by,
 )
-from mainspring.stores.rates import RateAllowance
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -150,7 +142,7 @@ class MemoryStore:
     @_atomic
     async def add(self, runs: Sequence[Run]) -> list[Added]:
         now = self._now()
-        runs = [records.storable_run(run) for run in runs]  # a bad payload refuses all runs
+        runs = [_storable_run(run) for run in runs]  # a bad payload refuses all runs
         refused: set[str] = set()
         added = []
         for run in runs:
@@ -160,7 +152,7 @@ class MemoryStore:
             if one.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
-        return [replace(item, run=records.copy_for_caller(item.run)) for item in added]
+        return [replace(item, run=copy_for_caller(item.run)) for item in added]
 
     @_atomic
     async def claim(self, claim: Claim) -> Claimed:
@@ -172,7 +164,7 @@ class MemoryStore:
             self._put_note(write, now)
         for run in chosen:
             self._runs[run.id] = replace(run, **evaluation.fields_of_claim(run, claim, now))
-        taken = [records.copy_for_caller(self._runs[run.id]) for run in chosen]
+        taken = [copy_for_caller(self._runs[run.id]) for run in chosen]
         return Claimed(taken, None if taken else evaluation.next_due(runs, claim, now, rates))
 
     @_atomic
@@ -192,14 +184,14 @@ class MemoryStore:
     @_atomic
     async def commit(self, changes: Sequence[Change]) -> list[bool]:
         now = self._now()
-        changes = [records.storable_change(change) for change in changes]
+        changes = [_storable_change(change) for change in changes]
         done = [self._commit(change, now) for change in changes]
         self._waiters.wake()
         return done
 
     @_atomic
     async def find(self, query: RunQuery) -> Page[Run]:
-        hand_out = records.brief if query.brief else records.copy_for_caller
+        hand_out = RUN.brief_copy if query.brief else copy_for_caller
         if query.ids is not None:
             return Page([hand_out(run) for run in self._look_up(query.ids)])
         now = self._now()  # first: it moves leases if the wall clock was set
@@ -246,7 +238,7 @@ class MemoryStore:
         return evaluation.page_of_jobs(self._jobs.values(), query)
 
     async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
-        kept = [w.job if w.job is None else records.storable_job(w.job) for w in writes]
+        kept = [w.job if w.job is None else _storable_job(w.job) for w in writes]
         done = [self._put_job(w, job) for w, job in zip(writes, kept, strict=True)]
         self._waiters.wake()
         return done
@@ -271,7 +263,7 @@ class MemoryStore:
     @_atomic
     async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
         now = self._now()
-        writes = [records.storable_note(write) for write in writes]
+        writes = [_storable_note(write) for write in writes]
         return [self._put_note(write, now) for write in writes]
 
     def _put_note(self, write: NoteWrite, now: datetime) -> int | None:
@@ -376,9 +368,7 @@ class MemoryStore:
         unfinished = evaluation.unfinished_slots(self._runs.live.values(), job.id)
         runs, changes = resolve_overlap(firing, unfinished, now)
         replaced = runs_ended_by(unfinished, changes, [self._commit(c, now) for c in changes])
-        stored = tuple(
-            records.copy_for_caller(self._add(records.storable_run(run), now).run) for run in runs
-        )
+        stored = tuple(copy_for_caller(self._add(_storable_run(run), now).run) for run in runs)
         self._jobs[job.id] = replace(
             job,
             next_run_at=firing.next_run_at,
@@ -410,7 +400,7 @@ class MemoryTransaction:
         return self._session
 
     async def commit(self, change: Change) -> bool:
-        store, change = self._store, records.storable_change(change)
+        store, change = self._store, _storable_change(change)
         with store._guard:
             if store.data is not self._before:
                 raise TransactionAborted("another transaction committed first")
@@ -424,3 +414,42 @@ class MemoryTransaction:
 
     def transient(self, error: BaseException) -> bool:
         return False
+
+
+# -- values on their way in and out ----------------------------------------------------------
+#
+# No stored value shares a payload with its caller. Each payload passes through the codec, so that
+# it comes back as a store on disk would return it.
+
+
+def _round_trip(value: Any) -> Any:
+    """The value as a store on disk would return it."""
+    return codec.decode(codec.encode(value))
+
+
+def _storable_run(run: Run) -> Run:
+    return replace(run, payload=_round_trip(run.payload), duplicate=False)
+
+
+def _storable_job(job: Job) -> Job:
+    metadata = _round_trip(dict(job.metadata))
+    return replace(job, payload=_round_trip(job.payload), metadata=metadata)
+
+
+def _storable_note(write: NoteWrite) -> NoteWrite:
+    if write.note is None:
+        return write
+    return replace(write, note=replace(write.note, value=_round_trip(write.note.value)))
+
+
+def _storable_change(change: Change) -> Change:
+    if "result" not in change.set:
+        return change
+    return replace(change, set={**change.set, "result": _round_trip(change.set["result"])})
+
+
+def copy_for_caller(run: Run) -> Run:
+    """The run with its own payload and result, so that a handler can change no stored run."""
+    if isinstance(run.payload, dict | list) or isinstance(run.result, dict | list):
+        return replace(run, payload=deepcopy(run.payload), result=deepcopy(run.result))
+    return run

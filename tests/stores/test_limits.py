@@ -11,15 +11,15 @@ from mainspring.core import note_kinds
 from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Job, Note, replace
 from mainspring.core.policy import Policy
-from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import NoteWrite
-from mainspring.stores.rates import (
+from mainspring.stores.limits import (
     BUCKETS_PER_SPAN,
     RateAllowance,
     RateLimit,
     next_start,
     rate_limit,
 )
+from mainspring.stores.memory import MemoryStore
+from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import FakeClock
 
 LIMIT = RateLimit("job:a", 5, 1_000_000)
