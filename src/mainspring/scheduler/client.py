@@ -503,7 +503,8 @@ class Client:
         MAINSPRING_SECRET_KEY the key is in the store, and is made if need be. Methods that store a
         webhook do it. `make=False`: only read it."""
         self._running()
-        await self._call(self.webhooks.load_store_key(make=make))
+        if self.webhooks.can_read_store_key:  # else a trip to the engine's loop for nothing
+            await self._call(self.webhooks.load_store_key(make=make))
 
     async def rotate_secret(
         self, id: str, *, old_valid_for: Span = "24h", secret: str | None = None

@@ -168,9 +168,7 @@ class Webhooks:
         """Read the key that a shared store keeps for its secrets, and `make` it if no other key is
         given. Of several processes that make it at once all use the first. It is read once, and
         `again` if a secret needs a key that is not known. Must run on the engine's loop."""
-        if not self._keeps_key_in_store or not self.available:
-            return
-        if self._has_read_store_key and not again:
+        if not (self.can_read_store_key or (again and self._has_read_store_key)):
             return
         query = NoteQuery(
             kind=note_kinds.SECRET_KEY, names=frozenset({note_kinds.SECRET_KEY}), limit=1
@@ -192,6 +190,11 @@ class Webhooks:
         self._has_read_store_key = self.vault.is_usable
 
     @property
+    def can_read_store_key(self) -> bool:
+        """Whether the store may have a key that was not read yet."""
+        return not self._has_read_store_key and self.available and self._keeps_key_in_store
+
+    @property
     def needs_store_key(self) -> bool:
         """Whether the store has to make a key before secrets can be stored."""
         return self.available and self._keeps_key_in_store and not self.vault.is_usable
@@ -201,9 +204,9 @@ class Webhooks:
         """Whether there is a key to encrypt signing secrets with, or one can be made."""
         return self.available and (self.vault.is_usable or self._keeps_key_in_store)
 
-    @property
+    @cached_property
     def _keeps_key_in_store(self) -> bool:
-        info = self._store.info()
+        info = self._store.info()  # SQLite looks for the file behind a link, each time
         return info.shared and info.file is None
 
     def check_keys(self) -> None:
