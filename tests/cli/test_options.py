@@ -40,7 +40,7 @@ WORKER = ("worker", "--file", "jobs.toml")
         (("serve", "--drain-timeout", "5d"), "--drain-timeout is at most 1 hour, not '5d'"),
         (("serve", "--prune-every", "0"), "--prune-every is 1 second to 1 day, not '0'"),
         (("serve", "--memory-limit", "lots"), "--memory-limit is a size such as 512MiB or 2GB"),
-        (("serve", "--port", "99999"), "--port is 0 to 65535, not '99999'"),
+        (("serve", "--port", "99999"), "invalid value for '--port'"),
         (("keys", "create", "ci", "--expires", "soon"), f"--expires is {A_DURATION}, not 'soon'"),
         (("enqueue", "x", "--delay", "soon"), f"--delay is {A_DURATION}, not 'soon'"),
         (("enqueue", "x", "--dedupe-for", "-1s"), f"--dedupe-for is {A_DURATION}, not '-1s'"),

@@ -16,7 +16,6 @@ from mainspring.cli.errors import FAILED, CommandError
 from mainspring.cli.options import JobArgument, flag, option
 from mainspring.cli.output import Output, progress_bar
 from mainspring.core.plurals import plural
-from mainspring.core.policy import MAX_PRIORITY
 from mainspring.core.schedules.base import moment
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ async def backfill(
     limit: int | None = option(
         "Add at most so many runs, earliest slot first. Needed above 1,000 slots.", min=1
     ),
-    priority: int = option("0 to 9; higher runs first.", default=0, min=0, max=MAX_PRIORITY),
+    priority: int = option("0 to 9; higher runs first.", default=0),
     dry_run: bool = flag("--dry-run", "Only say what would be run."),
 ) -> None:
     """Run the slots of a job that have not run. Slots that have a run are left alone."""

@@ -19,7 +19,6 @@ from mainspring.cli.options import JobArgument, argument, complete_job, flag, op
 from mainspring.cli.output import Output, progress_bar, when
 from mainspring.cli.runs import print_run
 from mainspring.core.plurals import plural
-from mainspring.core.policy import MAX_PRIORITY
 from mainspring.core.schedules.base import moment
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ async def enqueue(
     ),
     delay: str | None = option("Run it after this long, as in 5m or 1h30m.", "DURATION"),
     at: str | None = option("Run it at this time: ISO 8601; UTC if it has no offset.", "TIME"),
-    priority: int | None = option("0 to 9; higher runs first.", min=0, max=MAX_PRIORITY),
+    priority: int | None = option("0 to 9; higher runs first."),
     queue: str | None = option("Use this queue instead of the job's."),
     dedupe_key: str | None = option("Add no run while an unfinished run has this key."),
     dedupe_for: str | None = option("Keep the key at least this long.", "DURATION"),

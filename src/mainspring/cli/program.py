@@ -80,7 +80,7 @@ def _complete(words: list[str], commands: dict[str, Any]) -> list[str]:
 
 def _describe_usage(error: Any, words: list[str]) -> errors.CommandError:
     """The error for a wrong command line: one line, and what to do."""
-    message = _out_of_range(error) or error.format_message().strip().rstrip(".")
+    message = error.format_message().strip().rstrip(".")
     path = error.ctx.command_path if error.ctx is not None else "mainspring"
     advice = f"`{path} --help` shows how it is used"
     if words[:1] == ["apply"] and "--file" in words:
@@ -92,18 +92,6 @@ def _describe_usage(error: Any, words: list[str]) -> errors.CommandError:
     return errors.CommandError(
         message[:1].lower() + message[1:], code=errors.BAD_INPUT, advice=advice
     )
-
-
-def _out_of_range(error: Any) -> str | None:
-    """What was given for an option that takes a range of numbers, and the whole range. Typer tells
-    only the bound that was missed."""
-    param = getattr(error, "param", None)
-    low, high = getattr(param, "min", None), getattr(param, "max", None)
-    details = getattr(error.__cause__, "errors", None)
-    if low is None or param is None or details is None:
-        return None
-    span = f"{low} or more" if high is None else f"{low} to {high}"
-    return f"{param.opts[-1]} is {span}, not {details()[0]['input']!r}"
 
 
 def _print_version(output: Output) -> None:

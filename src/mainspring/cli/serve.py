@@ -80,8 +80,7 @@ def serve(
         "DURATION",
     ),
     prune_every: str | None = option(
-        "How often finished runs are deleted that need not be kept, as in 10m (env"
-        " PRUNE_EVERY). Default: 1m",
+        "How often old finished runs are deleted, as in 10m (env PRUNE_EVERY). Default: 1m",
         "DURATION",
     ),
     memory_limit: str | None = option(

@@ -100,8 +100,8 @@ def worker(
         default=None,
     ),
     prune_every: str | None = option(
-        "How often finished runs are deleted that need not be kept, as in 10m. Default:"
-        " what the code or the file says.",
+        "How often old finished runs are deleted, as in 10m. Default: what the code or the file"
+        " says.",
         "DURATION",
     ),
     memory_limit: str | None = option(
