@@ -21,7 +21,7 @@ from mainspring.core.policy import Policy
 from mainspring.core.transitions import Failure
 from mainspring.stores.mongodb import MongoStore, claim
 from mainspring.stores.mongodb.codec import LANE_PARTS
-from mainspring.stores.mongodb.database import Document, ServerTime
+from mainspring.stores.mongodb.database import Document
 from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, JobWrite, NoteQuery, RunQuery
 from mainspring.testing.store_calls import (
     add_jobs,
@@ -513,13 +513,3 @@ async def test_notes_are_found_by_kind_and_name(store: MongoStore, sent: SentCom
     plans = await explained(store, sent)
     assert {plan.kind for plan in plans} == {"find", "update", "delete"}
     assert max(plan.keys for plan in plans) <= 21
-
-
-async def test_a_run_is_found_by_its_id(store: MongoStore, sent: SentCommands) -> None:
-    assert len(await get_runs(store, [f"r{n:06}" for n in range(20)])) == 20
-    plans = await explained(store, sent)
-    by_ids(plans, 20)
-
-
-def test_the_servers_clock_is_a_constant_to_the_planner() -> None:
-    assert "$$NOW" in str(ServerTime().now)

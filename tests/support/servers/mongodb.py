@@ -403,10 +403,6 @@ class ShardedCluster(Topology):
         assert collection is not None, f"{namespace} is not sharded"
         return list(config.chunks.find({"uuid": collection["uuid"]}).sort("min"))
 
-    def split_chunk(self, namespace: str, chunk: Document) -> None:
-        """Cut a chunk in two where its documents are half."""
-        self._ask("split", namespace, bounds=[chunk["min"], chunk["max"]])
-
     def move_chunk(self, namespace: str, chunk: Document, to: ReplicaSet | None = None) -> None:
         """Move a chunk to a shard, or to the next one; returns when it is there."""
         names = [shard.name for shard in self.shards]

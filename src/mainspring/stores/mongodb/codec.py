@@ -142,12 +142,12 @@ _run_document = record_writer(_RUN, leave_out=("id", "payload", *_ELSEWHERE))
 
 def run_document(run: Run, payload: str | None) -> Document:
     """The document of a run whose payload is encoded already. Fields that are None are left out."""
-    made = {"_id": run.id, "lane": lane_of(run), **_run_document(run)}
+    document = {"_id": run.id, "lane": lane_of(run), **_run_document(run)}
     if payload is not None:
-        made["payload"] = payload
+        document["payload"] = payload
     if run.lease_until is not None:
-        made |= _lease(run.lease_until)
-    return made
+        document |= _lease(run.lease_until)
+    return document
 
 
 def read_run(kept: Document, *, brief: bool = False) -> Run:
@@ -229,37 +229,37 @@ def _unknown(name: str) -> NoReturn:
 
 def encode_fields(fields: Mapping[str, Any]) -> Document:
     """A run's fields as its document keeps them."""
-    made: Document = {}
+    encoded: Document = {}
     for name, value in fields.items():
         if name == "lease_until":
-            made |= _lease(value)
+            encoded |= _lease(value)
             continue
         key, encode = _ENCODERS.get(name) or _unknown(name)
-        made[key] = value if encode is None or value is None else encode(value)
-    return made
+        encoded[key] = value if encode is None or value is None else encode(value)
+    return encoded
 
 
 def lane_changes(put: Mapping[str, Any]) -> Document:
     """What a change of these fields changes in the lane, beside the queue and the handler."""
-    made: Document = {}
+    changes: Document = {}
     if "priority" in put:
-        made["lane.r"] = MAX_PRIORITY - put["priority"]
+        changes["lane.r"] = MAX_PRIORITY - put["priority"]
     if "job_id" in put:
-        made["lane.g"] = put["job_id"]
-    return made
+        changes["lane.g"] = put["job_id"]
+    return changes
 
 
 def expecting(expect: Mapping[str, Any]) -> Document:
     """The filter that finds a run only if its fields are as expected."""
     plain = {name: value for name, value in expect.items() if name != "lease_until"}
-    found: Document = {name: {"$eq": value} for name, value in encode_fields(plain).items()}
+    where: Document = {name: {"$eq": value} for name, value in encode_fields(plain).items()}
     if "lease_until" in expect:
         seen = expect["lease_until"]
         if seen is None:
-            found["leased_at"] = {"$eq": None}
+            where["leased_at"] = {"$eq": None}
         else:
-            found["$expr"] = {"$eq": [until("leased_at", "lease"), to_us(seen)]}
-    return found
+            where["$expr"] = {"$eq": [until("leased_at", "lease"), to_us(seen)]}
+    return where
 
 
 _job_document = record_writer(_JOB, leave_out=("id",))
@@ -267,12 +267,12 @@ _job_document = record_writer(_JOB, leave_out=("id",))
 
 def job_document(job: Job) -> Document:
     """The document of a job."""
-    made = {"_id": job.id, **_job_document(job)}
+    document = {"_id": job.id, **_job_document(job)}
     if job.policy.after:
-        made["follows"] = True
+        document["follows"] = True
     if (limit := _limit(job)) is not None:
-        made["limit"] = limit
-    return made
+        document["limit"] = limit
+    return document
 
 
 def _limit(job: Job) -> Document | None:
@@ -280,8 +280,8 @@ def _limit(job: Job) -> Document | None:
     if policy.concurrency is None and rate is None:
         return None
     key = policy.concurrency_key
-    made = {"most": policy.concurrency, "key": f"job:{job.id}" if key is None else f"key:{key}"}
-    return made if rate is None else {**made, "rate": list(rate)}
+    limit = {"most": policy.concurrency, "key": f"job:{job.id}" if key is None else f"key:{key}"}
+    return limit if rate is None else {**limit, "rate": list(rate)}
 
 
 _read_job = record_reader(_JOB, {"id": "_id"})

@@ -31,21 +31,21 @@ from mainspring.stores.protocol import Added
 async def add(db: Database, runs: Sequence[Run]) -> list[Added]:
     if not runs:
         return []
-    made = documents(runs)
+    documents = run_documents(runs)
     if all(run.dedupe_key is None and not run.after for run in runs):
-        stored = await _insert(db, made)
+        stored = await _insert(db, documents)
         return [Added(read_run(stored[run.id])) for run in runs]
-    return await in_transaction(db, lambda db: add_in_transaction(db, runs, made))
+    return await in_transaction(db, lambda db: add_in_transaction(db, runs, documents))
 
 
-def documents(runs: Sequence[Run]) -> list[Document]:
+def run_documents(runs: Sequence[Run]) -> list[Document]:
     """The runs as documents, in order. Raises `InvalidInput` before anything is written."""
     payloads = [None if run.payload is None else codec.encode(run.payload) for run in runs]
     return [run_document(run, payload) for run, payload in zip(runs, payloads, strict=True)]
 
 
 async def add_in_transaction(
-    db: Database, runs: Sequence[Run], made: Sequence[Document]
+    db: Database, runs: Sequence[Run], documents: Sequence[Document]
 ) -> list[Added]:
     """Insert runs, given also as documents. `db` is bound to a transaction."""
     stored = await _read(db, db.runs, {run.id for run in runs})
@@ -55,7 +55,7 @@ async def add_in_transaction(
     refused: set[str] = set()
     new: list[Document] = []
     taken: dict[str, str] = {}
-    for run, document in zip(runs, made, strict=True):
+    for run, document in zip(runs, documents, strict=True):
         key = run.dedupe_key
         holder = None if key is None else keys.holders.get(key)
         if run.id in stored:
@@ -77,13 +77,13 @@ async def add_in_transaction(
     return added
 
 
-async def _insert(db: Database, made: Sequence[Document]) -> dict[str, Document]:
+async def _insert(db: Database, documents: Sequence[Document]) -> dict[str, Document]:
     """Insert the runs whose id is new. Gives all runs as they are stored, by id."""
     stored: dict[str, Document] = {}
     there: set[str] = set()
-    for run in made:
+    for run in documents:
         stored.setdefault(run["_id"], run)
-    for part in chunks(made):
+    for part in chunks(documents):
         try:
             await db.runs.insert_many(part, ordered=False)
         except BulkWriteError as error:

@@ -62,7 +62,9 @@ def duplicates_only(error: BulkWriteError) -> bool:
     details = error.details or {}
     failed = details.get("writeErrors", [])
     concerned = details.get("writeConcernErrors", [])
-    return bool(failed) and not concerned and all(one["code"] == DUPLICATE for one in failed)
+    return (
+        bool(failed) and not concerned and all(failure["code"] == DUPLICATE for failure in failed)
+    )
 
 
 def too_old(version: str, oldest: tuple[int, int] = OLDEST) -> StoreError:
@@ -120,9 +122,9 @@ def _translated(error: Exception) -> Exception:
 def error_code(error: PyMongoError) -> int | None:
     if isinstance(error, BulkWriteError):
         details = error.details or {}
-        for one in (*details.get("writeErrors", []), *details.get("writeConcernErrors", [])):
-            if one.get("code") != DUPLICATE:
-                return int(one.get("code", 0))
+        for failure in (*details.get("writeErrors", []), *details.get("writeConcernErrors", [])):
+            if failure.get("code") != DUPLICATE:
+                return int(failure.get("code", 0))
         return None
     return error.code if isinstance(error, OperationFailure) else None
 

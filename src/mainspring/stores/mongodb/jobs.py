@@ -36,7 +36,7 @@ from mainspring.stores.mongodb.codec import (
 )
 from mainspring.stores.mongodb.commit import apply
 from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.dedupe import add_in_transaction, documents
+from mainspring.stores.mongodb.dedupe import add_in_transaction, run_documents
 from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction
 from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
 
@@ -53,12 +53,12 @@ async def put_jobs(db: Database, writes: Sequence[JobWrite]) -> list[bool]:
     a version that a majority has, so that no failover can undo it."""
     if not writes:
         return []
-    made = [None if write.job is None else job_document(write.job) for write in writes]
-    return await in_transaction(db, lambda db: _put_in_transaction(db, writes, made))
+    documents = [None if write.job is None else job_document(write.job) for write in writes]
+    return await in_transaction(db, lambda db: _put_in_transaction(db, writes, documents))
 
 
 async def _put_in_transaction(
-    db: Database, writes: Sequence[JobWrite], made: Sequence[Document | None]
+    db: Database, writes: Sequence[JobWrite], documents: Sequence[Document | None]
 ) -> list[bool]:
     done = [False] * len(writes)
     for part in split_in_order(writes, lambda write: write.id):
@@ -67,7 +67,7 @@ async def _put_in_transaction(
         versions = {job["_id"]: job["version"] async for job in walk}
         operations: list[JobOperation] = []
         for at in part:
-            write, version, document = writes[at], versions.get(writes[at].id, 0), made[at]
+            write, version, document = writes[at], versions.get(writes[at].id, 0), documents[at]
             if write.expected_version not in (None, version):
                 continue
             if document is not None:
@@ -115,9 +115,9 @@ async def _fire_batch(
         return {}, []
     plans = await _plans(db, due, jobs)
     runs = [run for plan in plans.values() for run in plan.runs]
-    made = documents(runs)
+    documents = run_documents(runs)
     replaced = await _replace_earlier(db, plans)
-    added = await add_in_transaction(db, runs, made)
+    added = await add_in_transaction(db, runs, documents)
     stored = {
         run.id: run if item.duplicate else item.run for run, item in zip(runs, added, strict=True)
     }

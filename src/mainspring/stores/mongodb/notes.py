@@ -41,33 +41,33 @@ async def find(db: Database, query: NoteQuery) -> Page[Note]:
 
 
 async def put(db: Database, write: NoteWrite) -> int | None:
-    made = None if write.note is None else _document(write.note)
+    document = None if write.note is None else _document(write.note)
     for _ in range(TRIES if write.expected_version is None else 1):
-        version = await _put(db, write, made)
+        version = await _put(db, write, document)
         if version is not None:
             return version
     return None
 
 
-async def _put(db: Database, write: NoteWrite, made: Document | None) -> int | None:
+async def _put(db: Database, write: NoteWrite, document: Document | None) -> int | None:
     expected, by_id = write.expected_version, {"_id": _id(write.kind, write.name)}
     shown = {"version": 1, "over": _is_expired(db), "now": db.time.now}
     seen = await db.notes.find_one(by_id, shown, session=db.session)
     live = 0 if seen is None or seen["over"] else seen["version"]
     if expected not in (None, live):
         return None
-    if made is not None and write.ttl is not None:
+    if document is not None and write.ttl is not None:
         now = await db.now() if seen is None else int(seen["now"])
-        made = {**made, "expires_at": now + span_us(write.ttl), "ttl": span_us(write.ttl)}
+        document = {**document, "expires_at": now + span_us(write.ttl), "ttl": span_us(write.ttl)}
     if seen is None:
-        return None if made is None else await _insert(db, made)
+        return None if document is None else await _insert(db, document)
     same = {**by_id, "version": seen["version"]}
-    if made is None:
+    if document is None:
         gone = await db.notes.delete_one(same, session=db.session)
         return 0 if gone.deleted_count else None
     # The number of a note that has expired grows on: no writer meets the same version twice.
     version = int(seen["version"]) + 1
-    done = await db.notes.replace_one(same, {**made, "version": version}, session=db.session)
+    done = await db.notes.replace_one(same, {**document, "version": version}, session=db.session)
     return version if done.matched_count else None
 
 
@@ -80,9 +80,9 @@ def _document(note: Note) -> Document:
     return {"_id": _id(note.kind, note.name), **_write_note(note)}
 
 
-async def _insert(db: Database, made: Document) -> int | None:
+async def _insert(db: Database, document: Document) -> int | None:
     try:
-        await db.notes.insert_one({**made, "version": 1}, session=db.session)
+        await db.notes.insert_one({**document, "version": 1}, session=db.session)
     except DuplicateKeyError:
         return None
     return 1
