@@ -99,15 +99,15 @@ class Profile:
                 f"process = aws configure export-credentials --profile {self.name}` in a profile of"
                 " its own"
             ) from None
-        found: Any = Session(profile=self.name).get_credentials()
-        if found is None:
+        credentials: Any = Session(profile=self.name).get_credentials()
+        if credentials is None:
             raise StoreError(f"botocore finds no credentials for the AWS profile {self.name!r}")
-        frozen = found.get_frozen_credentials()
+        frozen = credentials.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
-            "expires_at": getattr(found, "_expiry_time", None),
+            "expires_at": getattr(credentials, "_expiry_time", None),
         }
 
 
@@ -151,9 +151,9 @@ def _read(path: Path) -> dict[str, dict[str, str]]:
         return {}
     except (OSError, UnicodeDecodeError, configparser.Error) as error:
         raise StoreError(f"{path} cannot be read ({type(error).__name__})") from None
-    found = {}
+    profiles = {}
     for section in parser.sections():
         name = section.removeprefix("profile ").strip()
         if not section.startswith(("sso-session ", "services ")):
-            found[name] = dict(parser[section])
-    return found
+            profiles[name] = dict(parser[section])
+    return profiles

@@ -31,7 +31,7 @@ def claim_runs(work: Workspace, wanted: Claim) -> Claimed:
 
 
 def renew_leases(work: Workspace, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
-    return [one for item in held if (one := _renew(work, item, lease)) is not None]
+    return [renewed for item in held if (renewed := _renew(work, item, lease)) is not None]
 
 
 def _renew(work: Workspace, held: Held, lease: timedelta) -> Renewed | None:

@@ -93,14 +93,14 @@ class Compaction:
     def is_due(self) -> bool:
         """Whether the live state has so many finished runs, or so large ones, that a step pays."""
         state, held = self._group_commit.state, self._held
-        found = _Amount(state.finished_count - held.runs, state.finished_size - held.size)
-        return self._is_enough(found) and not self._lock.locked()
+        movable = _Amount(state.finished_count - held.runs, state.finished_size - held.size)
+        return self._is_enough(movable) and not self._lock.locked()
 
-    def _is_enough(self, found: _Amount, share: int = 1) -> bool:
+    def _is_enough(self, movable: _Amount, share: int = 1) -> bool:
         """Whether so many runs can be moved. `share`: whether they are at least that part of it."""
         return (
-            found.runs >= max(1, self._most_finished // share)
-            or found.size >= MOST_FINISHED_BYTES // share
+            movable.runs >= max(1, self._most_finished // share)
+            or movable.size >= MOST_FINISHED_BYTES // share
         )
 
     # -- finished runs
@@ -142,13 +142,13 @@ class Compaction:
         ]
 
     async def _replace_segments(
-        self, base: _Base, made: list[dict[str, Record]], sources: Mapping[str, str]
+        self, base: _Base, groups: list[dict[str, Record]], sources: Mapping[str, str]
     ) -> bool:
-        """Write segments and let the state name them. `made` are runs of the live state, or those
+        """Write segments and let the state name them. `groups` are runs of the live state, or those
         of other segments, which are replaced: then `sources` has the segment of each run."""
         seq, replaced = self._group_commit.head.seq, set(sources.values())
         new: dict[str, dict[str, Record]] = {}
-        for runs in made:
+        for runs in groups:
             new[await self._group_commit.parts.write("history", seq, {"runs": runs})] = runs
         added = [describe_segment(segment, runs) for segment, runs in new.items()]
 
@@ -262,8 +262,8 @@ class Compaction:
 
         def choose(work: Workspace) -> tuple[_Base, list[str]]:
             chosen, room = [], limit
-            found = work.history.look_up(work.state, work.awaited_runs())
-            awaited = {segment for segment, _ in found.values()}
+            awaited_runs = work.history.look_up(work.state, work.awaited_runs())
+            awaited = {segment for segment, _ in awaited_runs.values()}
             for segment in self._segments(work):
                 left = segment.runs - len(gone_of(work.state, segment.name))
                 is_old = segment.finished is not None and segment.finished[1] < to_us(before)
@@ -304,11 +304,11 @@ class Compaction:
             return base, gone_of(work.state, part), self._group_commit.parts.get(part)["counters"]
 
         base, gone, stored = await self._read(read)
-        made = counters.merge_day(stored, gone, moved)
-        if made is None:
+        merged = counters.merge_day(stored, gone, moved)
+        if merged is None:
             return
         head = self._group_commit.head
-        part = await self._group_commit.parts.write("periods", head.seq, made)
+        part = await self._group_commit.parts.write("periods", head.seq, merged)
 
         def adopt(work: Workspace) -> bool:
             if self._group_commit.head.collections != head.collections:

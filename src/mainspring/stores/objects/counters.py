@@ -64,16 +64,16 @@ def read_counts(
     jobs: frozenset[str] | None,
 ) -> Counts:
     wanted = frozenset({WHOLE_STORE}) if jobs is None else jobs
-    found: dict[Key, Counted] = {}
-    _add_wanted(found, state.table("counters"), wanted, since)
+    counted_by_key: dict[Key, Counted] = {}
+    _add_wanted(counted_by_key, state.table("counters"), wanted, since)
     if since is not None:
         names = _day_parts(state, since)
         if missing := [name for name in names if not parts.has(name)]:
             raise PartsNotLoaded(missing)
         for name in names:
             shown = wanted - gone_of(state, name).keys()
-            _add_wanted(found, parts.get(name)["counters"], shown, since)
-    read = counters.counts_of(found)
+            _add_wanted(counted_by_key, parts.get(name)["counters"], shown, since)
+    read = counters.counts_of(counted_by_key)
     if jobs is not None:
         return read
     live = evaluation.count_runs(state.unfinished(), now)
@@ -81,7 +81,7 @@ def read_counts(
 
 
 def _add_wanted(
-    found: dict[Key, Counted],
+    counted_by_key: dict[Key, Counted],
     records: Mapping[str, Record],
     jobs: frozenset[str],
     since: datetime | None,
@@ -96,7 +96,7 @@ def _add_wanted(
         text = record.get("text")
         counted = counters.decode(key, text) if isinstance(text, str) else None
         if counted is not None:
-            found[key] = counters.add(found.get(key), counted)
+            counted_by_key[key] = counters.add(counted_by_key.get(key), counted)
 
 
 def _day_parts(state: LiveState, since: datetime) -> list[str]:
@@ -145,12 +145,12 @@ def prune(state: LiveState, now: datetime) -> list[str]:
 
 def closed_periods(state: LiveState, now: datetime) -> dict[str, dict[str, Record]]:
     """The counters that can be moved, by day."""
-    found: dict[str, dict[str, Record]] = {}
+    by_day: dict[str, dict[str, Record]] = {}
     for name, record in state.table("counters").items():
         key = _read_key(name)
         if key is not None and key[1] != TOTALS and key[1] < now - CLOSED_AFTER:
-            found.setdefault(_day_of(key[1]), {})[name] = record
-    return found
+            by_day.setdefault(_day_of(key[1]), {})[name] = record
+    return by_day
 
 
 def merge_day(
@@ -158,22 +158,22 @@ def merge_day(
 ) -> dict[str, Any] | None:
     """The content of a day's part with more counters; None where one of them cannot be added."""
     left_out = set(gone)
-    made = {
+    merged = {
         name: record
         for name, record in stored.items()
         if (key := _read_key(name)) is None or key[0] not in left_out
     }
     for name, record in more.items():
-        if name not in made:
-            made[name] = record
+        if name not in merged:
+            merged[name] = record
             continue
         key, text = _read_key(name), record.get("text")
         counted = counters.decode(key, text) if key and isinstance(text, str) else None
-        added = _add_to_record(key, made[name], counted) if key and counted else None
+        added = _add_to_record(key, merged[name], counted) if key and counted else None
         if added is None:
             return None
-        made[name] = {"text": added}
-    return {"counters": made}
+        merged[name] = {"text": added}
+    return {"counters": merged}
 
 
 def replace_day(

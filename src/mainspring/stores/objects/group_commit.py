@@ -605,8 +605,8 @@ class GroupCommit:
         full = self._fullness(self.head)
         if full >= 1 and (self._fullness(before) < 1 or full >= self._takeover_fullness):
             tables = {name: dict(records) for name, records in self.state.tables().items()}
-            made = self._write_snapshot(tables, self.state.size, self.head)
-            self._snapshotting = asyncio.get_running_loop().create_task(made)
+            writing = self._write_snapshot(tables, self.state.size, self.head)
+            self._snapshotting = asyncio.get_running_loop().create_task(writing)
 
     def _fullness(self, head: Head) -> float:
         return max(head.tail_size / self._tail_bytes, len(head.tail) / TAIL_ENTRIES)

@@ -83,14 +83,14 @@ class Segment(Struct, frozen=True, kw_only=True):
 
     def _most_matches(self, job: str, query: RunQuery) -> int:
         by_state, wanted = self.ended[job], query.states
-        found = (
+        most = (
             sum(by_state.values())
             if wanted is None
             else sum(by_state.get(str(s), 0) for s in wanted)
         )
         if query.failing:
-            found = min(found, self.failing.get(job, 0))
-        return min(found, self.tried.get(job, 0)) if query.tried else found
+            most = min(most, self.failing.get(job, 0))
+        return min(most, self.tried.get(job, 0)) if query.tried else most
 
 
 class _HashedId:
@@ -124,11 +124,11 @@ _hashed = lru_cache(maxsize=1000)(_HashedId)
 
 
 def _bloom_filter(ids: Iterable[str], count: int) -> bytes:
-    made = bytearray(max(8, count * BITS_A_RUN // 8 + 1))
+    bits = bytearray(max(8, count * BITS_A_RUN // 8 + 1))
     for run_id in ids:
-        for at, mask in _HashedId(run_id).bits(len(made)):
-            made[at] |= mask
-    return bytes(made)
+        for at, mask in _HashedId(run_id).bits(len(bits)):
+            bits[at] |= mask
+    return bytes(bits)
 
 
 def number_of(record: Record) -> int:
@@ -183,16 +183,16 @@ def _range(runs: dict[str, Record], field: str) -> tuple[int, int] | None:
 
 def divide_runs(runs: dict[str, Record]) -> Iterator[dict[str, Record]]:
     """Parts of the runs that fit into a segment each."""
-    made: dict[str, Record] = {}
+    part: dict[str, Record] = {}
     size = 0
     for run_id, record in runs.items():
-        made[run_id] = record
+        part[run_id] = record
         size += len(msgspec.json.encode(record))
-        if len(made) == SEGMENT_RUNS or size >= SEGMENT_BYTES:
-            yield made
-            made, size = {}, 0
-    if made:
-        yield made
+        if len(part) == SEGMENT_RUNS or size >= SEGMENT_BYTES:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
 
 
 class SegmentReader:
@@ -207,14 +207,14 @@ class SegmentReader:
         if name is None:
             return []
         if self._catalogue[0] != name:
-            found = self._parts.get(name)["segments"]
-            self._catalogue = name, [_read_segment(entry) for entry in found]
+            entries = self._parts.get(name)["segments"]
+            self._catalogue = name, [_read_segment(entry) for entry in entries]
         return self._catalogue[1]
 
     def look_up(self, state: LiveState, ids: Iterable[str]) -> dict[str, tuple[str, Record]]:
         """The finished runs of these ids, each with the name of its segment."""
         segments = self.segments(state)
-        found: dict[str, tuple[str, Record]] = {}
+        finished: dict[str, tuple[str, Record]] = {}
         needed: list[str] = []
         for run_id in ids:
             hashed = _HashedId(run_id)
@@ -226,10 +226,10 @@ class SegmentReader:
                     continue
                 record = self.runs_of(segment.name).get(run_id)
                 if record is not None:
-                    found[run_id] = segment.name, record
+                    finished[run_id] = segment.name, record
         if needed:
             raise PartsNotLoaded(needed)
-        return found
+        return finished
 
     def require_loaded(self, segments: Sequence[str]) -> None:
         """Ask for all of these that are not loaded, at once."""

@@ -125,8 +125,8 @@ class ObstoreBucket:
             options["if_none_match"] = self._conditions(unless_etag)["e_tag"]
 
         def read() -> Blob:
-            found = client.get(self._path(key), options=options)
-            return Blob(bytes(found.bytes()), self._etag(dict(found.meta)))
+            result = client.get(self._path(key), options=options)
+            return Blob(bytes(result.bytes()), self._etag(dict(result.meta)))
 
         try:
             return await self._run(read)

@@ -101,8 +101,8 @@ class Failure(Struct, frozen=True):
     @property
     def server(self) -> str:
         """The scheme and the host that was asked."""
-        found = _ADDRESS.search(self.text)
-        return found[0] if found else "the server"
+        address = _ADDRESS.search(self.text)
+        return address[0] if address else "the server"
 
     @property
     def is_of_credentials(self) -> bool:

@@ -60,28 +60,28 @@ class PartCache:
     async def load(self, names: Iterable[str]) -> dict[str, Any]:
         """Read parts, and keep those that are used last. Raises `PartMissing`."""
         wanted = list(dict.fromkeys(names))
-        found = {name: self._known[name] for name in wanted if name in self._known}
-        for name, value in (await self.read([n for n in wanted if n not in found])).items():
-            found[name] = value
+        loaded = {name: self._known[name] for name in wanted if name in self._known}
+        for name, value in (await self.read([n for n in wanted if n not in loaded])).items():
+            loaded[name] = value
             self._keep(name, value)
-        return found
+        return loaded
 
     async def read(self, names: Sequence[str]) -> dict[str, Any]:
         """Read parts, several at once, without keeping them. Raises `PartMissing`."""
-        found: dict[str, Any] = {}
+        bodies: dict[str, Any] = {}
         for start in range(0, len(names), AT_ONCE):
             some = names[start : start + AT_ONCE]
             values = await asyncio.gather(*map(self._read, some))
-            found.update(zip(some, values, strict=True))
-        return found
+            bodies.update(zip(some, values, strict=True))
+        return bodies
 
     async def _read(self, name: str) -> Any:
-        found = await self._retries.repeat(lambda: self._bucket.get(name))
-        if not isinstance(found, Blob):
+        blob = await self._retries.repeat(lambda: self._bucket.get(name))
+        if not isinstance(blob, Blob):
             raise PartMissing(name)
-        if len(found.data) < LARGE_BODY:
-            return decode_body(name, found.data, dict[str, Any])
-        return await asyncio.to_thread(decode_body, name, found.data, dict[str, Any])
+        if len(blob.data) < LARGE_BODY:
+            return decode_body(name, blob.data, dict[str, Any])
+        return await asyncio.to_thread(decode_body, name, blob.data, dict[str, Any])
 
     async def write(self, kind: str, seq: int, value: Any) -> str:
         """Write a new part, and give its name. After a failure it is written under another name:
@@ -103,8 +103,8 @@ class PartCache:
         for start in range(0, len(bodies), AT_ONCE):
             writes = [self._write(kind, seq, body) for body in bodies[start : start + AT_ONCE]]
             done = await asyncio.gather(*writes, return_exceptions=True)
-            names += [one for one in done if isinstance(one, str)]
-            if problems := [one for one in done if isinstance(one, BaseException)]:
+            names += [result for result in done if isinstance(result, str)]
+            if problems := [result for result in done if isinstance(result, BaseException)]:
                 with suppress(StoreError):
                     await self._bucket.delete(names)
                 raise problems[0]

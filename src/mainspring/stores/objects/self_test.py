@@ -71,8 +71,8 @@ async def check_conditions(
     all is an error at once.
     """
     retries = Retries(bucket.clock, random.Random(), retry_for)
-    found = await retries.repeat(lambda: bucket.get(MARKER), unless=StoreUnreachable)
-    blob = found if isinstance(found, Blob) else None
+    answer = await retries.repeat(lambda: bucket.get(MARKER), unless=StoreUnreachable)
+    blob = answer if isinstance(answer, Blob) else None
     if blob is not None and _is_valid(blob.data, endpoint, bucket.clock.now()):
         return
     if not create and await retries.repeat(lambda: bucket.get(HEAD)) is None:
@@ -193,10 +193,10 @@ async def _put_expecting_success(
 
 
 async def _check_content(bucket: Bucket, key: str, data: bytes, etag: str | None) -> None:
-    found = await bucket.get(key)
-    if not isinstance(found, Blob) or found.data != data:
+    stored = await bucket.get(key)
+    if not isinstance(stored, Blob) or stored.data != data:
         raise ConditionViolated("a read did not give what was written last")
-    if found.etag != etag:
+    if stored.etag != etag:
         raise ConditionViolated(
             "a read and a write gave different entity tags (ETag) of one version"
         )

@@ -105,12 +105,12 @@ class LiveState:
         return [run for run_id in ids if (run := self.run(run_id)) is not None]
 
     def jobs(self) -> dict[str, Job]:
-        found = ((job_id, self.job(job_id)) for job_id in self.table("jobs"))
-        return {job_id: job for job_id, job in found if job is not None}
+        jobs = ((job_id, self.job(job_id)) for job_id in self.table("jobs"))
+        return {job_id: job for job_id, job in jobs if job is not None}
 
     def notes(self) -> Iterable[Note]:
-        found = (self.note(key) for key in self.table("notes"))
-        return [note for note in found if note is not None]
+        notes = (self.note(key) for key in self.table("notes"))
+        return [note for note in notes if note is not None]
 
     # -- changing
 
@@ -138,12 +138,12 @@ class LiveState:
         first: dict[tuple[str, str], Record | None] = {}
         for table, key, before in self._changes:
             first.setdefault((table, key), before)
-        made: Delta = {}
+        delta: Delta = {}
         for (table, key), before in first.items():
             now = self.get(table, key)
             if now != before:
-                made.setdefault(table, {})[key] = _make_patch(before, now)
-        return made
+                delta.setdefault(table, {})[key] = _make_patch(before, now)
+        return delta
 
     def apply(self, delta: Delta) -> None:
         """Apply a write that is stored."""

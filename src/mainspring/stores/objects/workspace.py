@@ -35,8 +35,8 @@ class Workspace:
         run = self.state.run(run_id)
         if run is not None:
             return run
-        found = self.history.look_up(self.state, [run_id]).get(run_id)
-        return None if found is None else run_from_record(found[1])
+        stored = self.history.look_up(self.state, [run_id]).get(run_id)
+        return None if stored is None else run_from_record(stored[1])
 
     def record(self, run_id: str) -> Record:
         """The record of a run that is there."""
@@ -66,9 +66,9 @@ class Workspace:
             self.state.put("runs", run_id, None)
 
     def _mark_gone_in_segment(self, run_id: str) -> None:
-        found = self.history.look_up(self.state, [run_id]).get(run_id)
-        if found is not None:
-            segment, _ = found
+        stored = self.history.look_up(self.state, [run_id]).get(run_id)
+        if stored is not None:
+            segment, _ = stored
             self.state.put("gone", segment, {**gone_of(self.state, segment), run_id: 1})
 
     def update(self, run_id: str, fields: Mapping[str, Any], **more: Any) -> Run:
@@ -82,7 +82,9 @@ class Workspace:
         return number
 
     def count_endings(self, endings: Iterable[Ending | None]) -> None:
-        counters.count_endings(self.state, [one for one in endings if one is not None], self.now)
+        counters.count_endings(
+            self.state, [ending for ending in endings if ending is not None], self.now
+        )
 
     def dedupe_holder(self, key: str | None) -> Run | None:
         return evaluation.dedupe_holder(self.state.with_key(key), key, self.now)
