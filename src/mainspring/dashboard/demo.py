@@ -228,12 +228,12 @@ def _job(scheduler: Scheduler, now: datetime, number: int, rng: random.Random) -
         timeout="10m",
         enabled=rng.random() > 0.05,
     )
-    made = now - AGE - timedelta(hours=rng.randrange(2000))
+    created_at = now - AGE - timedelta(hours=rng.randrange(2000))
     assert draft.schedule is not None
     return replace(
         draft,
-        created_at=made,
-        updated_at=made,
+        created_at=created_at,
+        updated_at=created_at,
         next_run_at=draft.schedule.next(now) if draft.enabled else None,
     )
 

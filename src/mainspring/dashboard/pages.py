@@ -105,7 +105,7 @@ def render(
     template."""
     root = request.scope.get("root_path", "")
     viewer = viewer_of(request)
-    menu = [one for one in NAVIGATION if viewer.is_admin or one[0] not in ADMIN_PAGES]
+    menu = [entry for entry in NAVIGATION if viewer.is_admin or entry[0] not in ADMIN_PAGES]
     service = service_of(request)
     text = (
         templates()
@@ -136,7 +136,7 @@ def render(
 
 @cache
 def templates() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -144,8 +144,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters.update(formats.FILTERS)
-    return made
+    environment.filters.update(formats.FILTERS)
+    return environment
 
 
 class PageRoute(CheckedRoute):
@@ -193,8 +193,11 @@ def _sentences(error: ApiError) -> list[str]:
     """What went wrong, once: for each field, or as a whole."""
     if not error.errors:
         return [formats.sentence(str(error))]
-    found = (one.sentence(FIELD_LABELS.get(one.field, f"The {one.field}")) for one in error.errors)
-    return list(dict.fromkeys(map(formats.sentence, found)))
+    sentences = (
+        field_error.sentence(FIELD_LABELS.get(field_error.field, f"The {field_error.field}"))
+        for field_error in error.errors
+    )
+    return list(dict.fromkeys(map(formats.sentence, sentences)))
 
 
 def _to_sign_in(request: Request) -> Response:
@@ -242,8 +245,8 @@ def _assets() -> tuple[str, dict[str, Asset]]:
 
 def asset_address(name: str) -> str:
     """The address of a file below the root of the pages."""
-    version, found = _assets()
-    assert name in found, f"there is no asset {name!r}"
+    version, known = _assets()
+    assert name in known, f"there is no asset {name!r}"
     return f"assets/{version}/{name}"
 
 
@@ -262,15 +265,15 @@ async def asset(version: str, name: str, request: Request) -> Response:
 
 
 def _asset_response(request: Request, name: str, kept: str) -> Response:
-    found = _assets()[1].get(name)
-    if found is None:
+    file = _assets()[1].get(name)
+    if file is None:
         raise ApiError(404, f"there is no file {name[:100]!r}")
     headers = {"cache-control": kept, "vary": "Accept-Encoding"}
-    content = found.content
+    content = file.content
     if accepts_gzip(request):
-        content = found.gzipped
+        content = file.gzipped
         headers["content-encoding"] = "gzip"
-    return Response(content, headers=headers, media_type=found.media_type)
+    return Response(content, headers=headers, media_type=file.media_type)
 
 
 def accepts_gzip(request: Request) -> bool:

@@ -48,5 +48,5 @@ async def get_runs(store: Store, ids: Iterable[str], *, brief: bool = False) -> 
     """The runs of these ids that exist, in the order of the ids."""
     wanted = list(dict.fromkeys(ids))
     page = await store.find(RunQuery(ids=frozenset(wanted), brief=brief))
-    found = {run.id: run for run in page.items}
-    return {run_id: found[run_id] for run_id in wanted if run_id in found}
+    stored = {run.id: run for run in page.items}
+    return {run_id: stored[run_id] for run_id in wanted if run_id in stored}

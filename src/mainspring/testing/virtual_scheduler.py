@@ -132,16 +132,16 @@ class Inspection:
         self, job: JobRef, state: State, times: int | None, *, unwanted: Sequence[Run] = ()
     ) -> list[Run]:
         __tracebackhide__ = True
-        found = self.runs(job, state=state)
-        enough = len(found) >= 1 if times is None else len(found) == times
+        runs = self.runs(job, state=state)
+        enough = len(runs) >= 1 if times is None else len(runs) == times
         if not enough or unwanted:
             wanted = "at least 1" if times is None else str(times)
             also = f" and {len(unwanted)} failed" if unwanted else ""
             self._fail(
                 job,
-                f"expected {wanted} {state} of {job_id_of(job)!r}, found {len(found)}{also}",
+                f"expected {wanted} {state} of {job_id_of(job)!r}, found {len(runs)}{also}",
             )
-        return found
+        return runs
 
     def _fail(self, job: JobRef, message: str) -> None:
         __tracebackhide__ = True
@@ -359,13 +359,13 @@ class Bench:
         async def wait(run_id: str, timeout: float | None) -> Run:
             if RUN.get() is not None or self._turn.locked():
                 return await wait_for_end(run_id, timeout)
-            found = await self.scheduler.get_run(run_id)
-            if not found.finished:
+            run = await self.scheduler.get_run(run_id)
+            if not run.finished:
                 await self._pass(LONGEST_WAIT if timeout is None else timeout, run_id)
-                found = await self.scheduler.get_run(run_id)
-            if not found.finished:
-                raise TimeoutError(f"run {run_id} has not ended\n{self.describe(found.job_id)}")
-            return found
+                run = await self.scheduler.get_run(run_id)
+            if not run.finished:
+                raise TimeoutError(f"run {run_id} has not ended\n{self.describe(run.job_id)}")
+            return run
 
         waiters.wait = wait  # type: ignore[method-assign]
 

@@ -72,17 +72,17 @@ class AllowList(Struct, frozen=True):
 
     def allows_address(self, address: Address) -> bool:
         return any(
-            one in network
-            for one in _forms(address)
+            form in network
+            for form in _forms(address)
             for network in self.networks
-            if network.version == one.version
+            if network.version == form.version
         )
 
     def refusal(self, address: str, host: str = "") -> str | None:
         """Why this address must not be called; None if it may be."""
-        found = ip_address(address)
-        why = why_refused(found)
-        if why is None or self.allows_host(host) or self.allows_address(found):
+        checked = ip_address(address)
+        why = why_refused(checked)
+        if why is None or self.allows_host(host) or self.allows_address(checked):
             return None
         return f"{address} ({why})"
 
@@ -110,8 +110,8 @@ def is_literal(host: str) -> bool:
 
 def why_refused(address: Address) -> str | None:
     """Why an address must not be called; None for one of the public internet."""
-    for one in _forms(address):
-        why = _why_special(one)
+    for form in _forms(address):
+        why = _why_special(form)
         if why is not None:
             return why
     return None

@@ -357,8 +357,8 @@ def check_headers(headers: Mapping[str, str]) -> None:
 def shown_name(name: object) -> str:
     """The part of a name that may be quoted: `Authorization: Bearer x` as a name holds a secret."""
     text = str(name)
-    found = _HEADER_NAME.match(text)
-    begins = found[0] if found else ""
+    match = _HEADER_NAME.match(text)
+    begins = match[0] if match else ""
     return text if begins == text else f"{begins}…"
 
 
@@ -397,15 +397,15 @@ def _codes(given: Any) -> tuple[tuple[int, int], ...] | None:
     for item in items:
         if isinstance(item, list | tuple) and len(item) == 2:
             item = f"{item[0]}-{item[1]}"
-        found = None if isinstance(item, bool) else _RANGE.fullmatch(str(item).strip().lower())
-        if found is None or (found[3] and found[3] < found[2]):
+        match = None if isinstance(item, bool) else _RANGE.fullmatch(str(item).strip().lower())
+        if match is None or (match[3] and match[3] < match[2]):
             raise InvalidInput(
                 f'a status code is 204, "2xx", "200-299", or a list of such, not {item!r}'
             )
-        if found[1]:
-            ranges.append((int(found[1]) * 100, int(found[1]) * 100 + 99))
+        if match[1]:
+            ranges.append((int(match[1]) * 100, int(match[1]) * 100 + 99))
         else:
-            ranges.append((int(found[2]), int(found[3] or found[2])))
+            ranges.append((int(match[2]), int(match[3] or match[2])))
     return tuple(sorted(ranges))
 
 

@@ -143,14 +143,14 @@ class WebhookHandler(Handler):
 def retry_after(headers: Sequence[tuple[str, str]], now: datetime) -> timedelta | None:
     """How long `Retry-After` asks to wait. A date is compared with the response's own `Date`
     header, if there is one, because the endpoint's clock may differ from ours."""
-    found = {name.lower(): text.strip() for name, text in headers}
-    text = found.get("retry-after", "")
+    by_name = {name.lower(): text.strip() for name, text in headers}
+    text = by_name.get("retry-after", "")
     if text.isascii() and text.isdigit():
         return timedelta(seconds=min(int(text[:12]), 10**9))
     moment = _http_date(text)
     if moment is None:
         return None
-    return max(moment - (_http_date(found.get("date", "")) or now), timedelta())
+    return max(moment - (_http_date(by_name.get("date", "")) or now), timedelta())
 
 
 def _http_date(text: str) -> datetime | None:

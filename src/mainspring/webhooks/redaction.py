@@ -38,8 +38,8 @@ MAX_FORMS = 300
 _MASK = MASK.encode()
 _SCHEMES = frozenset({"basic", "bearer", "token", "apikey"})
 _SEPARATORS = re.compile(r"[;,\s]+")
-_GO_JSON_ESCAPES = str.maketrans({one: f"\\u{ord(one):04x}" for one in "<>&"})
-_DOTNET_JSON_ESCAPES = str.maketrans({one: f"\\u{ord(one):04X}" for one in "\"&'+<>`"})
+_GO_JSON_ESCAPES = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&"})
+_DOTNET_JSON_ESCAPES = str.maketrans({sign: f"\\u{ord(sign):04X}" for sign in "\"&'+<>`"})
 
 
 def is_secret(name: str, value: str = "") -> bool:

@@ -145,14 +145,16 @@ class RequestTemplate(Struct, frozen=True):
         ours = {name: text for name, text in _DEFAULT_HEADERS.items() if name.lower() not in given}
         written = {name: Template.of(text) for name, text in {**ours, **webhook.headers}.items()}
         url = _escape_braces(Template.of(webhook.url))
-        plain = {name: made.texts[0] for name, made in written.items() if not made.names}
+        plain = {
+            name: template.texts[0] for name, template in written.items() if not template.names
+        }
         return cls(
             webhook.method,
             url,
             {**plain, **secret_headers},
-            tuple((name, made) for name, made in written.items() if made.names),
+            tuple((name, template) for name, template in written.items() if template.names),
             Body.of(webhook.body),
-            frozenset(name for made in (url, *written.values()) for name in made.names),
+            frozenset(name for template in (url, *written.values()) for name in template.names),
             "content-type" in given,
             tuple(secret_headers),
         )

@@ -244,7 +244,9 @@ class Webhooks:
         """
         webhook, fresh = _of(job), secret or new_signing_secret()
         until = now + duration(old_valid_for, what="old_valid_for")
-        former = [SigningSecret(one.sealed, until) for one in webhook.signing[:1] if until > now]
+        former = [
+            SigningSecret(current.sealed, until) for current in webhook.signing[:1] if until > now
+        ]
         signing = definition.sign_with(job.id, fresh, self.vault)
         return replace(webhook, signing=(signing, *former)), fresh
 
@@ -268,7 +270,7 @@ class Webhooks:
 
     def _same_signing(self, draft: Job, stored: Job) -> bool:
         texts = [
-            [self._signing_text(job.id, one) for one in _of(job).signing[:1]]
+            [self._signing_text(job.id, signing) for signing in _of(job).signing[:1]]
             for job in (draft, stored)
         ]
         return texts[0] == texts[1]
@@ -285,9 +287,10 @@ class Webhooks:
             },
             signing=tuple(
                 SigningSecret(
-                    self.vault.seal(self._signing_text(job.id, one), job.id, _SIGNING), one.until
+                    self.vault.seal(self._signing_text(job.id, signing), job.id, _SIGNING),
+                    signing.until,
                 )
-                for one in webhook.signing
+                for signing in webhook.signing
             ),
         )
         return replace(job, webhook=after)
@@ -297,7 +300,10 @@ class Webhooks:
         webhook = job.webhook
         if webhook is None:
             return False
-        sealed = [*webhook.secret_headers.values(), *(one.sealed for one in webhook.signing)]
+        sealed = [
+            *webhook.secret_headers.values(),
+            *(signing.sealed for signing in webhook.signing),
+        ]
         return any(map(self.vault.is_outdated, sealed))
 
     async def decrypt_with_store_key(self, job: Job) -> DecryptedWebhook:
@@ -316,8 +322,8 @@ class Webhooks:
         known = self._decrypted.get(job.id)
         if known is None or (known.webhook is not webhook and known.webhook != webhook):
             signing = tuple(
-                (signing_bytes(self._signing_text(job.id, one)), one.until)
-                for one in webhook.signing
+                (signing_bytes(self._signing_text(job.id, signing_secret)), signing_secret.until)
+                for signing_secret in webhook.signing
             )
             clear = self._decrypt_headers(job)
             known = DecryptedWebhook(

@@ -331,10 +331,10 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._lookups.find(host, family)
+        addresses = await self._lookups.find(host, family)
         results: list[ResolveResult] = []
         why = None
-        for family, _, proto, _, address in found:
+        for family, _, proto, _, address in addresses:
             refusal = self._allow.refusal(str(address[0]), host)
             if refusal is not None:
                 why = refusal
@@ -393,16 +393,16 @@ class _NameLookups:
         if self._waiting_lookups >= MAX_SLOW_LOOKUPS and host not in self._answered:
             raise OSError(f"{self._waiting_lookups} lookups of names are waiting for a name server")
         async with self._free:
-            found = _in_thread(
+            lookup = _in_thread(
                 lambda: socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM),
                 name="mainspring-names",
             )
-            await asyncio.wait({found}, timeout=SLOW_LOOKUP_SECONDS)
-        if found.done():
-            return found.result()
+            await asyncio.wait({lookup}, timeout=SLOW_LOOKUP_SECONDS)
+        if lookup.done():
+            return lookup.result()
         self._waiting_lookups += 1
         try:
-            return await found
+            return await lookup
         finally:
             self._waiting_lookups -= 1
 

@@ -78,8 +78,8 @@ async def dead_letters(
     groups = _groups(newest.items)
     listed, older = page.items, page.cursor
     if error:
-        chosen = [one for one in groups if one.pattern == error]
-        listed, older = [run for one in chosen for run in one.runs][:RUNS_PER_PAGE], None
+        chosen = [group for group in groups if group.pattern == error]
+        listed, older = [run for group in chosen for run in group.runs][:RUNS_PER_PAGE], None
     return render(
         request,
         "dead_letters.html",

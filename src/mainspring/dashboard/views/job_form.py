@@ -80,7 +80,7 @@ async def edit_job(request: Request, id: JobPath) -> Response:
 def _methods(job: Job | None) -> list[tuple[str, str]]:
     """The methods to choose from, with the one that the job has."""
     own = [] if job is None or job.webhook is None else [job.webhook.method]
-    return [(one, one) for one in dict.fromkeys([*METHODS, *own])]
+    return [(method, method) for method in dict.fromkeys([*METHODS, *own])]
 
 
 def _handlers(workers: Iterable[LiveWorker]) -> list[str]:
@@ -115,7 +115,7 @@ def form_values(job: Job) -> dict[str, str]:
         elif name == "headers":
             values[name] = "\n".join(f"{one}: {text}" for one, text in value.items())
         elif name in ("tags", "after", "successCodes", "retryOn", "secretHeaders"):
-            values[name] = ", ".join(_list_item(str(one)) for one in value)
+            values[name] = ", ".join(_list_item(str(item)) for item in value)
         elif name == "body":
             values[name] = value if _is_plain_text(value) else pretty_json(value)
         elif name in ("payload", "metadata"):

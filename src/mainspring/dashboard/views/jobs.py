@@ -82,18 +82,18 @@ async def jobs(
             last_runs=False,
         )
 
-    found, paused_since, workers = await asyncio.gather(
+    listed, paused_since, workers = await asyncio.gather(
         read_page(page), client.paused_since(), client.list_workers()
     )
-    if page > 1 and not found.items and found.total:  # past the end: jobs may have been deleted
-        page = -(-found.total // JOBS_PER_PAGE)
-        found = await read_page(page)
+    if page > 1 and not listed.items and listed.total:  # past the end: jobs may have been deleted
+        page = -(-listed.total // JOBS_PER_PAGE)
+        listed = await read_page(page)
     health, runs = await asyncio.gather(
-        client.jobs_health(found.items),
+        client.jobs_health(listed.items),
         asyncio.gather(
             *(
                 client.list_runs(job=job.id, state=STARTED_STATES, brief=True, limit=RUNS_SHOWN)
-                for job in found.items
+                for job in listed.items
             )
         ),
     )
@@ -104,9 +104,9 @@ async def jobs(
             "last": recent.items[0] if recent.items else None,
             "spark": draw_runs(recent.items, RUNS_SHOWN),
         }
-        for job, of_job, recent in zip(found.items, health, runs, strict=True)
+        for job, of_job, recent in zip(listed.items, health, runs, strict=True)
     ]
-    total = found.total or 0
+    total = listed.total or 0
     return render(
         request,
         "jobs.html",
@@ -122,8 +122,8 @@ async def jobs(
         match={name: value for name, value in match.items() if value is not None},
         sort=sort,
         desc=desc,
-        tags=sorted({one for job in found.items for one in job.tags}),
-        queues=_queues(found.items, workers),
+        tags=sorted({one for job in listed.items for one in job.tags}),
+        queues=_queues(listed.items, workers),
         paused_since=paused_since,
         sample=sample_job(workers),
     )
@@ -152,33 +152,33 @@ async def job(
     at: Annotated[str, Query(max_length=64)] = "",
 ) -> Response:
     client = service_of(request).client
-    found = await client.get_job(id)
+    stored = await client.get_job(id)
     [health], metrics, runs, ended, workflow, now = await asyncio.gather(
-        client.jobs_health([found]),
+        client.jobs_health([stored]),
         client.job_metrics(id, window),
         client.list_runs(job=id, brief=True, limit=RUNS_LISTED),
         client.list_runs(job=id, state=BAR_STATES, brief=True, limit=BARS_SHOWN),
         client.workflow(id),
         client.now(),
     )
-    explanation, wrong_time = await _explain(client, found, at.strip())
-    slots, warnings = await asyncio.to_thread(_upcoming, found, now)
+    explanation, wrong_time = await _explain(client, stored, at.strip())
+    slots, warnings = await asyncio.to_thread(_upcoming, stored, now)
     return render(
         request,
         "job.html",
         page="jobs",
         title=id,
-        job=found,
-        document=job_document(found),
+        job=stored,
+        document=job_document(stored),
         health=health,
-        reasons=health_reasons(found, health),
+        reasons=health_reasons(stored, health),
         metrics=metrics,
         window=window,
         windows=WINDOWS,
         runs=runs.items,
         picture=draw_runs(ended.items, max(LEAST_BARS, len(ended.items)), height=96),
         longest=max((run.duration or 0.0 for run in ended.items), default=0.0),
-        options=policy_options(found),
+        options=policy_options(stored),
         slots=slots,
         warnings=warnings,
         workflow=workflow if len(workflow.nodes) > 1 else None,

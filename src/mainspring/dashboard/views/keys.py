@@ -49,15 +49,15 @@ CHANGES = {
 async def keys(request: Request) -> Response:
     service = service_of(request)
     now = await service.keys.now()
-    found = await service.keys.list()
+    api_keys = await service.keys.list()
     return render(
         request,
         "keys.html",
         page="keys",
         title="Keys",
-        keys=[(key, key.state(now)) for key in reversed(found)],
-        needs_key=bool(found) or not service.loopback,
-        has_admin=any(key.scope == "admin" and key.usable(now) for key in found),
+        keys=[(key, key.state(now)) for key in reversed(api_keys)],
+        needs_key=bool(api_keys) or not service.loopback,
+        has_admin=any(key.scope == "admin" and key.usable(now) for key in api_keys),
         is_open=service.without_keys,
     )
 
@@ -74,8 +74,8 @@ async def audit(
         page="audit",
         title="Audit log",
         entries=[
-            (one, describe_change(one.method, one.path, one.created, one.detail))
-            for one in page.items
+            (entry, describe_change(entry.method, entry.path, entry.created, entry.detail))
+            for entry in page.items
         ],
         older=page.cursor,
         is_newest=cursor is None,

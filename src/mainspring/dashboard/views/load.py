@@ -173,14 +173,14 @@ class ForecastCache:
         days, zone = key
         try:
             async with one_at_a_time(self._service):
-                found = await self._service.client.forecast(days, timezone=zone)
-            short = replace(found, jobs=found.jobs[:JOBS_KEPT])
-            made = KeptForecast(self._service.clock.monotonic(), short)
+                forecast = await self._service.client.forecast(days, timezone=zone)
+            short = replace(forecast, jobs=forecast.jobs[:JOBS_KEPT])
+            kept = KeptForecast(self._service.clock.monotonic(), short)
         except (ApiError, MainspringError) as error:
-            made = KeptForecast(self._service.clock.monotonic() - FRESH_SECONDS, None, str(error))
+            kept = KeptForecast(self._service.clock.monotonic() - FRESH_SECONDS, None, str(error))
         finally:
             del self._tasks[key]
         self._kept.pop(key, None)
-        self._kept[key] = made
+        self._kept[key] = kept
         while len(self._kept) > MOST_KEPT:
             del self._kept[next(iter(self._kept))]

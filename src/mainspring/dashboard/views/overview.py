@@ -46,7 +46,7 @@ async def overview(
             health=health,
             address=str(request.base_url).rstrip("/"),
         )
-    due = sum(one.count for one in counts.due.values())
+    due = sum(waiting.count for waiting in counts.due.values())
     return render(
         request,
         "overview.html",
@@ -82,7 +82,7 @@ async def workers(request: Request) -> Response:
     by_worker: dict[str, list[Run]] = {}
     for run in running.items:
         by_worker.setdefault(run.worker or "", []).append(run)
-    known = {one.id for one in found}
+    known = {worker.id for worker in found}
     return render(
         request,
         "workers.html",

@@ -44,7 +44,7 @@ async def runs(
     cursor: Annotated[str | None, Query(max_length=500)] = None,
 ) -> Response:
     service = service_of(request)
-    states = [one for one in State if one in (state or ())]
+    states = [known_state for known_state in State if known_state in (state or ())]
     # A form sends the fields that nobody filled in as empty texts.
     first, last = read_moment(since or None, "since"), read_moment(until or None, "until")
     if within:
@@ -64,7 +64,7 @@ async def runs(
     shown = [run for run in page.items if first is None or run.created_at >= first]
     chosen = {
         "job": job.strip(),
-        "state": [str(one) for one in states],
+        "state": [str(chosen_state) for chosen_state in states],
         "failing": "true" if failing else "",
         "within": within,
         "since": "" if within else _field(first),
@@ -77,7 +77,7 @@ async def runs(
         title="Runs",
         runs=shown,
         chosen=chosen,
-        states=[_chip(one, states, chosen) for one in State],
+        states=[_chip(known_state, states, chosen) for known_state in State],
         is_filtered=any(chosen.values()),
         match=_match(job.strip(), states, failing=failing, first=first, last=last),
         match_text=_match_text(chosen),
@@ -89,7 +89,7 @@ async def runs(
 def _chip(state: State, states: list[State], chosen: dict[str, Any]) -> dict[str, Any]:
     """A state that can be chosen: its name, whether it is chosen, and the filters that it leads
     to."""
-    left = [str(one) for one in State if (one in states) != (one is state)]
+    left = [str(other) for other in State if (other in states) != (other is state)]
     return {"name": str(state), "is_chosen": state in states, "query": {**chosen, "state": left}}
 
 
@@ -104,7 +104,7 @@ def _match(
     """The same filters as `POST /api/v1/runs/bulk` takes them."""
     match = {
         "job": job,
-        "state": [str(one) for one in states],
+        "state": [str(chosen_state) for chosen_state in states],
         "failing": failing,
         "since": _text(first),
         "until": _text(last),
@@ -183,10 +183,10 @@ async def run_page(
         is_well=explanation.is_well,
         phases=phases,
         events=_milestones(run),
-        attempts=[_show_attempt(one, shown) for one in reversed(run.attempts)],
+        attempts=[_show_attempt(kept, shown) for kept in reversed(run.attempts)],
         attempts_gone=max(0, run.attempt - MAX_ATTEMPTS_KEPT),
         upstream=_upstream(run, workflow),
-        downstream=[one for one in workflow.nodes if run.id in one.after],
+        downstream=[node for node in workflow.nodes if run.id in node.after],
         related_shown=RELATED_SHOWN,
         workflow_is_complete=workflow.complete,
         payload=payload,
@@ -206,7 +206,7 @@ async def _job_of(client: Client, run: Run) -> Any:
 
 def _upstream(run: Run, workflow: Workflow) -> list[WorkflowNode]:
     """The runs that it comes after, also those that are no longer kept."""
-    known = {one.id: one for one in workflow.nodes}
+    known = {node.id: node for node in workflow.nodes}
     return [known.get(name) or WorkflowNode(id=name, job_id="") for name in run.after]
 
 
@@ -246,7 +246,10 @@ def _phases(run: Run, now: datetime) -> list[Phase]:
     waits = "waiting for other runs" if run.state is State.WAITING else "not yet due"
     if run.scheduled_at > at:
         until(min(run.scheduled_at, ended), waits)
-    spans = [(one.number, one.started_at, one.finished_at, one.outcome) for one in run.attempts]
+    spans = [
+        (attempt.number, attempt.started_at, attempt.finished_at, attempt.outcome)
+        for attempt in run.attempts
+    ]
     for place, (number, started, finished, outcome) in enumerate(spans):
         until(started, "waiting for the next attempt" if place else "due, waiting for a worker")
         until(
@@ -275,15 +278,17 @@ def _phases(run: Run, now: datetime) -> list[Phase]:
 def _milestones(run: Run) -> list[Milestone]:
     events = [Milestone("Created", run.created_at, note=f"by {run.source}")]
     events.append(Milestone("Due", run.scheduled_at))
-    for one in run.attempts:
-        seconds = (one.finished_at - one.started_at).total_seconds()
-        ended = str(one.outcome).replace("_", " ")
-        events.append(Milestone(f"Attempt {one.number} started", one.started_at, note=one.worker))
+    for attempt in run.attempts:
+        seconds = (attempt.finished_at - attempt.started_at).total_seconds()
+        ended = str(attempt.outcome).replace("_", " ")
+        events.append(
+            Milestone(f"Attempt {attempt.number} started", attempt.started_at, note=attempt.worker)
+        )
         events.append(
             Milestone(
-                f"Attempt {one.number} {ended}",
-                one.finished_at,
-                TONES.get(one.outcome, ""),
+                f"Attempt {attempt.number} {ended}",
+                attempt.finished_at,
+                TONES.get(attempt.outcome, ""),
                 f"after {formats.span(max(seconds, 0.0))}",
             )
         )

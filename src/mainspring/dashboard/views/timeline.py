@@ -135,16 +135,18 @@ async def _rows(client: Client, chosen: set[str], axis: Axis, *, is_paused: bool
     jobs, counts, runs = await asyncio.gather(
         client.list_jobs(ids=names, limit=JOBS_SHOWN, last_runs=False),
         client.counts(since=first, jobs=names),
-        asyncio.gather(*(client.list_runs(job=one, brief=True, limit=MOST_MARKS) for one in names)),
+        asyncio.gather(
+            *(client.list_runs(job=name, brief=True, limit=MOST_MARKS) for name in names)
+        ),
     )
     by_id = {job.id: job for job in jobs.items}
     rows = []
     for name, page in zip(names, runs, strict=True):
-        found = [run for run in page.items if axis.spans(*_time_range(run, axis.now))]
-        is_frequent = page.cursor is not None and len(found) == len(page.items)
-        periods = [one for one in counts.periods.get(name, ()) if one.start >= first]
+        shown = [run for run in page.items if axis.spans(*_time_range(run, axis.now))]
+        is_frequent = page.cursor is not None and len(shown) == len(page.items)
+        periods = [period for period in counts.periods.get(name, ()) if period.start >= first]
         rows.append(
-            _row(name, by_id.get(name), found, periods if is_frequent else None, axis, is_paused)
+            _row(name, by_id.get(name), shown, periods if is_frequent else None, axis, is_paused)
         )
     far = axis.end + HOUR
     return sorted(rows, key=lambda one: (one.next or far, one.job_id))
@@ -166,8 +168,8 @@ def _row(
         total, failed = len(ended), sum(run.state is State.FAILED for run in ended)
     else:
         marks = _past_blocks(periods, axis)
-        total = sum(sum(one.ended.values()) for one in periods)
-        failed = sum(one.ended.get(State.FAILED, 0) for one in periods)
+        total = sum(sum(period.ended.values()) for period in periods)
+        failed = sum(period.ended.get(State.FAILED, 0) for period in periods)
     marks += [_run_mark(run, axis) for run in live]
     slots, coming, is_all = _slots(job, axis) if job and not is_paused else ([], 0, True)
     ran = [run.started_at for run in runs if run.started_at is not None]
@@ -213,15 +215,15 @@ def _run_mark(run: Run, axis: Axis) -> Mark:
 
 def _past_blocks(periods: Sequence[Period], axis: Axis) -> list[Mark]:
     """A block for each hour, as high as its number of ended runs; the failed ones on top in red."""
-    most = max((sum(one.ended.values()) for one in periods), default=0)
+    most = max((sum(period.ended.values()) for period in periods), default=0)
     bands = []
-    for one in periods:
-        total, failed = sum(one.ended.values()), one.ended.get(State.FAILED, 0)
-        left = axis.at(one.start)
-        width = round(axis.at(min(one.start + HOUR, axis.now)) - left, 2)
+    for period in periods:
+        total, failed = sum(period.ended.values()), period.ended.get(State.FAILED, 0)
+        left = axis.at(period.start)
+        width = round(axis.at(min(period.start + HOUR, axis.now)) - left, 2)
         if not total or width <= 0:
             continue
-        title = f"{formats.absolute(one.start)}, one hour: {formats.plural(total, 'run')} ended"
+        title = f"{formats.absolute(period.start)}, one hour: {formats.plural(total, 'run')} ended"
         title += f", {failed:,} failed" if failed else ""
         bands.append(Mark("band", left, width, "green", title, share=_share(total, most)))
         if failed:
@@ -240,12 +242,12 @@ def _slots(job: Job, axis: Axis) -> tuple[list[Mark], int, bool]:
     count = job.schedule.count(axis.now, axis.end)
     if count is not None and count > MOST_MARKS:
         return _coming_blocks(job, axis), count, True
-    found = [slot for slot in _upcoming(job, axis) if slot <= axis.end]
+    coming = [slot for slot in _upcoming(job, axis) if slot <= axis.end]
     marks = [
         Mark("slot", axis.at(slot), 0.0, "blue", f"{job.id}: {formats.absolute(slot)}")
-        for slot in found
+        for slot in coming
     ]
-    return marks, len(found), len(found) < MOST_MARKS
+    return marks, len(coming), len(coming) < MOST_MARKS
 
 
 def _upcoming(job: Job, axis: Axis) -> Iterable[datetime]:
@@ -288,7 +290,9 @@ def _ticks(axis: Axis) -> list[tuple[float, str]]:
     """Places and names of the lines: how far from now they are, in any zone."""
     quarters = range(-4, 5)
     minutes = [abs(number) * axis.window // timedelta(minutes=4) for number in quarters]
-    names = [f"{one // 60} h" if one % 60 == 0 else formats.span(one * 60) for one in minutes]
+    names = [
+        f"{count // 60} h" if count % 60 == 0 else formats.span(count * 60) for count in minutes
+    ]
     return [
         (50 + 12.5 * number, "now" if not number else f"{'−' if number < 0 else '+'}{name}")
         for number, name in zip(quarters, names, strict=True)

@@ -114,11 +114,11 @@ class Suite:
                 setattr(cls, name, _plain(test))
 
     async def peer(self, store: Store) -> Store:
-        made = self.make_peer(store)
-        if made is not store:
-            await made.open()
-            self._stack.push_async_callback(made.close)
-        return made
+        peer = self.make_peer(store)
+        if peer is not store:
+            await peer.open()
+            self._stack.push_async_callback(peer.close)
+        return peer
 
     async def pass_ticks(self, count: float) -> None:
         await self.advance(count * self.tick)
@@ -163,9 +163,9 @@ class Suite:
 
     async def running(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
         """Add a run and claim it."""
-        made = self.run(run_id, **fields)
-        await store.add([made])
-        [run] = await self.claim(store, handlers=frozenset({made.handler}))
+        new = self.run(run_id, **fields)
+        await store.add([new])
+        [run] = await self.claim(store, handlers=frozenset({new.handler}))
         return run
 
     async def finished(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
@@ -180,8 +180,8 @@ class Suite:
         return (await get_runs(store, [run_id]))[run_id]
 
     async def states(self, store: Store, *ids: str) -> list[State | None]:
-        found = await get_runs(store, ids)
-        return [found[i].state if i in found else None for i in ids]
+        stored = await get_runs(store, ids)
+        return [stored[i].state if i in stored else None for i in ids]
 
     async def all_ids(self, store: Store, **query: Any) -> list[str]:
         """Every id that a query finds, page by page."""

@@ -58,7 +58,7 @@ class ClockStepTests(Suite):
         run = await self.running(store)
         other = await self.set_clock(store, step)
         await self.pass_ticks(20)
-        assert [one.id for one in await self.renew(other, run)] == ["run"]
+        assert [renewed.id for renewed in await self.renew(other, run)] == ["run"]
         await self.pass_ticks(29)
         assert await self.lapsed(store) == []
         await self.pass_ticks(2)
@@ -126,9 +126,12 @@ class ClockStepTests(Suite):
             transitions.released(released, now, began=False),
         ]
         times = {"created_at": now, "run_at": now, "scheduled_at": now}
-        made = [self.run("new", **times), self.run("delayed", **{**times, "run_at": now + HOUR})]
+        runs_made = [
+            self.run("new", **times),
+            self.run("delayed", **{**times, "run_at": now + HOUR}),
+        ]
         other = await self.set_clock(store, -HOUR)
-        [added, _] = await store.add(made)
+        [added, _] = await store.add(runs_made)
         assert added.run == await self.one(store, "new")
         assert await other.commit(changes) == [True] * 4
         assert sorted(await self.claim_ids(store)) == ["dead", "new", "released"]

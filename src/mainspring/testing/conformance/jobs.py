@@ -372,7 +372,7 @@ class FireTests(Suite):
             self.firing(replace(job, version=job.version + at), self.at(at), "queue")
             for at in range(4)
         ]
-        fired = [one.runs[0] for one in await store.fire(firings)]
+        fired = [answer.runs[0] for answer in await store.fire(firings)]
         assert [run.state for run in fired] == [State.PENDING, *[State.WAITING] * 3]
         assert [run.after for run in fired] == [(), *((run.id,) for run in fired[:-1])]
 

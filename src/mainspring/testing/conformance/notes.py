@@ -27,8 +27,8 @@ class NoteTests(Suite):
                 return names
 
     async def note(self, store: Store, name: str = "a", kind: str = "key") -> Note | None:
-        found = await store.notes(NoteQuery(kind=kind, names=frozenset({name})))
-        return found.items[0] if found.items else None
+        page = await store.notes(NoteQuery(kind=kind, names=frozenset({name})))
+        return page.items[0] if page.items else None
 
     async def test_a_note_is_returned_as_it_was_written(self, store: Store) -> None:
         value = {"$set": {"a.b": [1, None, "\u00e9\0"]}, "scopes": ["read"]}
@@ -43,13 +43,13 @@ class NoteTests(Suite):
         for name in ("a", "b", "c"):
             await put_note(store, Note(kind="key", name=name, value={"n": name}))
         await self.damage_note(store, "key", "b")
-        found = (await store.notes(NoteQuery(kind="key"))).items
-        assert [(note.name, note.value) for note in found] == [
+        notes = (await store.notes(NoteQuery(kind="key"))).items
+        assert [(note.name, note.value) for note in notes] == [
             ("a", {"n": "a"}),
             ("b", None),
             ("c", {"n": "c"}),
         ]
-        assert await put_note(store, replace(found[1], value="whole")) == 2
+        assert await put_note(store, replace(notes[1], value="whole")) == 2
         whole = await self.note(store, "b")
         assert whole is not None
         assert whole.value == "whole"
@@ -57,9 +57,9 @@ class NoteTests(Suite):
     async def test_notes_of_different_kinds_are_independent(self, store: Store) -> None:
         for kind in ("key", "other"):
             await put_note(store, Note(kind=kind, name="a", value=kind))
-        found = await self.note(store, kind="other")
-        assert found is not None
-        assert found.value == "other"
+        note = await self.note(store, kind="other")
+        assert note is not None
+        assert note.value == "other"
         assert await self.names(store) == ["a"]
         assert await self.names(store, "neither") == []
 
@@ -77,7 +77,9 @@ class NoteTests(Suite):
                     break
             assert found == keys
         some = await store.notes(NoteQuery(names=frozenset({"x", "nowhere"})))
-        assert [(one.kind, one.name) for one in some.items] == [(k, "x") for k in ("a", "b", "ba")]
+        assert [(note.kind, note.name) for note in some.items] == [
+            (k, "x") for k in ("a", "b", "ba")
+        ]
 
     async def test_notes_are_listed_by_name_page_by_page(self, store: Store) -> None:
         for name in ("c", "a", "e", "b", "d"):
@@ -94,9 +96,9 @@ class NoteTests(Suite):
         assert await put_note(store, first) is None
         assert await put_note(store, replace(first, value=2, version=1)) == 2
         assert await put_note(store, replace(first, value=3, version=1)) is None
-        found = await self.note(store)
-        assert found is not None
-        assert (found.value, found.version) == (2, 2)
+        note = await self.note(store)
+        assert note is not None
+        assert (note.value, note.version) == (2, 2)
 
     async def test_one_of_many_concurrent_writes_of_a_note_wins(self, store: Store) -> None:
         peers = [store, await self.peer(store)]
@@ -120,24 +122,24 @@ class NoteTests(Suite):
         fresh = Note(kind="key", name="a", value="new")
         assert await put_note(store, replace(fresh, version=1)) is None
         assert await put_note(store, fresh) == 2
-        found = await self.note(store)
-        assert found is not None
-        assert (found.value, found.expires_at) == ("new", None)
+        kept = await self.note(store)
+        assert kept is not None
+        assert (kept.value, kept.expires_at) == ("new", None)
 
     async def test_a_note_with_a_ttl_expires_by_the_stores_clock(self, store: Store) -> None:
         note = Note(kind="key", name="a", value=1)
         assert await store.put_notes([NoteWrite.put(note, self.ticks(5))]) == [1]
-        found = await self.note(store)
-        assert found is not None
-        assert found.expires_at is not None
-        assert self.at(5) <= found.expires_at <= await store.now() + self.ticks(5)
+        kept = await self.note(store)
+        assert kept is not None
+        assert kept.expires_at is not None
+        assert self.at(5) <= kept.expires_at <= await store.now() + self.ticks(5)
         await self.pass_ticks(6)
         assert await self.note(store) is None
         assert await store.put_notes([NoteWrite.put(note, self.ticks(5))]) == [2]
         assert await store.put_notes([NoteWrite.put(replace(note, version=2))]) == [3]
         await self.pass_ticks(6)
-        found = await self.note(store)
-        assert found == replace(note, version=3)
+        kept = await self.note(store)
+        assert kept == replace(note, version=3)
 
     async def test_the_version_of_a_note_with_a_ttl_survives_maintenance(
         self, store: Store

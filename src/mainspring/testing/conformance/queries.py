@@ -29,8 +29,8 @@ class FindTests(Suite):
 
     async def test_a_look_up_by_ids_returns_the_runs_that_exist(self, store: Store) -> None:
         await store.add(self.runs("a", "b", "c"))
-        found = await get_runs(store, ["c", "nowhere", "a", "a"])
-        assert {run_id: run.id for run_id, run in found.items()} == {"a": "a", "c": "c"}
+        runs = await get_runs(store, ["c", "nowhere", "a", "a"])
+        assert {run_id: run.id for run_id, run in runs.items()} == {"a": "a", "c": "c"}
         assert await get_runs(store, []) == {}
 
     async def test_a_look_up_by_ids_returns_all_runs_in_one_page(self, store: Store) -> None:
@@ -287,8 +287,8 @@ class UpstreamTests(Suite):
     async def test_each_waiting_run_is_listed_once_page_by_page(self, store: Store) -> None:
         await self._workflows(store)
         for limit in (1, 2, 100):
-            found = await self._following(store, "a", "b", limit=limit)
-            assert sorted(found) == ["after_a", "after_b", "after_both"]
+            followers = await self._following(store, "a", "b", limit=limit)
+            assert sorted(followers) == ["after_a", "after_b", "after_both"]
 
     async def test_runs_that_no_longer_wait_are_not_found(self, store: Store) -> None:
         await self._workflows(store)
@@ -325,20 +325,20 @@ class UpstreamTests(Suite):
         assert await store.commit(skips) == [True, True]
         await store.maintain(self.at(-(10**6)), 100)
         for limit in (1, 100):
-            found = await self._following(store, "a", "b", limit=limit)
-            assert sorted(found) == ["after_a", "after_both", "copied"]
+            followers = await self._following(store, "a", "b", limit=limit)
+            assert sorted(followers) == ["after_a", "after_both", "copied"]
         for state, names in (
             (State.WAITING, ["after_both"]),
             (State.SKIPPED, ["after_a", "copied"]),
             (State.PENDING, []),
         ):
-            found = await self._following(store, "a", "b", states=frozenset({state}))
-            assert sorted(found) == names
+            followers = await self._following(store, "a", "b", states=frozenset({state}))
+            assert sorted(followers) == names
         [skipped] = (await get_runs(store, ["after_a"])).values()
         assert await store.commit([transitions.waiting_again(skipped)]) == [True]
         waiting = frozenset({State.WAITING})
-        found = await self._following(store, "a", states=waiting)
-        assert sorted(found) == ["after_a", "after_both"]
+        followers = await self._following(store, "a", states=waiting)
+        assert sorted(followers) == ["after_a", "after_both"]
         [copied] = (await get_runs(store, ["copied"])).values()
         assert await store.commit([transitions.deleted(copied)]) == [True]
         assert sorted(await self._following(store, "a")) == ["after_a", "after_both"]
@@ -381,10 +381,10 @@ class UpstreamTests(Suite):
     ) -> None:
         """Clients may send any text."""
         await store.add(self.runs("one", "two"))
-        found: list[Run] = []
+        runs: list[Run] = []
         with contextlib.suppress(InvalidInput):
-            found = (await store.find(RunQuery(cursor=cursor))).items
-        assert {run.id for run in found} <= {"one", "two"}
+            runs = (await store.find(RunQuery(cursor=cursor))).items
+        assert {run.id for run in runs} <= {"one", "two"}
 
 
 class CountTests(Suite):

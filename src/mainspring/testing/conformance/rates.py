@@ -149,7 +149,7 @@ class RateTests(Suite):
         await store.add([self.run()])
         [run] = await self.claim(store, lease=self.ticks(2))
         await self.pass_ticks(3)
-        assert [one.id for one in await self.renew(store, run)] == ["run"]
+        assert [renewed.id for renewed in await self.renew(store, run)] == ["run"]
 
     async def test_concurrent_claims_exceed_no_rate(self, store: Store) -> None:
         peer = await self.peer(store)

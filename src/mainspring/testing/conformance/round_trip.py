@@ -385,7 +385,7 @@ class NameTests(Suite):
         }
         again = [replace(self.odd_run(odd, n), id=f"again{n}") for n in range(3)]
         added = await store.add(again)
-        assert [(one.run.id, one.duplicate) for one in added] == [
+        assert [(answer.run.id, answer.duplicate) for answer in added] == [
             ("again0", False),
             ("again1", False),
             (f"{odd}2", True),

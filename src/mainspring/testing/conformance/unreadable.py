@@ -100,9 +100,9 @@ class UnreadableTests(Suite):
         await store.add([self._full("a"), self._full("bad"), self._full("c")])
         await self.damage_run(store, "bad", part)
         assert sorted(await self.all_ids(store, limit=1)) == ["a", "bad", "c"]
-        found = await get_runs(store, ["a", "bad", "c"])
-        assert [bool(found[i].unreadable) for i in ("a", "bad", "c")] == [False, True, False]
-        assert found["a"] == self._full("a")
+        runs = await get_runs(store, ["a", "bad", "c"])
+        assert [bool(runs[i].unreadable) for i in ("a", "bad", "c")] == [False, True, False]
+        assert runs["a"] == self._full("a")
         pending = frozenset({State.PENDING})
         assert len((await store.find(RunQuery(states=pending, job="job"))).items) == 3
 
@@ -202,9 +202,9 @@ class UnreadableTests(Suite):
         await store.add([self._full("bad"), self._full("good")])
         await self.damage_run(store, "bad", "state")
         assert await self.claim_ids(store) == ["good"]
-        found = await get_runs(store, ["bad", "good"])
-        assert found["bad"].unreadable
-        assert not found["bad"].finished
+        runs = await get_runs(store, ["bad", "good"])
+        assert runs["bad"].unreadable
+        assert not runs["bad"].finished
         await store.counts(since=self.start)
 
     @pytest.mark.parametrize("state", [State.PENDING, State.RUNNING, State.WAITING])
@@ -319,11 +319,11 @@ class UnreadableTests(Suite):
             JobQuery(ids=frozenset({"bad", "good"})),
             JobQuery(limit=10, with_total=True, enabled=True),
         ):
-            found = {job.id: job for job in (await store.jobs(query)).items}
-            assert found.keys() == {"bad", "good"}
-            assert found["good"] == good
-            assert found["bad"].unreadable
-            assert found["bad"].version == good.version
+            jobs = {job.id: job for job in (await store.jobs(query)).items}
+            assert jobs.keys() == {"bad", "good"}
+            assert jobs["good"] == good
+            assert jobs["bad"].unreadable
+            assert jobs["bad"].version == good.version
         for query in (JobQuery(tag="t"), JobQuery(text="both"), JobQuery(follows=True)):
             names = [job.id for job in (await store.jobs(query)).items]
             assert names in (["bad", "good"], ["good"])
