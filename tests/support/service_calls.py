@@ -26,6 +26,9 @@ async def refused(api: Api, method: str, path: str, status: int, **options: Any)
     assert document["code"] in CODES
     assert document["status"] == status
     assert document["title"]
+    if path.startswith("/api/v1/"):
+        assert document["type"] == f"urn:mainspring:problem:{document['code']}"
+        assert not {"success", "error"} & document.keys()
     return document
 
 

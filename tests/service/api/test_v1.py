@@ -8,21 +8,10 @@ import jsonschema_rs
 import pytest
 
 from mainspring.errors import InvalidInput
-from mainspring.service.problems import CODES
 from tests.support.service import WEBHOOK, Api, Make, until
+from tests.support.service_calls import refused
 
 JOB = {**WEBHOOK, "id": "mine"}
-
-
-async def refused(api: Api, method: str, path: str, status: int, **options: Any) -> Any:
-    answer = await api.request(method, f"/api/v1{path}", **options)
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    document = answer.json()
-    assert document["code"] in CODES
-    assert document["type"] == f"urn:mainspring:problem:{document['code']}"
-    assert not {"success", "error"} & document.keys()
-    return document
 
 
 async def test_a_job_from_its_making_to_its_end(api: Api) -> None:
@@ -45,7 +34,7 @@ async def test_a_job_from_its_making_to_its_end(api: Api) -> None:
     assert (await api.ok("POST", f"{path}/resume"))["enabled"] is True
     gone = await api.delete(path)
     assert (gone.status_code, gone.content) == (204, b"")
-    assert (await refused(api, "GET", "/jobs/mine", 404))["code"] == "job_not_found"
+    assert (await refused(api, "GET", "/api/v1/jobs/mine", 404))["code"] == "job_not_found"
 
 
 async def test_both_forms_show_the_same_job(api: Api) -> None:
@@ -55,30 +44,6 @@ async def test_both_forms_show_the_same_job(api: Api) -> None:
     assert {"id": old.pop("_id"), **old} == new
     etags = [(await api.get(f"{form}/jobs/mine")).headers["etag"] for form in ("/api", "/api/v1")]
     assert etags[0] == etags[1]
-
-
-async def test_a_repeated_create_answers_with_the_job(api: Api) -> None:
-    headers = {"Idempotency-Key": "one"}
-    first, again = [await api.post("/api/v1/jobs", json=JOB, headers=headers) for _ in range(2)]
-    assert (first.status_code, again.status_code) == (201, 201)
-    assert again.headers["idempotency-replayed"] == "true"
-    assert again.json()["id"] == "mine"
-    assert "signingSecret" not in again.json()
-
-
-async def test_lists_are_paged_by_cursor(api: Api) -> None:
-    for n in range(5):
-        await api.ok("POST", "/api/v1/jobs", json={**JOB, "id": f"job{n}", "tags": ["t"]})
-    found, cursor = [], None
-    while True:
-        params = {"tag": "t", "limit": 2, **({"cursor": cursor} if cursor else {})}
-        page = await api.ok("GET", "/api/v1/jobs", params=params)
-        assert page.keys() == {"items", "nextCursor"}
-        assert len(page["items"]) <= 2
-        found += [job["id"] for job in page["items"]]
-        if (cursor := page["nextCursor"]) is None:
-            break
-    assert sorted(found) == [f"job{n}" for n in range(5)]
 
 
 async def test_jobs_are_listed_by_queue_and_in_another_order(api: Api) -> None:
@@ -95,7 +60,7 @@ async def test_jobs_are_listed_by_queue_and_in_another_order(api: Api) -> None:
     assert await listed(descending=True) == ["job2", "job1", "job0"]
     assert await listed(order="nextRunAt") == ["job2", "job1", "job0"]
     assert await listed(order="nextRunAt", descending=True, limit=1, offset=1) == ["job1"]
-    await refused(api, "GET", "/jobs", 422, params={"order": "colour"})
+    await refused(api, "GET", "/api/v1/jobs", 422, params={"order": "colour"})
     bulk = {"action": "pause", "match": {"queue": "q", "search": "job1"}}
     done = await api.ok("POST", "/api/v1/jobs/bulk", json=bulk)
     assert [one["id"] for one in done["items"]] == ["job1"]
@@ -109,7 +74,7 @@ async def test_jobs_are_listed_by_queue_and_in_another_order(api: Api) -> None:
 @pytest.mark.parametrize("path", ["/jobs", "/runs"])
 @pytest.mark.parametrize("limit", [0, 501, "many"])
 async def test_a_limit_that_is_too_large_is_refused(api: Api, path: str, limit: Any) -> None:
-    problem = await refused(api, "GET", path, 422, params={"limit": limit})
+    problem = await refused(api, "GET", f"/api/v1{path}", 422, params={"limit": limit})
     assert problem["code"] == "invalid_input"
     assert problem["errors"][0]["field"] == "limit"
 
@@ -126,10 +91,12 @@ async def test_runs_with_their_attempts(working: Api) -> None:
 
     run = await until(ended)
     assert (run["result"], run["attempts"][0]["outcome"]) == ("hello Ada", "succeeded")
-    conflict = await refused(working, "POST", f"/runs/{run['id']}/cancel", 409)
+    conflict = await refused(working, "POST", f"/api/v1/runs/{run['id']}/cancel", 409)
     assert conflict["code"] == "invalid_state"
     assert (await working.delete(path)).status_code == 204
-    assert (await refused(working, "GET", f"/runs/{run['id']}", 404))["code"] == "run_not_found"
+    assert (await refused(working, "GET", f"/api/v1/runs/{run['id']}", 404))[
+        "code"
+    ] == "run_not_found"
 
 
 async def test_many_at_once_tell_of_each(api: Api) -> None:
@@ -151,41 +118,34 @@ async def test_many_at_once_tell_of_each(api: Api) -> None:
 async def test_problems_have_codes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     api: Api = await make(workers=0, loopback=False, settings={"rate_limit": 5})
     monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: 1.0)
-    assert (await refused(api, "GET", "/jobs", 401))["code"] == "key_missing"
+    assert (await refused(api, "GET", "/api/v1/jobs", 401))["code"] == "key_missing"
     wrong = {"X-Api-Key": "ms_000000000000_x"}
-    assert (await refused(api, "GET", "/jobs", 401, headers=wrong))["code"] == "key_unknown"
+    assert (await refused(api, "GET", "/api/v1/jobs", 401, headers=wrong))["code"] == "key_unknown"
     _, text = await api.app.state.service.keys.create("reader", "read")
     read = {"X-Api-Key": text}
-    small = await refused(api, "POST", "/jobs", 403, json=JOB, headers=read)
+    small = await refused(api, "POST", "/api/v1/jobs", 403, json=JOB, headers=read)
     assert small["code"] == "scope_too_small"
     _, text = await api.app.state.service.keys.create("writer", "write")
     write = {"X-Api-Key": text, "Content-Type": "application/json"}
-    broken = await refused(api, "POST", "/jobs", 400, content=b"{", headers=write)
+    broken = await refused(api, "POST", "/api/v1/jobs", 400, content=b"{", headers=write)
     assert broken["code"] == "invalid_json"
     await api.post("/api/v1/jobs", json=JOB, headers=write)
     stale = {**write, "If-Match": '"old"'}
-    changed = await refused(api, "PATCH", "/jobs/mine", 412, json={}, headers=stale)
+    changed = await refused(api, "PATCH", "/api/v1/jobs/mine", 412, json={}, headers=stale)
     assert changed["code"] == "job_changed"
     for _ in range(20):
         answer = await api.get("/api/v1/jobs", headers=read)
     assert answer.json()["code"] == "rate_limited"
 
 
-async def test_the_rest_in_its_own_form(api: Api) -> None:
-    body = {"schedule": "30 2 * * *", "timezone": "Europe/Berlin", "count": 3}
-    assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 3
-    assert (await api.ok("GET", "/api/v1/health?cache=1"))["capacity"] == 0
-    assert (await api.ok("GET", "/api/v1/statistics"))["jobs"]["total"] == 3
-    shown = await api.ok("POST", "/api/v1/jobs?dryRun=true", json=JOB)
-    assert shown["url"] == WEBHOOK["endpoint"]
+async def test_the_only_admin_key_is_revoked_only_by_force(api: Api) -> None:
     made = await api.ok("POST", "/api/v1/keys", json={"name": "ops", "scope": "admin"})
     key = {"Authorization": f"Bearer {made['key']}"}
     [listed] = (await api.ok("GET", "/api/v1/keys", headers=key))["items"]
     assert (listed["id"], listed["state"]) == (made["id"], "active")
     path = f"/api/v1/keys/{made['id']}"
-    only = await api.delete(path, headers=key)
-    assert only.status_code == 409
-    assert "only valid key of the scope admin" in only.json()["detail"]
+    problem = await refused(api, "DELETE", path, 409, headers=key)
+    assert "only valid key of the scope admin" in problem["detail"]
     assert (await api.delete(f"{path}?force=true", headers=key)).status_code == 204
 
 

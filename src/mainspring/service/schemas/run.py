@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType, field
+from msgspec.structs import asdict
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from mainspring.core import model
@@ -175,7 +176,7 @@ class Run(Document):
             reason=run.reason,
             cancel_requested=run.cancel_requested,
             dedupe_key=run.dedupe_key,
-            progress=None if run.progress is None else Progress.of(run.progress),
+            progress=None if (done := run.progress) is None else Progress(**asdict(done)),
         )
 
     @classmethod
