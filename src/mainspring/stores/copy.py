@@ -170,11 +170,7 @@ class _Copier:
 
     async def copy_jobs(self) -> None:
         async for jobs in job_pages(self._source):
-            ids = frozenset(job.id for job in jobs)
-            query = JobQuery(ids=ids, limit=len(ids))
-            there = {
-                job.id: job for job in await retry_while_unavailable(find_jobs, self._target, query)
-            }
+            there = await jobs_by_id(self._target, jobs)
             writes = []
             for job in jobs:
                 old = there.get(job.id)
@@ -214,9 +210,9 @@ class _Copier:
         if not runs:
             return []
         added = await retry_while_unavailable(self._target.add, runs)
-        refused = [run for run, one in zip(runs, added, strict=True) if one.duplicate]
+        refused = [run for run, result in zip(runs, added, strict=True) if result.duplicate]
         pairs = zip(runs, added, strict=True)
-        await self._correct([(one.run, run) for run, one in pairs if not one.duplicate])
+        await self._correct([(result.run, run) for run, result in pairs if not result.duplicate])
         self.copied.added += len(runs) - len(refused)
         return refused
 
@@ -354,10 +350,8 @@ async def _refuse_leases(store: Store) -> None:
 async def _refuse_foreign_records(source: Store, target: Store) -> None:
     """Refuse a target that holds anything that is not in the source."""
     async for jobs in job_pages(target):
-        ids = frozenset(job.id for job in jobs)
-        query = JobQuery(ids=ids, limit=len(ids))
-        known = {job.id for job in await retry_while_unavailable(find_jobs, source, query)}
-        _refuse_foreign("job", ids - known)
+        known = await jobs_by_id(source, jobs)
+        _refuse_foreign("job", frozenset(job.id for job in jobs) - known.keys())
     await _refuse_foreign_notes(source, target)
     cursor: str | None = None
     while True:
@@ -402,23 +396,14 @@ async def _verify(source: Store, target: Store, seen: StoreContents, tokens: int
             f"the source has changed while it was copied (it had {had}, has {has}; the target has"
             f" {target_has}). Stop what uses it and copy again: that completes the copy"
         )
-    pairs = [
-        (job, kept)
-        async for jobs in job_pages(source)
-        for job, kept in zip(jobs, await _same_jobs(target, jobs), strict=True)
-        if job != kept
-    ]
-    if pairs:
-        raise CopyRefused(
-            f"job {pairs[0][0].id} has changed while it was copied. Stop what uses the source and"
-            " copy again: that completes the copy"
-        )
-
-
-async def _same_jobs(store: Store, jobs: Sequence[Job]) -> list[Job | None]:
-    query = JobQuery(ids=frozenset(job.id for job in jobs), limit=len(jobs))
-    found = {job.id: job for job in await retry_while_unavailable(find_jobs, store, query)}
-    return [found.get(job.id) for job in jobs]
+    async for jobs in job_pages(source):
+        copies = await jobs_by_id(target, jobs)
+        for job in jobs:
+            if job != copies.get(job.id):
+                raise CopyRefused(
+                    f"job {job.id} has changed while it was copied. Stop what uses the source and"
+                    " copy again: that completes the copy"
+                )
 
 
 async def _count_runs(store: Store) -> Counter[tuple[str, State]]:
@@ -431,10 +416,10 @@ async def _count_runs(store: Store) -> Counter[tuple[str, State]]:
 
 
 def _by_state(counts: Mapping[tuple[str, State], int]) -> Counter[State]:
-    found: Counter[State] = Counter()
+    by_state: Counter[State] = Counter()
     for (_, state), count in counts.items():
-        found[state] += count
-    return found
+        by_state[state] += count
+    return by_state
 
 
 def _describe_counts(runs: Mapping[State, int]) -> str:
@@ -520,12 +505,15 @@ async def runs_by_id(store: Store, ids: Iterable[str]) -> dict[str, Run]:
     """The runs of these ids that exist, in the order of the ids."""
     wanted = list(ids)
     page = await retry_while_unavailable(store.find, RunQuery(ids=frozenset(wanted)))
-    found = {run.id: run for run in page.items}
-    return {run_id: found[run_id] for run_id in wanted if run_id in found}
+    runs = {run.id: run for run in page.items}
+    return {run_id: runs[run_id] for run_id in wanted if run_id in runs}
 
 
-async def find_jobs(store: Store, query: JobQuery) -> list[Job]:
-    return (await store.jobs(query)).items
+async def jobs_by_id(store: Store, jobs: Sequence[Job]) -> dict[str, Job]:
+    """The jobs in a store that have the ids of these jobs."""
+    query = JobQuery(ids=frozenset(job.id for job in jobs), limit=len(jobs))
+    page = await retry_while_unavailable(store.jobs, query)
+    return {job.id: job for job in page.items}
 
 
 def job_pages(store: Store) -> AsyncIterator[list[Job]]:

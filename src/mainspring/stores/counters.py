@@ -69,8 +69,11 @@ def known_states(ended: Mapping[str, int]) -> dict[State, int]:
 
 def added_by(endings: Iterable[Ending], now: datetime) -> dict[Key, Counted]:
     """What these ends add to each key, if they are stored in this order."""
-    found = tally(endings, now)
-    return {**{(job_id, TOTALS): one for job_id, one in found.totals.items()}, **found.periods}
+    counted = tally(endings, now)
+    return {
+        **{(job_id, TOTALS): totals for job_id, totals in counted.totals.items()},
+        **counted.periods,
+    }
 
 
 def add(stored: Counted | None, more: Counted) -> Counted:
@@ -86,11 +89,11 @@ def first_start(job_id: str, since: datetime) -> datetime:
     return period_start(since, MINUTE if job_id == WHOLE_STORE else HOUR)
 
 
-def counts_of(found: Mapping[Key, Counted]) -> Counts:
+def counts_of(counters: Mapping[Key, Counted]) -> Counts:
     """What was read, the oldest period of each job first."""
     totals: dict[str, Totals] = {}
     periods: dict[str, list[Period]] = {}
-    for (job_id, _), counted in sorted(found.items(), key=lambda item: item[0]):
+    for (job_id, _), counted in sorted(counters.items(), key=lambda item: item[0]):
         if isinstance(counted, Totals):
             totals[job_id] = counted
         else:
@@ -117,7 +120,9 @@ class Counters:
 
     def records(self) -> list[list[Any]]:
         self._add_up()
-        return [[job, to_us(start), encode(one)] for (job, start), one in self._counted.items()]
+        return [
+            [job, to_us(start), encode(counted)] for (job, start), counted in self._counted.items()
+        ]
 
     def count(self, ending: Ending | None, now: datetime) -> None:
         """Count an end: that of a change that was applied, or of a run that was added."""

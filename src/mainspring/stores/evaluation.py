@@ -222,9 +222,9 @@ def page_of_runs(
         for run in runs
         if matches(run, query, now) and (before is None or numbers[run.id] < before)
     )
-    found = list(islice(matching, max(query.limit, 0)))
-    full = found and len(found) == query.limit
-    return Page(found, str(numbers[found[-1].id]) if full else None)
+    page = list(islice(matching, max(query.limit, 0)))
+    full = page and len(page) == query.limit
+    return Page(page, str(numbers[page[-1].id]) if full else None)
 
 
 def matches(run: Run, query: RunQuery, now: datetime) -> bool:
@@ -269,7 +269,7 @@ def count_runs(runs: Iterable[Run], now: datetime) -> Counts:
 
 def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:
     text = None if query.text is None else query.text.lower()
-    found = [
+    matching = [
         job
         for job in jobs
         if (query.ids is None or job.id in query.ids)
@@ -279,13 +279,13 @@ def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:
         and (query.enabled is None or job.enabled is query.enabled)
         and (text is None or text in job.id.lower() or text in job.description.lower())
     ]
-    total = len(found) if query.with_total else None
+    total = len(matching) if query.with_total else None
     if query.due is not None:
-        due = [j for j in found if j.enabled and j.next_run_at and j.next_run_at <= query.due]
+        due = [j for j in matching if j.enabled and j.next_run_at and j.next_run_at <= query.due]
         return Page(sorted(due, key=lambda job: (job.next_run_at, job.id))[: query.limit])
     if has_cursor(query) and query.cursor is not None:
-        found = [job for job in found if job.id > query.cursor]
-    page = ordered_jobs(found, query)[query.offset : query.offset + query.limit]
+        matching = [job for job in matching if job.id > query.cursor]
+    page = ordered_jobs(matching, query)[query.offset : query.offset + query.limit]
     full = has_cursor(query) and page and len(page) == query.limit
     return Page(page, page[-1].id if full else None, total)
 
@@ -309,7 +309,7 @@ def ordered_jobs(jobs: Iterable[Job], query: JobQuery) -> list[Job]:
 
 def page_of_notes(notes: Iterable[Note], query: NoteQuery, now: datetime) -> Page[Note]:
     behind = None if query.cursor is None else tuple(read_note_cursor(query.cursor))
-    found = [
+    page = [
         note
         for note in sorted(notes, key=lambda note: (note.kind, note.name))
         if (query.kind is None or note.kind == query.kind)
@@ -317,7 +317,7 @@ def page_of_notes(notes: Iterable[Note], query: NoteQuery, now: datetime) -> Pag
         and (behind is None or (note.kind, note.name) > behind)
         and not has_expired(note, now)
     ][: query.limit]
-    return Page(found, note_cursor(found[-1]) if found and len(found) == query.limit else None)
+    return Page(page, note_cursor(page[-1]) if page and len(page) == query.limit else None)
 
 
 def has_expired(note: Note, now: datetime) -> bool:

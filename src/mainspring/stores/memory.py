@@ -55,9 +55,9 @@ def _atomic(method: Callable[P, _Result[T]]) -> Callable[P, _Result[T]]:
     """Make a method atomic between threads, too: handlers commit in their own threads."""
 
     @wraps(method)
-    async def locked(*given: P.args, **more: P.kwargs) -> T:
-        with given[0]._guard:  # type: ignore[attr-defined]
-            return await method(*given, **more)
+    async def locked(*arguments: P.args, **options: P.kwargs) -> T:
+        with arguments[0]._guard:  # type: ignore[attr-defined]
+            return await method(*arguments, **options)
 
     return locked
 
@@ -147,9 +147,9 @@ class MemoryStore:
         added = []
         for run in runs:
             follows = run.id not in self._runs and not refused.isdisjoint(run.after)
-            one = Added(replace(run, duplicate=True), True) if follows else self._add(run, now)
-            added.append(one)
-            if one.duplicate:
+            result = Added(replace(run, duplicate=True), True) if follows else self._add(run, now)
+            added.append(result)
+            if result.duplicate:
                 refused.add(run.id)
         self._waiters.wake()
         return [replace(item, run=copy_for_caller(item.run)) for item in added]
@@ -294,10 +294,10 @@ class MemoryStore:
         fired: list[Fired] = []
         broken: set[str] = set()  # jobs one of whose firings was refused
         for firing in firings:
-            one = Fired(False) if firing.job_id in broken else self._fire(firing, now)
-            if not one.done:
+            result = Fired(False) if firing.job_id in broken else self._fire(firing, now)
+            if not result.done:
                 broken.add(firing.job_id)
-            fired.append(one)
+            fired.append(result)
         self._waiters.wake()
         return fired
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sqlite3
-from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,40 +25,12 @@ from mainspring.stores.sqlite import (
 from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import change_shape
 from mainspring.stores.sqlite.files import FileLock
-from mainspring.testing import FakeClock
-from mainspring.testing.store_calls import claim_runs, drop_job, get_runs, put_job
-from tests.support.sqlite_store import START, a_claim, a_job, a_run, opened
+from mainspring.testing.store_calls import claim_runs, get_runs, put_job
+from tests.support.sqlite_store import a_claim, a_job, a_run, opened
 
 
 async def claimed(store: SqliteStore, **fields: Any) -> list[str]:
     return [run.id for run in await claim_runs(store, a_claim(**fields))]
-
-
-async def test_a_limit_that_appears_holds_for_runs_already_there(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run(f"run-{n}") for n in range(5)])
-        assert await put_job(store, a_job("job", concurrency=2))
-        assert await claimed(store) == ["run-0", "run-1"]
-        assert await claimed(store) == []
-
-
-async def test_a_limit_that_goes_frees_the_runs_behind_it(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        limited = a_job("job", concurrency=1)
-        await put_job(store, limited)
-        await store.add([a_run(f"run-{n}") for n in range(3)])
-        assert await claimed(store) == ["run-0"]
-        assert await put_job(store, a_job("job", version=limited.next_version()))
-        assert await claimed(store) == ["run-1", "run-2"]
-
-
-async def test_a_limit_goes_with_its_job(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await put_job(store, a_job("job", concurrency=1))
-        await store.add([a_run(f"run-{n}") for n in range(3)])
-        assert await claimed(store) == ["run-0"]
-        assert await drop_job(store, "job")
-        assert await claimed(store) == ["run-1", "run-2"]
 
 
 async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> None:
@@ -78,81 +47,12 @@ async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> N
         assert await claimed(store) == []
 
 
-async def test_jobs_that_share_a_key_share_its_limit(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        for name in ("a", "b"):
-            await put_job(store, a_job(name, concurrency=2, concurrency_key="printer"))
-        await put_job(store, a_job("printer", concurrency=1))  # a job of that name counts apart
-        await store.add([a_run(f"{job}{n}", job_id=job) for n in range(2) for job in "ab"])
-        await store.add([a_run("p", job_id="printer")])
-        assert await claimed(store) == ["a0", "b0", "p"]
-
-
-async def test_limits_do_not_turn_the_order_round(tmp_path: Path) -> None:
-    """Lanes beyond the first few are looked at where limits turn the first ones away."""
-    async with opened(tmp_path / "jobs.db", FakeClock()) as store:
-        for name in ("a", "b"):
-            await put_job(store, a_job(name, concurrency=1, concurrency_key="shared"))
-        await put_job(store, a_job("c", concurrency=9))
-        await put_job(store, a_job("d", concurrency=9))
-        times = {"a": (0,), "b": (1,), "c": (2, 9), "d": (3, 10)}
-        for job, seconds in times.items():
-            for s in seconds:
-                at = START - timedelta(hours=1) + timedelta(seconds=s)
-                await store.add([a_run(f"{job}{s}", job_id=job, run_at=at)])
-        assert await claimed(store, limit=3) == ["a0", "c2", "d3"]
-
-
-async def test_priority_comes_before_age_across_lanes(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db", FakeClock()) as store:
-        await put_job(store, a_job("limited", concurrency=1))
-        old = START - timedelta(days=1)
-        await store.add([
-            a_run("low", priority=1, run_at=old),
-            a_run("high-later", priority=9, run_at=START),
-            a_run("high-limited", job_id="limited", priority=9, run_at=START - timedelta(hours=1)),
-            a_run("high-turned-away", job_id="limited", priority=9, run_at=START),
-            a_run("high-future", priority=9, run_at=START + timedelta(hours=1)),
-            a_run("other-queue", queue="mail", priority=9, run_at=old),
-        ])  # fmt: skip
-        queues = frozenset({"default"})
-        assert await claimed(store, queues=queues) == ["high-later", "high-limited", "low"]
-
-
 async def test_a_change_of_priority_moves_a_run(tmp_path: Path) -> None:
     async with opened(tmp_path / "jobs.db") as store:
         await store.add([a_run("one"), a_run("two")])
         change = transitions.Change("two", {"state": State.PENDING}, {"priority": 9})
         assert await store.commit([change]) == [True]
         assert await claimed(store) == ["two", "one"]
-
-
-async def test_four_clients_never_exceed_a_limit(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    running: Counter[str] = Counter()
-    most = 0
-    async with opened(path) as first, opened(path) as second, opened(path) as third:
-        await put_job(first, a_job("job", concurrency=3))
-        await first.add([a_run(f"run-{n}") for n in range(120)])
-        done: list[str] = []
-
-        async def work(store: SqliteStore, name: str) -> None:
-            nonlocal most
-            while len(done) < 120:
-                runs = await claim_runs(store, a_claim(limit=2, worker=name))
-                running["now"] += len(runs)
-                most = max(most, running["now"])
-                await asyncio.sleep(0)
-                now = await first.now()
-                running["now"] -= len(runs)
-                changes = [transitions.succeeded(run, now, None) for run in runs]
-                assert all(await store.commit(changes))
-                done.extend(run.id for run in runs)
-
-        clients = {"a": first, "b": second, "c": third, "d": first}
-        await asyncio.gather(*(work(store, name) for name, store in clients.items()))
-    assert len(set(done)) == len(done) == 120
-    assert most <= 3
 
 
 # -- query plans ----------------------------------------------------------------------------

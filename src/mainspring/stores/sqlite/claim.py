@@ -299,8 +299,8 @@ def renew_leases(tx: WriteTransaction, items: Sequence[tuple[Held, int]]) -> lis
     ]
     bulk(tx.connection, _RENEW, rows)
     texts = select(tx.connection, _HELD, [(held.id,) for held, _ in items])
-    found = {row[0]: row for text in texts for row in json.loads(text)}
-    return [_if_held(tx, found.get(row[0]), row) for row in rows]
+    running = {row[0]: row for text in texts for row in json.loads(text)}
+    return [_if_held(tx, running.get(row[0]), row) for row in rows]
 
 
 _HELD = (

@@ -25,8 +25,8 @@ def count(tx: WriteTransaction, endings: Sequence[Ending]) -> None:
         return
     added = added_by(endings, tx.time)
     keys = [(job_id, to_us(start)) for job_id, start in added]
-    found = [row for text in select(tx.connection, _STORED, keys) for row in json.loads(text)]
-    stored = {(job, from_us(start)): body for job, start, body in found}
+    kept = [row for text in select(tx.connection, _STORED, keys) for row in json.loads(text)]
+    stored = {(job, from_us(start)): body for job, start, body in kept}
     rows = [
         (*row, text)
         for row, (key, more) in zip(keys, added.items(), strict=True)
@@ -52,8 +52,8 @@ def read(connection: sqlite3.Connection, since: datetime | None, jobs: frozenset
     """Costs what it gives: one look-up for each job, and one for each period."""
     starts = [[job, None if since is None else to_us(first_start(job, since))] for job in jobs]
     text = one_value(connection, READ, [json.dumps(starts)])
-    found: dict[Key, str] = {(job, from_us(start)): body for job, start, body in json.loads(text)}
-    decoded = {key: decode(key, body) for key, body in found.items()}
+    texts: dict[Key, str] = {(job, from_us(start)): body for job, start, body in json.loads(text)}
+    decoded = {key: decode(key, body) for key, body in texts.items()}
     return counts_of({key: counted for key, counted in decoded.items() if counted is not None})
 
 

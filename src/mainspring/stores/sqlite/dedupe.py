@@ -95,7 +95,7 @@ def _duplicates(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[int, Adde
     held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for _, run in held}
     known = _known(tx, [item.run for item in items])
-    found: dict[int, Added] = {}
+    duplicates: dict[int, Added] = {}
     refused: set[str] = set()
     for at, item in enumerate(items):
         run = item.run
@@ -103,16 +103,16 @@ def _duplicates(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[int, Adde
             continue
         if not refused.isdisjoint(run.after):
             refused.add(run.id)
-            found[at] = Added(replace(run, duplicate=True), duplicate=True)
+            duplicates[at] = Added(replace(run, duplicate=True), duplicate=True)
             continue
         if run.dedupe_key is not None and run.dedupe_key in holders:
             refused.add(run.id)
-            found[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
+            duplicates[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
             continue
         known.add(run.id)
         if run.dedupe_key is not None and _holds_key(run, tx.time):
             holders[run.dedupe_key] = run
-    return found
+    return duplicates
 
 
 def _known(tx: WriteTransaction, runs: Sequence[Run]) -> set[str]:

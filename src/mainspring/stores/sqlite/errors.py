@@ -100,6 +100,6 @@ def _code(error: sqlite3.Error) -> int:
     return (getattr(error, "sqlite_errorcode", None) or 0) & _PRIMARY
 
 
-def _caused(made: StoreError, cause: BaseException) -> StoreError:
-    made.__cause__ = cause
-    return made
+def _caused(error: StoreError, cause: BaseException) -> StoreError:
+    error.__cause__ = cause
+    return error

@@ -136,8 +136,8 @@ class HandlerConnection(sqlite3.Connection):
     """The connection that the handler writes with. The writer's thread opens it, and only the
     writer may end its transaction. `take_back` ends the handler's use of it."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._writer = threading.get_ident()
         self._guard = threading.RLock()
         self._over = False
@@ -206,11 +206,11 @@ class HandlerConnection(sqlite3.Connection):
 
     # Python's own methods do not call `cursor`.
 
-    def execute(self, *given: Any) -> Any:
-        return self.cursor().execute(*given)
+    def execute(self, *arguments: Any) -> Any:
+        return self.cursor().execute(*arguments)
 
-    def executemany(self, *given: Any) -> Any:
-        return self.cursor().executemany(*given)
+    def executemany(self, *arguments: Any) -> Any:
+        return self.cursor().executemany(*arguments)
 
     def executescript(self, script: str) -> Any:
         return self.cursor().executescript(script)
@@ -231,9 +231,9 @@ class HandlerConnection(sqlite3.Connection):
 class _Cursor(sqlite3.Cursor):
     connection: HandlerConnection
 
-    def execute(self, *given: Any) -> Any:
+    def execute(self, *arguments: Any) -> Any:
         with self.connection.in_use():
-            return super().execute(*given)
+            return super().execute(*arguments)
 
     def executemany(self, statement: str, rows: Iterable[Any], /) -> Any:
         with self.connection.in_use():
@@ -245,9 +245,9 @@ class _Cursor(sqlite3.Cursor):
         with self.connection.in_use():
             return super().fetchone()
 
-    def fetchmany(self, *given: Any, **more: Any) -> Any:
+    def fetchmany(self, *arguments: Any, **options: Any) -> Any:
         with self.connection.in_use():
-            return super().fetchmany(*given, **more)
+            return super().fetchmany(*arguments, **options)
 
     def fetchall(self) -> Any:
         with self.connection.in_use():

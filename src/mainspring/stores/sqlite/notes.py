@@ -37,8 +37,8 @@ def find(connection: sqlite3.Connection, query: NoteQuery, now: int) -> Page[Not
         f" WHERE {' AND '.join(where)} ORDER BY kind, name LIMIT ?",
         (*parameters, max(query.limit, 0)),
     )
-    found = [_note(row) for row in rows]
-    return Page(found, note_cursor(found[-1]) if found and len(found) == query.limit else None)
+    notes = [_note(row) for row in rows]
+    return Page(notes, note_cursor(notes[-1]) if notes and len(notes) == query.limit else None)
 
 
 def put(tx: WriteTransaction, items: Sequence[NoteWrite]) -> list[int | None]:

@@ -107,20 +107,14 @@ def _filtered(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     no index by time: it would slow every run down, and few lists need it."""
     walk = "INDEXED BY mainspring_runs_failing WHERE failures > 0 AND" if query.failing else "WHERE"
     tried = " AND attempt > 0" if query.tried else ""
-    sql, parameters = f"SELECT seq FROM mainspring_runs {walk} seq < ?{tried}", [before]
-    conditions: list[tuple[str, Any]] = [
+    states = None if query.states is None else _list(query.states)
+    return _newest(
+        f"SELECT seq FROM mainspring_runs {walk} seq < ?{tried}",
+        [before],
+        query,
         ("job_id = ?", query.job),
-        ("created_at >= ?", query.since and to_us(query.since)),
-        ("created_at < ?", query.until and to_us(query.until)),
-        (
-            "state IN (SELECT value FROM json_each(?))",
-            None if query.states is None else _list(query.states),
-        ),
-    ]
-    for condition, value in conditions:
-        if value is not None:
-            sql, parameters = f"{sql} AND {condition}", [*parameters, value]
-    return f"{sql}{_NEWEST}", (*parameters, query.limit)
+        ("state IN (SELECT value FROM json_each(?))", states),
+    )
 
 
 def _scan_of_state(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
@@ -135,7 +129,7 @@ def _scan_of_state(state: State, query: RunQuery, before: int) -> tuple[str, tup
             f"SELECT seq FROM mainspring_runs INDEXED BY {index}"
             f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?"
         )
-        return _created(of_job, [query.job, before], query)
+        return _newest(of_job, [query.job, before], query)
     if state in _RARE_STATES:
         rare = (
             "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_rare"
@@ -156,19 +150,21 @@ def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[
         "SELECT seq FROM mainspring_runs INDEXED BY mainspring_runs_running"
         " WHERE state = 'running' AND seq < ?"
     )
-    parameters: list[Any] = [before]
-    if query.job is not None:
-        sql, parameters = f"{sql} AND job_id = ?", [*parameters, query.job]
-    if now is not None:
-        sql, parameters = f"{sql} AND lease_until <= ?", [*parameters, now]
-    return _created(sql, parameters, query)
+    return _newest(sql, [before], query, ("job_id = ?", query.job), ("lease_until <= ?", now))
 
 
-def _created(sql: str, parameters: list[Any], query: RunQuery) -> tuple[str, tuple[Any, ...]]:
-    """A walk that leaves out the runs that were not created in the time asked for."""
-    for condition, moment in (("created_at >= ?", query.since), ("created_at < ?", query.until)):
-        if moment is not None:
-            sql, parameters = f"{sql} AND {condition}", [*parameters, to_us(moment)]
+def _newest(
+    sql: str, parameters: list[Any], query: RunQuery, *conditions: tuple[str, Any]
+) -> tuple[str, tuple[Any, ...]]:
+    """A walk from the newest run on that leaves out the runs that were not created in the time
+    asked for, or do not meet a condition. None as its value: there is no such condition."""
+    created = (
+        ("created_at >= ?", query.since and to_us(query.since)),
+        ("created_at < ?", query.until and to_us(query.until)),
+    )
+    for condition, value in (*conditions, *created):
+        if value is not None:
+            sql, parameters = f"{sql} AND {condition}", [*parameters, value]
     return f"{sql}{_NEWEST}", (*parameters, query.limit)
 
 
@@ -313,12 +309,12 @@ def jobs(connection: sqlite3.Connection, query: JobQuery) -> Page[Job]:
     order = _order(query)
     chosen = f"SELECT rowid FROM {table}{_all_of(where)} ORDER BY {order} LIMIT ? OFFSET ?"
     parameters += [query.limit, query.offset]
-    found = select_jobs(connection, f"WHERE rowid IN ({chosen})", *parameters)
+    page = select_jobs(connection, f"WHERE rowid IN ({chosen})", *parameters)
     if query.due is not None:
-        return Page(sorted(found, key=lambda job: (job.next_run_at or EPOCH, job.id)))
-    found = ordered_jobs(found, query)
-    full = has_cursor(query) and len(found) == query.limit
-    return Page(found, found[-1].id if full else None, total)
+        return Page(sorted(page, key=lambda job: (job.next_run_at or EPOCH, job.id)))
+    page = ordered_jobs(page, query)
+    full = has_cursor(query) and len(page) == query.limit
+    return Page(page, page[-1].id if full else None, total)
 
 
 def _order(query: JobQuery) -> str:

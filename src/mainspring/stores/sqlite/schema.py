@@ -1,9 +1,8 @@
 """Defines tables, indexes and migrations, and opens database files.
 
 All tables begin with `mainspring_`, so that they can share a file with the tables of a program. A
-file that Mainspring created has its application id, and the schema version in `user_version`. The
-database of a program keeps its own `user_version`, so the schema version is also in
-`mainspring_meta`.
+file that Mainspring created has its application id. The schema version is in `mainspring_meta`,
+because `user_version` belongs to the program that shares the file.
 """
 
 from __future__ import annotations
@@ -294,8 +293,6 @@ def _apply(connection: sqlite3.Connection, version: int) -> None:
     connection.execute(
         "INSERT OR REPLACE INTO mainspring_meta VALUES ('version', ?)", (len(MIGRATIONS),)
     )
-    if _pragma(connection, "application_id") == APPLICATION_ID:
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
@@ -305,15 +302,10 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         raise StoreDamaged(
             f"{path} belongs to another program (application id {owner:#x}); name another file"
         )
-    if owner == APPLICATION_ID:
-        version = _pragma(connection, "user_version")
-    else:
-        known = "SELECT 1 FROM sqlite_schema WHERE name = 'mainspring_meta'"
-        version = (
-            connection.execute(_VERSION).fetchone()[0]
-            if connection.execute(known).fetchone()
-            else 0
-        )
+    known = "SELECT 1 FROM sqlite_schema WHERE name = 'mainspring_meta'"
+    if connection.execute(known).fetchone() is None:
+        return 0
+    version = connection.execute(_VERSION).fetchone()[0]
     if version > len(MIGRATIONS):
         raise _too_new(path, version)
     return int(version)

@@ -228,12 +228,12 @@ class Writer:
         answers: list[Outcome] = []
         try:
             for work in claims:
-                found = [self._first_due(claim, now) for claim in work.items]
-                if any(one.seqs for one in found):
+                selections = [self._first_due(claim, now) for claim in work.items]
+                if any(selection.seqs for selection in selections):
                     return None
                 coming = [
-                    next_due(self._connection, claim, now, one.next_start)
-                    for claim, one in zip(work.items, found, strict=True)
+                    next_due(self._connection, claim, now, selection.next_start)
+                    for claim, selection in zip(work.items, selections, strict=True)
                 ]
                 answers.append((work, [ClaimedRows(next_due=at) for at in coming], None))
         except sqlite3.Error:
