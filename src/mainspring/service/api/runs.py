@@ -27,6 +27,7 @@ from mainspring.service.dependencies import (
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.fields import query_of
+from mainspring.service.schemas.json_format import encode_json
 from mainspring.service.schemas.run import (
     ChainBody,
     ChainResult,
@@ -94,7 +95,8 @@ async def bulk_runs(
     body: RunsBulkBody, service: ServiceDep, request: Request
 ) -> Reply[RunsBulkResult]:
     done = await _act_on_runs(service, body)
-    chosen = body.model_dump_json(include={"ids", "match"}, exclude_unset=True, by_alias=True)
+    sent = await request.json()
+    chosen = encode_json({name: sent[name] for name in ("ids", "match") if name in sent}).decode()
     note_detail(request, f"{body.action} {done.done} of {plural(done.matched, 'run')}: {chosen}")
     return Reply(RunsBulkResult.of(done))
 
