@@ -144,32 +144,6 @@ async def test_backoff_is_kept_in_the_store(make: Make, kind: str, gaps: list[in
         assert start - end >= timedelta(milliseconds=gap)
 
 
-async def test_backoff_jitter_and_cap_bound_the_wait(make: Make) -> None:
-    scheduler = make()
-    waits: dict[str, list[timedelta]] = {"spread": [], "capped": []}
-
-    @scheduler.job(retries=20, backoff=Backoff("fixed", delay="10ms"))
-    async def spread() -> None:
-        raise RuntimeError
-
-    @scheduler.job(retries=20, backoff=Backoff("exponential", delay="5ms", cap="8ms"))
-    async def capped() -> None:
-        raise RuntimeError
-
-    def look(event: Any) -> None:
-        waits[event.job_id].append(event.run.run_at - event.run.attempts[-1].finished_at)
-
-    scheduler.on("run.retrying", look)
-    async with scheduler:
-        runs = [await spread.enqueue(), await capped.enqueue()]
-        for run in runs:
-            await ended(scheduler, run)
-    least, most = timedelta(milliseconds=9), timedelta(milliseconds=11)
-    assert all(least <= wait <= most for wait in waits["spread"])
-    assert len(set(waits["spread"])) > 5
-    assert all(wait <= timedelta(milliseconds=8) for wait in waits["capped"])
-
-
 class Flood(OSError):
     pass
 
@@ -247,19 +221,6 @@ async def test_retry_after_nonsense_falls_back_and_harms_nobody(make: Make, afte
             assert run.state is State.PENDING
         else:
             assert (await ended(scheduler, first)).result == 1
-
-
-async def test_only_the_newest_twenty_attempts_are_kept(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job(retries=24, backoff=Backoff("fixed", delay=0))
-    async def never() -> None:
-        raise RuntimeError
-
-    async with scheduler:
-        done = await ended(scheduler, await never.enqueue())
-    assert (done.attempt, done.failures) == (25, 25)
-    assert [a.number for a in done.attempts] == list(range(6, 26))
 
 
 async def test_progress_is_stored_while_it_runs_and_stays(make: Make) -> None:

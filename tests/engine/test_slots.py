@@ -629,22 +629,6 @@ async def test_jitter_spreads_within_bounds_and_the_same_everywhere(shared: Shar
 
 
 @virtual
-async def test_two_nodes_fire_every_slot_once(shared: SharedStore) -> None:
-    nodes = [shared.scheduler(), shared.scheduler()]
-    fired: list[datetime] = []
-    for node in nodes:
-
-        @node.job("10s")
-        async def tick(ctx: RunContext) -> None:
-            fired.append(ctx.scheduled_at)
-
-    async with nodes[0], nodes[1]:
-        await asyncio.sleep(605)
-        assert sum(node.is_leader for node in nodes) == 1
-    assert fired == [at(10 * n) for n in range(1, 61)]
-
-
-@virtual
 async def test_another_node_takes_over_when_the_leader_dies(shared: SharedStore) -> None:
     first, second = shared.scheduler(), shared.scheduler()
     fired: list[datetime] = []

@@ -149,8 +149,8 @@ class FollowerReleaser:
         names = run.after if run.source is Source.SCHEDULE else ()
         while True:
             slots = [upstream[name] for name in names if name in upstream]
-            if any(not slot.finished for slot in slots):
-                return () if names == run.after else names
+            if unfinished := tuple(slot.id for slot in slots if not slot.finished):
+                return () if names == run.after else unfinished
             passed = [slot for slot in slots if slot.state in (State.CANCELLED, State.SKIPPED)]
             names = tuple(dict.fromkeys(name for slot in passed for name in slot.after))
             if not names:
