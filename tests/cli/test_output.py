@@ -12,7 +12,7 @@ import pytest
 
 from mainspring import Client
 from mainspring.cli import jobs, log_format, runs, worker
-from mainspring.cli.output import Column, Output, printable, shortest_prefixes
+from mainspring.cli.output import Column, Output, printable
 from mainspring.core import model
 from mainspring.core.clock import utcnow
 from mainspring.core.model import replace, slot_run_id
@@ -114,19 +114,6 @@ def test_a_row_of_a_narrow_table_stays_one_line(
     assert lines[2].rstrip() == shown
     hidden = "left out of this narrow table: job. A wider terminal or --json has them\n"
     assert printed.err == (hidden if columns == 40 else "")
-
-
-def test_ids_are_cut_where_they_still_differ() -> None:
-    assert shortest_prefixes([row.id for row in ROWS]) == [
-        "01a1e9c51aa7e…",
-        "01a1e9c51aa7f…",
-        "nightly@20261…",
-    ]
-    assert shortest_prefixes(["one", "one"]) == ["one", "one"]
-    assert shortest_prefixes(["0123456789abcd", "0123456789abcdef"]) == [
-        "0123456789abcd",
-        "0123456789abcdef",
-    ]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])

@@ -35,10 +35,6 @@ def test_a_process_that_lasted_is_replaced_at_once_and_ends_the_row() -> None:
     assert [replaced(environment, lasted) for lasted in (5, 5, 60, 5)] == [1, 2, 0, 1]
 
 
-def test_a_variable_that_is_no_number_counts_as_none() -> None:
-    assert replaced({"MAINSPRING_QUICK_REPLACEMENTS": "many"}, 5) == 1
-
-
 def test_the_log_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     environment: dict[str, str] = {}
     for _ in range(3):

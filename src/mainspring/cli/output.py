@@ -312,7 +312,7 @@ def _fit(
     if excess(cut=False) > 0:
         texts |= {column.title: texts_of(column, column.short) for column in shown}
     if excess(cut=True) > 0:
-        texts |= {c.title: shortest_prefixes(texts[c.title]) for c in shown if c.by_prefix}
+        texts |= {c.title: _shortest_prefixes(texts[c.title]) for c in shown if c.by_prefix}
     while excess(cut=True) > 0 and any(column.hide for column in shown):
         shown.remove(max(shown, key=lambda column: column.hide))
     over, widths = max(0, excess(cut=False)), dict[str, int]()
@@ -323,7 +323,7 @@ def _fit(
     return [(column, texts[column.title], widths[column.title]) for column in shown]
 
 
-def shortest_prefixes(ids: Sequence[str]) -> list[str]:
+def _shortest_prefixes(ids: Sequence[str]) -> list[str]:
     """The ids up to where all still differ, with … for the rest."""
     kinds = len(set(ids))
     length = next(n for n in count(SHORTEST_PREFIX) if len({text[:n] for text in ids}) == kinds)

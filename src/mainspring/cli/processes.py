@@ -189,7 +189,7 @@ class Replacements:
             self._environment.pop(QUICK_REPLACEMENTS, None)
             worker_log.warning("this process has reached its memory limit: it is replaced")
             return 0.0
-        count = self._count() + 1
+        count = int(self._environment.get(QUICK_REPLACEMENTS, "0")) + 1
         self._environment[QUICK_REPLACEMENTS] = str(count)
         pause = min(FIRST_REPLACEMENT_PAUSE * 2.0 ** min(count - 1, 10), LONGEST_REPLACEMENT_PAUSE)
         worker_log.error(
@@ -203,10 +203,6 @@ class Replacements:
             LONGEST_REPLACEMENT_PAUSE,
         )
         return pause
-
-    def _count(self) -> int:
-        text = self._environment.get(QUICK_REPLACEMENTS, "")
-        return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def replace_process(
