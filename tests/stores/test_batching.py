@@ -13,20 +13,9 @@ from mainspring.core.policy import Policy
 from mainspring.core.schedules import cron
 from mainspring.engine.slots import plan
 from mainspring.stores import open_store
-from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.protocol import JobQuery
 from mainspring.stores.sqlite import jobs
 from mainspring.testing.store_calls import put_job
-
-
-def test_turns_keep_the_order_of_each_key_and_no_other() -> None:
-    items = ["a1", "a2", "b1", "c1", "b2", "a3"]
-    assert split_by_key(items, lambda item: item[0]) == [[0, 2, 3], [1, 4], [5]]
-    assert split_by_key([], str) == []
-
-
-def test_waves_keep_the_order_of_all_items() -> None:
-    assert list(split_in_order(["a1", "a2", "b1"], lambda item: item[0])) == [[0], [1, 2]]
 
 
 async def test_chains_of_many_jobs_fire_in_as_many_steps_as_one_on_sqlite(

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mainspring.core import note_kinds
 from mainspring.core.clock import EPOCH, to_us
 from mainspring.core.model import Job, Note, replace
 from mainspring.core.policy import Policy
@@ -67,14 +66,6 @@ def test_a_start_makes_room_one_span_later_or_a_part_of_it_after_that(
     assert third.left("a") == LIMIT.max_starts
     if count == LIMIT.max_starts:
         assert second.next_start(["a"]) == now + part + LIMIT.span
-
-
-def test_a_damaged_count_lets_nothing_start_until_it_has_expired() -> None:
-    note = Note(
-        kind=note_kinds.RATE, name="job:a", value="?", expires_at=EPOCH + timedelta(seconds=9)
-    )
-    rates = RateAllowance({"a": LIMIT}, [note], 1_000_000)
-    assert not rates.allows("a")
 
 
 async def test_when_the_next_run_may_start_is_told() -> None:

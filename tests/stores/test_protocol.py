@@ -10,16 +10,11 @@ from typing import Any
 import pytest
 
 import mainspring
-from mainspring.core.model import (
-    Run,
-    State,
-    replace,
-)
+from mainspring.core.model import Run, State, replace
 from mainspring.core.policy import Overlap
-from mainspring.core.statistics import WHOLE_STORE, Totals
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.protocol import Counts, Firing, Store, resolve_overlap
+from mainspring.stores.protocol import Firing, Store, resolve_overlap
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.testing import FaultyStore
 
@@ -32,7 +27,6 @@ def run(run_id: str, **fields: Any) -> Run:
 
 
 SLOT = run("slot")
-DEPENDENT = run("dependent", job_id="k", state=State.WAITING, after=("slot",))
 EARLIER = [
     run("waiting", state=State.WAITING, scheduled_at=NOW - timedelta(seconds=3)),
     run("pending", token=1, scheduled_at=NOW - timedelta(seconds=2)),
@@ -53,11 +47,6 @@ def firing(overlap: Overlap, *runs: Run) -> Firing:
 
 
 @pytest.mark.parametrize("overlap", list(Overlap))
-def test_nothing_unfinished_changes_nothing(overlap: Overlap) -> None:
-    assert resolve_overlap(firing(overlap, SLOT, DEPENDENT), [], NOW) == ((SLOT, DEPENDENT), [])
-
-
-@pytest.mark.parametrize("overlap", list(Overlap))
 @pytest.mark.parametrize("state", [State.SKIPPED, State.WAITING])
 def test_a_slot_that_will_not_run_now_overlaps_nothing(overlap: Overlap, state: State) -> None:
     slot = replace(SLOT, state=state)
@@ -69,47 +58,6 @@ def test_a_run_of_the_slot_itself_is_not_earlier(overlap: Overlap) -> None:
     """A store that adds first and advances second may have crashed in between."""
     there = replace(SLOT, state=State.RUNNING, token=1)
     assert resolve_overlap(firing(overlap, SLOT), [there], NOW) == ((SLOT,), [])
-
-
-def test_allow_changes_nothing() -> None:
-    assert resolve_overlap(firing(Overlap.ALLOW, SLOT), EARLIER, NOW) == ((SLOT,), [])
-
-
-def test_skip_takes_the_dependents_along() -> None:
-    (slot, dependent), changes = resolve_overlap(
-        firing(Overlap.SKIP, SLOT, DEPENDENT), EARLIER, NOW
-    )
-    ended: dict[str, Any] = {"state": State.SKIPPED, "finished_at": NOW}
-    unfinished = {"unfinished": ["running"]}
-    assert slot == replace(SLOT, **ended, reason="overlap", result=unfinished)
-    assert dependent == replace(DEPENDENT, **ended, reason="upstream skipped")
-    assert changes == []
-
-
-def test_queue_waits_for_any_end_of_the_newest() -> None:
-    (slot, dependent), changes = resolve_overlap(
-        firing(Overlap.QUEUE, SLOT, DEPENDENT), EARLIER, NOW
-    )
-    assert slot == replace(SLOT, state=State.WAITING, after=("running",), after_any=True)
-    assert (dependent, changes) == (DEPENDENT, [])
-
-
-def test_replace_ends_what_nobody_holds_and_asks_who_does() -> None:
-    runs, changes = resolve_overlap(firing(Overlap.REPLACE, SLOT), EARLIER, NOW)
-    assert runs == (SLOT,)
-    after = [change.after(old) for change, old in zip(changes, EARLIER, strict=True)]
-    assert [r.state for r in after] == [State.CANCELLED, State.CANCELLED, State.RUNNING]
-    assert [r.cancel_requested for r in after] == [False, False, True]
-    assert {r.reason for r in after} == {"replaced by slot"}
-
-
-def test_the_total_of_a_state_is_over_all_jobs() -> None:
-    ended = {"b": Totals({State.FAILED: 1}), WHOLE_STORE: Totals({State.FAILED: 4})}
-    counts = Counts({"a": {State.PENDING: 2}, "b": {State.PENDING: 1}}, {}, ended)
-    assert counts.total(State.PENDING) == 3
-    assert counts.total(State.RUNNING) == 0
-    assert counts.total(State.FAILED) == 4
-    assert counts.total(State.SUCCEEDED) == 0
 
 
 MEMBERS = {
@@ -127,7 +75,7 @@ def test_a_store_has_the_18_members_of_the_protocol_and_no_others(store: type) -
 def test_nothing_above_the_stores_asks_which_store_it_has() -> None:
     source = Path(mainspring.__file__).parent
     for file in source.rglob("*.py"):
-        if "stores" in file.relative_to(source).parts[:1]:
+        if file.relative_to(source).parts[0] in ("stores", "testing"):  # FaultyStore wraps a store
             continue
         found = re.findall(r"isinstance\([^()]*Store\b|getattr\([a-z_.]*store\b", file.read_text())
         assert found == [], file

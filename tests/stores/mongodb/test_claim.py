@@ -180,30 +180,10 @@ def clients(count: int, time: Time) -> list[ClaimPartition]:
     return members
 
 
-def test_a_client_that_lost_a_claim_keeps_to_its_lanes_for_twenty_claims(time: Time) -> None:
-    client, _ = clients(2, time)
-    for _ in range(20):
-        assert len(client.own_lanes(LANES)) == 4
-        client.record_contention(False)
-    assert client.own_lanes(LANES) == LANES
-
-
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_clients_that_know_of_each_other_share_no_lane(time: Time, count: int) -> None:
     dealt = [lane for member in clients(count, time) for lane in member.own_lanes(LANES)]
     assert sorted(dealt, key=LANES.index) == LANES
-
-
-def test_more_clients_than_parts_share_parts(time: Time) -> None:
-    dealt = [tuple(LANES.index(lane) for lane in m.own_lanes(LANES)) for m in clients(8, time)]
-    assert len(dealt) == 8
-    assert sorted(set(dealt)) == [(part, part + LANE_PARTS) for part in range(LANE_PARTS)]
-
-
-def test_a_client_that_hears_of_no_other_draws_a_random_part(time: Time) -> None:
-    [client] = clients(1, time)
-    drawn = {client.own_lanes(LANES)[0]["p"] for _ in range(50)}
-    assert drawn == set(range(LANE_PARTS))
 
 
 def test_lanes_of_a_silent_client_are_divided_again(time: Time) -> None:

@@ -77,21 +77,6 @@ async def _answers(scheduler: Scheduler, expected: bool) -> None:
                 answers = False
 
 
-async def test_a_slow_connection_loses_nothing(server: ReplicaSet, database_name: str) -> None:
-    async with Proxy(server.primary().port) as proxy:
-        proxy.delay = 0.03
-        url = f"mongodb://{proxy.address}/{database_name}?directConnection=true"
-        scheduler = Scheduler(url, workers=4)
-
-        @scheduler.job()
-        async def work() -> None: ...
-
-        async with scheduler:
-            runs = await work.enqueue_many([{}] * 20)
-            ended = [await scheduler.wait(run.id, 60) for run in runs]
-    assert {(run.state, run.attempt) for run in ended} == {(State.SUCCEEDED, 1)}
-
-
 # Servers that are too old
 
 

@@ -166,16 +166,6 @@ async def test_readers_see_whole_objects_while_others_write(bucket: Bucket) -> N
     assert all(await asyncio.gather(*readers))
 
 
-async def test_requests_are_counted(bucket: Bucket) -> None:
-    before = bucket.requests.copy()
-    await bucket.get("a")
-    await bucket.put("a", b"1", expected_etag=None)
-    await bucket.put("a", b"2", expected_etag=None)
-    await bucket.list_objects("a")
-    await bucket.delete(["a", "b"])
-    assert bucket.requests - before == {"get": 1, "put": 2, "list": 1, "delete": 1}
-
-
 async def test_a_closed_bucket_says_so_and_may_be_opened_again(url: str) -> None:
     bucket = make_bucket(url)
     with pytest.raises(StoreError, match="not open"):

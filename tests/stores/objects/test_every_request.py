@@ -1,27 +1,30 @@
-"""Every request of every call, once with each fault: a client that dies there, an answer that is
-lost, a write that is done late, storage that refuses.
+"""Every request of a client's whole life, once with each fault: the client is killed before or
+after it, its answer is lost, it is done late, the storage refuses it.
 
-Each test counts the requests that a call makes, and repeats the call from the same bucket with the
-fault at the first, the second, … of them. Then another client looks: the call was done completely
-or not at all. When the call is sent again, the bucket holds what it holds without the fault.
+Its life: it enqueues, fires, claims, renews and commits, revives and deletes runs, writes jobs and
+notes, writes snapshots, moves finished runs to segments and closed periods to the parts of their
+days, prunes old runs, merges segments and collects garbage. After a kill another client does what
+the first one was not told is done. Nothing is lost, and nothing is done twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import datetime, timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace, slot_run_id
-from mainspring.core.policy import Overlap
-from mainspring.core.transitions import Failure
+from mainspring.core.policy import Delivery, Overlap
 from mainspring.errors import StoreError
-from mainspring.stores.objects import ObjectStore
+from mainspring.stores.objects import ObjectStore, compaction, group_commit, schema
+from mainspring.stores.objects.schema import HEAD
 from mainspring.stores.protocol import (
     Claim,
     Firing,
@@ -32,235 +35,217 @@ from mainspring.stores.protocol import (
     NoteWrite,
     RunQuery,
 )
-from mainspring.testing import FakeClock
-from tests.support.objects.memory_bucket import BucketFault, Effect, MemoryBucket, Objects
+from mainspring.testing import VirtualClock, run_virtual
+from tests.support.objects.memory_bucket import BucketFault, Effect, Killed, MemoryBucket, Objects
 
-Call = Callable[[ObjectStore], Awaitable[Any]]
-
-CLOCK = FakeClock()
-START = CLOCK.now()
-MINUTE = timedelta(minutes=1)
 LEASE = timedelta(seconds=30)
-
-
-def run(run_id: str, **fields: Any) -> Run:
-    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), START)
-    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
-
-
-def job(job_id: str, **fields: Any) -> Job:
-    return Job(id=job_id, handler="work", created_at=START, updated_at=START, **fields)
-
-
-def client(objects: Objects, plan: Any = None) -> ObjectStore:
-    """With limits so small that most calls write parts, too."""
-    return ObjectStore(MemoryBucket(objects, plan), tail_bytes=400, most_finished=2)
-
-
-async def contents(objects: Objects) -> dict[str, Any]:
-    """All that a new client finds. Tokens and versions tell what was done twice."""
-    store = client(objects)
-    await store.open()
-    runs = (await store.find(RunQuery(limit=1000))).items
-    looked_up = (await store.find(RunQuery(ids=frozenset(one.id for one in runs)))).items
-    assert sorted(one.id for one in looked_up) == sorted({one.id for one in runs})
-    counts = await store.counts(since=START - timedelta(days=1))
-    found = {
-        "runs": {one.id: one for one in runs},
-        "jobs": (await store.jobs(JobQuery())).items,
-        "notes": (await store.notes(NoteQuery())).items,
-        "totals": counts.totals,
-        "periods": counts.periods,
-    }
-    assert len(found["runs"]) == len(runs)
-    await store.close()
-    return found
-
-
-async def prepared() -> Objects:
-    """A bucket with live and finished runs, in the live state and in segments, and a job."""
-    objects = Objects(CLOCK)
-    store = client(objects)
-    await store.open()
-    await store.put_jobs([JobWrite.put(job("job", next_run_at=START))])
-    old = START - 60 * MINUTE
-    for n in range(3):
-        await store.add([run(f"old{n}", run_at=old), run(f"bad{n}", run_at=old)])
-        for held in (await store.claim(claim("past"))).runs:
-            end = transitions.failed(held, old, Failure("no"))
-            if held.id.startswith("old"):
-                end = transitions.succeeded(held, old, n)
-            assert await store.commit([end]) == [True]
-    await store.add([run("held", priority=9), run("due")])
-    await store.claim(claim("w1", limit=1))
-    await store.close()
-    assert [key for key in objects.stored if key.startswith("history/")]
-    return objects
-
-
-def claim(worker: str, limit: int = 10) -> Claim:
-    return Claim(worker=worker, handlers=frozenset({"work"}), limit=limit, lease=LEASE)
-
-
-async def one(store: ObjectStore, run_id: str) -> Run:
-    [found] = (await store.find(RunQuery(ids=frozenset({run_id})))).items
-    return found
-
-
-async def add(store: ObjectStore) -> Any:
-    last = run("last", state=State.WAITING, after=("first",))
-    return await store.add([run("first", dedupe_key="k"), last, run("old0"), run("new")])
-
-
-async def claim_due(store: ObjectStore) -> Any:
-    return await store.claim(claim("w2"))
-
-
-async def renew(store: ObjectStore) -> Any:
-    return await store.renew([Held("held", 1)], 2 * LEASE)
-
-
-def change(make: Callable[[Run], transitions.Change], run_id: str) -> Call:
-    made: list[transitions.Change] = []
-
-    async def commit(store: ObjectStore) -> Any:
-        """The same change each time, as a caller sends it again."""
-        if not made:
-            made.append(make(await one(store, run_id)))
-        return await store.commit(made)
-
-    return commit
-
-
-def succeeded(held: Run) -> transitions.Change:
-    return transitions.succeeded(held, START, "x" * 500)
-
-
-async def put_jobs(store: ObjectStore) -> Any:
-    removed = JobWrite.drop("job")
-    return await store.put_jobs([removed, JobWrite.add(job("other", version=7))])
-
-
-async def put_notes(store: ObjectStore) -> Any:
-    note = Note(kind="k", name="n", value={"n": 1})
-    return await store.put_notes([NoteWrite(note.kind, note.name, 0, note, LEASE)])
-
-
-async def fire(store: ObjectStore) -> Any:
-    [found] = (await store.jobs(JobQuery(ids=frozenset({"job"})))).items
-    at = START
-    slot = replace(run(slot_run_id("job", at)), source=Source.SCHEDULE)
-    firing = Firing(
-        job_id="job",
-        version=found.version if found.next_run_at == START else 0,
-        runs=(slot,),
-        overlap=Overlap.ALLOW,
-        next_run_at=START + MINUTE,
-        last_run_at=START,
-    )
-    return await store.fire([firing])
-
-
-async def maintain(store: ObjectStore) -> Any:
-    while await store.maintain(START, 4) == 4:
-        pass
-
-
-async def open_only(store: ObjectStore) -> Any:
-    return await store.now()
-
-
-CALLS: dict[str, Callable[[], Call]] = {
-    "open": lambda: open_only,
-    "add": lambda: add,
-    "claim": lambda: claim_due,
-    "renew": lambda: renew,
-    "commit": lambda: change(succeeded, "held"),
-    "revive": lambda: change(lambda found: transitions.revived(found, START), "bad0"),
-    "delete": lambda: change(transitions.deleted, "old0"),
-    "put_jobs": lambda: put_jobs,
-    "put_notes": lambda: put_notes,
-    "fire": lambda: fire,
-    "maintain": lambda: maintain,
-}
-ONE_STEP = CALLS.keys() - {"maintain"}
-"""Calls that are done completely or not at all. `maintain` may be done in part."""
-
+OLD = timedelta(days=2)
+KEPT = timedelta(days=1)
+ENQUEUED = [f"new{number}" for number in range(5)]
+TOGETHER = ["first", "last"]
+"""Added in one call."""
+ENDED = {State.SUCCEEDED: 9, State.FAILED: 6}
+LATE = 0.02
 EFFECTS: tuple[Effect, ...] = (
     *("killed before", "killed after"),
     *("lost answer", "throttled", "late"),
 )
-LATE = 0.02
 
 
-FAILED = object()
+class Life:
+    """What happens in a bucket, and what its clients were told."""
 
+    def __init__(self) -> None:
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        self.objects = Objects(self.clock)
+        self.slot = self.clock.now()
+        self.slot_run = slot_run_id("job", self.slot)
+        self.added: set[str] = set()
+        """Runs of which a client was told that they are stored."""
+        self.claims: Counter[tuple[str, int]] = Counter()
+        self.ended: dict[str, int] = {}
+        """By run: the token under which a client was told that it has ended."""
+        self.changes: dict[str, transitions.Change | None] = {}
+        """By run: a change that is sent until a client is told that it is done; then None."""
+        self.requests: list[tuple[str, str]] = []
+        self.met = False
+        """Whether there was a fault."""
 
-async def attempt(
-    objects: Objects, call: Call, effect: Effect = "none", at: int = 0
-) -> tuple[int, Any]:
-    """Open a client and make the call, with the fault at that request. Gives how many requests
-    there were, and the answer."""
-    made = 0
+    def client(self, effect: Effect = "none", at: int = 0) -> ObjectStore:
+        """One that meets the fault at that request."""
+        made = 0
 
-    def plan(kind: str, key: str) -> BucketFault:
-        nonlocal made
-        made += 1
-        if made != at:
-            return BucketFault()
-        return BucketFault(effect, delay=LATE) if effect == "late" else BucketFault(effect)
+        def plan(kind: str, key: str) -> BucketFault:
+            nonlocal made
+            made += 1
+            if at == 0:
+                self.requests += [(kind, one.partition("/")[0]) for one in key.split()]
+            if made != at:
+                return BucketFault()
+            self.met = True
+            return BucketFault(effect, delay=LATE if effect == "late" else 0)
 
-    store = client(objects, plan)
-    answer = FAILED
-    try:
+        return ObjectStore(MemoryBucket(self.objects, plan), tail_bytes=1200, most_finished=3)
+
+    async def live(self, store: ObjectStore, worker: str) -> None:
+        """All that a client does; what another one has done already is not done again."""
         await store.open()
-        answer = await call(store)
+        await self._put_jobs(store)
+        note = Note(kind="k", name="n", value=1)
+        await store.put_notes([NoteWrite(note.kind, note.name, 0, note)])
+        for number in range(4):
+            await self._add(store, self._finished(f"old{number}", self.slot - OLD))
+        for run_id in ENQUEUED:
+            await self._add(store, self._run(run_id))
+        await self._add(store, *(self._run(run_id, dedupe_key=run_id) for run_id in TOGETHER))
+        for run_id in ("revived", "deleted"):
+            await self._add(store, self._finished(run_id, self.slot))
+        await self._change(store, "revived", lambda run: transitions.revived(run, self.slot))
+        await self._change(store, "deleted", transitions.deleted)
+        await self._fire(store)
+        await self._rescue(store)
+        await self._work_off(store, worker)
+        for _ in range(2):
+            await store.maintain(self.clock.now() - KEPT, 100)
+            await asyncio.sleep(2 * 3600)  # what is garbage is old by then
         await store.close()
-    except StoreError:
-        pass
-    return made, answer
+
+    async def _put_jobs(self, store: ObjectStore) -> None:
+        times: Any = {"created_at": self.slot, "updated_at": self.slot}
+        jobs = [Job(id=job_id, handler="work", **times) for job_id in ("job", "dropped")]
+        if not self.added:
+            await store.put_jobs(
+                [JobWrite.add(replace(job, next_run_at=self.slot)) for job in jobs]
+            )
+        await store.put_jobs([JobWrite.drop("dropped")])
+
+    async def _add(self, store: ObjectStore, *runs: Run) -> None:
+        if runs[0].id not in self.added:
+            assert not any(added.duplicate for added in await store.add(runs))
+            self.added.update(run.id for run in runs)
+
+    async def _change(
+        self, store: ObjectStore, run_id: str, make: Callable[[Run], transitions.Change]
+    ) -> None:
+        if run_id not in self.changes:
+            [run] = (await store.find(RunQuery(ids=frozenset({run_id})))).items
+            self.changes[run_id] = make(run)
+        if (change := self.changes[run_id]) is not None:
+            assert await store.commit([change]) == [True]
+            self.changes[run_id] = None
+
+    def _run(self, run_id: str, **fields: Any) -> Run:
+        times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), self.slot)
+        return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+
+    def _finished(self, run_id: str, at: datetime) -> Run:
+        return self._run(run_id, state=State.FAILED, finished_at=at, attempt=1)
+
+    async def _fire(self, store: ObjectStore) -> None:
+        [job] = (await store.jobs(JobQuery())).items
+        if job.next_run_at == self.slot:
+            firing = Firing(
+                job_id="job",
+                version=job.version,
+                runs=(self._run(self.slot_run, source=Source.SCHEDULE),),
+                overlap=Overlap.ALLOW,
+                next_run_at=self.slot + timedelta(days=9),
+                last_run_at=self.slot,
+            )
+            [fired] = await store.fire([firing])
+            assert fired.done
+
+    async def _rescue(self, store: ObjectStore) -> None:
+        for run in (await store.find(RunQuery(lapsed=True))).items:
+            now = await store.now()
+            await store.commit([transitions.rescued(run, now, Delivery.AT_LEAST_ONCE)])
+
+    async def _work_off(self, store: ObjectStore, worker: str) -> None:
+        wanted = Claim(worker=worker, handlers=frozenset({"work"}), limit=2, lease=LEASE)
+        while claimed := (await store.claim(wanted)).runs:
+            for run in claimed:
+                self.claims[run.id, run.token] += 1
+                assert await store.renew([Held(run.id, run.token)], LEASE)
+                change = transitions.succeeded(run, await store.now(), run.token)
+                assert await store.commit([change]) == [True]
+                self.ended[run.id] = run.token
+
+    async def check(self) -> None:
+        """Another client finds every run, once, and nothing that is not needed."""
+        store = self.client()
+        await store.open()
+        found = (await store.find(RunQuery(limit=100))).items
+        expected = [*ENQUEUED, *TOGETHER, "revived", self.slot_run]
+        assert sorted(run.id for run in found) == sorted(expected)
+        for run in found:
+            assert run.state is State.SUCCEEDED
+            assert run.result == run.token
+            assert run.token == self.ended.get(run.id, run.token)
+        assert [job.id for job in (await store.jobs(JobQuery())).items] == ["job"]
+        assert [note.version for note in (await store.notes(NoteQuery())).items] == [1]
+        assert [key for key, count in self.claims.items() if count > 1] == []
+        counts = await store.counts(self.slot - timedelta(days=5), frozenset({"job"}))
+        assert counts.totals["job"].ended == ENDED
+        in_periods: Counter[State] = Counter()
+        for period in counts.periods["job"]:
+            in_periods.update(period.ended)
+        assert in_periods == ENDED
+        made = store.compaction
+        needed = await made._read(made._named_parts)
+        await store.close()
+        assert self.objects.stored.keys() == needed | {HEAD}
+
+
+async def met(effect: Effect, at: int) -> bool:
+    """A client meets a fault at that request, and another one goes on if it was killed. False if
+    there were fewer requests."""
+    life = Life()
+    first = life.client(effect, at)
+    assert isinstance(first.bucket, MemoryBucket)
+    with suppress(Killed):
+        await life.live(first, "first")
+    if first.bucket.dead:
+        with suppress(StoreError):
+            await first.close()
+        await asyncio.sleep(LEASE.total_seconds() + 1)
+        second = life.client()
+        await second.open()
+        together = await second.find(RunQuery(ids=frozenset(TOGETHER)))
+        assert len(together.items) in (0, len(TOGETHER))
+        await life.live(second, "second")
+    await life.check()
+    return life.met
+
+
+@pytest.fixture(autouse=True)
+def small_limits() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, name, value in (
+            (compaction, "MOST_PERIODS", 1),
+            (compaction, "SMALL_SEGMENTS", 2),
+            (schema, "BYTES_BEFORE_SNAPSHOT", 0),
+            (group_commit, "LARGE_DELTA", 900),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        yield
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-@pytest.mark.parametrize("name", CALLS)
-async def test_a_fault_at_any_request_loses_nothing_and_does_nothing_twice(
-    name: str, effect: Effect
-) -> None:
-    base = await prepared()
-    before = await contents(base)
-    done_in = copy.deepcopy(base)
-    _, right = await attempt(done_in, CALLS[name]())
-    done = await contents(done_in)
+def test_a_fault_at_any_request_loses_nothing_and_does_nothing_twice(effect: Effect) -> None:
     at = 1
-    while True:
-        objects, call = copy.deepcopy(base), CALLS[name]()
-        objects.clock = CLOCK
-        made, answer = await attempt(objects, call, effect, at)
-        if made < at:
-            break
-        assert answer in (right, FAILED), f"request {at}"
-        if answer is not FAILED:
-            assert await contents(objects) == done, f"request {at}, answered"
-        found = await contents(objects)
-        if name in ONE_STEP:
-            assert found in (before, done), f"request {at}"
-        await asyncio.sleep(LATE * 1.5 if effect == "late" else 0)
-        found = await contents(objects)
-        if name in ONE_STEP:
-            assert found in (before, done), f"request {at}, later"
-        if found == before or name not in ("claim", "put_jobs"):
-            await attempt(objects, call)
-        assert await contents(objects) == done, f"request {at}, sent again"
+    while run_virtual(lambda at=at: met(effect, at)):  # type: ignore[misc]
         at += 1
-    assert at > (1 if name == "open" else 2)
+    assert at > 60
 
 
-@pytest.mark.parametrize("effect", EFFECTS)
-async def test_a_fault_while_the_store_is_made(effect: Effect) -> None:
-    for at in range(1, 5):
-        objects = Objects(CLOCK)
-        await attempt(objects, add, effect, at)
-        await asyncio.sleep(LATE * 1.5 if effect == "late" else 0)
-        await attempt(objects, add)
-        found = await contents(objects)
-        assert sorted(found["runs"]) == ["first", "last", "new", "old0"]
+def test_the_life_of_a_client_has_all_kinds_of_requests() -> None:
+    async def main() -> set[tuple[str, str]]:
+        life = Life()
+        await life.live(life.client(), "only")
+        await life.check()
+        return set(life.requests)
+
+    kinds = {"snapshot", "delta", "history", "catalogue", "periods"}
+    expected = {("put", kind) for kind in {*kinds, HEAD}} | {("get", HEAD)}
+    expected |= {("list", kind) for kind in kinds} | {("delete", "history")}
+    assert expected <= run_virtual(main)

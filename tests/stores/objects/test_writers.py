@@ -1,4 +1,4 @@
-"""Several writers of one bucket that fails in every way; and planted bugs, which this finds."""
+"""Writers of one bucket take turns, and those that have left slow nobody down."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ from mainspring.stores.objects import ObjectStore
 from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
-from tests.support.objects.writers import race
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_writers_lose_nothing_and_do_nothing_twice(seed: int) -> None:
-    found = race(seed)
-    assert found.problems == []
-    assert found.added
-    assert found.ended
 
 
 class OneWriteASecond(MemoryBucket):
@@ -73,13 +64,6 @@ def test_writers_take_turns_where_an_object_may_be_written_once_a_second(writers
     assert len(written) == writers
     assert min(written.values()) >= 100 / writers
     assert sum(refused) <= sum(written.values()) / 2
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_32_writers_at_once(seed: int) -> None:
-    found = race(seed, writers=32, turns=3, faults=0.02)
-    assert found.problems == []
-    assert len(found.added) > 32
 
 
 @pytest.mark.parametrize("clock_error", [None, 0.1])

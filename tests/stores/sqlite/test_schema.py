@@ -25,32 +25,8 @@ from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavai
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held, RunQuery
 from mainspring.stores.sqlite import SqliteStore, files, schema
-from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened, sql
-
-
-async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    async with opened(path) as store:
-        await store.add([a_run("one", payload={"n": 1}), a_run("two")])
-        [held] = await claim_runs(store, a_claim(limit=1))
-        await put_job(store, a_job("job", concurrency=3))
-    async with opened(path) as store:
-        runs = await get_runs(store, ["one", "two"])
-        assert runs["one"] == held
-        assert runs["two"].state is State.PENDING
-
-
-async def test_a_store_that_was_closed_can_be_opened_again(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "jobs.db")
-    for _ in range(2):
-        await store.open()
-        await store.add([a_run("one")])
-        await store.close()
-        await store.close()
-    await store.open()
-    assert await ids_of(store) == ["one"]
-    await store.close()
+from mainspring.testing.store_calls import claim_runs, get_runs
+from tests.support.sqlite_store import a_claim, a_run, ids_of, opened, sql
 
 
 async def test_close_finishes_what_was_accepted(tmp_path: Path) -> None:
@@ -62,22 +38,6 @@ async def test_close_finishes_what_was_accepted(tmp_path: Path) -> None:
     assert all(len(added) == 1 for added in await asyncio.gather(*adding))
     async with opened(tmp_path / "jobs.db") as again:
         assert len(await ids_of(again)) == 50
-
-
-async def test_a_store_that_is_not_open_says_so(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "jobs.db")
-    with pytest.raises(StoreError, match="not open"):
-        await store.add([a_run("one")])
-    await store.open()
-    await store.close()
-    for use in (
-        get_runs(store, ["one"]),
-        claim_runs(store, a_claim()),
-        store.wait(0),
-        store.counts(),
-    ):
-        with pytest.raises(StoreError, match="not open"):
-            await use
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -177,14 +137,6 @@ async def test_another_programs_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     sql(path, "PRAGMA application_id = 1234; CREATE TABLE theirs (x)")
     await refused(path, StoreDamaged, "another program")
-
-
-async def test_a_newer_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    async with opened(path):
-        pass
-    sql(path, "UPDATE mainspring_meta SET value = 999 WHERE name = 'version'")
-    await refused(path, StoreTooNew, "newer Mainspring")
 
 
 async def test_a_users_own_database_is_shared_and_kept_as_it_was(tmp_path: Path) -> None:

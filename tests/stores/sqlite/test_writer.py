@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import threading
@@ -14,15 +13,13 @@ from typing import Any
 
 import pytest
 
-from mainspring.core import transitions
-from mainspring.core.model import Run, State
-from mainspring.errors import StoreUnavailable
+from mainspring.core.model import State
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore, schema
 from mainspring.stores.sqlite import writer as writer_module
-from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.sqlite_store import a_claim, a_job, a_run, ids_of, opened
+from mainspring.testing.store_calls import claim_runs, get_runs
+from tests.support.sqlite_store import a_claim, a_run, ids_of, opened
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -44,17 +41,6 @@ async def test_a_failing_operation_harms_no_other(tmp_path: Path) -> None:
         assert isinstance(results[1], RuntimeError)
         assert results[3] == 1
         assert await ids_of(store) == ["first", "before", "after"]
-
-
-async def test_a_cancelled_caller_harms_nobody(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        tasks = [asyncio.create_task(store.add([a_run(f"run-{n}")])) for n in range(20)]
-        await asyncio.sleep(0)
-        for task in tasks[::2]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        stored = set(await ids_of(store))
-        assert stored >= {f"run-{n}" for n in range(1, 20, 2)}
 
 
 class Holding:
@@ -157,11 +143,6 @@ async def test_waiters_on_every_loop_are_woken(tmp_path: Path) -> None:
         assert await there
 
 
-async def test_a_wait_that_is_over_says_so(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        assert await store.wait(0.01) is False
-
-
 async def test_a_cancelled_open_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,55 +223,3 @@ async def test_another_processs_write_wakes_and_is_seen(tmp_path: Path) -> None:
         ours.send("")
         await asyncio.to_thread(process.join)
     assert process.exitcode == 0
-
-
-def claiming(path: Path, pipe: Connection) -> None:
-    """A process that claims and completes until nothing is left; it says how it went."""
-
-    async def drain() -> tuple[list[str], int]:
-        mine: list[str] = []
-        most = 0
-        async with opened(path) as store:
-            pipe.send("ready")
-            pipe.recv()
-            while (await store.counts()).total(State.SUCCEEDED) < 200:
-                with contextlib.suppress(StoreUnavailable):  # a disk may stall
-                    runs = await claim_runs(store, a_claim(limit=5, worker=str(os.getpid())))
-                    most = max(most, (await store.counts()).total(State.RUNNING))
-                    await finish(store, runs)
-                    mine += [run.id for run in runs]
-                    if not runs:  # the others hold all that the limit allows
-                        await asyncio.sleep(0.002)
-        return mine, most
-
-    pipe.send(asyncio.run(drain()))
-
-
-async def finish(store: SqliteStore, runs: list[Run]) -> None:
-    changes = [transitions.succeeded(run, await store.now(), None) for run in runs]
-    while True:
-        with contextlib.suppress(StoreUnavailable):
-            assert all(await store.commit(changes))
-            return
-
-
-async def test_four_processes_share_the_work_and_keep_a_limit(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    async with opened(path) as store:
-        await put_job(store, a_job("job", concurrency=4))
-        await store.add([a_run(f"run-{n}") for n in range(200)])
-        pipes = [SPAWN.Pipe() for _ in range(4)]
-        processes = [SPAWN.Process(target=claiming, args=(path, theirs)) for _, theirs in pipes]
-        for process in processes:
-            process.start()
-        for ours, _ in pipes:
-            assert await asyncio.to_thread(ours.recv) == "ready"
-        for ours, _ in pipes:
-            ours.send("go")
-        results = [await asyncio.to_thread(ours.recv) for ours, _ in pipes]
-        for process in processes:
-            await asyncio.to_thread(process.join)
-    done = [run_id for mine, _ in results for run_id in mine]
-    assert sorted(done) == sorted(f"run-{n}" for n in range(200))
-    assert max(most for _, most in results) <= 4
-    assert all(mine for mine, _ in results)  # nobody starved

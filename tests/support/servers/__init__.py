@@ -7,5 +7,5 @@
     binaries.py   where mongod and mongos come from, and how programs are fetched
     runs.py       who uses which processes, and what a crashed session left
 
-By hand: `python -m tests.support.servers --help`.
+`python -m tests.support.servers fetch` fetches them all.
 """

@@ -134,10 +134,6 @@ class Topology(Startable):
         sign = "&" if "?" in rest else "?"
         return f"{scheme}://{quote(name, '')}:{quote(password, '')}@{rest}{sign}authSource=admin"
 
-    def memory(self) -> int:
-        """Bytes of memory that all its processes use."""
-        return sum(server.process.memory() for server in self.servers if server.alive())
-
 
 class Standalone(Topology):
     """A mongod alone: no transactions, no change streams."""
@@ -411,11 +407,6 @@ class ShardedCluster(Topology):
 
     def _ask(self, command: str, namespace: str, **more: Any) -> None:
         self.routers[0].command(command, namespace, **more)
-
-
-TOPOLOGIES: dict[str, type[Topology]] = {
-    kind.kind: kind for kind in (Standalone, ReplicaSet, ShardedCluster)
-}
 
 
 def hello(server: Server) -> Document:

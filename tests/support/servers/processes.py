@@ -44,11 +44,6 @@ class Process(msgspec.Struct, frozen=True):
             child.wait()  # at once: it has ended
         return True
 
-    def memory(self) -> int:
-        """Bytes of memory in use, shared pages counted in part."""
-        with Path(f"/proc/{self.pid}/smaps_rollup").open() as lines:
-            return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-
     @contextmanager
     def _handle(self) -> Iterator[int | None]:
         """A descriptor that means this process, also if its pid is used again meanwhile."""

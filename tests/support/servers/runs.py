@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -132,9 +132,8 @@ def wind_up(path: Path, state: State) -> None:
         shutil.rmtree(data)
 
 
-def sweep(runs: Path, but: str | None = None) -> list[Process]:
+def sweep(runs: Path, but: str) -> None:
     """End what crashed sessions left, and forget the oldest logs. The lock must be held."""
-    ended: list[Process] = []
     idle: list[Path] = []
     here = where()
     for file in sorted(runs.glob("*/state.json"), key=lambda file: file.stat().st_mtime):
@@ -149,17 +148,7 @@ def sweep(runs: Path, but: str | None = None) -> list[Process]:
             elif not state.used():
                 idle.append(path)
                 if state.processes or state.users:
-                    ended += [process for process in state.processes if process.alive()]
                     wind_up(path, state)
                     write_whole(file, msgspec.json.encode(state))
     for path in idle[:-KEPT]:
         shutil.rmtree(path)
-    return ended
-
-
-def sweep_now(runs: Path | None = None) -> Sequence[Process]:
-    """What `join` does first, by hand. Gives the processes it ended."""
-    runs = runs or cache() / "runs"
-    runs.mkdir(exist_ok=True)
-    with locked(runs / "lock"):
-        return sweep(runs)

@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -26,17 +25,6 @@ from tests.support.servers.processes import Process, end, spawn
 from tests.support.servers.runs import current_run
 from tests.support.servers.server import TIMEOUT, ServerFailed, free_port
 from tests.support.startable import Startable
-
-__all__ = [
-    "BUCKET",
-    "READER",
-    "WRITER",
-    "Account",
-    "SeaweedFs",
-    "environment",
-    "make_bucket",
-    "weed",
-]
 
 VERSION = "4.48"
 ADVICE = f"Put weed {VERSION} on the PATH."
@@ -148,17 +136,6 @@ class SeaweedFs(Startable):
         if self._process is not None:
             end([self._process])
             self._process = None
-
-    def freeze(self) -> None:
-        assert self._process is not None
-        self._process.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.signal(signal.SIGCONT)
-
-    def memory(self) -> int:
-        return 0 if self._process is None else self._process.memory()
 
     def _environment(self) -> dict[str, str]:
         """Without keys of the user, which the server would take for an administrator's; with an own
