@@ -48,11 +48,6 @@ class TestFirstSlot:
         assert with_first_slot(draft("10m", enabled=False), NOON).next_run_at is None
         assert with_first_slot(draft(None), NOON).next_run_at is None
 
-    def test_a_moment_that_passed_while_the_program_started_still_runs(self) -> None:
-        within_grace, before_it = NOON - timedelta(seconds=50), NOON - timedelta(seconds=70)
-        assert with_first_slot(draft(within_grace), NOON).next_run_at == within_grace
-        assert with_first_slot(draft(before_it), NOON).next_run_at is None
-
     @pytest.mark.parametrize(
         "schedule",
         [

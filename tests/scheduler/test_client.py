@@ -149,12 +149,6 @@ async def test_a_client_opens_at_its_first_use_and_stays_closed_after_a_stop() -
         await client.stats()
 
 
-def test_a_client_in_plain_code_opens_at_its_first_use(tmp_path: Path) -> None:
-    client = Client(f"sqlite:///{tmp_path / 'jobs.db'}")
-    assert client.blocking.list_jobs().items == []
-    client.blocking.stop()
-
-
 async def test_a_first_use_that_fails_tells_why_and_the_next_one_tries_again(
     tmp_path: Path,
 ) -> None:
@@ -226,27 +220,6 @@ async def test_an_unknown_job_is_told_with_the_stored_job_that_was_probably_mean
 def test_a_client_shows_its_store_without_a_password() -> None:
     assert repr(Client("memory://")) == "<Client on memory://, not started>"
     assert "secret" not in repr(Client("mongodb://me:secret@127.0.0.1/jobs"))
-
-
-PRODUCER = """
-import asyncio, sys
-from mainspring import Client
-
-async def main():
-    async with Client(sys.argv[1]) as client:
-        run = await client.enqueue("double", {"n": 5})
-        print((await client.wait(run.id, "20s")).result)
-
-asyncio.run(main())
-"""
-
-
-def test_a_client_in_another_process_needs_no_code_of_the_worker(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    with make_scheduler(url).blocking:
-        command = [sys.executable, "-c", PRODUCER, url]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("10\n", "")
 
 
 async def test_a_forecast_finds_jobs_that_take_longer_than_their_interval() -> None:

@@ -100,6 +100,8 @@ def test_wrong_defaults_are_refused_when_the_scheduler_is_made() -> None:
         ({"isolation": "process", "memory_limit": 9}, {"delivery": "effect_once"}, "memory_limit"),
         ({"delivery": "effect_once"}, {"isolation": "process"}, "delivery"),
         ({"memory_limit": "1GB"}, {"retries": 1}, "memory_limit"),
+        ({"memory_limit": 9, "isolation": "process"}, {"isolation": "thread"}, "memory_limit"),
+        ({"concurrency_key": "db", "concurrency": 2}, {"concurrency": None}, "concurrency_key"),
         ({"concurrency_key": "db"}, {"retries": 1}, "concurrency_key"),
         ({"rate_key": "api"}, {"retries": 1}, "rate_key"),
     ],

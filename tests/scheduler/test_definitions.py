@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from mainspring import RunContext, Scheduler, at, cron, every, rrule
+from mainspring import Client, RunContext, Scheduler, at, cron, every, rrule
 from mainspring.core.schedules import Schedule, parse
 from mainspring.errors import (
     InvalidArguments,
@@ -21,6 +21,7 @@ from mainspring.errors import (
     InvalidSchedule,
     JobNotFound,
     MainspringError,
+    UnknownOption,
 )
 from tests.support.scheduler_fixtures import Make
 
@@ -86,46 +87,58 @@ def test_a_url_without_a_known_store_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "words"),
+    ("field", "options", "words"),
     [
-        ({"retries": -1}, "retries is 0 or more, not -1"),
-        ({"retry_delay": "5"}, 'a text needs a unit: "5s"'),
-        ({"delivery": "effect_once"}, "give it a first parameter `ctx: RunContext`"),
-        ({"enabled": "yes"}, "enabled is True or False, not 'yes'"),
-        (
-            {"retires": 3},
-            "unknown option 'retires' (did you mean 'retries'?); options are after, after_",
-        ),
-        ({"schedule": "1h", "after": "other"}, "it can have one or the other"),
-        ({"after": 5}, "after"),
-        ({"jitter": "5s"}, "there is no schedule"),
-        ({"metadata": 5}, "metadata is an object, not 5"),
-        ({"payload": {1}}, "payload is not JSON"),
-        ({"id": "no spaces"}, "a job id is 1 to 200"),
-        ({"id": ""}, "a job id is 1 to 200"),
-        ({"id": "."}, "a job id cannot be '.'"),
-        ({"id": ".."}, "a job id cannot be '..'"),
-        ({"schedule": "0s"}, "too short"),
-        ({"schedule": 0}, "too short"),
-        ({"schedule": "-5m"}, "-5m"),
-        ({"schedule": "every now and then"}, "every now and then"),
-        ({"schedule": "0 0 30 2 *"}, "never"),
-        ({"schedule": "99 * * * * *"}, "99"),
-        ({"schedule": "0 9 * * *", "timezone": "Nowhere"}, "Nowhere"),
-        ({"schedule": object()}, "object"),
+        ("retries", {"retries": -1}, "retries is 0 or more, not -1"),
+        ("enabled", {"enabled": "yes"}, "enabled is True or False, not 'yes'"),
+        ("retires", {"retires": 3}, "unknown option 'retires' (did you mean 'retries'?); options"),
+        ("after", {"schedule": "1h", "after": "other"}, "it can have one or the other"),
+        ("jitter", {"jitter": "5s"}, "there is no schedule"),
+        ("jitter", {"schedule": "@daily", "jitter": "x"}, "jitter"),
+        ("tags.0", {"tags": ["a\0"]}, "a\\x00"),
+        ("metadata", {"metadata": 5}, "metadata is an object, not 5"),
+        ("metadata", {"metadata": {"a": {1, 2}}}, "set"),
+        ("payload", {"payload": {1}}, "payload is not JSON"),
+        ("payload", {"schedule": "5m", "payload": {"m": 1}}, "m"),
+        ("schedule", {"schedule": "0s"}, "too short"),
+        ("schedule", {"schedule": "every now and then"}, "every now and then"),
+        ("schedule", {"schedule": "0 0 30 2 *"}, "never"),
+        ("schedule", {"schedule": object()}, "object"),
+        ("timezone", {"schedule": "0 9 * * *", "timezone": "Nowhere"}, "Nowhere"),
+        ("timezone", {"timezone": "Mars"}, "Mars"),
+        ("timezone", {"schedule": "@daily", "timezone": 5}, "5"),
+        ("timezone", {"schedule": cron("@daily", "UTC"), "timezone": "Asia/Tokyo"}, "Asia/Tokyo"),
     ],
+    ids=str,
 )
-def test_a_wrong_option_of_a_job_is_refused_and_leaves_nothing(
-    policy: dict[str, Any], words: str
+def test_a_wrong_option_of_a_job_is_refused_with_its_field_and_leaves_nothing(
+    field: str, options: dict[str, Any], words: str
 ) -> None:
     scheduler = Scheduler("memory://")
 
     def work() -> None: ...
 
-    with pytest.raises(InvalidInput) as caught:
-        scheduler.job(policy.pop("schedule", None), **policy)(work)
-    assert words in str(caught.value)
+    scheduler.job(id="known")(work)
+    for make in (
+        lambda: scheduler.job(**options)(work),
+        lambda: scheduler.draft("a", handler="known", **options),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            make()
+        assert words in str(caught.value)
+        assert caught.value.field == field
     scheduler.job()(work)  # nothing of the refused one is left
+
+
+@pytest.mark.parametrize("job_id", ["no spaces", "", ".", ".."])
+def test_a_wrong_id_of_a_job_is_refused(job_id: str) -> None:
+    with pytest.raises(InvalidInput, match=r"a job id (is 1 to 200|cannot be '\.)"):
+        Scheduler("memory://").job(id=job_id)(lambda: None)
+
+
+def test_a_job_with_effects_needs_its_context() -> None:
+    with pytest.raises(InvalidInput, match="give it a first parameter `ctx: RunContext`"):
+        Scheduler("memory://").job(id="a", delivery="effect_once")(lambda: None)
 
 
 def test_handlers_that_cannot_be_jobs() -> None:
@@ -164,16 +177,19 @@ async def test_wrong_arguments_and_options_of_enqueue_are_refused(make: Make) ->
     @scheduler.job()
     async def bare() -> None: ...
 
-    async def refused(kind: type[MainspringError], words: str, call: Any) -> None:
+    async def refused(kind: type[MainspringError], words: str, call: Any) -> Any:
         with pytest.raises(kind) as caught:
             await call
         assert words in str(caught.value)
+        return caught.value
 
     async with scheduler:
         q: Any = send
         await refused(InvalidArguments, "missing to", q.enqueue())
         await refused(InvalidArguments, "unknown cc", q.enqueue(to="a", cc="b"))
         await refused(InvalidArguments, "too many positional", q.enqueue("a", "b", "c"))
+        told = "an option is given by send.options(delay=…).enqueue(…)"
+        await refused(InvalidArguments, told, q.enqueue(to="a", delay="5m"))
         await refused(InvalidArguments, "missing to", scheduler.enqueue("send", {}))
         await refused(
             InvalidArguments, "must be an object, not list", scheduler.enqueue("send", [1])
@@ -203,7 +219,8 @@ async def test_wrong_arguments_and_options_of_enqueue_are_refused(make: Make) ->
                 "unknown option 'prioritty' (did you mean 'priority'?); options are after, after_",
             ),
         ):
-            await refused(InvalidInput, words, scheduler.enqueue("send", {"to": "a"}, **options))
+            wrong = scheduler.enqueue("send", {"to": "a"}, **options)
+            assert (await refused(InvalidInput, words, wrong)).field in options
         for state in ("due", 5):
             with pytest.raises(InvalidInput, match="states are waiting, pending"):
                 await scheduler.list_runs(state=state)  # type: ignore[arg-type]
@@ -231,14 +248,72 @@ def _deep(depth: int) -> list[Any]:
     return [_deep(depth - 1)] if depth else []
 
 
-def test_schedules_are_checked_when_made() -> None:
-    scheduler = Scheduler("memory://")
+WEBHOOKS: list[tuple[str, Any]] = [
+    ("webhook", 5),
+    ("webhook.url", {}),
+    ("webhook.url", "ftp://example.org"),
+    ("webhook.url", "http://127.0.0.1/"),
+    ("webhook.method", {"url": "https://example.org", "method": "CONNECT"}),
+    ("webhook.headers", {"url": "https://example.org", "headers": {"host": "x"}}),
+    (
+        "webhook.headers",
+        {"url": "https://example.org", "headers": {"X-Key": "a"}, "secret_headers": {"x-key": "s"}},
+    ),
+    ("webhook.body", {"url": "https://example.org", "body": "{{nobody}}"}),
+    ("webhook.body", {"url": "https://example.org", "body": {1: 2}}),
+    ("webhook.success", {"url": "https://example.org", "success": "ok"}),
+    ("webhook.retry_on", {"url": "https://example.org", "retry_on": "ok"}),
+    ("webhook.signing_secret", {"url": "https://example.org", "signing_secret": "short"}),
+    ("webhook.ur", {"ur": "https://example.org"}),
+]
 
-    def work() -> None: ...
 
-    for never in ("0 0 31 4 *", "0 0 30 2 *", "61 * * * *"):
-        with pytest.raises(InvalidSchedule):
-            scheduler.job(never)(work)
+@pytest.mark.parametrize(("field", "webhook"), WEBHOOKS, ids=str)
+def test_a_rule_of_a_webhook_names_its_field(
+    field: str, webhook: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MAINSPRING_SECRET_KEY", raising=False)
+    with pytest.raises(InvalidInput) as caught:
+        Client("memory://").draft("a", webhook=webhook)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [
+        ("payload", {"payload": {"a": 1}}),
+        ("timeout", {"timeout": "2h"}),
+        ("isolation", {"isolation": "thread"}),
+    ],
+)
+def test_a_rule_of_a_webhook_job_names_its_field(field: str, given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Client("memory://").draft("a", webhook="https://example.org", **given)
+    assert caught.value.field == field
+
+
+async def test_rules_that_need_the_store_name_their_field() -> None:
+    async with Scheduler("memory://") as scheduler:
+        scheduler.add_handler("work", lambda: None)
+        with pytest.raises(InvalidInput) as caught:
+            await scheduler.add_job("a", handler="work", after="missing")
+        assert (caught.value.field, caught.value.given) == ("after", "missing")
+        with pytest.raises(InvalidSchedule) as over:
+            await scheduler.add_job("a", handler="work", schedule=datetime(2020, 1, 1))
+        assert over.value.field == "schedule"
+
+
+def test_an_error_carries_what_was_given_and_what_is_allowed() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Client("memory://").draft("a", handler="work", overlap="skp")
+    assert (caught.value.given, caught.value.allowed) == (
+        "skp",
+        ["skip", "queue", "replace", "allow"],
+    )
+    with pytest.raises(UnknownOption) as unknown:
+        Client("memory://").draft("a", handler="work", retires=3)
+    assert isinstance(unknown.value.allowed, list)
+    assert "retries" in unknown.value.allowed
 
 
 # -- the zone of a schedule -----------------------------------------------------------------

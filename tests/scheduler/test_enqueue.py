@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -128,23 +127,6 @@ async def test_delay_and_at(make: Make) -> None:
         assert (await ended(scheduler, past)).state is State.SUCCEEDED
 
 
-async def test_runs_without_a_worker_for_them_stay(make: Make) -> None:
-    old, new = make(workers=0), make()
-
-    @old.job()
-    async def gone() -> None: ...
-
-    @new.job()
-    async def there() -> None: ...
-
-    async with old:
-        run = await gone.enqueue()
-    async with new:
-        await ended(new, await there.enqueue())  # enqueued later, and ended
-        stored = await new.get_run(run.id)
-        assert (stored.state, stored.attempt) == (State.PENDING, 0)
-
-
 # Keys
 
 
@@ -261,19 +243,6 @@ async def test_a_run_is_named_by_its_id_or_as_it_was_read(make: Make) -> None:
             await scheduler.wait(5)  # type: ignore[call-overload]
 
 
-async def test_a_duplicate_of_a_job_with_a_follower_is_not_warned_of(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    scheduler = make(workers=0)
-    root = scheduler.job(id="root")(lambda: None)
-    scheduler.job(id="follower", after="root")(lambda: None)
-    async with scheduler:
-        first = await root.options(dedupe_key="k").enqueue()
-        again = await root.options(dedupe_key="k").enqueue()
-    assert (again.id, again.duplicate) == (first.id, True)
-    assert "dedupe key" not in caplog.text
-
-
 def test_dedupe_for_holds_the_key_past_the_end() -> None:
     async def main() -> None:
         store = MemoryStore(VirtualClock())
@@ -294,7 +263,9 @@ def test_dedupe_for_holds_the_key_past_the_end() -> None:
     run_virtual(main)
 
 
-async def test_a_duplicate_starts_no_second_workflow(make: Make) -> None:
+async def test_a_duplicate_starts_no_second_workflow_and_is_not_warned_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     scheduler = make()
     followed: list[str] = []
     go = asyncio.Event()
@@ -319,23 +290,10 @@ async def test_a_duplicate_starts_no_second_workflow(make: Make) -> None:
         await ended(scheduler, first)
         await ended(scheduler, runs[0])
     assert followed == [runs[0].id]
+    assert "dedupe key" not in caplog.text
 
 
 # Batches
-
-
-async def test_enqueue_many_answers_in_order(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def double(n: int) -> int:
-        return 2 * n
-
-    async with scheduler:
-        runs = await double.enqueue_many({"n": n} for n in range(50))
-        assert [run.payload["n"] for run in runs] == list(range(50))
-        assert [(await ended(scheduler, run)).result for run in runs] == list(range(0, 100, 2))
-        assert await double.enqueue_many([]) == []
 
 
 async def test_one_bad_payload_and_nothing_is_enqueued(make: Make) -> None:
@@ -391,18 +349,6 @@ async def test_enqueue_after_runs_waits_and_hands_results_on(make: Make) -> None
         assert (await ended(scheduler, none)).result == 0
 
 
-async def test_enqueue_after_an_unknown_run_is_refused(make: Make) -> None:
-    scheduler = make(workers=0)
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        with pytest.raises(RunNotFound, match="nope"):
-            await work.options(after="nope").enqueue()
-        assert (await scheduler.list_runs()).items == []
-
-
 # Looking
 
 
@@ -450,21 +396,6 @@ async def test_wait_gives_up_in_time_and_not_too_early(make: Make) -> None:
             await scheduler.wait(later.id, "50ms")
         done = await ended(scheduler, await work.enqueue())
         assert await scheduler.wait(done.id, 0) == done
-
-
-def test_a_store_in_the_working_directory_is_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    scheduler = Scheduler()
-
-    @scheduler.job()
-    def work() -> int:
-        return 1
-
-    with scheduler.blocking as blocking:
-        assert blocking.wait(work.blocking.enqueue().id, 10).result == 1
-    assert (tmp_path / "mainspring.db").exists()
 
 
 class Counting(MemoryStore):

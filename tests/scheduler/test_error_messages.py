@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler, every
-from mainspring.core.codec import encode
 from mainspring.core.schedules import parse
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
-    InvalidPayload,
-    InvalidSchedule,
     JobNotFound,
     UnknownOption,
 )
@@ -129,35 +126,6 @@ async def test_a_job_is_named_by_its_id_by_its_function_or_as_it_was_read() -> N
         assert len((await scheduler.list_runs(job=send)).items) == 3
 
 
-def test_an_unknown_argument_is_told_with_the_missing_one() -> None:
-    scheduler = Scheduler("memory://")
-
-    @scheduler.job
-    def send(to: str, subject: str = "hello") -> None: ...
-
-    with pytest.raises(InvalidArguments) as caught:
-        send.handler.arguments((), {"tou": "a"})
-    assert str(caught.value).endswith(
-        "missing to; unknown tou; did you mean 'to' instead of 'tou'?"
-    )
-    with pytest.raises(InvalidArguments) as caught:
-        send.handler.arguments((), {"to": "a", "delay": "5m"})
-    assert "an option is given by send.options(delay=…).enqueue(…)" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["0 9 * *", "*/5 *", "0 9 1 1", "0 9 MON"])
-def test_too_few_cron_fields_get_the_message_of_a_cron_expression(text: str) -> None:
-    count = len(text.split())
-    with pytest.raises(InvalidSchedule, match=f"cron expression has 5 fields.*has {count}"):
-        parse(text)
-
-
-@pytest.mark.parametrize("text", ["5 parsecs", "every monday", "10 m 5", "90"])
-def test_words_get_the_message_of_all_forms(text: str) -> None:
-    with pytest.raises(InvalidSchedule, match=r"interval|write a cron"):
-        parse(text)
-
-
 def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler("memory://")
     with caplog.at_level(logging.WARNING):
@@ -174,11 +142,6 @@ def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixt
         assert stored.id == "a"
         type(stored.policy).from_dict(stored.policy.to_dict())
         assert caplog.text == ""
-
-
-def test_a_value_that_is_not_json_is_told_by_its_type() -> None:
-    with pytest.raises(InvalidPayload, match="it holds an object"):
-        encode(object())
 
 
 @pytest.mark.parametrize("unit", ["seconds", "minutes", "hours", "days", "weeks"])

@@ -457,17 +457,11 @@ async def test_a_listener_hears_of_what_its_own_process_does_alone(file: str) ->
 # -- what a start reports -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["redis://localhost", "bogus", None, 1, "false"])
-def test_leader_election_is_true_or_false(given: Any) -> None:
-    with pytest.raises(InvalidInput, match="leader_election is True or False"):
-        Scheduler("memory://", leader_election=given)
-
-
 @pytest.mark.parametrize("given", ["redis://localhost", 1, "false"])
-def test_configure_takes_leader_election_as_true_or_false_too(given: Any) -> None:
-    scheduler = Scheduler("memory://")
-    with pytest.raises(InvalidInput, match="leader_election is True or False"):
-        scheduler.configure(leader_election=given)
+def test_leader_election_is_true_or_false(given: Any) -> None:
+    for make in (Scheduler, Scheduler("memory://").configure):
+        with pytest.raises(InvalidInput, match="leader_election is True or False"):
+            make(leader_election=given)
 
 
 async def test_a_process_is_given_the_resources_that_are_json() -> None:

@@ -30,18 +30,6 @@ from typing import NamedTuple
 
 from tests.support.servers.server import free_port
 
-__all__ = [
-    "DOCS",
-    "ROOT",
-    "Block",
-    "Command",
-    "ConsoleSession",
-    "blocks",
-    "commands",
-    "differs",
-    "page_files",
-]
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 KINDS = {

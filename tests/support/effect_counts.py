@@ -18,8 +18,6 @@ from tests.support.effect_worker import LEASE, build
 from tests.support.process_crashes import WorkerProcesses, all_ended, kill_and_freeze
 from tests.support.servers.server import Document
 
-__all__ = ["EffectCounts", "effect_test", "make_effects"]
-
 BACKLOG = 60
 """Pending runs that there are at least while workers are killed."""
 

@@ -14,8 +14,6 @@ import string
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-__all__ = ["send_malformed_requests"]
-
 FIELDS = (
     *("name", "id", "description", "tags", "schedule", "every", "runAt", "timezone", "jitter"),
     *("endpoint", "method", "headers", "secretHeaders", "body", "successCodes", "retryOn"),

@@ -6,8 +6,6 @@ from datetime import UTC, timedelta, timezone
 
 from hypothesis import strategies as st
 
-__all__ = ["values"]
-
 texts = st.text(st.characters(exclude_categories=[]))  # lone surrogates too
 zones = st.integers(-23 * 60, 23 * 60).map(lambda m: timezone(timedelta(minutes=m)))
 scalars = st.one_of(

@@ -31,8 +31,6 @@ from mainspring.stores.protocol import (
     RunQuery,
 )
 
-__all__ = ["PLANTED"]
-
 
 class NoFence(MemoryStore):
     """A worker that lost its run completes it all the same."""

@@ -30,8 +30,6 @@ from typing import NoReturn, Self
 
 from tests.support.startable import Startable
 
-__all__ = ["PreloadedCommand"]
-
 PACKAGES = ("mainspring.cli", "mainspring.service")
 MODULES = ("mainspring", "mainspring.stores.memory", "mainspring.stores.sqlite", "pydantic.types")
 

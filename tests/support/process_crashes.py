@@ -24,17 +24,6 @@ from mainspring.core.model import Outcome
 from mainspring.core.transitions import JOB_PAUSED
 from tests.support.crash_worker import LEASE, LIMIT, build
 
-__all__ = [
-    "CrashReport",
-    "Entry",
-    "WorkerProcesses",
-    "all_ended",
-    "check",
-    "crash_test",
-    "kill_and_freeze",
-    "read_log",
-]
-
 ROOT = Path(__file__).parents[2]
 
 

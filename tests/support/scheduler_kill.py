@@ -6,8 +6,6 @@ import asyncio
 
 from mainspring import Scheduler
 
-__all__ = ["kill"]
-
 
 def kill(scheduler: Scheduler) -> None:
     """None of its tasks takes another step: nothing is given back, resigned or written."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Startable"]
-
 
 class Startable:
     """`start` begins the block and `stop` ends it, also if `start` fails."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.support.service import Api
 
-__all__ = ["WRONG", "WRONG_IN_PREVIEW", "fields_of", "named", "pairs", "send"]
-
 NAN = float("nan")
 WRONG: dict[str, list[Any]] = {
     "id": [5, "a b"],
