@@ -109,7 +109,6 @@ def test_a_url_without_a_known_store_is_refused(url: str) -> None:
         ("timezone", {"schedule": "@daily", "timezone": 5}, "5"),
         ("timezone", {"schedule": cron("@daily", "UTC"), "timezone": "Asia/Tokyo"}, "Asia/Tokyo"),
     ],
-    ids=str,
 )
 def test_a_wrong_option_of_a_job_is_refused_with_its_field_and_leaves_nothing(
     field: str, options: dict[str, Any], words: str
