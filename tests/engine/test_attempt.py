@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -87,34 +85,6 @@ async def test_a_traceback_begins_with_the_handler(make: Make, kind: str) -> Non
     assert head == "Traceback (most recent call last):"
     assert first.strip().startswith(f'File "{__file__}"')
     assert attempt.traceback.endswith("ValueError: a stone lay there\n")
-
-
-async def test_retries_until_it_succeeds(make: Make) -> None:
-    scheduler = make()
-    tried: list[int] = []
-
-    @scheduler.job(retries=5, retry_delay="1ms")
-    async def shaky(ctx: RunContext) -> str:
-        tried.append(ctx.attempt)
-        if ctx.attempt < 3:
-            raise OSError("not yet")
-        return "there"
-
-    async with scheduler:
-        done = await ended(scheduler, await shaky.enqueue())
-    assert tried == [1, 2, 3]
-    assert (done.state, done.result, done.attempt, done.failures) == (
-        State.SUCCEEDED,
-        "there",
-        3,
-        2,
-    )
-    assert [a.outcome for a in done.attempts] == [
-        Outcome.FAILED,
-        Outcome.FAILED,
-        Outcome.SUCCEEDED,
-    ]
-    assert done.error is None
 
 
 @pytest.mark.parametrize(
@@ -281,34 +251,9 @@ async def test_progress_that_is_no_number_fails_its_own_run_alone(make: Make, wr
     assert "progress" in done.error
 
 
-VALUES = {
-    "when": datetime(2026, 3, 1, 12, 30, tzinfo=UTC),
-    "day": date(2026, 3, 1),
-    "id": UUID(int=7),
-    "price": Decimal("12.30"),
-    "raw": b"\x00\xff",
-    "nested": [{"$date": "my own key"}, None, True, 1.5, "ÄÖ€\u2028"],
-}
-
-
 class UnprintableResult:
     def __repr__(self) -> str:
         raise ZeroDivisionError
-
-
-async def test_payloads_and_results_come_back_as_they_were(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def echo(value: Any) -> Any:
-        assert value == VALUES
-        return value
-
-    async with scheduler:
-        done = await ended(scheduler, await echo.enqueue(value=VALUES))
-    assert done.result == VALUES
-    assert done.payload == {"value": VALUES}
-    assert type(done.result["price"]) is Decimal
 
 
 @pytest.mark.parametrize(

@@ -208,13 +208,15 @@ async def test_slots_older_than_the_retention_may_have_run(make: Make) -> None:
         assert found.may_have_run == sum(slot < now - 2 * HOUR for slot in slots)
 
 
-def test_overlap_does_not_apply_and_concurrency_does() -> None:
+def test_overlap_and_a_start_deadline_do_not_apply_and_concurrency_does() -> None:
+    """Its slots wait for one another, and were late before they were added."""
+
     async def main() -> None:
         store = MemoryStore(VirtualClock())
         scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
         running = most = 0
 
-        @scheduler.job("0 * * * *", overlap="skip", concurrency=2)
+        @scheduler.job("0 * * * *", overlap="skip", start_deadline="3s", concurrency=2)
         async def load() -> None:
             nonlocal running, most
             running += 1
@@ -224,29 +226,10 @@ def test_overlap_does_not_apply_and_concurrency_does() -> None:
 
         async with scheduler:
             found = await scheduler.backfill(load, *_hours(await scheduler.now(), 8))
-            for run_id in found.added:
-                assert (await scheduler.wait(run_id, "1h")).state is State.SUCCEEDED
-        assert most == 2
-
-    run_virtual(main)
-
-
-def test_a_start_deadline_does_not_apply() -> None:
-    """Its slots wait for one another, and were late before they were added."""
-
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-
-        @scheduler.job("0 * * * *", start_deadline="3s", concurrency=1)
-        async def load() -> None:
-            await asyncio.sleep(60)
-
-        async with scheduler:
-            found = await scheduler.backfill(load, *_hours(await scheduler.now(), 8))
             assert len(found.added) == 8
             for run_id in found.added:
                 assert (await scheduler.wait(run_id, "1h")).state is State.SUCCEEDED
+        assert most == 2
 
     run_virtual(main)
 

@@ -3,7 +3,6 @@ answers."""
 
 from __future__ import annotations
 
-import asyncio
 from datetime import timedelta
 
 import pytest
@@ -53,22 +52,6 @@ async def test_runs_by_id_and_only_those_that_fit() -> None:
             await scheduler.cancel_runs([one.id], job="work")
         with pytest.raises(InvalidInput, match="unknown filter"):
             await scheduler.retry_runs(jobs="work")  # type: ignore[call-arg]
-
-
-async def test_a_running_run_is_told_to_stop_with_the_others() -> None:
-    scheduler = Scheduler("memory://", workers=2)
-    began = asyncio.Event()
-
-    @scheduler.job()
-    async def forever() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    async with scheduler:
-        run = await forever.enqueue()
-        await began.wait()
-        assert (await scheduler.cancel_runs(job="forever")).done == 1
-        assert (await scheduler.wait(run.id, 60)).state is State.CANCELLED
 
 
 async def test_an_edit_meets_another_edit_but_not_a_firing() -> None:

@@ -277,16 +277,6 @@ async def test_a_slot_overlaps_on_the_worker_that_still_runs_the_last(cluster: C
 
 
 @virtual
-async def test_a_slot_replaces_the_last_on_the_same_worker(cluster: Cluster) -> None:
-    cluster.takes = 1.5 * SLOT_MINUTES * MINUTE
-    options: dict[str, Any] = {"overlap": "replace"}
-    async with cluster.worker("a", **options) as a, cluster.worker("b", **options):
-        await until(a, at(2, 1))
-        assert {run.state for run in (await slot_runs(a, at(1))).values()} == {State.CANCELLED}
-        assert {run.state for run in (await slot_runs(a, at(2))).values()} == {State.RUNNING}
-
-
-@virtual
 async def test_missed_slots_run_once_on_the_workers_that_are_back(cluster: Cluster) -> None:
     async with cluster.worker("a"):
         await asyncio.sleep(1)

@@ -12,13 +12,12 @@ import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core import note_kinds
-from mainspring.core.model import Page, Run
 from mainspring.engine.live_workers import find_workers
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import NoteWrite, RunQuery
+from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock, run_virtual
-from tests.support.engine import LONG, EventRecorder, all_runs
+from tests.support.engine import EventRecorder, all_runs
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -99,37 +98,6 @@ def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping() -> None:
         assert asyncio.get_running_loop().time() < 60
 
     run_virtual(main)
-
-
-class Hardened(MemoryStore):
-    """Looks for lapsed runs for ever; when cancelled, says that it is away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.looking = threading.Event()
-        self.swallowed = 0
-
-    async def find(self, query: RunQuery) -> Page[Run]:
-        if not query.lapsed or self.swallowed:
-            return await super().find(query)
-        self.looking.set()
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            self.swallowed += 1
-            raise StoreUnavailable("cancelled, and mistaken for a lost connection") from None
-        raise AssertionError("unreachable")
-
-
-async def test_a_swallowed_cancellation_is_sent_again() -> None:
-    store = Hardened()
-    scheduler = Scheduler(store)
-    await scheduler.start()
-    async with asyncio.timeout(LONG):
-        while not store.looking.is_set():
-            await asyncio.sleep(0.01)
-        await scheduler.stop()
-    assert store.swallowed == 1
 
 
 @pytest.mark.parametrize("inline", [False, True])

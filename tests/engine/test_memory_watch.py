@@ -182,19 +182,6 @@ def test_a_program_that_runs_for_good_ends_at_its_memory_limit(file: str, proces
         scheduler.run(drain_timeout="5s")
 
 
-async def test_below_its_limit_a_worker_works(make: Make) -> None:
-    scheduler = make(memory_limit="64GB")
-
-    @scheduler.job
-    async def work() -> int:
-        return 1
-
-    async with scheduler:
-        run = await scheduler.enqueue("work")
-        assert (await scheduler.wait(run.id, 10)).result == 1
-        assert not (await scheduler.health()).memory_limit_reached
-
-
 async def test_a_limit_below_what_the_process_holds_is_refused_at_the_start(make: Make) -> None:
     scheduler = make(memory_limit="1KB")
     with pytest.raises(InvalidInput, match=r"memory_limit is 1,000 bytes, and this process holds"):

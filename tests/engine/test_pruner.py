@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Source, replace
-from mainspring.errors import InvalidInput, RunNotFound
+from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery, Store
-from tests.support.engine import ended, until
+from tests.support.engine import ended
 from tests.support.scheduler_fixtures import *  # noqa: F403
 from tests.support.scheduler_fixtures import Make
-
-
-async def test_only_the_newest_finished_runs_of_each_job_are_kept(make: Make) -> None:
-    scheduler = make(history=3, prune_every="1s")
-
-    @scheduler.job()
-    async def often() -> None: ...
-
-    @scheduler.job()
-    async def seldom() -> None: ...
-
-    async with scheduler:
-        runs = [await ended(scheduler, await often.enqueue()) for _ in range(7)]
-        kept = await ended(scheduler, await seldom.enqueue())
-        waiting = await often.options(delay="1h").enqueue()
-        async with asyncio.timeout(20):
-            while len((await scheduler.list_runs(job="often")).items) > 4:
-                await asyncio.sleep(0.05)
-        left = [run.id for run in (await scheduler.list_runs(job="often")).items]
-        assert left == [waiting.id, *(run.id for run in reversed(runs[-3:]))]
-        assert [run.id for run in (await scheduler.list_runs(job="seldom")).items] == [kept.id]
-        assert (await scheduler.job_metrics("often")).succeeded == 7
 
 
 @pytest.mark.parametrize("given", [{"history": -1}, {"history": True}, {"prune_every": "1ms"}])
@@ -133,24 +110,6 @@ async def test_a_job_keeps_its_runs_for_a_shorter_or_a_longer_time(make: Make) -
         await until_kept(scheduler, "audit", 0)
 
 
-async def test_a_default_retention_is_that_of_every_job_that_gives_none(make: Make) -> None:
-    scheduler = make(defaults={"retention": "1ms", "history": 9}, prune_every="1s")
-
-    @scheduler.job()
-    async def usual() -> None: ...
-
-    @scheduler.job(retention="1d")
-    async def audit() -> None: ...
-
-    async with scheduler:
-        kept = await ended(scheduler, await audit.enqueue())
-        await ended(scheduler, await usual.enqueue())
-        await until_kept(scheduler, "usual", 0)
-        assert await ids(scheduler, "audit") == [kept.id]
-        policy = (await scheduler.get_job("usual")).policy
-        assert (policy.retention, policy.history) == (timedelta(milliseconds=1), 9)
-
-
 async def test_a_run_stays_while_an_unfinished_run_comes_after_it(make: Make) -> None:
     """Otherwise the waiting run would take a failed upstream for one that succeeded, and a pending
     one would find no result."""
@@ -229,66 +188,6 @@ def test_a_job_that_cannot_keep_its_runs_so_is_refused(given: dict[str, Any], wo
     assert error.value.field == f"defaults.{next(iter(given))}"
 
 
-async def test_a_failed_run_stays_while_a_run_waits_for_it(make: Make) -> None:
-    """Retention would delete it, and the waiting run would take it for one that succeeded."""
-    scheduler = make(retention="1s", prune_every="1s")
-    may_end = asyncio.Event()
-
-    @scheduler.job()
-    async def slow() -> None:
-        await may_end.wait()
-
-    @scheduler.job()
-    async def bad() -> None:
-        raise ValueError("bad data")
-
-    @scheduler.job()
-    async def other() -> None: ...
-
-    @scheduler.job(after_failure="run")
-    async def report(ctx: RunContext) -> list[str]:
-        return sorted(ctx.results.failed)
-
-    async with scheduler:
-        running, failed = await slow.enqueue(), await bad.enqueue()
-        run = await report.options(after=[running.id, failed.id]).enqueue()
-        await scheduler.wait(failed.id, 10)
-        done = await other.enqueue()
-        async with asyncio.timeout(20):
-            while await exists(scheduler, done.id):  # the pruner has been there
-                await asyncio.sleep(0.1)
-        assert (await scheduler.remove_runs([failed.id])).done == 0
-        may_end.set()
-        assert (await scheduler.wait(run.id, 10)).result == ["bad"]
-
-
-async def test_a_follower_that_is_tried_again_still_reads_all_results(make: Make) -> None:
-    scheduler = make(retention="1ms", prune_every="1s")
-    seen: list[int] = []
-
-    @scheduler.job()
-    async def part(number: int) -> int:
-        return number
-
-    @scheduler.job(retries=1, backoff="fixed", retry_delay="3s")
-    async def collect(ctx: RunContext) -> None:
-        seen.append(sum(run.result for run in ctx.results.runs))
-        if ctx.attempt == 1:
-            raise ConnectionError("away")
-
-    async with scheduler:
-        parts = await part.enqueue_many([{"number": n} for n in range(5)])
-        run = await collect.options(after=[one.id for one in parts]).enqueue()
-        await until(lambda: seen)
-        other = await part.enqueue(number=5)
-        async with asyncio.timeout(20):
-            while await exists(scheduler, other.id):  # the pruner has been there
-                await asyncio.sleep(0.05)
-        await ended(scheduler, run)
-        assert seen == [10, 10]
-        await until_kept(scheduler, "part", 0)
-
-
 @pytest.mark.parametrize("after_failure", ["skip", "run"])
 async def test_a_run_whose_upstream_is_gone_is_skipped_instead_of_started(
     make: Make, after_failure: Literal["skip", "run"]
@@ -336,11 +235,3 @@ async def test_a_queued_slot_starts_though_the_slot_before_it_is_gone(
         await second_client.add([replace(slot, after_any=True)])
         run = await ended(scheduler, slot)
         assert (run.state, run.result) == (State.SUCCEEDED, 0)
-
-
-async def exists(scheduler: Scheduler, run_id: str) -> bool:
-    try:
-        await scheduler.get_run(run_id)
-    except RunNotFound:
-        return False
-    return True

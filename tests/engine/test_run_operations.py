@@ -233,67 +233,6 @@ async def test_retry_brings_the_same_run_back(make: Make) -> None:
     ]
 
 
-async def test_retry_has_its_retries_again(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job(retries=1, retry_delay="1ms")
-    async def never() -> None:
-        raise RuntimeError
-
-    async with scheduler:
-        run = await never.enqueue()
-        await ended(scheduler, run)
-        await scheduler.retry(run.id)
-        done = await ended(scheduler, run)
-    assert (done.state, done.attempt, done.failures) == (State.FAILED, 4, 2)
-
-
-async def test_retry_of_a_cancelled_run(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work(ctx: RunContext) -> int:
-        if ctx.attempt == 1:
-            await asyncio.sleep(600)
-        return 1
-
-    recorder = EventRecorder(scheduler)
-    async with scheduler:
-        run = await work.enqueue()
-        await recorder.until("run.started")
-        await scheduler.cancel(run.id)
-        await ended(scheduler, run)
-        await scheduler.retry(run.id)
-        done = await ended(scheduler, run)
-    assert (done.state, done.attempt, done.reason) == (State.SUCCEEDED, 2, None)
-
-
-async def test_retry_takes_its_dedupe_key_again(make: Make) -> None:
-    scheduler = make()
-    broken = True
-
-    @scheduler.job()
-    async def work() -> None:
-        if broken:
-            raise RuntimeError
-        await asyncio.sleep(600)
-
-    async with scheduler:
-        queue = work.options(dedupe_key="k")
-        first = await queue.enqueue()
-        await ended(scheduler, first)
-        broken = False
-        await scheduler.retry(first.id)
-        assert (await queue.enqueue()).id == first.id
-        await scheduler.cancel(first.id)
-        await ended(scheduler, first)
-        second = await queue.enqueue()
-        assert second.id != first.id
-        with pytest.raises(InvalidState, match="dedupe key 'k' is held by another run"):
-            await scheduler.retry(first.id)
-        await scheduler.cancel(second.id)
-
-
 async def test_other_states_cannot_be_retried(make: Make) -> None:
     scheduler = make()
 

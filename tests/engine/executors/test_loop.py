@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
 import threading
 from collections.abc import Callable, Coroutine
@@ -123,22 +122,6 @@ async def test_attempts_queued_for_the_loop_do_not_delay_threads(make: Make) -> 
         run = await in_thread.enqueue()
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
         go = False
-
-
-async def test_a_context_variable_stays_in_its_run(make: Make) -> None:
-    scheduler = make(workers=1)
-    who = contextvars.ContextVar("who", default="nobody")
-    found = []
-
-    @scheduler.job()
-    async def work(n: int) -> None:
-        found.append(who.get())
-        who.set(f"run {n}")
-
-    async with scheduler:
-        for run in await work.enqueue_many([{"n": n} for n in range(50)]):
-            await ended(scheduler, run)
-    assert set(found) == {"nobody"}
 
 
 async def test_a_run_that_waits_has_a_task_of_its_own(make: Make) -> None:
