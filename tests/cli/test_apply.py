@@ -95,12 +95,6 @@ def test_worker_runs_the_jobs_of_a_file(run: Run, file: Path, start: Start) -> N
     until(lambda: run("runs", "show", made, "--json").json["result"] == "30 days")
 
 
-def test_worker_needs_an_app_or_a_file(run: Run, folder: Path) -> None:
-    refused = run("worker")
-    assert refused.code == 2
-    assert "mainspring worker --file mainspring.toml" in refused.err
-
-
 def test_errors_have_their_field_and_line_as_json(run: Run, folder: Path) -> None:
     (folder / "m.toml").write_text(
         '[jobs.u]\nhandler = "later"\nafter = ["nosuch"]\n'

@@ -47,7 +47,7 @@ def checks(run: Run, *words: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 def producer() -> Scheduler:
-    scheduler = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past(), inline=True)
+    scheduler = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past())
 
     @scheduler.job()
     def lonely() -> None: ...
@@ -107,11 +107,8 @@ def test_an_app_that_cannot_be_loaded(run: Run, folder: Path) -> None:
 
 
 def test_due_work_that_no_worker_takes(run: Run, folder: Path) -> None:
-    async def seed() -> None:
-        async with producer() as scheduler:
-            await scheduler.enqueue("lonely")
-
-    asyncio.run(seed())
+    with producer().blocking as scheduler:
+        scheduler.enqueue("lonely")
     code, found = checks(run)
     assert (code, found["due work"]["status"]) == (1, "fail")
     assert re.fullmatch(r"1 due of lonely, the oldest for 1\dm\d\ds", found["due work"]["detail"])
@@ -119,47 +116,41 @@ def test_due_work_that_no_worker_takes(run: Run, folder: Path) -> None:
     assert "→ no worker takes it" in run("doctor").out
 
 
-def test_leases_that_nobody_rescues(run: Run, folder: Path) -> None:
+def claim_one(lease: timedelta, *, cancel: bool = False) -> None:
+    """A run that was claimed ten minutes ago, by a worker that is not there."""
+
     async def seed() -> None:
         async with producer() as scheduler:
             made = await scheduler.enqueue("lonely")
-            claim = Claim(
-                worker="gone",
-                handlers=frozenset({"lonely"}),
-                limit=1,
-                lease=timedelta(seconds=5),
-            )
+            claim = Claim(worker="gone", handlers=frozenset({"lonely"}), limit=1, lease=lease)
             [held] = await claim_runs(scheduler.store, claim)
             assert held.id == made.id
+            if cancel:
+                await scheduler.cancel(made.id)
 
     asyncio.run(seed())
+
+
+def test_leases_that_nobody_rescues(run: Run, folder: Path) -> None:
+    claim_one(timedelta(seconds=5))
     code, found = checks(run)
     assert (code, found["leases"]["status"]) == (1, "fail")
     assert "of lonely" in found["leases"]["detail"]
 
 
 def test_schedules_that_nobody_fires(run: Run, folder: Path) -> None:
-    async def seed() -> None:
-        scheduler = producer()
-
-        @scheduler.job("1m")
-        def often() -> None: ...
-
-        async with scheduler:
-            pass
-
-    asyncio.run(seed())
+    scheduler = producer()
+    scheduler.job("1m", id="often")(_nothing)
+    with scheduler.blocking:
+        pass
     code, found = checks(run)
     assert (code, found["schedules"]["status"]) == (1, "fail")
     assert "often" in found["schedules"]["detail"]
 
 
 def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
-    async def seed() -> str:
-        async with producer() as scheduler:
-            return (await scheduler.enqueue("lonely")).id
-
-    run_id = asyncio.run(seed())
+    with producer().blocking as scheduler:
+        run_id = scheduler.enqueue("lonely").id
     with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
         connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (run_id,))
         connection.execute("UPDATE mainspring_jobs SET policy = '{' WHERE id = 'lonely'")
@@ -173,12 +164,8 @@ def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
 def test_a_damaged_run_behind_many_others_is_found_in_small_pages(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def seed() -> str:
-        async with producer() as scheduler:
-            made = await scheduler.enqueue_many("lonely", [{} for _ in range(50)])
-            return made[0].id
-
-    first = asyncio.run(seed())
+    with producer().blocking as scheduler:
+        first = scheduler.enqueue_many("lonely", [{} for _ in range(50)])[0].id
     with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
         connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (first,))
     whole: list[int] = []
@@ -197,19 +184,7 @@ def test_a_damaged_run_behind_many_others_is_found_in_small_pages(
 
 
 def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:
-    async def seed() -> None:
-        async with producer() as scheduler:
-            made = await scheduler.enqueue("lonely")
-            claim = Claim(
-                worker="deaf",
-                handlers=frozenset({"lonely"}),
-                limit=1,
-                lease=timedelta(hours=1),
-            )
-            await claim_runs(scheduler.store, claim)
-            await scheduler.cancel(made.id)
-
-    asyncio.run(seed())
+    claim_one(timedelta(hours=1), cancel=True)
     code, found = checks(run)
     assert (code, found["running"]["status"]) == (0, "warn")
     assert "ctx.cancelled" in found["running"]["advice"]
@@ -219,13 +194,10 @@ def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> 
     scheduler = Scheduler("sqlite:///mainspring.db", enabled=False)
     scheduler.job("1m", id="often")(_nothing)
 
-    async def seed() -> None:
-        earlier = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past(), inline=True)
-        earlier.job("1m", id="often")(_nothing)
-        async with earlier:
-            pass
-
-    asyncio.run(seed())
+    earlier = producer()
+    earlier.job("1m", id="often")(_nothing)
+    with earlier.blocking:
+        pass
     with scheduler.blocking:
         until(lambda: run("workers", "list", "--json").json["items"] != [])
         [worker] = run("workers", "list", "--json").json["items"]
@@ -242,15 +214,12 @@ def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> 
 
 
 def test_work_of_several_jobs_whose_code_is_gone(run: Run, folder: Path) -> None:
-    old = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past(), inline=True)
+    old = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past())
     for name in ("first", "second"):
         old.job(id=name)(_nothing)
 
-    async def seed() -> None:
-        async with old:
-            await old.enqueue("first")
-
-    asyncio.run(seed())
+    with old.blocking as blocking:
+        blocking.enqueue("first")
     with Scheduler("sqlite:///mainspring.db").blocking:
         until(lambda: run("workers", "list", "--json").json["items"] != [])
         said = run("doctor").out

@@ -131,8 +131,6 @@ def test_jobs_beyond_the_table_are_counted(run: Run, folder: Path) -> None:
     answer = run("forecast", "--file", "many.toml", "--days", "1")
     assert answer.code == 0, answer.err
     assert f"and {25 - MOST_ROWS} more jobs (--json lists all)" in answer.out
-    refused = run("forecast", "--file", "many.toml", "--days", "0")
-    assert (refused.code, "invalid value for '--days'" in refused.err) == (2, True)
 
 
 NOW = datetime(2026, 11, 13, 12, tzinfo=UTC)
@@ -181,15 +179,6 @@ def test_daylight_saving_is_foretold(run: Run) -> None:
     answer = run("schedule", "30 2 * * *", "--tz", "Europe/Berlin", "-n", "1")
     assert "2027-03-28 02:30 does not exist in Europe/Berlin: runs at 03:00" in answer.out
     assert "2027-10-31 02:30 happens twice" in answer.out
-
-
-@pytest.mark.parametrize(
-    "text", ["@daily", "5m", "2030-01-01T09:00:00Z", "RRULE:FREQ=DAILY;BYHOUR=9", "0 0 9 * * 1"]
-)
-def test_every_form_of_a_schedule_is_accepted(run: Run, text: str) -> None:
-    answer = run("schedule", text, "--json")
-    assert answer.code == 0
-    assert answer.json["upcoming"]
 
 
 def test_an_ended_schedule_lists_no_times(run: Run) -> None:

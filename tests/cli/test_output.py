@@ -5,18 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from mainspring import Client
-from mainspring.cli import jobs, log_format, runs, worker
+from mainspring.cli import log_format
 from mainspring.cli.output import Column, Output, printable
-from mainspring.core import model
-from mainspring.core.clock import utcnow
-from mainspring.core.model import replace, slot_run_id
-from mainspring.engine.live_workers import LiveWorker
 from tests.support.command_line import Run
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[2J \x9b31m \x7f \x00 \r end"
@@ -114,43 +107,3 @@ def test_a_row_of_a_narrow_table_stays_one_line(
     assert lines[2].rstrip() == shown
     hidden = "left out of this narrow table: job. A wider terminal or --json has them\n"
     assert printed.err == (hidden if columns == 40 else "")
-
-
-@pytest.mark.parametrize("columns", [60, 80, 100])
-def test_runs_jobs_and_workers_are_listed_one_on_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    now = utcnow()
-    slot = slot_run_id("nightly_report", now)
-    run = model.Run(
-        id=slot,
-        job_id="nightly_report",
-        handler="x",
-        created_at=now,
-        scheduled_at=now,
-        run_at=now - timedelta(days=1),
-        error="ValueError: the invoice of customer 4821 cannot be computed",
-    )
-    other = replace(run, id="01a1e9c51aa7e2a2f47e51af8edeef83", job_id="send_email")
-    client = Client("memory://")
-    job = client.draft("nightly_report", handler="x", schedule="0 9 * * 1-5")
-    live = LiveWorker(
-        id="build-host-7:19700:d705ba2b892c",
-        handlers=frozenset({"x"}),
-        queues=frozenset({"default", "mail", "reports"}),
-        started_at=now,
-        seen_at=now,
-    )
-    monkeypatch.setenv("COLUMNS", str(columns))
-    output = Output()
-    output.pretty = True
-    tables: list[tuple[list[Column[Any]], list[Any]]] = [
-        (runs.COLUMNS, [run, other]),
-        (jobs.job_columns(set(), {}), [job]),
-        (worker.WORKER_COLUMNS, [live]),
-    ]
-    for shown, rows in tables:
-        output.table(shown, rows)
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 2 + len(rows)
-        assert all(len(line) <= columns for line in lines)

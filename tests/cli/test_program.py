@@ -18,7 +18,6 @@ from tests.support.command_line import Run, Start, command_words, until
 StoredRuns = dict[str, str]
 
 COMMANDS = command_words()
-GROUPS = sorted({words[:-1] for words in COMMANDS if len(words) > 1} - {("workers",)})
 SOURCE = str(Path(__file__).parents[2] / "src")
 
 
@@ -29,14 +28,6 @@ def test_help_has_an_example(run: Run, words: tuple[str, ...]) -> None:
     examples = answer.out.partition("Example")[2]
     assert f"mainspring {' '.join(words)}" in examples
     assert "--json" in answer.out
-
-
-@pytest.mark.parametrize("group", [(), *GROUPS])
-def test_each_command_is_described_in_one_whole_line(run: Run, group: tuple[str, ...]) -> None:
-    commands = run(*group, "--help").out.partition("Commands:\n")[2].partition("\n\n")[0]
-    lines = commands.rstrip().splitlines()
-    assert len(lines) > 1
-    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
 
 
 def test_without_a_command_help_is_shown(run: Run) -> None:
@@ -95,12 +86,6 @@ def test_a_schedule_without_quotes_is_told_to_get_some(
     refused = run(*words)
     assert refused.code == 2
     assert f"put the schedule in quotes, as in {advice}\n" in refused.err
-
-
-def test_several_arguments_are_shown_once_in_the_usage(run: Run) -> None:
-    usage = run("chain", "--help").out
-    assert "JOB[=PAYLOAD]" in usage
-    assert "...}" not in usage
 
 
 @pytest.mark.parametrize(

@@ -198,30 +198,6 @@ async def test_a_body_has_a_limit(make: Make) -> None:
     assert await code(api, "POST", content=trickle(), headers=headers) == 413
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"", 422),
-        (b"{", 400),
-        (b"[]", 422),
-        (b"null", 422),
-        (b'"x"', 422),
-        (b"\xff\xfe", 400),
-        (b'{"name": "\\ud800"}', 422),
-        (b"[" * 100_000, 400),
-        (b'{"priority": ' + b"9" * 5000 + b"}", 400),
-        (b'{"body": NaN, "schedule": null, "endpoint": "https://a.example"}', 422),
-        (b'{"priority": 1e400}', 422),
-    ],
-)
-async def test_odd_bodies_are_refused(api: Api, body: bytes, status: int) -> None:
-    answer = await api.post(
-        "/api/v1/jobs", content=body, headers={"Content-Type": "application/json"}
-    )
-    assert answer.status_code == status, answer.text
-    assert answer.json()["detail"]
-
-
 # -- keys -----------------------------------------------------------------------------------
 
 

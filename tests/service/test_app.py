@@ -96,14 +96,6 @@ async def test_what_it_points_to_is_below_that_path() -> None:
         assert described["servers"] == [{"url": "/jobs"}]
 
 
-async def test_a_slash_too_many_sends_nobody_elsewhere() -> None:
-    async with mounted(auth=None) as api:
-        answer = await api.post("/jobs/api/v1/jobs/", json=WEBHOOK)
-        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-        assert "location" not in answer.headers
-        assert (await api.get("/jobs/docs")).status_code == 200
-
-
 @pytest.mark.parametrize("auth", [None, "keys"])
 async def test_one_that_nobody_started_says_so(auth: str | None) -> None:
     scheduler = Scheduler("memory://", workers=0)

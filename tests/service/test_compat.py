@@ -148,39 +148,6 @@ def test_every_request_of_the_page_works(served: ServiceProcess, endpoint: Endpo
     assert job_id in answer["error"]
 
 
-def test_a_failing_endpoint_is_retried_and_told(served: ServiceProcess, endpoint: Endpoint) -> None:
-    client = PageClient(served.url)
-    endpoint.status = 500
-    job = {
-        "schedule": "*/1 * * * * *",
-        "endpoint": endpoint.url,
-        "retryAttempts": 2,
-        "retryDelay": 100,
-    }
-    job_id = client.create_job(job)[1]["data"]["jobId"]
-    failed = until(
-        lambda: [
-            one
-            for one in client.observability("failures?limit=50")[1]["data"]
-            if one["attempt"] == 3
-        ]
-    )
-    assert (failed[0]["jobId"], failed[0]["responseCode"]) == (job_id, 500)
-    assert "500" in failed[0]["errorMessage"]
-
-
-def test_zero_retries_means_one_attempt(served: ServiceProcess, endpoint: Endpoint) -> None:
-    """Theirs made three of zero."""
-    client = PageClient(served.url)
-    endpoint.status = 503
-    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
-    job = {"runAt": soon, "endpoint": endpoint.url, "retryAttempts": 0, "retryDelay": 10}
-    job_id = client.create_job(job)[1]["data"]["jobId"]
-    assert client.get_job(job_id)[1]["data"]["retryAttempts"] == 0
-    until(lambda: client.observability("stats")[1]["data"]["executions"]["failed"] == 1)
-    assert len(endpoint.requests) == 1
-
-
 def test_the_pages_environment(serve: Serve, tmp_path: Path) -> None:
     """Theirs never used the retry variables. A .env file serves as well as the environment."""
     (tmp_path / ".env").write_text(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
 from mainspring.service.compat import executions_of
 from mainspring.stores.protocol import RunQuery
-from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
+from tests.support.service import Api, Make, sample_scheduler, until
 from tests.support.service_calls import created, finished
 from tests.support.webhook_endpoint import endpoint, response
 
@@ -47,18 +46,6 @@ async def test_runs_that_never_began_hide_no_attempt(
     newest = [f"{run}:1" for run in reversed(ran)]
     assert await ids(api, "greet") == newest
     assert await ids(api, "greet", limit=2) == newest[:2]
-
-
-async def test_a_run_that_waits_for_its_next_try_tells_its_last(working: Api) -> None:
-    body = {"handler": "greet", "schedule": None, "id": "mine", "retryAttempts": 1}
-    await working.ok("POST", "/api/jobs", json={**body, "retryDelay": "1h"})
-    run = await working.scheduler.trigger("mine", {"name": "nobody"})
-    await working.scheduler.enqueue_many("mine", [None] * 60, delay="1d")
-
-    async def tried() -> list[str]:
-        return await ids(working, "mine")
-
-    assert await until(tried) == [f"{run.id}:1"]
 
 
 @pytest.mark.parametrize("kept", ["memory", "sqlite"])
@@ -162,14 +149,3 @@ async def test_jobs_are_listed_by_page_with_their_number(api: Api) -> None:
     for wrong in ({"page": 0}, {"limit": 0}, {"limit": "x"}):
         refused = await api.get("/api/jobs", params=wrong)
         assert (refused.status_code, refused.json()["success"]) == (422, False)
-
-
-async def test_the_example_of_the_page_works_on_object_storage(make: Make, tmp_path: Path) -> None:
-    """Without MAINSPRING_SECRET_KEY: the store keeps a key of its own."""
-    api: Api = await make(store=f"file://{tmp_path}/objects", workers=0)
-    data = (await api.ok("POST", "/api/jobs", json=WEBHOOK))["data"]
-    assert data["signingSecret"].startswith("whsec_")
-    shown = (await api.ok("GET", f"/api/jobs/{data['jobId']}"))["data"]
-    assert shown["headers"]["Authorization"] == "********"
-    dry = await api.ok("POST", f"/api/v1/jobs/{data['jobId']}/trigger?dryRun=true")
-    assert dry["headers"]["webhook-signature"].startswith("v1,")

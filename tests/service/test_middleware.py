@@ -144,14 +144,7 @@ async def test_pages_of_another_port_of_an_allowed_host_are_refused(
     assert await code(api, "POST", json=WEBHOOK, headers=page) == status
 
 
-async def test_a_page_of_another_scheme_is_refused_where_the_scheme_is_known(make: Make) -> None:
-    api: Api = await make(workers=0, loopback=False)
-    page = {"Host": "jobs.example.org", "X-Forwarded-Proto": "https", **await key(api, "write")}
-    for origin, status in (("https://jobs.example.org", 201), ("http://jobs.example.org", 403)):
-        assert await code(api, "POST", json=WEBHOOK, headers={**page, "Origin": origin}) == status
-
-
-@pytest.mark.parametrize("scheme", ["https, http", "HTTPS", " https ,http"])
+@pytest.mark.parametrize("scheme", ["https", "https, http", "HTTPS", " https ,http"])
 async def test_the_first_proxy_says_which_scheme_the_browser_uses(make: Make, scheme: str) -> None:
     api: Api = await make(workers=0, loopback=False)
     page = {"Host": "jobs.example.org", "X-Forwarded-Proto": scheme, **await key(api, "write")}

@@ -16,7 +16,7 @@ import pytest
 
 from mainspring import Scheduler
 from tests.support.command_line import Run
-from tests.support.service import LONG, WEBHOOK, Serve, ServiceProcess
+from tests.support.service import LONG, Serve, ServiceProcess
 from tests.support.service_calls import until
 
 APP = """
@@ -65,18 +65,6 @@ def refusal(served: ServiceProcess) -> str:
     return "".join(served.err)
 
 
-def test_it_says_where_it_is_and_what_it_serves(serve: Serve, tmp_path: Path) -> None:
-    served = serve()
-    assert served.told["url"].startswith("http://127.0.0.1:")
-    assert served.told["store"] == "sqlite:///mainspring.db"
-    with served.client() as client:
-        assert client.get("/livez").json() == {"status": "ok"}
-        assert client.get("/readyz").json() == {"status": "ok"}
-    assert (tmp_path / "mainspring.db").exists()
-    served.signal()
-    assert served.ends() == 0
-
-
 def test_any_other_address_needs_a_key(serve: Serve, run: Run, started: list[Scheduler]) -> None:
     refused = run("serve", "--host", "0.0.0.0", "--port", "0")
     assert (refused.code, "mainspring keys create" in refused.err) == (2, True)
@@ -109,31 +97,6 @@ def test_a_proxys_name_needs_a_key(
         assert client.get("/api/v1/jobs", headers=asked).status_code == 401
         asked["Authorization"] = f"Bearer {made['key']}"
         assert client.get("/api/v1/jobs", headers=asked).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({"PORT": "no"}, "PORT is a whole number, not 'no'"),
-        ({"MAX_CONCURRENT_JOBS": "-1"}, "MAX_CONCURRENT_JOBS is 0 or more"),
-        ({"SCHEDULER_POLL_INTERVAL": "1"}, "SCHEDULER_POLL_INTERVAL is 10 or more"),
-        ({"MAINSPRING_SECRET_KEY": "abc"}, "a key in MAINSPRING_SECRET_KEY is the base64 of 32"),
-        ({"MONGODB_URI": "nonsense"}, "a store is named by a URL"),
-    ],
-)
-def test_a_wrong_setting_is_told_by_its_name(
-    run: Run,
-    started: list[Scheduler],
-    monkeypatch: pytest.MonkeyPatch,
-    environ: dict[str, str],
-    words: str,
-) -> None:
-    monkeypatch.setenv("PORT", "0")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    refused = run("serve")
-    assert refused.code == 2
-    assert words in refused.err
 
 
 def test_a_client_that_sends_all_before_it_listens_sees_why(serve: Serve) -> None:
@@ -247,16 +210,6 @@ def test_a_service_at_its_memory_limit_says_so_and_is_replaced_and_loses_nothing
     assert "it is replaced in 1 s" in "".join(served.err)
 
 
-def test_two_instances_share_a_store_and_its_schedules(serve: Serve) -> None:
-    one, two = serve(), serve()
-    with one.client() as first, two.client() as second:
-        made = first.post("/api/v1/jobs", json={**WEBHOOK, "id": "shared"})
-        assert made.status_code == 201
-        assert second.get("/api/v1/jobs/shared").json()["schedule"] == WEBHOOK["schedule"]
-        second.post("/api/v1/jobs/shared/pause")
-        assert first.get("/api/v1/jobs/shared").json()["enabled"] is False
-
-
 # -- events -----------------------------------------------------------------------------------
 
 
@@ -282,21 +235,3 @@ def test_events_are_told_as_they_happen_and_end_with_the_service(serve: Serve, a
     assert told[-1][1]["jobId"] == "shout"
     assert told[-1][1]["run"]["state"] == "succeeded"
     assert served.ends() == 0
-
-
-def test_events_can_be_chosen(serve: Serve) -> None:
-    served = serve()
-    with served.client() as client:
-        wrong = client.get("/api/v1/events?event=run.nonsense")
-        assert wrong.status_code == 422
-        assert "run.failed" in wrong.json()["detail"]
-        with client.stream("GET", "/api/v1/events?event=job.*&job=mine") as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            with served.client() as other:
-                for name in ("other", "mine"):
-                    other.post("/api/v1/jobs", json={**WEBHOOK, "id": name})
-            names = [next(lines) for _ in range(3)]
-        assert names[1] == "event: job.created"
-        assert json.loads(names[2].removeprefix("data: "))["jobId"] == "mine"
-        assert "YOUR_TOKEN" not in names[2]

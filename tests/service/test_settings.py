@@ -38,6 +38,15 @@ scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
         ("RATE_LIMIT", "0", "RATE_LIMIT is more than 0, not '0'"),
         ("RATE_LIMIT", "1e7", "RATE_LIMIT is at most 1000000, not '1e7'"),
         ("PORT", "70000", "PORT is at most 65535, not '70000'"),
+        ("PORT", "no", "PORT is a whole number, not 'no'"),
+        ("MAX_CONCURRENT_JOBS", "-1", "MAX_CONCURRENT_JOBS is 0 or more"),
+        ("SCHEDULER_POLL_INTERVAL", "1", "SCHEDULER_POLL_INTERVAL is 10 or more"),
+        ("RETENTION", "30", "RETENTION is a span with its unit, such as 12h or 30d, not '30'"),
+        ("PRUNE_EVERY", "2d", "PRUNE_EVERY is 1 second to 1 day, with its unit, such as 10m"),
+        ("PRUNE_EVERY", "often", "PRUNE_EVERY is 1 second to 1 day, with its unit, such as 10m"),
+        ("MAINSPRING_PER_HOST", "0", "MAINSPRING_PER_HOST is 1 to 10000, not '0'"),
+        ("MAINSPRING_PER_HOST", "ten", "MAINSPRING_PER_HOST is 1 to 10000, not 'ten'"),
+        ("MAINSPRING_RETRY_AFTER_CAP", "soon", "MAINSPRING_RETRY_AFTER_CAP"),
         ("BODY_LIMIT", "1MB", "BODY_LIMIT is a whole number, not '1MB'"),
         ("LEADER_ELECTION", "redis://r", "LEADER_ELECTION is true or false, not 'redis://r'"),
         ("LEADER_ELECTION", "1", "LEADER_ELECTION is true or false, not '1'"),
@@ -56,11 +65,11 @@ scheduler = Scheduler("sqlite:///app.db", workers=2, poll="7s", retention="9d")
     ],
 )
 def test_a_setting_that_is_wrong_says_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
 ) -> None:
     monkeypatch.setenv(name, text)
     with pytest.raises(InvalidInput, match=f"^{re.escape(words)}"):
-        ServiceSettings.read()
+        made_by_serve(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "elects"), [("false", False), ("True", True), (None, True)])
@@ -113,14 +122,6 @@ def serve_here(run: Run, started: list[Scheduler]) -> ServeHere:
 # `.env`
 
 
-def test_the_app_may_be_named_in_the_file(
-    serve_here: ServeHere, app: Path, started: list[Scheduler]
-) -> None:
-    (app / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
-    assert serve_here().code == 0
-    assert [one.url for one in started] == ["sqlite:///app.db"]
-
-
 def test_private_addresses_and_the_secret_key_may_be_in_the_file(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -135,43 +136,7 @@ def test_private_addresses_and_the_secret_key_may_be_in_the_file(
     assert not (tmp_path / "mainspring.db-secret.key").exists()
 
 
-def test_the_environment_comes_before_the_file(
-    serve_here: ServeHere, app: Path, started: list[Scheduler]
-) -> None:
-    (app / ".env").write_text(
-        "MAINSPRING_STORE=sqlite:///file.db\nMONGODB_URI=mongodb://nowhere/x\n"
-    )
-    answers = [
-        serve_here(),
-        serve_here(MAINSPRING_STORE="sqlite:///said.db"),
-        serve_here("--app", "app:scheduler"),
-    ]
-    assert [answer.code for answer in answers] == [0, 0, 0]
-    assert [one.url for one in started] == [
-        f"sqlite:///{name}.db" for name in ("file", "said", "app")
-    ]
-
-
-def test_a_file_that_is_no_text_is_told(serve_here: ServeHere, folder: Path) -> None:
-    (folder / ".env").write_bytes(b"PORT=\xff\xfe\n")
-    answer = serve_here()
-    assert answer.code == 2
-    assert f"{folder / '.env'} cannot be read" in answer.err
-
-
 # With an app
-
-
-def test_an_operator_chooses_over_the_apps_code(
-    serve_here: ServeHere, app: Path, started: list[Scheduler]
-) -> None:
-    answers = [
-        serve_here("--app", "app:scheduler"),
-        serve_here("--app", "app:scheduler", MAX_CONCURRENT_JOBS="3"),
-        serve_here("--app", "app:scheduler", "--workers", "4", MAX_CONCURRENT_JOBS="3"),
-    ]
-    assert [answer.code for answer in answers] == [0, 0, 0]
-    assert [one.workers for one in started] == [2, 3, 4]
 
 
 def test_what_an_operator_left_open_is_the_codes(
@@ -185,8 +150,9 @@ def test_what_an_operator_left_open_is_the_codes(
     assert (made.workers, made.poll, made.retention.days) == (2, timedelta(seconds=7), 9)
     monkeypatch.setenv("SCHEDULER_POLL_INTERVAL", "250")
     monkeypatch.setenv("RETENTION", "90d")
+    monkeypatch.setenv("MAX_CONCURRENT_JOBS", "3")
     made = make_scheduler(ServiceSettings.read(), where, [])
-    assert (made.workers, made.poll, made.retention.days) == (2, timedelta(milliseconds=250), 90)
+    assert (made.workers, made.poll, made.retention.days) == (3, timedelta(milliseconds=250), 90)
     del sys.modules["app"]  # by hand: monkeypatch would put it back for the tests that follow
 
 
@@ -215,25 +181,6 @@ def test_calls_and_history_are_limited_by_settings(
     assert told.retention == timedelta(hours=12)
     # They are of every process that calls webhooks, workers too.
     assert Scheduler("memory://").webhooks.settings.per_host == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("RETENTION", "30", "RETENTION is a span with its unit, such as 12h or 30d, not '30'"),
-        ("PRUNE_EVERY", "2d", "PRUNE_EVERY is 1 second to 1 day, with its unit, such as 10m"),
-        ("PRUNE_EVERY", "often", "PRUNE_EVERY is 1 second to 1 day, with its unit, such as 10m"),
-        ("MAINSPRING_PER_HOST", "0", "MAINSPRING_PER_HOST is 1 to 10000, not '0'"),
-        ("MAINSPRING_PER_HOST", "ten", "MAINSPRING_PER_HOST is 1 to 10000, not 'ten'"),
-        ("MAINSPRING_RETRY_AFTER_CAP", "soon", "MAINSPRING_RETRY_AFTER_CAP"),
-    ],
-)
-def test_a_wrong_limit_is_told_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(InvalidInput, match=re.escape(told)):
-        made_by_serve(tmp_path)
 
 
 # The first key

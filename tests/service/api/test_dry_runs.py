@@ -104,26 +104,6 @@ async def test_a_dry_run_of_a_trigger_refuses_what_would_be_refused(api: Api, pa
     assert shown == await refused(api, "POST", "/api/v1/jobs/mine/trigger", 422, **sent)
 
 
-async def test_a_dry_run_of_a_trigger_shows_a_good_payload(api: Api) -> None:
-    await created(api, id="mine")
-    body = {"payload": {"job": "{{jobId}}"}}
-    shown = await api.ok("POST", "/api/v1/jobs/mine/trigger?dryRun=true", json=body)
-    assert shown["body"] == '{"job":"mine"}'
-    assert (await api.scheduler.list_runs(job="mine")).items == []
-
-
-async def test_a_dry_run_of_a_good_job_keeps_nothing(api: Api) -> None:
-    heard: list[Any] = []
-    api.scheduler.on("job.created", heard.append)
-    body = {**PLAIN, "name": "Free"}
-    shown = await api.ok("POST", "/api/v1/jobs?dryRun=true", json=body)
-    assert shown["headers"]["webhook-signature"].startswith("v1,")
-    assert (await api.get("/api/v1/jobs/free")).status_code == 404
-    assert heard == []
-    made = await api.ok("POST", "/api/v1/jobs", json=body)
-    assert shown["nextRunAt"] == made["nextRunAt"]
-
-
 @pytest.mark.parametrize("name", ["dryrun", "dry_run", "dry-run", "DryRun", "DRY_RUN", "dry"])
 async def test_a_dry_run_in_another_spelling_does_nothing(api: Api, name: str) -> None:
     await created(api, id="mine")

@@ -26,7 +26,8 @@ from mainspring.testing import FakeClock, FaultyStore
 from tests.support.engine import SwitchableFaults
 from tests.support.event_client import EventClient
 from tests.support.raw_connection import connected, read_to
-from tests.support.service import LONG, Api, Make, Serve, ServiceProcess, sample_scheduler
+from tests.support.service import LONG, WEBHOOK, Api, Make, Serve, ServiceProcess, sample_scheduler
+from tests.support.service_calls import refused
 
 
 def told(client: EventClient) -> int:
@@ -127,6 +128,22 @@ async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None
         await asyncio.sleep(0)
     told = [one["body"].partition(b"\n")[0] for one in client.messages[2:]]
     assert told == [b"event: run.enqueued", b"event: job.created"]
+    client.gone.set()
+    await client.task
+
+
+async def test_events_can_be_chosen_and_hold_no_secret(api: Api) -> None:
+    wrong = await refused(api, "GET", "/api/v1/events?event=run.nonsense", 422)
+    assert "run.failed" in wrong["detail"]
+    client = EventClient(api, "event=job.*&job=mine")
+    await client.begun()
+    for name in ("other", "mine"):
+        await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, "id": name})
+    while len(client.messages) < 3:
+        await asyncio.sleep(0)
+    assert client.messages[2]["body"].startswith(b"event: job.created")
+    assert b'"jobId":"mine"' in client.messages[2]["body"].replace(b": ", b":")
+    assert b"YOUR_TOKEN" not in client.messages[2]["body"]
     client.gone.set()
     await client.task
 

@@ -65,7 +65,9 @@ async def test_lists_of_runs(working: Api) -> None:
 
 async def test_cancel_and_retry(working: Api) -> None:
     api = working
-    run = (await api.ok("POST", "/api/v1/jobs/forever/trigger"))["id"]
+    triggered = await api.post("/api/v1/jobs/forever/trigger")
+    run = triggered.json()["id"]
+    assert triggered.headers["location"] == f"/api/v1/runs/{run}"
 
     async def running() -> bool:
         return bool((await api.ok("GET", f"/api/v1/runs/{run}"))["state"] == "running")
@@ -74,7 +76,7 @@ async def test_cancel_and_retry(working: Api) -> None:
     await api.ok("POST", f"/api/v1/runs/{run}/cancel")
     assert (await api.scheduler.wait(run, 10)).state == "cancelled"
     document = await refused(api, "POST", f"/api/v1/runs/{run}/cancel", 409)
-    assert "cancelled" in document["detail"]
+    assert (document["code"], "cancelled" in document["detail"]) == ("invalid_state", True)
     await api.ok("POST", f"/api/v1/runs/{run}/retry")
     await until(running)
     await refused(api, "POST", f"/api/v1/runs/{run}/retry", 409)
@@ -82,7 +84,7 @@ async def test_cancel_and_retry(working: Api) -> None:
     await api.ok("POST", f"/api/v1/runs/{run}/cancel")
     await api.scheduler.wait(run, 10)
     await api.ok("DELETE", f"/api/v1/runs/{run}")
-    await refused(api, "GET", f"/api/v1/runs/{run}", 404)
+    assert (await refused(api, "GET", f"/api/v1/runs/{run}", 404))["code"] == "run_not_found"
 
 
 @pytest.mark.parametrize("taken", [False, True])

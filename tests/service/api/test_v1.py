@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from mainspring.errors import InvalidInput
-from tests.support.service import WEBHOOK, Api, Make, until
+from tests.support.service import WEBHOOK, Api, Make
 from tests.support.service_calls import refused
 
 JOB = {**WEBHOOK, "id": "mine"}
@@ -64,11 +64,6 @@ async def test_jobs_are_listed_by_queue_and_in_another_order(api: Api) -> None:
     bulk = {"action": "pause", "match": {"queue": "q", "search": "job1"}}
     done = await api.ok("POST", "/api/v1/jobs/bulk", json=bulk)
     assert [one["id"] for one in done["items"]] == ["job1"]
-    for _ in range(3):
-        await api.ok("POST", "/api/v1/jobs/job0/trigger")
-    first = await api.ok("GET", "/api/v1/runs", params={"limit": 2})
-    rest = await api.ok("GET", "/api/v1/runs", params={"limit": 2, "cursor": first["nextCursor"]})
-    assert len({run["id"] for run in first["items"] + rest["items"]}) == 3
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/runs"])
@@ -77,42 +72,6 @@ async def test_a_limit_that_is_too_large_is_refused(api: Api, path: str, limit: 
     problem = await refused(api, "GET", f"/api/v1{path}", 422, params={"limit": limit})
     assert problem["code"] == "invalid_input"
     assert problem["errors"][0]["field"] == "limit"
-
-
-async def test_runs_with_their_attempts(working: Api) -> None:
-    triggered = await working.post("/api/v1/jobs/greet/trigger", json={"payload": {"name": "Ada"}})
-    assert triggered.status_code == 202
-    path = triggered.headers["location"]
-    assert path == f"/api/v1/runs/{triggered.json()['id']}"
-
-    async def ended() -> Any:
-        run = await working.ok("GET", path)
-        return run if run["state"] == "succeeded" else None
-
-    run = await until(ended)
-    assert (run["result"], run["attempts"][0]["outcome"]) == ("hello Ada", "succeeded")
-    conflict = await refused(working, "POST", f"/api/v1/runs/{run['id']}/cancel", 409)
-    assert conflict["code"] == "invalid_state"
-    assert (await working.delete(path)).status_code == 204
-    assert (await refused(working, "GET", f"/api/v1/runs/{run['id']}", 404))[
-        "code"
-    ] == "run_not_found"
-
-
-async def test_many_at_once_tell_of_each(api: Api) -> None:
-    jobs = [{**JOB, "id": "good"}, {**JOB, "id": "good"}, {"schedule": "@hourly"}]
-    body = {"action": "create", "jobs": jobs}
-    result = await api.ok("POST", "/api/v1/jobs/bulk", json=body)
-    assert (result["matched"], result["succeeded"], result["failed"]) == (3, 1, 2)
-    codes = {one.get("problem", {}).get("code") for one in result["items"]}
-    assert codes == {None, "job_exists", "invalid_input"}
-    ids = ["good", "nobody", "report"]
-    result = await api.ok("POST", "/api/v1/jobs/bulk", json={"action": "delete", "ids": ids})
-    assert [one["succeeded"] for one in result["items"]] == [True, False, False]
-    assert [one["problem"]["code"] for one in result["items"][1:]] == [
-        "job_not_found",
-        "job_owned_by_code",
-    ]
 
 
 async def test_problems_have_codes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from mainspring.engine import backfill as engine
 from mainspring.service.compat import JobDocument
 from mainspring.service.schemas.documents import Document, describe_documents
 from mainspring.service.schemas.health import Health
-from mainspring.service.schemas.job import Job, JobBody, JobBulkItem
+from mainspring.service.schemas.job import Job, JobBulkItem
 from mainspring.service.schemas.json_format import to_builtins
 from mainspring.service.schemas.run import Attempt, Backfill, Run
 from tests.support.service import WEBHOOK, Api
@@ -68,14 +68,6 @@ def test_a_field_that_is_always_sent_is_required_and_no_other_is_allowed() -> No
         *("successCodes", "retryOn", "signingSecret"),
     }
     assert "default" not in schema["properties"]["_id"]
-
-
-def test_the_string_under_a_field_describes_it_in_responses_and_requests() -> None:
-    words = "How often a failed run is tried again. 0: never."
-    sent = describe_documents([Job])["Job"]["properties"]["retryAttempts"]
-    assert (sent["description"], sent["examples"]) == (words, [3])
-    taken = JobBody.model_json_schema()["properties"]["retryAttempts"]
-    assert (taken["description"], taken["examples"]) == (words, [3])
 
 
 def test_ids_of_runs_are_not_written_in_camel_case() -> None:

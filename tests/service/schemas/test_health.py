@@ -48,11 +48,9 @@ async def test_a_window_that_cannot_be_used_is_refused(make: Make) -> None:
     for window in ("9d", "1m", "soon"):
         told = await refused(api, "GET", f"/api/v1/jobs/flaky/metrics?window={window}", 422)
         assert "window" in told["detail"]
-        answer = await api.get(f"/api/v1/jobs/flaky/metrics?window={window}")
-        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "window")
+        assert told["errors"][0]["field"] == "window"
     for what in ("metrics", "health"):
         await refused(api, "GET", f"/api/v1/jobs/nowhere/{what}", 404)
-        assert (await api.get(f"/api/v1/jobs/nowhere/{what}")).status_code == 404
 
 
 async def test_the_counters_of_jobs_are_prometheus_series(make: Make) -> None:

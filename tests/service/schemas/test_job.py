@@ -377,9 +377,3 @@ async def test_metadata_whose_name_is_no_text_stay_as_they_are(api: Api, name: A
     edited = {**read, "metadata": {**read["metadata"], "team": "ops"}}
     await api.ok("PATCH", "/api/v1/jobs/mine", json=edited)
     assert (await api.scheduler.get_job("mine")).metadata == {"name": name, "team": "ops"}
-
-
-async def test_a_name_is_refused_inside_of_metadata(api: Api) -> None:
-    for body in ({"metadata": {"name": "x"}}, {"name": "x", "metadata": {"name": {"en": "x"}}}):
-        found = await refused(api, "POST", "/api/v1/jobs", 422, json={**WEBHOOK, **body})
-        assert [one["field"] for one in found["errors"]] == ["metadata"]

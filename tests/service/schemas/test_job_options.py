@@ -8,9 +8,8 @@ import pytest
 
 from mainspring.core import schedules
 from mainspring.core.options import JobOptions, option_names
-from mainspring.errors import InvalidInput
 from mainspring.service.schemas.job import OPTION_OF, Job, JobBody, JobFields
-from mainspring.service.schemas.job_options import job_options, library_faults
+from mainspring.service.schemas.job_options import job_options
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import definition
 from tests.support.service import WEBHOOK as SENT
@@ -42,17 +41,6 @@ def test_fields_become_options_of_the_library(
 ) -> None:
     options = job_options(JobBody.model_validate({**SENT, **sent}), ServiceSettings.read(), {})
     assert options[option] == value
-
-
-def test_errors_of_the_library_are_reported_under_the_names_that_were_sent() -> None:
-    body = JobBody.model_validate({**SENT, "schedule": None, "every": "5m"})
-    first = InvalidInput("a", field="webhook.url")
-    first.others = tuple(
-        InvalidInput("b", field=field)
-        for field in ("schedule", "tags.1", "backoff.cap", "webhook.success", "retries")
-    )
-    names = [fault.field for fault in library_faults(first, body)]
-    assert names == ["endpoint", "every", "tags.1", "backoff.cap", "successCodes", "retryAttempts"]
 
 
 async def test_a_new_job_is_defined_and_its_schedule_parsed_once(
