@@ -17,7 +17,6 @@ from mainspring.core.model import Note, State, replace
 from mainspring.errors import CopyRefused
 from mainspring.stores import open_store
 from mainspring.stores.copy import PAGE, copy
-from mainspring.stores.memory import MemoryStore
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import Claim, JobQuery, NoteQuery, RunQuery, Store
 from mainspring.stores.sqlite import SqliteStore
@@ -25,7 +24,6 @@ from mainspring.testing import FaultyStore, RandomFaults
 from mainspring.testing.store_calls import claim_runs, drop_note, get_runs, put_job, put_note
 from tests.support.engine import EventRecorder
 from tests.support.filled_store import everything, fill, made, opened
-from tests.support.servers.mongodb import with_database
 
 Make = Callable[[str], Store]
 
@@ -34,20 +32,15 @@ class Interrupted(Exception):
     pass
 
 
-def in_memory(name: str) -> Store:
-    return MemoryStore()
-
-
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Make:
     return lambda name: SqliteStore(tmp_path / f"{name}.db")
 
 
 @pytest.fixture
-def on_mongo(replica_set_url: str, database_name: str) -> Make:
-    url = with_database(replica_set_url, database_name)
-    sign = "&" if "?" in url else "?"
-    return lambda name: MongoStore(f"{url}{sign}mainspringPrefix={name}_")
+def on_mongo(database_url: str) -> Make:
+    sign = "&" if "?" in database_url else "?"
+    return lambda name: MongoStore(f"{database_url}{sign}mainspringPrefix={name}_")
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs, get_runs
+from tests.support.records import a_run
 
 
 def make(clock: FakeClock | VirtualClock, run_id: str, **fields: Any) -> Run:
-    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
-    return Run(**{"id": run_id, "job_id": "j", "handler": "h", **times, **fields})
+    return a_run(clock.now(), run_id, handler="h", **fields)
 
 
 async def test_values_changed_by_the_caller_do_not_change_the_store() -> None:

@@ -21,15 +21,14 @@ from mainspring.stores.protocol import Claimed
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, put_job
 from tests.support.mongodb.store import CLAIM, opened, some_runs
-from tests.support.servers.mongodb import with_database
 
 
 async def test_a_run_that_falls_due_while_a_claim_searches_is_next_due(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the claim neither took nor named it, the worker would sleep until its next poll."""
     clock = FakeClock()
-    store = MongoStore(with_database(replica_set_url, database_name), clock)
+    store = MongoStore(database_url, clock)
     await store.open()
     soon = clock.now() + timedelta(seconds=1)
     times: Any = {"created_at": clock.now(), "scheduled_at": soon, "run_at": soon}
@@ -47,10 +46,8 @@ async def test_a_run_that_falls_due_while_a_claim_searches_is_next_due(
     await store.close()
 
 
-async def test_a_cancelled_claim_gives_its_runs_back(
-    replica_set_url: str, database_name: str
-) -> None:
-    async with opened(with_database(replica_set_url, database_name)) as store:
+async def test_a_cancelled_claim_gives_its_runs_back(database_url: str) -> None:
+    async with opened(database_url) as store:
         await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
         done: list[Run] = []  # by a claim that was answered before it could be cancelled
         for delay in (0, 0.001, 0.003, 0.006, 0.01, 0.02):
@@ -68,7 +65,7 @@ async def test_a_cancelled_claim_gives_its_runs_back(
 
 @pytest.mark.parametrize("locks", [True, False])
 async def test_a_limit_that_is_only_counted_would_be_passed(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch, locks: bool
+    database_url: str, monkeypatch: pytest.MonkeyPatch, locks: bool
 ) -> None:
     """Two clients count at the same moment; if neither wrote the limit's document, both would
     claim."""
@@ -87,8 +84,7 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
 
     async def nothing(*_: Any) -> None: ...
 
-    url = with_database(replica_set_url, database_name)
-    async with opened(url) as one, opened(url) as two:
+    async with opened(database_url) as one, opened(database_url) as two:
         now = await one.now()
         policy = Policy(concurrency=1)
         job = Job(id="job", handler="work", created_at=now, updated_at=now, policy=policy)
@@ -106,11 +102,10 @@ async def test_a_limit_that_is_only_counted_would_be_passed(
 
 
 async def test_a_claim_that_others_cut_short_is_soon_made_again(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody tells of what was there before: a worker would sleep beside it until its poll."""
-    url = with_database(replica_set_url, database_name)
-    async with opened(url) as one, opened(url) as two:
+    async with opened(database_url) as one, opened(database_url) as two:
         await one.add(await some_runs(one, *(f"r{n}" for n in range(10))))
         while await one.wait(0.2):
             pass
@@ -129,7 +124,7 @@ async def test_a_claim_that_others_cut_short_is_soon_made_again(
 
 
 async def test_runs_of_a_claim_under_way_are_not_claimed_again(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even its own worker's, whose next claim looks for those that went astray."""
     sent, go = asyncio.Event(), asyncio.Event()
@@ -142,7 +137,7 @@ async def test_runs_of_a_claim_under_way_are_not_claimed_again(
             await go.wait()
         return matched
 
-    async with opened(with_database(replica_set_url, database_name)) as store:
+    async with opened(database_url) as store:
         await store.add(await some_runs(store, *(f"r{n}" for n in range(50))))
         monkeypatch.setattr(claim, "_send", held_up)
         first = asyncio.create_task(claim_runs(store, CLAIM))

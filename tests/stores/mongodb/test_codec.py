@@ -9,13 +9,10 @@ import pytest
 from mainspring.errors import InvalidInput, StoreError
 from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.mongodb.store import CLAIM, opened, some_runs
-from tests.support.servers.mongodb import with_database
 
 
-async def test_text_is_never_taken_for_an_operator(
-    replica_set_url: str, database_name: str
-) -> None:
-    async with opened(with_database(replica_set_url, database_name)) as store:
+async def test_text_is_never_taken_for_an_operator(database_url: str) -> None:
+    async with opened(database_url) as store:
         odd: list[Any] = [{"$ne": None}, {"$gt": 0}]
         await store.add(await some_runs(store, "a", payload={"$where": "1", "a.b": {"$gt": ""}}))
         [held] = await claim_runs(store, CLAIM)
@@ -26,9 +23,7 @@ async def test_text_is_never_taken_for_an_operator(
                 await get_runs(store, [wrong])
 
 
-async def test_an_id_that_is_no_unicode_is_refused(
-    replica_set_url: str, database_name: str
-) -> None:
-    async with opened(with_database(replica_set_url, database_name)) as store:
+async def test_an_id_that_is_no_unicode_is_refused(database_url: str) -> None:
+    async with opened(database_url) as store:
         with pytest.raises(InvalidInput, match="cannot keep"):
             await store.add(await some_runs(store, "caf\udce9"))

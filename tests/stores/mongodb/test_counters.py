@@ -10,31 +10,23 @@ import pytest
 from pymongo import MongoClient
 
 from mainspring.core import transitions
-from mainspring.core.model import Job, Run, State, slot_run_id
-from mainspring.core.policy import Overlap
+from mainspring.core.model import Job, State, slot_run_id
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, commit, jobs
-from mainspring.stores.protocol import Claim, Firing, JobQuery
+from mainspring.stores.protocol import JobQuery
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.servers.mongodb import with_database
+from tests.support.mongodb.store import CLAIM, opened, some_runs
+from tests.support.records import a_firing, a_run
 from tests.support.servers.server import Document
 
-CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=10, lease=timedelta(seconds=30))
 BOTH = frozenset({"job", WHOLE_STORE})
 
 
 @pytest.fixture
-async def store(replica_set_url: str, database_name: str) -> AsyncIterator[MongoStore]:
-    store = MongoStore(with_database(replica_set_url, database_name))
-    await store.open()
-    yield store
-    await store.close()
-
-
-async def a_run(store: MongoStore, run_id: str, **fields: Any) -> Run:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
-    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+async def store(database_url: str) -> AsyncIterator[MongoStore]:
+    async with opened(database_url) as store:
+        yield store
 
 
 async def ended(store: MongoStore) -> dict[State, int]:
@@ -50,7 +42,7 @@ async def fails(*_: Any) -> Any:
 async def test_ends_are_counted_though_a_later_part_of_the_commit_fails(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await store.add([await a_run(store, name) for name in ("a", "b", "c")])
+    await store.add(await some_runs(store, "a", "b", "c"))
     held = {run.id: run for run in await claim_runs(store, CLAIM)}
     now = await store.now()
     await store.commit([transitions.failed(held["c"], now, transitions.Failure("x"))])
@@ -75,15 +67,11 @@ async def test_ends_are_counted_though_a_later_firing_fails(
     [job] = (await store.jobs(JobQuery())).items
     slots = [at + timedelta(microseconds=n) for n in range(3)]
     firings = [
-        Firing(
-            job_id="job",
+        a_firing(
+            job,
+            a_run(slot, slot_run_id("job", slot), state=State.SKIPPED, finished_at=slot),
             version=job.version + n,
-            runs=(
-                await a_run(store, slot_run_id("job", slot), state=State.SKIPPED, finished_at=slot),
-            ),
-            overlap=Overlap.ALLOW,
             next_run_at=slots[n + 1],
-            last_run_at=slot,
             valid_until=at + timedelta(seconds=60),
         )
         for n, slot in enumerate(slots[:2])
@@ -114,7 +102,7 @@ async def test_a_counter_that_cannot_be_read_hides_no_other(
 ) -> None:
     """A state that only a later version knows is left out, and its count is kept."""
     for name in ("a", "b"):
-        await store.add([await a_run(store, name)])
+        await store.add(await some_runs(store, name))
         [run] = await claim_runs(store, CLAIM)
         await store.commit([transitions.failed(run, await store.now(), transitions.Failure("x"))])
         with MongoClient[Document](replica_set_url) as client:

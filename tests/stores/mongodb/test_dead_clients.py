@@ -17,15 +17,16 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import AutoReconnect, NetworkTimeout
 
 from mainspring.core import transitions
-from mainspring.core.model import Job, Run, Source, State, replace, slot_run_id
-from mainspring.core.policy import Overlap, Policy
+from mainspring.core.model import Job, Source, State, replace, slot_run_id
+from mainspring.core.policy import Policy
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, database, schema
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.transaction import in_transaction
-from mainspring.stores.protocol import Claim, Firing, JobQuery, RunQuery
+from mainspring.stores.protocol import Claim, JobQuery, RunQuery
 from mainspring.testing.store_calls import claim_runs, put_job
 from tests.support.mongodb.store import opened
+from tests.support.records import a_firing, a_run
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
@@ -45,11 +46,6 @@ def url(request: pytest.FixtureRequest, database_name: str) -> str:
     return with_database(url, database_name)
 
 
-async def run(store: MongoStore, run_id: str, job_id: str, **fields: Any) -> Run:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
-    return Run(**{"id": run_id, "job_id": job_id, "handler": "work", **times, **fields})
-
-
 async def prepare(store: MongoStore) -> None:
     """A job that is due, and a job of which one run may be running, with two pending runs."""
     now = await store.now()
@@ -57,7 +53,7 @@ async def prepare(store: MongoStore) -> None:
     assert await put_job(store, job)
     limited = replace(job, id="limited", next_run_at=None, policy=Policy.make(concurrency=1))
     assert await put_job(store, limited)
-    await store.add([await run(store, f"limited-{n}", "limited") for n in range(2)])
+    await store.add([a_run(now, f"limited-{n}", job_id="limited") for n in range(2)])
 
 
 async def due_job(store: MongoStore) -> Job:
@@ -67,22 +63,16 @@ async def due_job(store: MongoStore) -> Job:
 
 async def add(store: MongoStore, name: str) -> bool:
     """Add a run with the key that all clients use; whether it was added."""
-    [added] = await store.add([await run(store, name, "keyed", handler="other", dedupe_key="k")])
+    run = a_run(await store.now(), name, job_id="keyed", handler="other", dedupe_key="k")
+    [added] = await store.add([run])
     return not added.duplicate
 
 
 async def fire(store: MongoStore, name: str) -> bool:
     job = await due_job(store)
     at = job.created_at
-    slot = await run(store, slot_run_id("due", at), "due", handler="other", source=Source.SCHEDULE)
-    firing = Firing(
-        job_id="due",
-        version=job.version,
-        runs=(slot,),
-        overlap=Overlap.ALLOW,
-        next_run_at=at + timedelta(hours=1),
-        last_run_at=at,
-    )
+    slot = a_run(at, slot_run_id("due", at), job_id="due", handler="other", source=Source.SCHEDULE)
+    firing = a_firing(job, slot)
     [fired] = await store.fire([firing])
     return fired.done
 

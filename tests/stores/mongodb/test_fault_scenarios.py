@@ -67,26 +67,20 @@ def _one_servers_word(send: Callable[..., Awaitable[int]]) -> Callable[..., Awai
     return sent
 
 
-async def test_killed_leaders_lose_and_repeat_no_slot(
-    tmp_path: Path, replica_set_url: str, database_name: str
-) -> None:
-    url = with_database(replica_set_url, database_name)
-    assert await orphaned_slots(tmp_path, url, kills=2) > 5
+async def test_killed_leaders_lose_and_repeat_no_slot(tmp_path: Path, database_url: str) -> None:
+    assert await orphaned_slots(tmp_path, database_url, kills=2) > 5
 
 
 @pytest.mark.thorough
-async def test_workers_with_wrong_clocks(
-    tmp_path: Path, replica_set_url: str, database_name: str
-) -> None:
-    assert await skewed(tmp_path, with_database(replica_set_url, database_name)) == []
+async def test_workers_with_wrong_clocks(tmp_path: Path, database_url: str) -> None:
+    assert await skewed(tmp_path, database_url) == []
 
 
 @pytest.mark.thorough
 async def test_a_store_that_trusts_the_workers_clocks_would_be_noticed(
-    tmp_path: Path, replica_set_url: str, database_name: str
+    tmp_path: Path, database_url: str
 ) -> None:
-    url = with_database(replica_set_url, database_name)
-    assert await skewed(tmp_path, url, planted="own-clock")
+    assert await skewed(tmp_path, database_url, planted="own-clock")
 
 
 @pytest.mark.thorough

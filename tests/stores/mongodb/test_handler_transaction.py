@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -105,39 +105,6 @@ async def test_a_plain_client_can_be_given_to_the_store(url: str) -> None:
         assert effects(url) == ["plain"]
 
 
-async def test_async_and_plain_handlers(url: str) -> None:
-    scheduler = Scheduler(url)
-
-    @scheduler.job(delivery="effect_once")
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            await write(session, "async")
-            ctx.result = 1
-
-    @scheduler.job(delivery="effect_once", isolation="thread")
-    async def send_in_a_thread(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            await write(session, "async in a thread")
-            ctx.result = 2
-
-    @scheduler.job(delivery="effect_once")
-    def plain(ctx: RunContext) -> None:
-        with ctx.transaction() as session:
-            database = session.client.get_default_database()
-            database.effects.insert_one({"name": "plain"}, session=session)
-            ctx.result = 3
-
-    recorder = EventRecorder(scheduler)
-    async with scheduler:
-        runs = [await job.enqueue() for job in (send, send_in_a_thread, plain)]
-        ended = [await done(scheduler, run) for run in runs]
-        await recorder.until("run.succeeded", 3)
-    assert [(run.state, run.result) for run in ended] == [(State.SUCCEEDED, n) for n in (1, 2, 3)]
-    assert effects(url) == ["async", "async in a thread", "plain"]
-    assert len(recorder.of("run.succeeded")) == 3
-    assert "ownership.lost" not in recorder.names
-
-
 async def test_those_who_write_the_same_document_all_come_through(url: str) -> None:
     """MongoDB aborts the second at once: it is tried again, and no retry is used up."""
     scheduler = Scheduler(url, workers=8)
@@ -175,26 +142,6 @@ async def test_a_block_longer_than_a_renewal_is_not_disturbed_by_it(url: str) ->
     async with scheduler:
         run = await done(scheduler, await send.enqueue())
     assert (run.state, run.attempt, effects(url)) == (State.SUCCEEDED, 1, ["sent"])
-
-
-async def test_a_cancel_in_the_block_undoes_it(url: str) -> None:
-    scheduler = Scheduler(url)
-    inside, go = asyncio.Event(), asyncio.Event()
-
-    @scheduler.job(delivery="effect_once", retries=3)
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            await write(session, "sent")
-            inside.set()
-            with suppress(asyncio.CancelledError):  # it goes on, and may not complete
-                await go.wait()
-
-    async with scheduler:
-        run = await send.enqueue()
-        await inside.wait()
-        assert await scheduler.cancel(run.id)
-        ended = await done(scheduler, run)
-    assert (ended.state, effects(url)) == (State.CANCELLED, [])
 
 
 async def test_a_run_that_was_taken_over_in_the_middle(url: str) -> None:
@@ -268,14 +215,11 @@ async def test_a_commit_whose_answer_was_lost_is_found(
     assert len(recorder.of("run.succeeded")) == 1
 
 
-def test_the_page_runs_as_it_stands(
-    replica_set_url: str, database_name: str, tmp_path: Path
-) -> None:
+def test_the_page_runs_as_it_stands(database_url: str, tmp_path: Path) -> None:
     [block] = [one.text for one in blocks(PAGE) if one.kind == "mongodb"]
-    url = with_database(replica_set_url, database_name)
     assert block.count("mongodb://db1,db2,db3/shop?replicaSet=rs") == 1
     script = tmp_path / "page.py"
-    script.write_text(block.replace("mongodb://db1,db2,db3/shop?replicaSet=rs", url))
+    script.write_text(block.replace("mongodb://db1,db2,db3/shop?replicaSet=rs", database_url))
     done = subprocess.run(
         [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True
     )
@@ -345,9 +289,10 @@ async def test_a_worker_killed_in_its_transaction_holds_up_no_rescue(url: str) -
 @pytest.mark.thorough
 @pytest.mark.timeout(300)  # several kills, each followed by a lapse
 async def test_a_handler_killed_anywhere_leaves_one_effect(
-    replica_set_url: str, database_name: str, tmp_path: Path
+    database_url: str, tmp_path: Path
 ) -> None:
     """In short; `make chaos` does it at length, on a cluster too."""
-    url = with_database(replica_set_url, database_name)
-    tally = await effect_test(tmp_path, url=url, runs=240, kills=10, stops=0, seed=1, timeout=240)
+    tally = await effect_test(
+        tmp_path, url=database_url, runs=240, kills=10, stops=0, seed=1, timeout=240
+    )
     assert tally.again > 0, "no kill met a handler: it shows nothing"

@@ -8,14 +8,13 @@ from typing import Any
 from pymongo import MongoClient
 
 from mainspring import Event, Scheduler
-from tests.support.servers.mongodb import with_database
 
 
 async def test_a_firing_that_mongodb_refuses_harms_no_other_job(
-    replica_set_url: str, database_name: str
+    replica_set_url: str, database_name: str, database_url: str
 ) -> None:
     """As a document over 16 MiB would be: here a rule of the collection refuses one job's runs."""
-    scheduler = Scheduler(with_database(replica_set_url, database_name))
+    scheduler = Scheduler(database_url)
     refused, ticked = asyncio.Event(), asyncio.Event()
     told: list[str | None] = []
 

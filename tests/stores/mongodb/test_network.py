@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import bson
 import pytest
 
 from mainspring import Event, RunContext, Scheduler, State
@@ -75,40 +74,6 @@ async def _answers(scheduler: Scheduler, expected: bool) -> None:
                 answers = True
             except StoreUnavailable:
                 answers = False
-
-
-# Servers that are too old
-
-
-async def test_a_server_too_old_for_the_driver_is_named() -> None:
-    """Such a server is not to be had any more; what it says of itself is."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = await reader.readexactly(16)
-                size, number = (int.from_bytes(head[at : at + 4], "little") for at in (0, 4))
-                code = int.from_bytes(head[12:16], "little")
-                await reader.readexactly(size - 16)
-                hello = {"ok": 1, "ismaster": True, "minWireVersion": 0, "maxWireVersion": 6}
-                said = bson.encode({**hello, "maxBsonObjectSize": 16 << 20})
-                if code == 2013:
-                    reply, body = 2013, bytes(5) + said
-                else:
-                    reply, body = 1, bytes(16) + (1).to_bytes(4, "little") + said
-                whole = [16 + len(body), 1, number, reply]
-                writer.write(b"".join(n.to_bytes(4, "little") for n in whole) + body)
-        except asyncio.IncompleteReadError:
-            writer.close()
-
-    old = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = old.sockets[0].getsockname()[1]
-    with pytest.raises(
-        StoreError, match=r"MongoDB server is too old .* needs 7\.0 or later"
-    ) as told:
-        await MongoStore(f"mongodb://127.0.0.1:{port}/jobs").open()
-    assert not isinstance(told.value, StoreUnavailable)
-    old.close()
 
 
 # TLS

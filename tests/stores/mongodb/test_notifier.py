@@ -79,7 +79,7 @@ async def test_hints_that_runs_have_ended_are_passed_on_less_often(
 
 
 async def test_store_closes_although_the_driver_turns_a_cancellation_into_an_error(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swallowed = 0
 
@@ -93,7 +93,7 @@ async def test_store_closes_although_the_driver_turns_a_cancellation_into_an_err
 
     monkeypatch.setattr(Notifier, "_follow_once", swallow_cancellation)
     before = asyncio.all_tasks()
-    async with asyncio.timeout(30), opened(with_database(replica_set_url, database_name)) as store:
+    async with asyncio.timeout(30), opened(database_url) as store:
         assert not await store.wait(0.05)
     assert swallowed > 0
     with pytest.raises(StoreError, match="the store is closed"):

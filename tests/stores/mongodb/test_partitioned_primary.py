@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -23,14 +22,14 @@ from mainspring.stores.mongodb import MongoStore, transaction
 from mainspring.stores.mongodb.codec import LIVE_STATES
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
-from mainspring.stores.protocol import Claim, JobQuery, RunQuery
+from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing.store_calls import add_jobs, claim_runs, drop_job, put_job
 from tests.support.engine import LONG
+from tests.support.mongodb.store import CLAIM
+from tests.support.records import a_run
 from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database
 
 pytestmark = pytest.mark.thorough
-
-CLAIM = Claim(worker="w", handlers=frozenset({"work"}), limit=100, lease=timedelta(seconds=60))
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +72,13 @@ def away_from_home(cluster: ShardedCluster, database: str) -> list[ReplicaSet]:
     return [shard for shard in cluster.shards if shard.name != known["primary"]]
 
 
-def run(now: datetime, run_id: str, **fields: Any) -> Run:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-    return Run(id=run_id, job_id="job", handler="work", **{**times, **fields})
-
-
 async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
     cluster: ShardedCluster, store: MongoStore
 ) -> None:
     """What the other shard gave is given at once or with the rest; no run waits for a lapse."""
     now = await store.now()
     ids = {f"r{n:02}" for n in range(40)}
-    await store.add([run(now, run_id) for run_id in ids])
+    await store.add([a_run(now, run_id) for run_id in ids])
     held: list[Run] = []
     with cut_off(away_from_home(cluster, store.mongo_url.database)):
         for _ in range(2):
@@ -110,8 +104,8 @@ async def test_a_duplicate_of_what_may_be_rolled_back_is_not_acknowledged(
         monkeypatch.setattr(transaction, "_commit", cut_here)
         for n in range(4):
             with pytest.raises(StoreUnavailable):
-                await store.add([run(now, f"r{n}", dedupe_key="welcome")])
-    [added] = await store.add([run(now, "again", dedupe_key="welcome")])
+                await store.add([a_run(now, f"r{n}", dedupe_key="welcome")])
+    [added] = await store.add([a_run(now, "again", dedupe_key="welcome")])
     assert [one.id for one in (await store.find(RunQuery())).items] == [added.run.id]
 
 
@@ -119,7 +113,7 @@ async def test_what_is_sent_again_is_acknowledged_when_a_majority_has_it(
     cluster: ShardedCluster, store: MongoStore
 ) -> None:
     now = await store.now()
-    known, new = run(now, "known", dedupe_key="k"), run(now, "new")
+    known, new = a_run(now, "known", dedupe_key="k"), a_run(now, "new")
     await store.add([known])
     with cut_off(cluster.shards):
         for batch in ([new], [known, new], [known, new]):
@@ -134,12 +128,12 @@ async def test_a_key_is_not_free_before_a_majority_has_its_holders_end(
 ) -> None:
     """The end may be rolled back: then it would run beside the one that took its key."""
     now = await store.now()
-    await store.add([run(now, f"r{n}", dedupe_key=f"k{n}") for n in range(40)])
+    await store.add([a_run(now, f"r{n}", dedupe_key=f"k{n}") for n in range(40)])
     held = await claim_runs(store, CLAIM)
 
     async def next_one(n: int) -> None:
         with suppress(StoreUnavailable):
-            await store.add([run(now, f"s{n}", dedupe_key=f"k{n}")])
+            await store.add([a_run(now, f"s{n}", dedupe_key=f"k{n}")])
 
     with cut_off(away_from_home(cluster, store.mongo_url.database)):
         with pytest.raises(StoreUnavailable):
@@ -166,8 +160,8 @@ async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
         return {one.id for one in runs} | upstream
 
     async def enqueue(n: int) -> None:
-        root = run(now, f"r{n}", dedupe_key=f"k{n}")
-        after = run(now, f"f{n}", state=State.WAITING, after=(root.id,))
+        root = a_run(now, f"r{n}", dedupe_key=f"k{n}")
+        after = a_run(now, f"f{n}", state=State.WAITING, after=(root.id,))
         with suppress(StoreUnavailable):
             await store.add([root, after])
 

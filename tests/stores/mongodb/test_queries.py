@@ -10,7 +10,6 @@ from mainspring.core.model import Job, replace
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.codec import job_document
 from mainspring.stores.protocol import JobQuery
-from tests.support.servers.mongodb import with_database
 
 JOBS = 10_000
 LIMIT = 20
@@ -18,10 +17,8 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("page", [1, JOBS // LIMIT], ids=["first", "last"])
-async def test_a_page_reads_its_own_jobs_alone(
-    replica_set_url: str, database_name: str, page: int
-) -> None:
-    store = MongoStore(with_database(replica_set_url, database_name))
+async def test_a_page_reads_its_own_jobs_alone(database_url: str, page: int) -> None:
+    store = MongoStore(database_url)
     await store.open()
     db = store._db
     ids = [f"job-{n:05}" for n in range(JOBS)]

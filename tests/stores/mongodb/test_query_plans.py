@@ -17,7 +17,7 @@ from pymongo import MongoClient
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace
-from mainspring.core.policy import Policy
+from mainspring.core.policy import Overlap, Policy
 from mainspring.core.transitions import Failure
 from mainspring.stores.mongodb import MongoStore, claim
 from mainspring.stores.mongodb.codec import LANE_PARTS
@@ -34,6 +34,7 @@ from mainspring.testing.store_calls import (
     put_note,
 )
 from tests.support.mongodb.query_plans import Plan, SentCommands
+from tests.support.records import a_firing, a_run
 from tests.support.servers.mongodb import with_database
 
 MANY = 2000
@@ -58,9 +59,7 @@ async def _fill(store: MongoStore) -> None:
     now = await store.now()
 
     def run(n: int, **fields: Any) -> Run:
-        times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-        given: dict[str, Any] = {"id": f"r{n:06}", "job_id": "job", "handler": "work", **times}
-        return Run(**{**given, **fields})
+        return a_run(now, f"r{n:06}", **fields)
 
     due = [run(n, priority=n % 10 if n < 100 else 5) for n in range(MANY)]
     later = now + timedelta(days=1)
@@ -181,10 +180,8 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
 
 async def some(store: MongoStore, name: str, count: int, **fields: Any) -> list[Run]:
     """Due runs of a job and a handler of their own."""
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
-    runs = [
-        Run(id=f"{name}{n:03}", job_id=name, handler=name, **times, **fields) for n in range(count)
-    ]
+    now = await store.now()
+    runs = [a_run(now, f"{name}{n:03}", job_id=name, handler=name, **fields) for n in range(count)]
     await store.add(runs)
     return runs
 
@@ -319,11 +316,9 @@ async def test_a_limit_counts_what_runs_and_no_more(
 async def test_followers_are_found_by_what_they_wait_for(
     store: MongoStore, sent: SentCommands
 ) -> None:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
+    now = await store.now()
     waiting = [
-        Run(
-            id=f"w{n}", job_id="w", handler="w", after=(f"u{n % 50}",), state=State.WAITING, **times
-        )
+        a_run(now, f"w{n}", handler="w", after=(f"u{n % 50}",), state=State.WAITING)
         for n in range(200)
     ]
     await store.add(waiting)
@@ -358,11 +353,8 @@ async def test_lapsed_leases_are_a_range(store: MongoStore, sent: SentCommands) 
 
 
 async def test_keys_are_looked_up_by_name(store: MongoStore, sent: SentCommands) -> None:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
-    keyed = [
-        Run(id=f"k{n}", job_id="keyed", handler="keyed", dedupe_key=f"key{n}", **times)
-        for n in range(5)
-    ]
+    now = await store.now()
+    keyed = [a_run(now, f"k{n}", handler="keyed", dedupe_key=f"key{n}") for n in range(5)]
     await store.add(keyed)
     again = await store.add([replace(run, id=f"again{run.id}") for run in keyed])
     assert all(one.duplicate for one in again)
@@ -377,24 +369,8 @@ async def test_firing_examines_only_runs_of_slots(store: MongoStore, sent: SentC
     now = await store.now()
     job = Job(id="slotted", handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await put_job(store, job)
-    slot = Run(
-        id="slot",
-        job_id="slotted",
-        handler="slotted",
-        source=Source.SCHEDULE,
-        created_at=now,
-        scheduled_at=now,
-        run_at=now,
-    )
-    policy = Policy.make(overlap="skip")
-    firing = Firing(
-        job_id="slotted",
-        version=job.next_version(),
-        runs=(slot,),
-        overlap=policy.overlap,
-        next_run_at=None,
-        last_run_at=now,
-    )
+    slot = a_run(now, "slot", job_id="slotted", handler="slotted", source=Source.SCHEDULE)
+    firing = a_firing(job, slot, version=job.next_version(), overlap=Overlap.SKIP)
     sent.commands.clear()
     [fired] = await store.fire([firing])
     assert [run.state for run in fired.runs] == [State.SKIPPED]
@@ -428,23 +404,8 @@ async def test_a_batch_of_slots_takes_the_same_few_commands_however_large_it_is(
     first = job.next_version()
 
     def slot(name: str, number: int) -> Firing:
-        run = Run(
-            id=f"{name}@{number}",
-            job_id=name,
-            handler="batched",
-            source=Source.SCHEDULE,
-            created_at=now,
-            scheduled_at=now,
-            run_at=now,
-        )
-        return Firing(
-            job_id=name,
-            version=first + number,
-            runs=(run,),
-            overlap=policy.overlap,
-            next_run_at=now,
-            last_run_at=now,
-        )
+        run = a_run(now, f"{name}@{number}", job_id=name, handler="batched", source=Source.SCHEDULE)
+        return a_firing(job, run, job_id=name, version=first + number, overlap=policy.overlap)
 
     # The second firing reads the runs of the first; where it replaces them, it counts their end.
     for number, most in ((0, 6), (1, 8 if overlap == "replace" else 7)):

@@ -15,19 +15,17 @@ from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
 
-async def test_an_older_server_is_named(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_older_server_is_named(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "OLDEST", (99, 0))
     with pytest.raises(StoreError, match=r"the MongoDB server is 8\.\d+\.\d+; .* or later"):
-        await MongoStore(with_database(replica_set_url, database_name)).open()
+        await MongoStore(database_url).open()
 
 
 async def test_a_sharded_cluster_needs_a_newer_server_than_a_replica_set(
-    replica_set_url: str, sharded_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    sharded_url: str, database_name: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "OLDEST_SHARDED", (99, 0))
-    store = MongoStore(with_database(replica_set_url, database_name))
+    store = MongoStore(database_url)
     await store.open()
     await store.close()
     with pytest.raises(StoreError, match=r"the MongoDB server is 8\.\d+\.\d+; .* or later"):
@@ -44,17 +42,20 @@ async def test_a_sharded_cluster_needs_a_newer_server_than_a_replica_set(
     ids=["the name for other keys", "the name with other options", "the keys by another name"],
 )
 async def test_an_index_in_the_way_is_named(
-    replica_set_url: str, database_name: str, keys: list[Any], options: dict[str, Any]
+    replica_set_url: str,
+    database_name: str,
+    database_url: str,
+    keys: list[Any],
+    options: dict[str, Any],
 ) -> None:
     with MongoClient[Document](replica_set_url) as client:
         client[database_name]["mainspring_runs"].create_index(keys, **options)
     with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
-        await MongoStore(with_database(replica_set_url, database_name)).open()
+        await MongoStore(database_url).open()
 
 
-async def test_opening_again_changes_nothing(replica_set_url: str, database_name: str) -> None:
-    url = with_database(replica_set_url, database_name)
-    stores = [MongoStore(url) for _ in range(4)]
+async def test_opening_again_changes_nothing(database_url: str) -> None:
+    stores = [MongoStore(database_url) for _ in range(4)]
     await asyncio.gather(*(store.open() for store in stores))
     names = sorted(await stores[0]._db.runs.index_information())
     runs = [index.name for index in schema.INDEXES if index.collection == "runs"]
@@ -72,19 +73,20 @@ async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(
         assert client[database_name].list_collection_names() == []
 
 
-async def test_a_newer_database_is_refused(replica_set_url: str, database_name: str) -> None:
-    url = with_database(replica_set_url, database_name)
+async def test_a_newer_database_is_refused(
+    replica_set_url: str, database_name: str, database_url: str
+) -> None:
     with MongoClient[Document](replica_set_url) as client:
         client[database_name]["mainspring_meta"].insert_one({"_id": "schema", "version": 999})
         with pytest.raises(StoreTooNew, match="schema 999; this one knows up to 1"):
-            await MongoStore(url).open()
+            await MongoStore(database_url).open()
         assert client[database_name].list_collection_names() == ["mainspring_meta"]
 
 
 async def test_a_step_of_a_migration_is_applied_to_an_existing_database_once(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    replica_set_url: str, database_name: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MongoStore(with_database(replica_set_url, database_name))
+    store = MongoStore(database_url)
     applied = 0
 
     async def step(database: Database) -> None:

@@ -8,20 +8,22 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from pymongo.errors import OperationFailure
 
 from mainspring.core import transitions
-from mainspring.core.model import Run, State
+from mainspring.core.model import State, replace
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore, commit
 from mainspring.stores.mongodb.database import Database
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
-from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.stores.protocol import RunQuery
 from mainspring.testing.store_calls import claim_runs, get_runs
+from tests.support.mongodb.store import CLAIM
+from tests.support.records import a_run
 from tests.support.servers.mongodb import ShardedCluster, with_database
 
 pytestmark = pytest.mark.thorough
@@ -62,8 +64,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 async def work(store: MongoStore, worker: str) -> Counter[str]:
     """Claim and complete until nothing is left; what this worker completed."""
-    handlers = frozenset({"work"})
-    claim = Claim(worker=worker, handlers=handlers, limit=50, lease=timedelta(seconds=60))
+    claim = replace(CLAIM, worker=worker, limit=50, lease=timedelta(seconds=60))
     done: Counter[str] = Counter()
     while held := await patiently(lambda: claim_runs(store, claim)):
         now = await store.now()
@@ -83,13 +84,9 @@ async def test_chunks_that_move_under_load(cluster: ShardedCluster) -> None:
     try:
         for start in range(0, RUNS, 200):
             runs = [
-                Run(
-                    id=f"r{n:05}",
-                    job_id="job",
-                    handler="work",
-                    created_at=now,
-                    scheduled_at=now,
-                    run_at=now,
+                a_run(
+                    now,
+                    f"r{n:05}",
                     dedupe_key=f"k{n % (RUNS // 2)}" if n % 10 == 0 else None,
                 )
                 for n in range(start, start + 200)
@@ -135,12 +132,8 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
     store = MongoStore(with_database(cluster.url, "jobs"))
     await store.open()
     now = await store.now()
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-    await store.add(
-        [Run(id=f"{batch}{n}", job_id=batch, handler=batch, **times) for n in range(30)]
-    )
-    claim = Claim(worker="w", handlers=frozenset({batch}), limit=30, lease=timedelta(minutes=1))
-    held = await claim_runs(store, claim)
+    await store.add([a_run(now, f"{batch}{n}", handler=batch) for n in range(30)])
+    held = await claim_runs(store, replace(CLAIM, handlers=frozenset({batch})))
     outcomes = [
         transitions.succeeded(run, now, None if batch == "alike" else run.id, log=("once",))
         for run in held
@@ -171,10 +164,8 @@ async def test_a_count_that_is_short_though_all_was_done(
     store = MongoStore(with_database(cluster.url, "jobs"))
     await store.open()
     now = await store.now()
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-    await store.add([Run(id=f"u{n}", job_id="u", handler="u", **times) for n in range(20)])
-    claim = Claim(worker="w", handlers=frozenset({"u"}), limit=20, lease=timedelta(minutes=1))
-    held = await claim_runs(store, claim)
+    await store.add([a_run(now, f"u{n}", handler="u") for n in range(20)])
+    held = await claim_runs(store, replace(CLAIM, handlers=frozenset({"u"})))
     monkeypatch.setattr(commit, "_send", unheard)
     assert await store.commit([transitions.succeeded(r, now, r.id) for r in held]) == [True] * 20
     assert sent == [20]

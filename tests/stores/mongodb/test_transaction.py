@@ -3,7 +3,7 @@ one gets it. A client's death is an error raised in place of a step; nothing beh
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -36,10 +36,26 @@ from mainspring.stores.protocol import (
 )
 from mainspring.testing import FakeClock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.mongodb.clocked_store import CLAIM, run
-from tests.support.mongodb.clocked_store import clock as clock
-from tests.support.mongodb.clocked_store import store as store
+from tests.support.mongodb.store import CLAIM
+from tests.support.records import a_firing, a_run
 from tests.support.servers.server import Document
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def store(database_url: str, clock: FakeClock) -> AsyncIterator[MongoStore]:
+    store = MongoStore(database_url, clock)
+    await store.open()
+    yield store
+    await store.close()
+
+
+def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
+    return a_run(clock.now(), run_id, **fields)
 
 
 class Death:
@@ -124,16 +140,6 @@ async def test_a_workflow_whose_answer_was_lost_is_there_once_when_sent_again(
         (each, False) for each in flow
     ]
     assert list((await get_runs(store, [each.id for each in flow])).values()) == flow
-
-
-async def test_of_two_that_take_a_key_at_the_same_time_one_is_a_duplicate(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dedupe, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
-    meanwhile.work = lambda: store.add([run(clock, "quick", dedupe_key="k")])
-    [added] = await store.add([run(clock, "slow", dedupe_key="k")])
-    assert (added.run.id, added.duplicate) == ("quick", True)
-    assert await seen(store) == {"quick"}
 
 
 class Meanwhile:
@@ -225,16 +231,8 @@ async def test_a_revival_does_not_come_beside_a_newcomer(
 
 
 def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Firing:
-    at = clock.now()
-    slot = run(clock, slot_run_id("job", at), source=Source.SCHEDULE)
-    return Firing(
-        job_id="job",
-        version=job.version,
-        runs=(slot,),
-        overlap=overlap,
-        next_run_at=at + timedelta(seconds=60),
-        last_run_at=at,
-    )
+    slot = run(clock, slot_run_id("job", clock.now()), source=Source.SCHEDULE)
+    return a_firing(job, slot, overlap=overlap)
 
 
 @pytest.mark.parametrize(
@@ -414,21 +412,6 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
     assert len(await store.renew(held, CLAIM.lease)) == len(renewed)
 
 
-async def test_an_owner_whose_place_was_given_away_gets_it_back_when_it_is_free(
-    store: MongoStore, clock: FakeClock
-) -> None:
-    await job(store, clock, concurrency=1)
-    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
-    [paused] = await claim_runs(store, CLAIM)
-    held = [Held(paused.id, paused.token)]
-    clock.advance(31)
-    [other] = await claim_runs(store, CLAIM)
-    assert await store.renew(held, CLAIM.lease) == []
-    assert await store.commit([transitions.succeeded(other, clock.now(), None)]) == [True]
-    assert [one.id for one in await store.renew(held, CLAIM.lease)] == ["a"]
-    assert [one.id for one in await store.renew(held, CLAIM.lease)] == ["a"]
-
-
 # -- jobs -----------------------------------------------------------------------------------
 
 
@@ -453,19 +436,6 @@ async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
     assert [(one.id, one.description) for one in found] == [("a", "changed"), ("c", "")]
     await store.add([run(clock, "second", job_id="a")])
     assert len(await claim_runs(store, CLAIM)) == 1  # the limit holds also for the older run
-
-
-async def test_of_two_sets_of_jobs_at_once_each_job_is_written_once(
-    store: MongoStore, clock: FakeClock
-) -> None:
-    made = [await job(store, clock, f"j{n}") for n in range(20)]
-    sets = [
-        [JobWrite.put(replace(one, description=who)) for one in order]
-        for who, order in (("one", made), ("two", made[::-1]))
-    ]
-    first, second = await asyncio.gather(*map(store.put_jobs, sets))
-    assert [a + b for a, b in zip(first, second[::-1], strict=True)] == [1] * 20
-    assert len({one.description for one in (await store.jobs(JobQuery())).items}) == 1
 
 
 # -- lost answers ---------------------------------------------------------------------------

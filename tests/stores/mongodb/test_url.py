@@ -15,7 +15,6 @@ from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing.store_calls import claim_runs
 from tests.support.mongodb.query_plans import SentCommands
 from tests.support.mongodb.store import CLAIM, opened, some_runs
-from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
 
@@ -107,12 +106,13 @@ async def test_a_certificate_that_is_not_there_is_named(option: str) -> None:
 
 
 async def test_reads_come_from_the_primary_whatever_the_url_says(
-    replica_set_url: str, database_name: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A URL that is shared with other programs may well ask for a secondary."""
     sent = SentCommands.record(monkeypatch)
-    url = with_database(replica_set_url, database_name)
-    async with opened(f"{url}&readPreference=secondary&readConcernLevel=available") as store:
+    async with opened(
+        f"{database_url}&readPreference=secondary&readConcernLevel=available"
+    ) as store:
         await store.add(await some_runs(store, "a", dedupe_key="k"))
         await claim_runs(store, CLAIM)
         await store.counts()

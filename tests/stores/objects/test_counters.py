@@ -9,12 +9,13 @@ from unittest.mock import patch
 
 import pytest
 
-from mainspring.core.model import Job, Run, State
+from mainspring.core.model import Job, State
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.objects import ObjectStore, compaction, counters
 from mainspring.stores.protocol import Counts, JobWrite
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
+from tests.support.records import a_run
 
 START = datetime(2030, 1, 10, 9, 30, tzinfo=UTC)
 JOBS = frozenset({"red", "green"})
@@ -41,18 +42,8 @@ class Stores:
         """A run that ended so long ago is stored now."""
         self.ended += 1
         at = self.clock.now() - ago
-        run = Run(
-            id=f"run{self.ended}",
-            job_id=job_id,
-            handler="work",
-            created_at=at,
-            scheduled_at=at,
-            run_at=at,
-            started_at=at,
-            finished_at=at,
-            attempt=1,
-            state=state,
-        )
+        times: Any = {"started_at": at, "finished_at": at}
+        run = a_run(at, f"run{self.ended}", job_id=job_id, attempt=1, state=state, **times)
         for store in (self.store, self.model):
             await store.add([run])
 

@@ -21,13 +21,12 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Job, Note, Run, Source, State, replace, slot_run_id
-from mainspring.core.policy import Delivery, Overlap
+from mainspring.core.policy import Delivery
 from mainspring.errors import StoreError
 from mainspring.stores.objects import ObjectStore, compaction, group_commit, schema
 from mainspring.stores.objects.schema import HEAD
 from mainspring.stores.protocol import (
     Claim,
-    Firing,
     Held,
     JobQuery,
     JobWrite,
@@ -37,6 +36,7 @@ from mainspring.stores.protocol import (
 )
 from mainspring.testing import VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, Effect, Killed, MemoryBucket, Objects
+from tests.support.records import a_firing, a_run
 
 LEASE = timedelta(seconds=30)
 OLD = timedelta(days=2)
@@ -135,8 +135,7 @@ class Life:
             self.changes[run_id] = None
 
     def _run(self, run_id: str, **fields: Any) -> Run:
-        times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), self.slot)
-        return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+        return a_run(self.slot, run_id, **fields)
 
     def _finished(self, run_id: str, at: datetime) -> Run:
         return self._run(run_id, state=State.FAILED, finished_at=at, attempt=1)
@@ -144,14 +143,8 @@ class Life:
     async def _fire(self, store: ObjectStore) -> None:
         [job] = (await store.jobs(JobQuery())).items
         if job.next_run_at == self.slot:
-            firing = Firing(
-                job_id="job",
-                version=job.version,
-                runs=(self._run(self.slot_run, source=Source.SCHEDULE),),
-                overlap=Overlap.ALLOW,
-                next_run_at=self.slot + timedelta(days=9),
-                last_run_at=self.slot,
-            )
+            slot = self._run(self.slot_run, source=Source.SCHEDULE)
+            firing = a_firing(job, slot, next_run_at=self.slot + timedelta(days=9))
             [fired] = await store.fire([firing])
             assert fired.done
 

@@ -35,6 +35,7 @@ from mainspring.stores.objects.workspace import Workspace
 from mainspring.stores.protocol import Claim, NoteQuery, NoteWrite, RunQuery
 from mainspring.testing import FakeClock, VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
+from tests.support.records import a_run
 
 LEASE = timedelta(seconds=10)
 
@@ -91,8 +92,7 @@ def bucket_of(store: ObjectStore) -> MemoryBucket:
 
 
 def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
-    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), clock.now())
-    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+    return a_run(clock.now(), run_id, **fields)
 
 
 def claim(limit: int = 1) -> Claim:

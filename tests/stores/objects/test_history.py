@@ -22,6 +22,7 @@ from mainspring.stores.objects.schema import HEAD, Entry, Head, encode_body, enc
 from mainspring.stores.protocol import NoteWrite, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
+from tests.support.records import a_run
 
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 JOBS = 50
@@ -33,20 +34,10 @@ def finished(number: int) -> Run:
     """Each job fails once in about a hundred runs."""
     at = NOW - timedelta(days=30) + number * timedelta(seconds=25)
     state = State.FAILED if number * 7919 % 100 == 0 else State.SUCCEEDED
-    return Run(
-        id=f"run{number}",
-        job_id=f"job{number * 31 % JOBS}",
-        handler="work",
-        created_at=at,
-        scheduled_at=at,
-        run_at=at,
-        finished_at=at,
-        state=state,
-        attempt=1,
-        failures=int(state is State.FAILED),
-        started_at=at,
-        token=1,
-    )
+    times: Any = {"started_at": at, "finished_at": at}
+    failures = int(state is State.FAILED)
+    fields: Any = {**times, "state": state, "attempt": 1, "failures": failures, "token": 1}
+    return a_run(at, f"run{number}", job_id=f"job{number * 31 % JOBS}", **fields)
 
 
 def make_bucket() -> Objects:

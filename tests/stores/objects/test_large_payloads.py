@@ -20,6 +20,7 @@ from mainspring.stores.objects.schema import PART_BYTES
 from mainspring.stores.protocol import Claim, JobQuery, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
+from tests.support.records import a_run
 
 KIB = 1024
 PAYLOAD = 200 * KIB
@@ -61,8 +62,7 @@ def large_run(number: int) -> Run:
 
 
 def small_run(run_id: str, **fields: Any) -> Run:
-    times = dict.fromkeys(("created_at", "scheduled_at", "run_at"), CLOCK.now())
-    return Run(**{"id": run_id, "job_id": "job", "handler": "work", **times, **fields})
+    return a_run(CLOCK.now(), run_id, **fields)
 
 
 def claim(limit: int = 1) -> Claim:

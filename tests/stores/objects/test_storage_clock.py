@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mainspring.core.clock import BootClock
-from mainspring.core.model import Run, State
+from mainspring.core.model import State
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.obstore_bucket import ObstoreBucket
@@ -20,6 +20,7 @@ from mainspring.stores.objects.url import Address
 from mainspring.stores.protocol import Claim, Held, JobQuery, RunQuery
 from mainspring.testing import FakeClock
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
+from tests.support.records import a_run
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 SUSPENDED = timedelta(hours=1)
@@ -84,8 +85,7 @@ def claim(limit: int = 1) -> Claim:
 
 async def add(store: ObjectStore, *ids: str) -> None:
     now = await store.now()
-    times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-    await store.add([Run(id=i, job_id="job", handler="work", **times) for i in ids])
+    await store.add([a_run(now, run_id) for run_id in ids])
 
 
 async def test_a_client_whose_time_stood_still_hands_out_no_lease_that_has_lapsed(

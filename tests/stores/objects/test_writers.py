@@ -6,16 +6,16 @@ import asyncio
 import random
 from collections import Counter
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
-from mainspring.core.model import Note, Run
+from mainspring.core.model import Note
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.objects import ObjectStore
 from mainspring.stores.protocol import NoteWrite
 from mainspring.testing import VirtualClock, run_virtual
 from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objects
+from tests.support.records import a_run
 
 
 class OneWriteASecond(MemoryBucket):
@@ -49,9 +49,7 @@ def test_writers_take_turns_where_an_object_may_be_written_once_a_second(writers
         await store.open()
         while objects.clock.monotonic() < 200:
             now = await store.now()
-            times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-            run_id = f"{number}-{written[number]}"
-            await store.add([Run(id=run_id, job_id="job", handler="h", **times)])
+            await store.add([a_run(now, f"{number}-{written[number]}")])
             written[number] += 1
         await store.close()
         refused.append(bucket.requests["refused"])

@@ -88,10 +88,20 @@ BULK = (
 )
 
 
+def of_four_rows(head: str, tail: str, width: int) -> str:
+    rows = ",".join([f"({','.join('?' * width)})"] * 4)
+    return head + rows + tail
+
+
 @pytest.mark.parametrize(
-    "sql", [claim._LANES_DUE, claim.LANES_AFTER, limits._LIMIT_OF_JOB, claim._EARLIEST_OF_ONE]
+    "sql",
+    [
+        *(claim._LANES_DUE, claim.LANES_AFTER, limits._LIMIT_OF_JOB, claim._EARLIEST_OF_ONE),
+        *(of_four_rows(*parts) for parts in BULK),
+        commit._PRUNE,
+    ],
 )
-def test_a_claim_reads_no_table_from_end_to_end(database: sqlite3.Connection, sql: str) -> None:
+def test_no_table_is_read_from_end_to_end(database: sqlite3.Connection, sql: str) -> None:
     assert scans(plan(database, sql)) == []
 
 
@@ -100,13 +110,6 @@ def test_a_claim_sorts_nothing(database: sqlite3.Connection) -> None:
     head, tail, _ = claim._EARLIEST
     for sql in (claim._EARLIEST_OF_ONE, f"{head}(?), (?){tail}"):
         assert not any("TEMP B-TREE" in step for step in plan(database, sql))
-
-
-@pytest.mark.parametrize("sql", BULK)
-def test_batches_go_by_an_index(database: sqlite3.Connection, sql: tuple[str, str, int]) -> None:
-    head, tail, width = sql
-    rows = ",".join([f"({','.join('?' * width)})"] * 4)
-    assert scans(plan(database, head + rows + tail)) == []
 
 
 @pytest.mark.parametrize("deletes", [False, True])
@@ -146,7 +149,3 @@ def test_runs_of_a_job_that_were_tried_are_found_by_an_index(
     untried = state in (State.WAITING, State.PENDING, State.CANCELLED, State.SKIPPED)
     assert ("USING INDEX mainspring_runs_tried (job_id=? AND state=?" in step) is untried
     assert step.startswith("SEARCH")
-
-
-def test_prune_walks_an_index(database: sqlite3.Connection) -> None:
-    assert scans(plan(database, commit._PRUNE)) == []

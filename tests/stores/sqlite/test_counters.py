@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,26 +17,6 @@ from mainspring.testing.store_calls import claim_runs
 from tests.support.sqlite_store import a_claim, a_run, opened
 
 BOTH = frozenset({"job", WHOLE_STORE})
-
-
-async def test_changes_that_were_sent_before_are_not_counted_again_beside_new_ones(
-    tmp_path: Path,
-) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run(f"r{n}") for n in range(4)])
-        held = await claim_runs(store, a_claim(limit=4))
-        now = await store.now()
-        ends = [transitions.succeeded(run, now, None) for run in held]
-        assert await store.commit(ends[:2]) == [True, True]
-        assert await store.commit(ends) == [True] * 4
-        # What several callers send at once is written together.
-        answers = await asyncio.gather(*(store.commit(ends[n:]) for n in range(4)))
-        assert all(all(done) for done in answers)
-        counts = await store.counts(jobs=BOTH)
-        assert {name: total.ended for name, total in counts.totals.items()} == {
-            "job": {State.SUCCEEDED: 4},
-            WHOLE_STORE: {State.SUCCEEDED: 4},
-        }
 
 
 async def test_ends_are_counted_in_the_transaction_that_stores_them(
@@ -96,23 +74,3 @@ def test_counters_are_read_and_pruned_by_index(tmp_path: Path) -> None:
         looks = [step for step in plan if "counte" in step]
         assert looks
         assert all(step.startswith("SEARCH") for step in looks), plan
-
-
-async def test_what_a_read_costs_does_not_grow_with_the_runs(tmp_path: Path) -> None:
-    """Nothing of the table of runs is looked at."""
-    async with opened(tmp_path / "jobs.db") as store:
-        now = await store.now()
-        await store.add([a_run(f"r{n}", state=State.FAILED, finished_at=now) for n in range(50)])
-    connection = schema.connect(tmp_path / "jobs.db")
-    touched: set[str] = set()
-
-    def note(action: int, table: str | None, *_: object) -> int:
-        if action == sqlite3.SQLITE_READ and table:
-            touched.add(table)
-        return sqlite3.SQLITE_OK
-
-    connection.set_authorizer(note)
-    found = counters.read(connection, now - timedelta(hours=1), BOTH)
-    assert found.totals["job"].ended == {State.FAILED: 50}
-    assert touched - {"sqlite_master"} == {"mainspring_counters", "json_each"}
-    connection.close()

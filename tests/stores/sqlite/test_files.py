@@ -189,6 +189,15 @@ async def test_a_program_is_told_what_happened_and_enqueues_nothing(
     assert not errors[0].exc_info
 
 
+async def read_in_another_program(path: Path) -> None:
+    code = (
+        "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
+        "c.execute('SELECT count(*) FROM mainspring_runs').fetchall(); c.close()"
+    )
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
+    assert await program.wait() == 0
+
+
 async def test_a_second_store_in_the_process_leaves_the_locks_of_the_first(path: Path) -> None:
     """SQLite's locks belong to the process: whoever opens and closes the file beside it drops
     them. Another program that closed the file then took itself for the last, and deleted the log
@@ -200,12 +209,7 @@ async def test_a_second_store_in_the_process_leaves_the_locks_of_the_first(path:
         await second.close()
         async with opened(path):
             pass
-        code = (
-            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
-            "c.execute('SELECT count(*) FROM mainspring_runs').fetchall(); c.close()"
-        )
-        program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
-        assert await program.wait() == 0
+        await read_in_another_program(path)
         assert path.with_name("jobs.db-wal").exists()
         await store.add([a_run("two")])
 
@@ -215,12 +219,7 @@ async def test_who_opens_the_file_beside_the_store_is_told_what_that_does(path: 
     async with opened(path) as store:
         await store.add([a_run("one")])
         shutil.copy(path, path.with_name("copy.db"))
-        code = (
-            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]);"
-            "c.execute('SELECT count(*) FROM mainspring_runs').fetchall(); c.close()"
-        )
-        program = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
-        assert await program.wait() == 0
+        await read_in_another_program(path)
         with pytest.raises(StoreFileChanged, match="Restart this program") as raised:
             await store.add([a_run("two")])
     assert "never open the database file in a process that uses it" in str(raised.value)

@@ -17,10 +17,11 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import Run, State
 from mainspring.errors import InvalidState, StoreError, TransactionExpired
-from mainspring.stores.protocol import Claim, Held
+from mainspring.stores.protocol import Held
 from mainspring.stores.sqlite import SqliteStore
 from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
 from mainspring.testing.store_calls import claim_runs, get_runs
+from tests.support.sqlite_store import a_claim, a_run
 
 LEASE = timedelta(seconds=30)
 
@@ -34,11 +35,8 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 async def running(store: SqliteStore, run_id: str = "run") -> Run:
-    now = await store.now()
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), now)
-    await store.add([Run(id=run_id, job_id="job", handler="work", **times)])
-    claim = Claim(worker="w", handlers=frozenset({"work"}), limit=1, lease=LEASE)
-    [run] = await claim_runs(store, claim)
+    await store.add([a_run(run_id)])
+    [run] = await claim_runs(store, a_claim(limit=1))
     return run
 
 

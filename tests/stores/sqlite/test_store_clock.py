@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -104,32 +104,22 @@ async def test_retries_of_a_former_boot_keep_their_time(
         assert {run.id for run in await claim_runs(store, a_claim())} == {"former", "present"}
 
 
-async def test_a_retry_waits_as_long_as_was_meant_through_steps_back_and_forth(
-    tmp_path: Path,
-) -> None:
-    clock = FakeClock(START)
-    async with opened(tmp_path / "jobs.db", clock) as store:
-        await store.add([a_run("one")])
-        await retry_in(store, "one", 30)
-        for step in (-3600, 3600, -7200, 600):
-            clock.step(step)
-            assert await claim_runs(store, a_claim()) == []
-        clock.advance(31)
-        assert [run.id for run in await claim_runs(store, a_claim())] == ["one"]
-
-
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(START, START.replace(year=2020)), (EPOCH, EPOCH)],
+    ids=["its clock came back years behind", "it always starts in 1970"],
+)
 async def test_leases_of_a_former_boot_have_lapsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: datetime, after: datetime
 ) -> None:
-    """Also where the clock came back years behind, as with an empty battery."""
-    clock = FakeClock(START)
+    clock = FakeClock(before)
     async with opened(tmp_path / "jobs.db", clock) as store:
-        await store.add([a_run("one")])
+        await store.add([a_run("one", run_at=before)])
+        clock.advance(timedelta(days=3))
         await claim_runs(store, a_claim())
         assert await elect(store, "lead", "a", a_claim().lease) == 1
-    booted = FakeClock(START.replace(year=2020))
     name_the_boot(monkeypatch, "another")
-    async with opened(tmp_path / "jobs.db", booted) as store:
+    async with opened(tmp_path / "jobs.db", FakeClock(after)) as store:
         assert await lapsed(store) == ["one"]
         assert await elect(store, "lead", "b", a_claim().lease) == 2
 
@@ -149,22 +139,6 @@ async def test_another_boot_id_on_the_same_machine_lapses_nothing(
             assert await claim_runs(container, a_claim()) == []
             clock.advance(31)
             assert await lapsed(container) == ["one"]
-
-
-async def test_two_boots_that_began_at_the_same_wall_time_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that always starts in 1970 and is never set."""
-    clock = FakeClock(EPOCH)
-    async with opened(tmp_path / "jobs.db", clock) as store:
-        await store.add([a_run("one", run_at=EPOCH)])
-        clock.advance(timedelta(days=3))
-        await claim_runs(store, a_claim())
-        assert await elect(store, "lead", "a", a_claim().lease) == 1
-    name_the_boot(monkeypatch, "another")
-    async with opened(tmp_path / "jobs.db", FakeClock(EPOCH)) as store:
-        assert await lapsed(store) == ["one"]
-        assert await elect(store, "lead", "b", a_claim().lease) == 2
 
 
 async def test_where_there_is_no_boot_clock_the_wall_clock_decides(

@@ -13,7 +13,6 @@ from mainspring.stores.election import elect
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.protocol import (
     Claim,
-    Firing,
     Held,
     JobQuery,
     JobWrite,
@@ -31,6 +30,7 @@ from mainspring.testing.store_calls import (
     put_job,
     put_note,
 )
+from tests.support.records import a_firing
 
 __all__ = ["do_everything", "some_runs"]
 
@@ -113,14 +113,8 @@ async def _keep_jobs(store: Any) -> None:
     due = (await store.jobs(JobQuery(due=now, with_total=True))).items
     assert [one.id for one in due] == ["other", "slots"]
     [slot] = await some_runs(store, "slot")
-    firing = Firing(
-        job_id="slots",
-        version=due[1].version,
-        runs=(replace(slot, job_id="slots", source=Source.SCHEDULE),),
-        overlap=Overlap.REPLACE,
-        next_run_at=None,
-        last_run_at=now,
-    )
+    slot = replace(slot, job_id="slots", source=Source.SCHEDULE)
+    firing = a_firing(due[1], slot, overlap=Overlap.REPLACE, next_run_at=None)
     [fired] = await store.fire([firing])
     assert fired.done
     assert await drop_job(store, "slots")

@@ -17,11 +17,12 @@ from typing import Any
 from mainspring import Run, State
 from mainspring.core import transitions
 from mainspring.core.model import Job, Source, replace
-from mainspring.core.policy import Overlap
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.protocol import Claim, Firing, JobQuery
+from mainspring.stores.protocol import JobQuery
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
+from tests.support.mongodb.store import CLAIM
+from tests.support.records import a_firing, a_run
 from tests.support.servers.mongodb import Mongod, ReplicaSet, with_database
 from tests.support.servers.server import wait_for
 
@@ -106,13 +107,11 @@ class _AcknowledgingClient:
 
     async def _add(self, name: str, count: int) -> None:
         now = await self.store.now()
-        blank = Run(id="", job_id="j", handler="work", created_at=now, scheduled_at=now, run_at=now)
-        batch = [replace(blank, id=f"{name}-{n:02}") for n in range(count)]
+        batch = [a_run(now, f"{name}-{n:02}") for n in range(count)]
         self.acknowledged += [("added", one.run.id, None) for one in await self.store.add(batch)]
 
     async def _claim(self, worker: str, limit: int) -> None:
-        handlers = frozenset({"work"})
-        claim = Claim(worker=worker, handlers=handlers, limit=limit, lease=LEASE)
+        claim = replace(CLAIM, worker=worker, limit=limit, lease=LEASE)
         held = await claim_runs(self.store, claim)
         self._held += held
         self.acknowledged += [("claimed", run.id, (worker, run.token)) for run in held]
@@ -141,23 +140,9 @@ class _AcknowledgingClient:
 
     async def _fire(self, name: str) -> None:
         now = await self.store.now()
-        slot = Run(
-            id=f"{name}-slot",
-            job_id=name,
-            handler="none",
-            source=Source.SCHEDULE,
-            created_at=now,
-            scheduled_at=now,
-            run_at=now,
-        )
-        firing = Firing(
-            job_id=name,
-            version=self._first_versions[name],
-            runs=(slot,),
-            overlap=Overlap.ALLOW,
-            next_run_at=None,
-            last_run_at=now,
-        )
+        slot = a_run(now, f"{name}-slot", job_id=name, handler="none", source=Source.SCHEDULE)
+        job = Job(id=name, handler="none", created_at=now, updated_at=now)
+        firing = a_firing(job, slot, version=self._first_versions[name], next_run_at=None)
         [fired] = await self.store.fire([firing])
         if fired.done:
             self.acknowledged.append(("fired", slot.id, None))

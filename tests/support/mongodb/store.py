@@ -15,6 +15,7 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Claim
+from tests.support.records import a_run
 from tests.support.servers.mongodb import with_database
 from tests.support.servers.server import Document
 
@@ -72,5 +73,5 @@ def shared_database(url: str) -> Iterator[SharedDatabase]:
 
 
 async def some_runs(store: MongoStore, *ids: str, **fields: Any) -> list[Run]:
-    times: Any = dict.fromkeys(("created_at", "scheduled_at", "run_at"), await store.now())
-    return [Run(id=i, job_id="job", handler="work", **times, **fields) for i in ids]
+    now = await store.now()
+    return [a_run(now, run_id, **fields) for run_id in ids]

@@ -20,13 +20,20 @@ from collections.abc import Callable, Iterator
 import pytest
 from pymongo import MongoClient
 
-from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, Standalone, Topology
+from tests.support.servers.mongodb import (
+    ReplicaSet,
+    ShardedCluster,
+    Standalone,
+    Topology,
+    with_database,
+)
 from tests.support.servers.runs import Run, current_run, leave_current_run
 from tests.support.servers.seaweedfs import BUCKET, SeaweedFs, environment
 from tests.support.servers.server import Client
 
 __all__ = [
     "database_name",
+    "database_url",
     "object_storage_url",
     "replica_set_url",
     "seaweedfs_url",
@@ -93,6 +100,12 @@ def database_name(request: pytest.FixtureRequest) -> Iterator[str]:
         if fixture in request.fixturenames:
             with MongoClient[dict[str, object]](request.getfixturevalue(fixture)) as client:
                 client.drop_database(name)
+
+
+@pytest.fixture
+def database_url(replica_set_url: str, database_name: str) -> str:
+    """The URL of that database in the replica set."""
+    return with_database(replica_set_url, database_name)
 
 
 def shared_url(run: Run, kind: str) -> str:
