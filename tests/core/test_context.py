@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
 import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from mainspring.core.context import MAX_LOG_BYTES, RunContext, UpstreamResults, UpstreamRun
-from mainspring.core.model import Progress, Run, State
+from mainspring.core.model import Run, State
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -45,20 +44,6 @@ def program() -> Iterator[logging.Logger]:
 
 def bodies(ctx: RunContext) -> list[str]:
     return [line.split(" ", 1)[1] for line in ctx.log_lines]
-
-
-def test_it_carries_the_facts_of_its_run(ctx: RunContext) -> None:
-    assert (ctx.run_id, ctx.job_id, ctx.attempt, ctx.token) == ("r1", "mail", 3, 5)
-    assert (ctx.payload, ctx.scheduled_at) == ({"to": "a"}, NOW)
-    assert ctx.started_at == NOW + timedelta(seconds=1)
-    assert (ctx.cancelled, ctx.will_retry) == (False, False)
-    assert (dict(ctx.resources), dict(ctx.results), ctx.log_lines) == ({}, {}, ())
-
-
-def test_lines_are_kept_with_time_and_level(ctx: RunContext) -> None:
-    ctx.log.warning("sent %d of %d", 1, 2)
-    [line] = ctx.log_lines
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING sent 1 of 2", line)
 
 
 def test_times_are_in_utc(ctx: RunContext) -> None:
@@ -116,24 +101,6 @@ def test_one_huge_line_is_cut_not_lost(ctx: RunContext, text: str, count: int) -
     [line] = ctx.log_lines
     assert "INFO begin " in line
     assert MAX_LOG_BYTES - 5 < len(line.encode(errors="replace")) + 1 <= MAX_LOG_BYTES
-
-
-@pytest.mark.parametrize("beyond", [-1, 0, 1])
-def test_a_line_of_just_the_bound(ctx: RunContext, beyond: int) -> None:
-    assert MAX_LOG_BYTES == 65536
-    ctx.log.info("")
-    prefix = len(ctx.log_lines[0])
-    ctx.log.info("x" * (MAX_LOG_BYTES - 1 - prefix + beyond))
-    dropped, line = ctx.log_lines
-    assert dropped == "… 1 earlier lines dropped"
-    assert len(line) == min(MAX_LOG_BYTES - 1, MAX_LOG_BYTES - 1 + beyond)
-
-
-def test_progress_is_the_latest(ctx: RunContext) -> None:
-    assert ctx.latest_progress is None
-    ctx.progress(1, 10, "begun")
-    ctx.progress(2.5)
-    assert ctx.latest_progress == Progress(2.5, None, "")
 
 
 def test_a_finished_run_leaves_no_logger_behind(ctx: RunContext) -> None:

@@ -32,6 +32,12 @@ def job(name: str, schedule: str | None, *, zone: str = "UTC", **more: Any) -> J
     )
 
 
+def bounded(one: Job, **bounds: Any) -> Job:
+    """The job with other bounds, or another jitter, of its schedule."""
+    assert one.schedule is not None
+    return replace(one, schedule=dataclasses.replace(one.schedule, **bounds))
+
+
 def test_runs_are_counted_by_hour_and_weekday() -> None:
     jobs = [
         job("nightly", "0 2 * * *"),
@@ -76,11 +82,8 @@ def test_frequent_jobs_count_the_same_by_arithmetic(
 
 def test_jobs_that_start_in_the_same_second_collide() -> None:
     midnight = [job(f"j{n}", "0 0 * * *") for n in range(12)]
-    spread = [job("free", "5 0 * * *"), job("jittered", "0 0 * * *")]
-    spread[1] = replace(
-        spread[1], schedule=parse("@every 1d").bind("jittered", MONDAY - timedelta(days=1))
-    )
-    found = forecast_load([*midnight, spread[0], job("hourly", "@hourly")], MONDAY, 7)
+    others = [job("free", "5 0 * * *"), job("hourly", "@hourly")]
+    found = forecast_load([*midnight, *others], MONDAY, 7)
     [collision] = found.collisions
     assert (collision.time, collision.most, collision.days) == ("00:00:00", 13, 7)
     assert len(collision.jobs) == 13
@@ -96,12 +99,8 @@ def test_jobs_that_start_in_the_same_second_collide() -> None:
 
 def test_suggestions_leave_out_jobs_whose_bounds_leave_no_room() -> None:
     end = MONDAY + timedelta(days=1, hours=9)
-    jobs = []
-    for n in range(3):
-        one = job(f"j{n}", "0 9 * * *")
-        assert one.schedule is not None
-        bounded = dataclasses.replace(one.schedule, start=end - timedelta(minutes=1), end=end)
-        jobs.append(replace(one, schedule=bounded))
+    start = end - timedelta(minutes=1)
+    jobs = [bounded(job(f"j{n}", "0 9 * * *"), start=start, end=end) for n in range(3)]
     found = forecast_load(jobs, MONDAY, 3)
     assert found.runs == 3
     [suggestion] = found.suggestions
@@ -110,12 +109,8 @@ def test_suggestions_leave_out_jobs_whose_bounds_leave_no_room() -> None:
 
 
 def test_suggestions_count_the_minutes_of_schedules_with_bounds() -> None:
-    jobs = []
-    for n in range(30):
-        one = job(f"j{n}", "0 9 * * *")
-        assert one.schedule is not None
-        bounded = dataclasses.replace(one.schedule, end=MONDAY + timedelta(days=20))
-        jobs.append(replace(one, schedule=bounded))
+    end = MONDAY + timedelta(days=20)
+    jobs = [bounded(job(f"j{n}", "0 9 * * *"), end=end) for n in range(30)]
     [suggestion] = forecast_load(jobs, MONDAY, 3).suggestions
     assert suggestion.schedules["j3"] == "H 9 * * *"
     assert suggestion.most_before == 30
@@ -147,15 +142,7 @@ def test_intervals_of_one_anchor_are_advised_to_jitter() -> None:
 
 
 def test_jobs_with_jitter_do_not_collide() -> None:
-    first = job("a", "0 0 * * *")
-    assert first.schedule is not None
-    jobs = [first, job("b", "0 0 * * *")]
-    from dataclasses import replace as changed
-
-    jobs = [
-        replace(one, schedule=changed(one.schedule, jitter=timedelta(minutes=5)))  # type: ignore[type-var]
-        for one in jobs
-    ]
+    jobs = [bounded(job(name, "0 0 * * *"), jitter=timedelta(minutes=5)) for name in "ab"]
     assert forecast_load(jobs, MONDAY, 7).collisions == ()
 
 

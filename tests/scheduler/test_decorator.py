@@ -9,52 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ENQUEUE = """
-from mainspring import Run, RunContext, Scheduler
-
-scheduler = Scheduler("memory://")
-
-
-@scheduler.job(retries=3)
-async def send(ctx: RunContext, to: str, copies: int = 1) -> int:
-    return copies
-
-
-@scheduler.job()
-def plain(path: str) -> bytes:
-    return path.encode()
-
-
-async def right(ctx: RunContext) -> None:
-    run: Run = await send.enqueue(to="a", copies=2)
-    run = await send.enqueue("a")
-    run = await send.options(delay="5m", dedupe_key="k").enqueue(to="a")
-    run = send.blocking.enqueue(to="a")
-    runs: list[Run] = await send.enqueue_many([{"to": "a"}])
-    copies: int = await send(ctx, to="a")
-    data: bytes = plain("x")
-    run = await plain.enqueue(path="x")
-    sent: int = (await scheduler.wait(await send.enqueue(to="a"))).result
-    sent = scheduler.blocking.wait(send.blocking.enqueue(to="a")).result
-    read: bytes = (await scheduler.get_run(await plain.enqueue(path="x"))).result
-    anything: str = (await scheduler.wait("id")).result
-
-
-async def wrong(ctx: RunContext) -> None:
-    await send.enqueue()  # missing
-    await send.enqueue(to=5)  # type
-    await send.enqueue(to="a", subject="b")  # unknown
-    await send.options(delay="5m").enqueue(copies="x", to="a")  # type
-    send.blocking.enqueue(to=None)  # type
-    await send(to="a")  # no context
-    number: str = await send(ctx, to="a")  # result
-    plain(5)  # type
-    await plain.enqueue(path=b"x")  # type
-    text: str = (await scheduler.wait(await send.enqueue(to="a"))).result  # result
-"""
-
-
-OPTIONS = """
+CALLS = """
 import asyncio
 from datetime import datetime
 from mainspring import Client, Enqueue, Job, Page, Run, RunContext, Scheduler
@@ -73,6 +28,11 @@ async def bare_with_context(ctx: RunContext, to: str) -> int:
     return 1
 
 
+@scheduler.job(retries=3)
+async def send(ctx: RunContext, to: str, copies: int = 1) -> int:
+    return copies
+
+
 @scheduler.job("5m", retries=3, overlap="queue", retry_on=[OSError, "x.Y"], after=bare, tags="a")
 def scheduled() -> None: ...
 
@@ -82,11 +42,17 @@ async def right(ctx: RunContext) -> None:
     data: bytes = bare("x")
     run = await bare_with_context.enqueue(to="a")
     number: int = await bare_with_context(ctx, "a")
+    number = await send(ctx, to="a")
+    run = await send.options(delay="5m", dedupe_key="k").enqueue("a", copies=2)
+    runs: list[Run] = await send.enqueue_many([{"to": "a"}])
+    number = scheduler.blocking.wait(send.blocking.enqueue(to="a")).result
+    data = (await scheduler.get_run(await bare.enqueue(path="x"))).result
+    anything: str = (await scheduler.wait("id")).result
     job: Job = await scheduler.add_job("a", handler=bare, payload={"path": "x"}, replace=True)
     job = await scheduler.update_job("a", schedule="5m", priority=3, enabled=False)
     run = await scheduler.enqueue("a", {"path": "x"}, delay="5m", dedupe_key="k")
     run = await scheduler.trigger("a", at=datetime(2030, 1, 1))
-    runs: list[Run] = await scheduler.enqueue_many([Enqueue(bare, {"path": "x"}, delay="5m")])
+    runs = await scheduler.enqueue_many([Enqueue(bare, {"path": "x"}, delay="5m")])
     run = await scheduler.enqueue("a", after=[run, runs[0].id])
     done: bool = await scheduler.cancel(run)
     data = (await scheduler.wait(await bare.enqueue("x"))).result
@@ -109,7 +75,13 @@ def plain() -> None:
     scheduler.run(drain_timeout="5m")
 
 
-async def wrong() -> None:
+async def wrong(ctx: RunContext) -> None:
+    await send.enqueue()  # missing
+    await send.enqueue(to=5)  # type
+    await send.options(delay="5m").enqueue(copies="x", to="a")  # type
+    await send(to="a")  # no context
+    text: str = await send(ctx, to="a")  # result
+    bare(5)  # type
     scheduler.job(retires=3)  # unknown
     scheduler.job(retries="3")  # type
     scheduler.job(overlap="skp")  # no choice
@@ -123,7 +95,7 @@ async def wrong() -> None:
     scheduler.blocking.add_job("a", retires=3)  # unknown
     scheduler.blocking.enqueue("a", delya="5m")  # unknown
     scheduler.blocking.get_run(5)  # type
-    text: str = scheduler.blocking.enqueue("a")  # result
+    text = scheduler.blocking.enqueue("a")  # result
     bare.blocking.options(delya="5m")  # unknown
     await client.enqueue("a", delya="5m")  # unknown
     Enqueue("a", delya="5m")  # unknown
@@ -141,32 +113,24 @@ def marked(text: str) -> set[int]:
 
 @pytest.mark.thorough
 def test_wrong_calls_are_found_by_mypy(tmp_path: Path) -> None:
-    """One run for both files: most of it is spent on the library itself."""
     api = pytest.importorskip("mypy.api")
-    texts = {"enqueue.py": ENQUEUE, "options.py": OPTIONS}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    files = [str(tmp_path / name) for name in texts]
-    out, err, _ = api.run(
-        ["--strict", "--no-error-summary", f"--cache-dir={tmp_path}/cache", *files]
-    )
-    found: dict[str, set[int]] = {name: set() for name in texts}
-    for line in out.splitlines():
-        if ": error:" in line:
-            path, number, _ = line.split(":", 2)
-            found[Path(path).name].add(int(number))
-    assert found == {name: marked(text) for name, text in texts.items()}, out + err
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
+    cache = f"--cache-dir={tmp_path}/cache"
+    out, err, _ = api.run(["--strict", "--no-error-summary", cache, str(file)])
+    told = [line.split(":")[1] for line in out.splitlines() if ": error:" in line]
+    assert {int(number) for number in told} == marked(CALLS), out + err
 
 
 @pytest.mark.thorough
 def test_wrong_calls_are_found_by_pyright(tmp_path: Path) -> None:
     """By basedpyright: it is pyright, packaged with the Node.js that it needs."""
-    file = tmp_path / "options.py"
-    file.write_text(OPTIONS)
+    file = tmp_path / "calls.py"
+    file.write_text(CALLS)
     (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
     checker = [sys.executable, "-m", "basedpyright", "--project", str(tmp_path)]
     command = [*checker, "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     told = json.loads(done.stdout)["generalDiagnostics"]
     found = {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"}
-    assert found == marked(OPTIONS), done.stdout
+    assert found == marked(CALLS), done.stdout

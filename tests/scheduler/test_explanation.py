@@ -33,6 +33,8 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
     async def one_at_a_time() -> None:
         await release.wait()
 
+    for name in ("a", "b"):
+        scheduler.job(id=name, concurrency=1, concurrency_key="printer")(release.wait)
     async with scheduler:
         recorder = EventRecorder(scheduler, "run.started")
         first = await one_at_a_time.enqueue()
@@ -43,6 +45,10 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
         assert (why.code, why.sentence) == ("concurrency", f"{limit}: {first.id}")
         assert why.facts["running"] == [first.id]
         assert (await scheduler.explain(first.id)).problem is None
+        await scheduler.enqueue("a")
+        await recorder.until("run.started", 2)
+        why = await scheduler.explain((await scheduler.enqueue("b")).id)
+        assert "with the key 'printer'" in why.sentence
         release.set()
         await ended(scheduler, second)
         assert (await scheduler.explain(second.id)).problem is None
@@ -82,24 +88,6 @@ def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
             assert "no worker that can run it was free yet" in why
 
     run_virtual(main)
-
-
-async def test_a_limit_over_several_jobs_names_its_key(make: Make) -> None:
-    scheduler = make()
-    release = asyncio.Event()
-
-    async def work() -> None:
-        await release.wait()
-
-    for name in ("a", "b"):
-        scheduler.job(id=name, concurrency=1, concurrency_key="printer")(work)
-    async with scheduler:
-        recorder = EventRecorder(scheduler, "run.started")
-        await scheduler.enqueue("a")
-        await recorder.until("run.started")
-        why = (await scheduler.explain((await scheduler.enqueue("b")).id)).sentence
-        assert "with the key 'printer'" in why
-        release.set()
 
 
 async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, file: str) -> None:
@@ -258,41 +246,71 @@ async def until(scheduler: Scheduler, moment: datetime) -> None:
     await asyncio.sleep((moment - await scheduler.now()).total_seconds())
 
 
+NOT_YET = "its time has not come:"
+CRON_IN_WORDS = "is not a slot of its schedule (At minute 0 past every hour, UTC): the nearest"
+SLOTS: list[tuple[dict[str, Any], datetime, datetime | None, str, str]] = [
+    ({}, at(1, 30), at(1), "succeeded", "it ran, and succeeded at 2030-01-01T01:00:00Z"),
+    ({"schedule": "5m"}, at(0, 1), at(0, 5), "not_due", f"{NOT_YET} the slot is in 4 minutes"),
+    ({}, at(1, 30), at(2), "not_due", f"{NOT_YET} the slot is in 30 minutes"),
+    ({}, at(1, 30), None, "not_due", "its next slot is at 2030-01-01T02:00:00Z, in 30 minutes"),
+    (
+        {},
+        at(0),
+        at(3, 37),
+        "not_a_slot",
+        f"2030-01-01T03:37:00Z {CRON_IN_WORDS} are 2030-01-01T03:00:00Z (before) and"
+        " 2030-01-01T04:00:00Z (after)",
+    ),
+    (
+        {},
+        at(0, 1),
+        at(0) - timedelta(hours=1),
+        "not_created",
+        "the job did not exist yet: it was created at 2030-01-01T00:00:00Z",
+    ),
+    (
+        {"retention": "1h"},
+        at(4, 30),
+        at(1),
+        "pruned",
+        "its run is not kept any more: runs are deleted 1 hour after they have ended",
+    ),
+    (
+        {"schedule": "2030-01-01T01:00:00Z"},
+        at(2),
+        None,
+        "schedule_over",
+        "its schedule is over: its last slot was at 2030-01-01T01:00:00Z",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "now", "slot", "code", "sentence"), SLOTS)
+def test_a_slot_is_explained_by_its_code_and_a_sentence(
+    options: dict[str, Any], now: datetime, slot: datetime | None, code: str, sentence: str
+) -> None:
+    async def main() -> None:
+        async with SharedStore().program(**options) as scheduler:
+            await until(scheduler, now)
+            found = await scheduler.explain("report", slot)
+            assert (found.code, found.sentence) == (code, sentence)
+            assert slot in (None, found.at)
+            for edge in (datetime.min, datetime.max):
+                odd = await scheduler.explain("report", edge.replace(tzinfo=UTC))
+                assert "is not a slot of its schedule" in odd.sentence
+
+    run_virtual(main)
+
+
 @virtual
-async def test_a_slot_that_ran_and_one_that_is_to_come(shared: SharedStore) -> None:
+async def test_what_is_well_and_which_slots_are_near_are_facts(shared: SharedStore) -> None:
     async with shared.program() as scheduler:
-        await until(scheduler, at(1, 30))
-        ran = await scheduler.explain("report", at(1))
-        assert (ran.code, ran.run_id, ran.at) == ("succeeded", "report@20300101T010000Z", at(1))
-        assert ran.sentence == "it ran, and succeeded at 2030-01-01T01:00:00Z"
-        later = await scheduler.explain("report", at(2))
-        assert later.sentence == "its time has not come: the slot is in 30 minutes"
         now = await scheduler.explain("report")
-        assert (now.code, now.is_well) == ("not_due", True)
-        assert now.sentence == "its next slot is at 2030-01-01T02:00:00Z, in 30 minutes"
-        assert now.facts == {"next_slot": at(2)}
-
-
-@virtual
-async def test_a_moment_that_is_no_slot_names_the_nearest(shared: SharedStore) -> None:
-    async with shared.program() as scheduler:
-        found = await scheduler.explain("report", at(3, 37))
-        assert (found.code, found.facts) == ("not_a_slot", {"before": at(3), "after": at(4)})
-        assert found.sentence == (
-            "2030-01-01T03:37:00Z is not a slot of its schedule (At minute 0 past every hour, UTC):"
-            " the nearest are 2030-01-01T03:00:00Z (before) and 2030-01-01T04:00:00Z (after)"
-        )
-
-
-@virtual
-async def test_a_slot_before_the_job_existed(shared: SharedStore) -> None:
-    async with shared.program() as scheduler:
-        await until(scheduler, at(0, 1))
-        found = await scheduler.explain("report", at(0) - timedelta(hours=1))
-        assert (found.code, found.sentence) == (
-            "not_created",
-            "the job did not exist yet: it was created at 2030-01-01T00:00:00Z",
-        )
+        assert (now.is_well, now.facts) == (True, {"next_slot": at(1)})
+        near = await scheduler.explain("report", at(3, 37))
+        assert near.facts == {"before": at(3), "after": at(4)}
+        await until(scheduler, at(1, 30))
+        assert (await scheduler.explain("report", at(1))).run_id == "report@20300101T010000Z"
 
 
 @virtual
@@ -481,7 +499,7 @@ async def test_slots_that_the_misfire_policy_passed_over(shared: SharedStore) ->
     """Workers were alive all the time, but none had the handler."""
     async with shared.program(misfire="skip"):
         await asyncio.sleep(1)
-    other = Scheduler(shared.store, clock=VirtualClock(), inline=True)
+    other = Scheduler(shared.store, clock=VirtualClock(), inline=True, poll="1m")
     async with other:
         await until(other, at(3, 30))
         found = await other.explain("report", at(2))
@@ -525,17 +543,6 @@ async def test_a_run_that_expired(shared: SharedStore) -> None:
         assert found.code == "expired"
         assert found.sentence == (
             "its start deadline (2030-01-01T00:01:00Z) had passed before a worker could start it"
-        )
-
-
-@virtual
-async def test_a_slot_whose_run_was_pruned(shared: SharedStore) -> None:
-    async with shared.program(retention="1h") as scheduler:
-        await until(scheduler, at(4, 30))
-        found = await scheduler.explain("report", at(1))
-        assert (found.code, found.sentence) == (
-            "pruned",
-            "its run is not kept any more: runs are deleted 1 hour after they have ended",
         )
 
 
@@ -644,17 +651,6 @@ async def test_a_failed_run_and_a_job_without_a_schedule(shared: SharedStore) ->
             await scheduler.explain("nobody")
         with pytest.raises(InvalidInput, match="is a run, and a time is given for a job"):
             await scheduler.explain(run.id, at(1))
-
-
-@virtual
-async def test_a_schedule_that_is_over(shared: SharedStore) -> None:
-    async with shared.program("2030-01-01T01:00:00Z") as scheduler:
-        await until(scheduler, at(2))
-        found = await scheduler.explain("report")
-        assert (found.code, found.sentence) == (
-            "schedule_over",
-            "its schedule is over: its last slot was at 2030-01-01T01:00:00Z",
-        )
 
 
 @virtual
@@ -841,16 +837,3 @@ def damage(place: Path, sql: str, name: str) -> None:
 def test_the_page_lists_every_code() -> None:
     page = (DOCS / "reference" / "explanations.md").read_text()
     assert [code for code in Reason if f"`{code}`" not in page] == []
-
-
-@pytest.mark.parametrize("schedule", ["0 9 * * *", "5m"])
-async def test_the_first_and_the_last_moment_are_no_slots(schedule: str) -> None:
-    scheduler = Scheduler("memory://", workers=0)
-
-    @scheduler.job(schedule)
-    async def often() -> None: ...
-
-    async with scheduler:
-        for at in (datetime.min, datetime.max):
-            found = await scheduler.explain("often", at.replace(tzinfo=UTC))
-            assert "is not a slot of its schedule" in found.sentence

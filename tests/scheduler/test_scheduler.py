@@ -199,7 +199,7 @@ async def test_a_graceful_stop_waits_and_renews_past_the_lease(make: Make) -> No
 
     async def slow(ctx: RunContext) -> int:
         began.set()
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.5)
         return ctx.attempt
 
     for one in (scheduler, other):

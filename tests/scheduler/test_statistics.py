@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,19 @@ from mainspring.stores.protocol import JobQuery
 from mainspring.testing.store_calls import put_job
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
+
+
+@pytest.fixture
+async def scheduler(make: Make) -> AsyncIterator[Scheduler]:
+    """Started, with one job."""
+    made = make()
+
+    @made.job()
+    async def work(ok: bool = True) -> None:
+        assert ok, "it was not"
+
+    async with made:
+        yield made
 
 
 async def add_ended(scheduler: Scheduler, job_id: str, states: list[State], **ago: Any) -> None:
@@ -47,35 +61,23 @@ GOOD, BAD = State.SUCCEEDED, State.FAILED
     ],
 )
 async def test_the_success_rate_decides_the_health(
-    make: Make, states: list[State], status: str
+    scheduler: Scheduler, states: list[State], status: str
 ) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        await add_ended(scheduler, "work", states)
-        assert (await scheduler.job_health("work")).status == status
+    await add_ended(scheduler, "work", states)
+    assert (await scheduler.job_health("work")).status == status
 
 
 async def test_the_rate_is_over_24_hours_and_over_all_runs_if_none_ended_in_them(
-    make: Make,
+    scheduler: Scheduler,
 ) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        await add_ended(scheduler, "work", [BAD], hours=26)
-        old = await scheduler.job_health("work")
-        assert (old.status, old.success_rate, old.rated_since) == ("unhealthy", 0.0, None)
-        await add_ended(scheduler, "work", [GOOD], hours=1)
-        new = await scheduler.job_health("work")
-        assert (new.status, new.success_rate) == ("healthy", 1.0)
-        assert new.rated_since is not None
-        assert new.consecutive_failures == 0
+    await add_ended(scheduler, "work", [BAD], hours=26)
+    old = await scheduler.job_health("work")
+    assert (old.status, old.success_rate, old.rated_since) == ("unhealthy", 0.0, None)
+    await add_ended(scheduler, "work", [GOOD], hours=1)
+    new = await scheduler.job_health("work")
+    assert (new.status, new.success_rate) == ("healthy", 1.0)
+    assert new.rated_since is not None
+    assert new.consecutive_failures == 0
 
 
 @pytest.mark.parametrize("how", ["trigger", "enqueue"])
@@ -126,16 +128,10 @@ async def _never(firings: object) -> Any:
     await asyncio.Event().wait()
 
 
-async def test_a_paused_job_is_paused_whatever_its_runs_did(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        await add_ended(scheduler, "work", [BAD])
-        await scheduler.pause_job("work")
-        assert (await scheduler.job_health("work")).status == "paused"
+async def test_a_paused_job_is_paused_whatever_its_runs_did(scheduler: Scheduler) -> None:
+    await add_ended(scheduler, "work", [BAD])
+    await scheduler.pause_job("work")
+    assert (await scheduler.job_health("work")).status == "paused"
 
 
 async def test_while_all_firing_is_paused_jobs_with_a_schedule_are_paused_and_not_overdue(
@@ -168,19 +164,12 @@ async def test_while_all_firing_is_paused_jobs_with_a_schedule_are_paused_and_no
         assert (await looking.get_job("late")).next_run_at == slot
 
 
-async def test_metrics_of_a_window(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work(ok: bool = True) -> None:
-        assert ok, "it was not"
-
-    async with scheduler:
-        await add_ended(scheduler, "work", [GOOD, BAD, BAD], hours=30)
-        for ok in (True, True, True, False):
-            await ended(scheduler, await work.enqueue(ok=ok))
-        day, days = await scheduler.job_metrics("work"), await scheduler.job_metrics("work", "3d")
-        now = await scheduler.now()
+async def test_metrics_of_a_window(scheduler: Scheduler) -> None:
+    await add_ended(scheduler, "work", [GOOD, BAD, BAD], hours=30)
+    for ok in (True, True, True, False):
+        await ended(scheduler, await scheduler.enqueue("work", {"ok": ok}))
+    day, days = await scheduler.job_metrics("work"), await scheduler.job_metrics("work", "3d")
+    now = await scheduler.now()
     assert (day.total, day.succeeded, day.failed) == (4, 3, 1)
     assert (day.success_rate, day.failure_rate) == (0.75, 0.25)
     assert timedelta(hours=24) <= now - day.since <= timedelta(hours=25, minutes=1)
@@ -201,32 +190,20 @@ async def test_metrics_of_a_window(make: Make) -> None:
     assert len(day.recent_failures) == 3
 
 
-async def test_metrics_of_a_job_that_never_ran(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        metrics = await scheduler.job_metrics("work")
+async def test_metrics_of_a_job_that_never_ran(scheduler: Scheduler) -> None:
+    metrics = await scheduler.job_metrics("work")
     assert (metrics.total, metrics.success_rate, metrics.failure_rate) == (0, None, None)
     assert (metrics.duration.average, metrics.duration.p95, metrics.duration.max) == (None,) * 3
     assert metrics.recent_failures == ()
 
 
 @pytest.mark.parametrize("window", ["59m", "8d1s", 0, "a day", "-1h"])
-async def test_a_window_is_one_hour_to_eight_days(make: Make, window: Any) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        with pytest.raises(InvalidInput, match="window") as error:
-            await scheduler.job_metrics("work", window)
-        assert error.value.field == "window"
-        with pytest.raises(JobNotFound):
-            await scheduler.job_metrics("nothing")
+async def test_a_window_is_one_hour_to_eight_days(scheduler: Scheduler, window: Any) -> None:
+    with pytest.raises(InvalidInput, match="window") as error:
+        await scheduler.job_metrics("work", window)
+    assert error.value.field == "window"
+    with pytest.raises(JobNotFound):
+        await scheduler.job_metrics("nothing")
 
 
 async def test_counts_of_another_process_are_seen(make: Make, file: str) -> None:
@@ -245,23 +222,15 @@ async def test_counts_of_another_process_are_seen(make: Make, file: str) -> None
         assert (await looking.stats()).runs["succeeded"] == len(runs)
 
 
-async def test_pruned_runs_still_count(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> None: ...
-
-    async with scheduler:
-        run = await ended(scheduler, await work.enqueue())
-        await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
-        assert (await scheduler.list_runs(job="work")).items == []
-        assert (await scheduler.job_metrics("work")).succeeded == 1
-        assert (await scheduler.get_job("work")).last_run_at == run.started_at
+async def test_pruned_runs_still_count(scheduler: Scheduler) -> None:
+    run = await ended(scheduler, await scheduler.enqueue("work"))
+    await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
+    assert (await scheduler.list_runs(job="work")).items == []
+    assert (await scheduler.job_metrics("work")).succeeded == 1
+    assert (await scheduler.get_job("work")).last_run_at == run.started_at
 
 
-async def test_health_tells_memory_and_cpu_of_the_process(make: Make) -> None:
-    scheduler = make()
-    async with scheduler:
-        health = await scheduler.health()
+async def test_health_tells_memory_and_cpu_of_the_process(scheduler: Scheduler) -> None:
+    health = await scheduler.health()
     assert (health.memory or 0) > 10_000_000 or sys.platform != "linux"
     assert health.cpu_seconds > 0
