@@ -50,24 +50,6 @@ def test_no_span_has_more_starts_than_the_limit(steps: list[tuple[int, int]]) ->
         assert sum(start < first + LIMIT.span for start in starts[at:]) <= LIMIT.max_starts
 
 
-@given(st.integers(0, 60_000), st.integers(1, 5))
-def test_a_start_makes_room_one_span_later_or_a_part_of_it_after_that(
-    wait: int, count: int
-) -> None:
-    now = 10**15
-    first = RateAllowance({"a": LIMIT}, [], now)
-    for _ in range(count):
-        first.take("a")
-    [write] = first.writes()
-    second = RateAllowance({"a": LIMIT}, [kept(write, now)], now + wait)
-    assert second.left("a") == LIMIT.max_starts - count
-    part = LIMIT.span // BUCKETS_PER_SPAN
-    third = RateAllowance({"a": LIMIT}, [kept(write, now)], now + LIMIT.span + part)
-    assert third.left("a") == LIMIT.max_starts
-    if count == LIMIT.max_starts:
-        assert second.next_start(["a"]) == now + part + LIMIT.span
-
-
 async def test_when_the_next_run_may_start_is_told() -> None:
     store = MemoryStore(FakeClock())
     policy = Policy.make(rate="5/s")

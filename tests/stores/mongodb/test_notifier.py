@@ -28,16 +28,6 @@ async def listening(store: MongoStore) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_one_client_wakes_another(any_url: str) -> None:
-    async with opened(any_url) as one, opened(any_url) as two:
-        await listening(one)
-        for _ in range(3):
-            waiting = asyncio.create_task(one.wait(20))
-            await asyncio.sleep(0.05)
-            await two.add(await some_runs(two, "a"))
-            assert await waiting is True
-
-
 async def test_wakeups_that_lost_their_cap_are_given_it_again(any_url: str) -> None:
     """By a drop under those who follow it, and the hint that makes it again; or by a restore."""
     async with opened(any_url) as one, opened(any_url) as two:

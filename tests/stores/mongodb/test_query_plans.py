@@ -218,17 +218,6 @@ async def test_a_claim_examines_about_as_many_keys_as_it_takes_runs(
     await store.commit([transitions.released(run, now, began=False) for run in taken])
 
 
-async def test_the_first_runs_of_many_jobs_are_read_with_one_command(
-    store: MongoStore, sent: SentCommands
-) -> None:
-    here = {"r": 4, "g": "job", "q": "default", "h": "work"}
-    wanted = {job: ([{**here, "g": job, "p": p} for p in range(LANE_PARTS)], 20) for job in "abcd"}
-    wanted["job"] = ([{**here, "p": p} for p in range(LANE_PARTS)], 20)
-    found = await claim._first_due_runs(store._db, wanted, await store._db.now())
-    assert {job: len(runs) for job, runs in found.items()} == {"job": 20}
-    assert len(of(await explained(store, sent), "aggregate")) == 1
-
-
 async def test_the_next_due_run_is_a_seek_for_each_priority(
     store: MongoStore, sent: SentCommands
 ) -> None:

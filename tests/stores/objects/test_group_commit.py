@@ -6,8 +6,7 @@ import asyncio
 import copy
 import functools
 import random
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,30 +37,23 @@ from tests.support.objects.memory_bucket import BucketFault, MemoryBucket, Objec
 from tests.support.records import a_run
 
 LEASE = timedelta(seconds=10)
+CLOCK = FakeClock()
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def objects(clock: FakeClock) -> Objects:
-    return Objects(clock)
+def objects() -> Objects:
+    return Objects(CLOCK)
 
 
 def on_virtual_time(
-    test: Callable[[Objects, FakeClock], Awaitable[None]],
-) -> Callable[[Objects, FakeClock], None]:
+    test: Callable[[Objects], Coroutine[Any, Any, None]],
+) -> Callable[[Objects], None]:
     """The delays of a test pass on the virtual loop: however busy the machine is, they end in
     their order."""
 
     @functools.wraps(test)
-    def run(objects: Objects, clock: FakeClock) -> None:
-        async def main() -> None:
-            await test(objects, clock)
-
-        run_virtual(main)
+    def run(objects: Objects) -> None:
+        run_virtual(lambda: test(objects))
 
     return run
 
@@ -91,19 +83,19 @@ def bucket_of(store: ObjectStore) -> MemoryBucket:
     return store.bucket
 
 
-def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
-    return a_run(clock.now(), run_id, **fields)
+def run(run_id: str, **fields: Any) -> Run:
+    return a_run(CLOCK.now(), run_id, **fields)
 
 
 def claim(limit: int = 1) -> Claim:
     return Claim(worker="w", handlers=frozenset({"work"}), limit=limit, lease=LEASE)
 
 
-async def late_claim(objects: Objects, clock: FakeClock) -> tuple[list[str], list[str]]:
+async def late_claim(objects: Objects) -> tuple[list[str], list[str]]:
     """The first write of a claim is late: it is done while the second one is on its way. Gives the
     runs that were claimed, by the answer and by the bucket."""
     first = await opened(objects)
-    await first.add([run(clock, "a"), run(clock, "b")])
+    await first.add([run("a"), run("b")])
     on_its_way = BucketFault(delay=0.2)
     store = await opened(objects, Script(BucketFault("late", delay=0.1), on_its_way))
     taken = (await store.claim(claim())).runs
@@ -112,17 +104,13 @@ async def late_claim(objects: Objects, clock: FakeClock) -> tuple[list[str], lis
 
 
 @on_virtual_time
-async def test_a_late_write_is_answered_though_it_was_tried_again(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_a_late_write_is_answered_though_it_was_tried_again(objects: Objects) -> None:
     """The second try finds the head changed, by the first try: its answer is the one given."""
-    assert await late_claim(objects, clock) == (["a"], ["a"])
+    assert await late_claim(objects) == (["a"], ["a"])
 
 
 @on_virtual_time
-async def test_an_operation_that_joins_between_two_tries_is_done_once(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_an_operation_that_joins_between_two_tries_is_done_once(objects: Objects) -> None:
     store = await opened(objects, Script(BucketFault("late", delay=0.03, delay_after=0.0)))
     note = Note(kind="k", name="n", value=1)
     first = asyncio.ensure_future(store.put_notes([NoteWrite.put(note)]))
@@ -135,7 +123,7 @@ async def test_an_operation_that_joins_between_two_tries_is_done_once(
 
 @on_virtual_time
 async def test_a_write_that_failed_for_its_caller_and_lands_later_is_done_once(
-    objects: Objects, clock: FakeClock
+    objects: Objects,
 ) -> None:
     """The caller sends its call again, while the first write is still on its way."""
     late = BucketFault("late", delay=0.1)
@@ -151,11 +139,11 @@ async def test_a_write_that_failed_for_its_caller_and_lands_later_is_done_once(
 
 @on_virtual_time
 async def test_runs_of_a_claim_that_landed_after_it_had_failed_are_released(
-    objects: Objects, clock: FakeClock
+    objects: Objects,
 ) -> None:
     late = BucketFault("late", delay=0.02)
     store = await opened(objects, retry_for=0.0)
-    await store.add([run(clock, "a")])
+    await store.add([run("a")])
     bucket_of(store).plan = Script(late)
     with pytest.raises(StoreUnavailable):
         await store.claim(claim())
@@ -165,21 +153,12 @@ async def test_runs_of_a_claim_that_landed_after_it_had_failed_are_released(
     assert (again.id, again.attempt) == ("a", 1)
 
 
-async def test_many_calls_make_one_write(objects: Objects, clock: FakeClock) -> None:
-    store = await opened(objects)
-    before = bucket_of(store).requests["put"]
-    await asyncio.gather(*(store.add([run(clock, f"r{n}")]) for n in range(200)))
-    assert bucket_of(store).requests["put"] - before <= 2
-
-
-async def test_many_large_calls_make_several_writes_of_bounded_size(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_many_large_calls_make_several_writes_of_bounded_size(objects: Objects) -> None:
     """All at once they would take longer than a request may."""
     store = await opened(objects)
     rng = random.Random(1)
     payloads = [rng.randbytes(75_000).hex() for _ in range(150)]
-    calls = [store.add([run(clock, f"r{n}", payload=text)]) for n, text in enumerate(payloads)]
+    calls = [store.add([run(f"r{n}", payload=text)]) for n, text in enumerate(payloads)]
     seen: list[int] = []
     real = store.group_commit._write
 
@@ -199,18 +178,8 @@ async def test_many_large_calls_make_several_writes_of_bounded_size(
     }
 
 
-async def test_calls_that_change_nothing_write_nothing(objects: Objects, clock: FakeClock) -> None:
-    store = await opened(objects)
-    await store.claim(claim())
-    before = bucket_of(store).requests.copy()
-    await asyncio.gather(store.claim(claim()), store.find(RunQuery()), store.notes(NoteQuery()))
-    await store.maintain(None, 10)
-    spent = bucket_of(store).requests - before
-    assert spent == {"get": 1}
-
-
 async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
-    objects: Objects, clock: FakeClock
+    objects: Objects,
 ) -> None:
     store = await opened(objects)
 
@@ -219,7 +188,7 @@ async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
         raise InvalidInput("no")
 
     submitted = store.group_commit.submit(Operation(invalid, writes=True))
-    added = store.add([run(clock, "a")])
+    added = store.add([run("a")])
     answers = await asyncio.gather(submitted, added, return_exceptions=True)
     assert isinstance(answers[0], InvalidInput)
     assert not isinstance(answers[1], BaseException)
@@ -227,11 +196,9 @@ async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
     assert store.group_commit.state.get("notes", "half") is None
 
 
-async def test_close_finishes_the_calls_that_were_accepted(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_close_finishes_the_calls_that_were_accepted(objects: Objects) -> None:
     store = await opened(objects)
-    adding = asyncio.ensure_future(store.add([run(clock, "a")]))
+    adding = asyncio.ensure_future(store.add([run("a")]))
     await asyncio.sleep(0)
     await store.close()
     assert [one.run.id for one in await adding] == ["a"]
@@ -240,13 +207,11 @@ async def test_close_finishes_the_calls_that_were_accepted(
 
 
 @on_virtual_time
-async def test_a_cancelled_call_is_not_done_if_its_round_has_not_begun(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_a_cancelled_call_is_not_done_if_its_round_has_not_begun(objects: Objects) -> None:
     store = await opened(objects, lambda kind, key: BucketFault(delay=0.01))
-    first = asyncio.ensure_future(store.add([run(clock, "a")]))
+    first = asyncio.ensure_future(store.add([run("a")]))
     await asyncio.sleep(0.005)
-    second = asyncio.ensure_future(store.add([run(clock, "b")]))
+    second = asyncio.ensure_future(store.add([run("b")]))
     await asyncio.sleep(0)
     second.cancel()
     await first
@@ -278,10 +243,10 @@ async def test_a_newer_format_is_refused(objects: Objects) -> None:
         await opened(objects)
 
 
-async def test_a_missing_snapshot_is_named(objects: Objects, clock: FakeClock) -> None:
+async def test_a_missing_snapshot_is_named(objects: Objects) -> None:
     store = await opened(objects, tail_bytes=100)
     for n in range(4):
-        await store.add([run(clock, f"r{n}")])
+        await store.add([run(f"r{n}")])
     await store.close()
     [snapshot] = [key for key in objects.stored if key.startswith("snapshot/")]
     del objects.stored[snapshot]
@@ -290,11 +255,11 @@ async def test_a_missing_snapshot_is_named(objects: Objects, clock: FakeClock) -
 
 
 async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_again(
-    objects: Objects, clock: FakeClock
+    objects: Objects,
 ) -> None:
     store = await opened(objects, tail_bytes=100)
     for n in range(4):
-        await store.add([run(clock, f"r{n}")])
+        await store.add([run(f"r{n}")])
     reading = MemoryBucket(objects)
     real = reading.get
 
@@ -302,7 +267,7 @@ async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_a
         if key.startswith("snapshot/") and not replaced:
             replaced.append(key)
             for n in range(4, 8):
-                await store.add([run(clock, f"r{n}")])
+                await store.add([run(f"r{n}")])
             assert key not in objects.stored
         return await real(key, unless_etag)
 
@@ -315,36 +280,6 @@ async def test_a_reader_that_meets_a_snapshot_that_was_replaced_reads_the_head_a
 
 
 # -- storage that fails for a while
-
-
-@pytest.mark.parametrize("effect", ["throttled", "lost answer", "late"])
-@pytest.mark.parametrize("failing", ["get", "put"])
-async def test_requests_that_fail_for_a_while_fail_no_call(
-    objects: Objects, clock: FakeClock, failing: str, effect: Any
-) -> None:
-    """Each object is refused five times in a row, once it is asked for."""
-    refused: Counter[str] = Counter()
-
-    def plan(kind: str, key: str) -> BucketFault:
-        name = key.partition("/")[0]
-        if kind != failing or refused[name] == 5:
-            return BucketFault()
-        refused[name] += 1
-        return BucketFault(effect)
-
-    await with_segment(objects, clock)
-    store = await opened(objects, plan, tail_bytes=100)
-    other = await opened(objects)
-    added = await asyncio.gather(*(store.add([run(clock, f"new{n}")]) for n in range(3)))
-    assert [one.duplicate for [one] in added] == [False, False, False]
-    assert [one.id for one in (await store.find(OLD)).items] == ["r7"]
-    assert len((await store.claim(claim(limit=9))).runs) == 3
-    await store.group_commit.drain()
-    part = "snapshot" if failing == "put" else "history"
-    if effect == "throttled":
-        assert (refused["head"], refused[part]) == (5, 5)
-    assert refused["head"] > 1  # a write is done though its answer is lost
-    assert len((await other.find(RunQuery())).items) == 23
 
 
 def test_each_call_fails_only_after_it_was_repeated_for_its_own_time() -> None:
@@ -371,33 +306,18 @@ def test_each_call_fails_only_after_it_was_repeated_for_its_own_time() -> None:
     assert len(failed_after) == 2
 
 
-# -- parts
-
-
-async def with_segment(objects: Objects, clock: FakeClock) -> str:
-    """Makes a store of which twenty runs are in a segment, and gives its name."""
-    store = await opened(objects, most_finished=10**6)
-    await fill(store, clock, 20)
-    await Compaction(store.bucket, store.group_commit, 4).move_finished()
-    [segment] = [key for key in objects.stored if key.startswith("history/")]
-    return segment
-
-
-OLD = RunQuery(ids=frozenset({"r7"}))
-
-
 # -- a store that was restored, or made anew, under clients that go on
 
 
-async def restored(objects: Objects, clock: FakeClock, writer: bool) -> tuple[ObjectStore, ...]:
+async def restored(objects: Objects, writer: bool) -> tuple[ObjectStore, ...]:
     """A client that goes on after a backup was restored (it made the last write, or not), and
     another one that was opened after it."""
     old = await opened(objects, tail_bytes=2000)
     other = await opened(objects)
-    await old.add([run(clock, "kept")])
+    await old.add([run("kept")])
     backup = copy.deepcopy(objects.stored)
     for n in range(10):
-        await (old if writer else other).add([run(clock, f"lost{n}")])
+        await (old if writer else other).add([run(f"lost{n}")])
     assert len((await old.find(RunQuery())).items) == 11
     objects.stored = backup
     return old, await opened(objects)
@@ -406,14 +326,14 @@ async def restored(objects: Objects, clock: FakeClock, writer: bool) -> tuple[Ob
 @pytest.mark.parametrize("writes", [0, 10, 60])
 @pytest.mark.parametrize("writer", [True, False])
 async def test_a_client_that_outlives_a_restore_is_refused(
-    objects: Objects, clock: FakeClock, writer: bool, writes: int
+    objects: Objects, writer: bool, writes: int
 ) -> None:
-    old, new = await restored(objects, clock, writer)
+    old, new = await restored(objects, writer)
     for n in range(writes):
-        await new.add([run(clock, f"new{n}")])
+        await new.add([run(f"new{n}")])
     before = set(objects.stored)
     for _ in range(2):
-        for call in (old.find(RunQuery()), old.add([run(clock, "x")]), old.claim(claim())):
+        for call in (old.find(RunQuery()), old.add([run("x")]), old.claim(claim())):
             with pytest.raises(StoreDamaged, match="restored from a backup"):
                 await call
     assert objects.stored.keys() == before
@@ -421,68 +341,62 @@ async def test_a_client_that_outlives_a_restore_is_refused(
     assert sorted(one.id for one in (await new.find(RunQuery())).items) == expected
 
 
-async def test_a_client_that_was_refused_stays_so_until_it_is_opened_anew(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_a_client_that_was_refused_stays_so_until_it_is_opened_anew(objects: Objects) -> None:
     """Also when the other clients have written as often as it had, in the meantime."""
-    old, new = await restored(objects, clock, True)
+    old, new = await restored(objects, True)
     for n in range(30):
-        await new.add([run(clock, f"new{n}")])
+        await new.add([run(f"new{n}")])
         with pytest.raises(StoreDamaged):
-            await old.add([run(clock, f"old{n}")])
+            await old.add([run(f"old{n}")])
     await old.close()
     await old.open()
-    await old.add([run(clock, "again")])
+    await old.add([run("again")])
     found = [one.id for one in (await new.find(RunQuery(limit=100))).items]
     assert sorted(found) == sorted(["kept", "again", *(f"new{n}" for n in range(30))])
 
 
 @pytest.mark.parametrize("writes", [0, 6])
 async def test_a_client_that_outlives_its_store_is_refused_by_a_new_one(
-    objects: Objects, clock: FakeClock, writes: int
+    objects: Objects, writes: int
 ) -> None:
     old = await opened(objects)
     for n in range(writes):
-        await old.add([run(clock, f"old{n}")])
+        await old.add([run(f"old{n}")])
     objects.stored.clear()
     new = await opened(objects)
     for n in range(6):
-        await new.add([run(clock, f"new{n}")])
+        await new.add([run(f"new{n}")])
     with pytest.raises(StoreDamaged, match="made anew"):
-        await old.add([run(clock, "x")])
+        await old.add([run("x")])
     assert len((await (await opened(objects)).find(RunQuery())).items) == 6
 
 
-async def test_a_client_that_slept_while_many_others_wrote_is_not_refused(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_a_client_that_slept_while_many_others_wrote_is_not_refused(objects: Objects) -> None:
     """Neither its last write nor the last one that it knows is in the head any more."""
     with patch.object(schema, "MOST_CLIENTS", 3):
         sleeper = await opened(objects)
-        await sleeper.add([run(clock, "first")])
+        await sleeper.add([run("first")])
         for n in range(8):
             one = await opened(objects, tail_bytes=100)
-            await one.add([run(clock, f"r{n}")])
+            await one.add([run(f"r{n}")])
             await one.close()
-        await sleeper.add([run(clock, "last")])
+        await sleeper.add([run("last")])
         assert len((await sleeper.find(RunQuery())).items) == 10
 
 
 # -- garbage
 
 
-async def fill(store: ObjectStore, clock: FakeClock, count: int) -> None:
-    runs = [
-        run(clock, f"r{n}", state=State.SUCCEEDED, finished_at=clock.now()) for n in range(count)
-    ]
+async def fill(store: ObjectStore, count: int) -> None:
+    runs = [run(f"r{n}", state=State.SUCCEEDED, finished_at=CLOCK.now()) for n in range(count)]
     await store.add(runs)
 
 
-async def stalls(objects: Objects, clock: FakeClock) -> list[str]:
+async def stalls(objects: Objects) -> list[str]:
     """A client writes a segment and stalls for two hours before it names it; another collects the
     garbage meanwhile. Gives the runs that are there in the end."""
     first = await opened(objects, most_finished=10**6)
-    await fill(first, clock, 20)
+    await fill(first, 20)
     stalled = await opened(objects, most_finished=4)
     compaction = stalled._compaction
     assert compaction is not None
@@ -497,8 +411,8 @@ async def stalls(objects: Objects, clock: FakeClock) -> list[str]:
         moving = asyncio.ensure_future(compaction.move_finished())
         while not any(key.startswith("catalogue/") for key in objects.stored):
             await asyncio.sleep(0)
-        clock.advance(7200)
-        await first.maintain(clock.now() - timedelta(days=1), 10)
+        CLOCK.advance(7200)
+        await first.maintain(CLOCK.now() - timedelta(days=1), 10)
         assert not any(key.startswith("history/") for key in objects.stored)
         go_on.set()
         await moving
@@ -507,37 +421,33 @@ async def stalls(objects: Objects, clock: FakeClock) -> list[str]:
 
 
 async def test_garbage_is_collected_and_a_client_that_stalled_loses_nothing(
-    objects: Objects, clock: FakeClock
+    objects: Objects,
 ) -> None:
-    assert len(await stalls(objects, clock)) == 20
+    assert len(await stalls(objects)) == 20
 
 
-async def test_a_snapshot_that_is_about_to_be_named_is_not_collected(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_a_snapshot_that_is_about_to_be_named_is_not_collected(objects: Objects) -> None:
     """Its writer could not name it for two hours. Then its next write collects garbage."""
     store = await opened(objects, tail_bytes=100, retry_for=0.0)
-    await store.add([run(clock, "a")])
+    await store.add([run("a")])
     bucket_of(store).plan = lambda kind, key: BucketFault(
         "throttled" if (kind, key) == ("put", HEAD) else "none"
     )
     with pytest.raises(StoreUnavailable):
-        await store.add([run(clock, "b")])
+        await store.add([run("b")])
     await store.group_commit.drain()
     bucket_of(store).plan = None
     assert [key for key in objects.stored if key.startswith("snapshot/")]
-    clock.advance(7200)
-    await store.maintain(clock.now() - timedelta(days=1), 10)
+    CLOCK.advance(7200)
+    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
     other = await opened(objects)
     assert [one.id for one in (await other.find(RunQuery())).items] == ["a"]
 
 
-async def test_a_segment_that_is_about_to_be_named_is_not_collected(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_a_segment_that_is_about_to_be_named_is_not_collected(objects: Objects) -> None:
     """A client stalls for two hours before it names a segment, and collects garbage meanwhile."""
     store = await opened(objects, most_finished=10**6)
-    await fill(store, clock, 20)
+    await fill(store, 20)
     compaction = Compaction(store.bucket, store.group_commit, 4)
     real = compaction._write
     go_on = asyncio.Event()
@@ -556,7 +466,7 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(
         moving = asyncio.ensure_future(compaction.move_finished())
         while not any(key.startswith("catalogue/") for key in objects.stored):
             await asyncio.sleep(0)
-        clock.advance(7200)
+        CLOCK.advance(7200)
         bucket_of(store).plan = refuse_first
         collecting = asyncio.ensure_future(compaction.collect_garbage())
         for _ in range(100):
@@ -568,32 +478,32 @@ async def test_a_segment_that_is_about_to_be_named_is_not_collected(
 
 
 async def test_objects_of_a_self_test_that_was_cut_off_are_deleted_by_their_age(
-    objects: Objects, clock: FakeClock
+    objects: Objects,
 ) -> None:
     store = await opened(objects)
     left, foreign = "conditions-test/0123456789abcdef-0", "conditions-test/notes.txt"
     for key in (left, foreign):
         objects.put(key, b"first", None)
-    clock.advance(7200)
+    CLOCK.advance(7200)
     young = "conditions-test/fedcba9876543210-1"
     objects.put(young, b"first", None)
-    await store.maintain(clock.now() - timedelta(days=1), 10)
+    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
     assert left not in objects.stored
     assert {young, foreign} <= objects.stored.keys()
 
 
-async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects, clock: FakeClock) -> None:
+async def test_garbage_that_is_young_or_needed_is_kept(objects: Objects) -> None:
     store = await opened(objects, most_finished=4, tail_bytes=100)
-    await fill(store, clock, 20)
+    await fill(store, 20)
     while not any(key.startswith("history/") for key in objects.stored):
         await asyncio.sleep(0)
     young = part_name("snapshot", 1, "0123456789ab", 1)
     objects.put(young, b"{}", None)
-    await store.maintain(clock.now() - timedelta(days=1), 10)
+    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
     assert young in objects.stored
-    clock.advance(7200)
+    CLOCK.advance(7200)
     objects.list_lag = 3600
-    await store.maintain(clock.now() - timedelta(days=1), 10)
+    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
     assert young not in objects.stored
     other = await opened(objects)
     assert len((await other.find(RunQuery())).items) == 20
@@ -608,16 +518,16 @@ FOREIGN = [
 
 
 async def test_objects_of_somebody_else_are_never_deleted(
-    objects: Objects, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    objects: Objects, caplog: pytest.LogCaptureFixture
 ) -> None:
     for key in FOREIGN:
         objects.put(key, b"the only copy", None)
-    clock.advance(7200)
+    CLOCK.advance(7200)
     store = await opened(objects)
     assert "where other objects are" in caplog.text
-    await store.maintain(clock.now() - timedelta(days=1), 10)
-    clock.advance(7200)
-    await store.maintain(clock.now() - timedelta(days=1), 10)
+    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
+    CLOCK.advance(7200)
+    await store.maintain(CLOCK.now() - timedelta(days=1), 10)
     assert set(FOREIGN) < objects.stored.keys()
 
 
@@ -630,10 +540,10 @@ async def test_a_store_below_another_one_is_safe(tmp_path: Path) -> None:
     ]
     for store in reversed(stores):
         await store.open()
-        await fill(store, clock, 20)
-        await store.add([run(clock, "live")])
+        await fill(store, 20)
+        await store.add([run("live")])
     for store in stores:
-        await store.maintain(clock.now() - timedelta(days=1), 10)
+        await store.maintain(CLOCK.now() - timedelta(days=1), 10)
         await store.close()
     for place in places:
         again = ObjectStore(DirectoryBucket(place, clock))
@@ -642,14 +552,12 @@ async def test_a_store_below_another_one_is_safe(tmp_path: Path) -> None:
         await again.close()
 
 
-async def test_no_store_is_made_over_the_parts_of_one_whose_head_is_gone(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_no_store_is_made_over_the_parts_of_one_whose_head_is_gone(objects: Objects) -> None:
     """A new store would take the parts for garbage, and a head that is restored later needs
     them."""
     store = await opened(objects, tail_bytes=100)
     for n in range(4):
-        await store.add([run(clock, f"r{n}")])
+        await store.add([run(f"r{n}")])
     await store.close()
     head = objects.stored.pop(HEAD)
     before = set(objects.stored)
@@ -663,36 +571,32 @@ async def test_no_store_is_made_over_the_parts_of_one_whose_head_is_gone(
 # -- the clock
 
 
-async def lapses_early(objects: Objects, clock: FakeClock) -> bool:
+async def lapses_early(objects: Objects) -> bool:
     """A client that knows the storage's time to five seconds claims; another knows it exactly."""
     vague = await opened(objects, bucket={"clock_error": lambda: (5.0, 5.0)})
     exact = await opened(objects, bucket={"clock_error": lambda: (0.0, 0.0)})
-    await vague.add([run(clock, "a", run_at=clock.now() - timedelta(minutes=1))])
+    await vague.add([run("a", run_at=CLOCK.now() - timedelta(minutes=1))])
     assert (await vague.claim(claim())).runs
-    clock.advance(LEASE - timedelta(seconds=1))
+    CLOCK.advance(LEASE - timedelta(seconds=1))
     return bool((await exact.find(RunQuery(lapsed=True))).items)
 
 
-async def test_nobody_finds_a_lease_lapsed_too_early(objects: Objects, clock: FakeClock) -> None:
-    assert not await lapses_early(objects, clock)
+async def test_nobody_finds_a_lease_lapsed_too_early(objects: Objects) -> None:
+    assert not await lapses_early(objects)
 
 
-async def test_nothing_is_claimed_before_it_is_certainly_due(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_nothing_is_claimed_before_it_is_certainly_due(objects: Objects) -> None:
     vague = await opened(objects, bucket={"clock_error": lambda: (5.0, 5.0)})
-    await vague.add([run(clock, "a", run_at=clock.now() + timedelta(seconds=1))])
-    clock.advance(2)
+    await vague.add([run("a", run_at=CLOCK.now() + timedelta(seconds=1))])
+    CLOCK.advance(2)
     assert not (await vague.claim(claim())).runs
-    clock.advance(5)
+    CLOCK.advance(5)
     assert (await vague.claim(claim())).runs
 
 
-async def test_time_does_not_run_backwards_from_one_client_to_another(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_time_does_not_run_backwards_from_one_client_to_another(objects: Objects) -> None:
     exact = await opened(objects, bucket={"clock_error": lambda: (0.0, 0.0)})
-    await exact.add([run(clock, "a")])
+    await exact.add([run("a")])
     vague = await opened(objects, bucket={"clock_error": lambda: (5.0, 5.0)})
     assert await vague.now() >= await exact.now() - timedelta(milliseconds=1)
 
@@ -700,7 +604,7 @@ async def test_time_does_not_run_backwards_from_one_client_to_another(
 # -- planted bugs
 
 
-async def test_tries_that_are_forgotten_are_found(objects: Objects, clock: FakeClock) -> None:
+async def test_tries_that_are_forgotten_are_found(objects: Objects) -> None:
     """A try without an answer is forgotten when the next one is sent."""
     real = GroupCommit._write
 
@@ -709,25 +613,21 @@ async def test_tries_that_are_forgotten_are_found(objects: Objects, clock: FakeC
         return await real(self, *given)
 
     with patch.object(GroupCommit, "_write", write):
-        taken, running = await late_claim(objects, clock)
+        taken, running = await late_claim(objects)
     assert taken != running
 
 
-async def test_garbage_collected_without_a_change_of_the_head_is_found(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_garbage_collected_without_a_change_of_the_head_is_found(objects: Objects) -> None:
     real = Operation.__init__
 
     def uncounted(self: Any, *given: Any, **named: Any) -> None:
         real(self, *given, **{**named, "collects": False})
 
     with patch.object(Operation, "__init__", uncounted), pytest.raises(StoreError):
-        await stalls(objects, clock)
+        await stalls(objects)
 
 
-async def test_leases_stamped_from_the_earliest_time_are_found(
-    objects: Objects, clock: FakeClock
-) -> None:
+async def test_leases_stamped_from_the_earliest_time_are_found(objects: Objects) -> None:
     real = Workspace.__init__
 
     def early(self: Any, *given: Any) -> None:
@@ -735,4 +635,4 @@ async def test_leases_stamped_from_the_earliest_time_are_found(
         self.latest = self.now
 
     with patch.object(Workspace, "__init__", early):
-        assert await lapses_early(objects, clock)
+        assert await lapses_early(objects)

@@ -140,21 +140,6 @@ async def test_a_query_costs_what_it_gives(many: Objects, query: RunQuery, most:
     assert requests.total() <= most
 
 
-async def test_pages_go_through_all_runs_of_a_job(many: Objects) -> None:
-    store = ObjectStore(MemoryBucket(many))
-    await store.open()
-    found: list[str] = []
-    cursor = None
-    while True:
-        page = await store.find(RunQuery(job="job3", limit=500, cursor=cursor, brief=True))
-        found += [run.id for run in page.items]
-        if (cursor := page.cursor) is None:
-            break
-    numbers = [int(run_id[3:]) for run_id in found]
-    assert numbers == sorted(numbers, reverse=True)
-    assert len(numbers) == RUNS // JOBS
-
-
 @pytest.fixture
 async def store() -> ObjectStore:
     """Thirty finished runs, in segments of a few each."""
@@ -205,36 +190,6 @@ async def test_segments_are_merged_without_those_that_are_gone(store: ObjectStor
     assert sorted(s.name for s in group_commit.history.segments(group_commit.state)) == sorted(
         segments
     )
-
-
-async def test_old_runs_are_deleted_with_their_segments(store: ObjectStore) -> None:
-    before = finished(17).created_at
-    assert await store.maintain(before, 10) == 10
-    assert await store.maintain(before, 10) == 7
-    assert await store.maintain(before, 10) == 0
-    assert await all_ids(store) == sorted(f"run{n}" for n in range(17, 30))
-    [added] = await store.add([finished(3)])
-    assert not added.duplicate
-
-
-async def test_a_skipped_run_of_a_segment_is_found_by_its_upstream_run(store: ObjectStore) -> None:
-    ended = replace(finished(30), state=State.SKIPPED, attempt=0, failures=0, started_at=None)
-    skips = [
-        replace(ended, id=f"late{n}", after=(f"run{n}",), reason=transitions.UPSTREAM_FAILED)
-        for n in range(10)
-    ]
-    await store.add(skips)
-    query = RunQuery(upstream=frozenset({"run0", "run3"}))
-    for tidy in (store.compaction.move_finished, store.compaction.merge_segments):
-        assert sorted(run.id for run in (await store.find(query)).items) == ["late0", "late3"]
-        await tidy()
-    assert store.group_commit.state.get("runs", "late0") is None
-    skipped, other = (await store.find(query)).items
-    assert await store.commit([transitions.waiting_again(skipped)]) == [True]
-    assert await store.commit([transitions.deleted(other)]) == [True]
-    assert [(run.id, run.state) for run in (await store.find(query)).items] == [
-        (skipped.id, State.WAITING)
-    ]
 
 
 async def test_the_runs_that_were_skipped_after_a_run_cost_their_segments_alone() -> None:

@@ -1,4 +1,4 @@
-"""A TCP proxy to a server that can be cut, go silent, half-close or slow down."""
+"""A TCP proxy to a server that can be cut, go silent or half-close."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ class Proxy:
         self._changed = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.delay = 0.0
-        """Seconds that each piece takes."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -95,8 +93,6 @@ class Proxy:
     ) -> None:
         with suppress(OSError):
             while piece := await source.read(65536):
-                if self.delay:
-                    await asyncio.sleep(self.delay)
                 while self._line is Line.SILENT or (answer and self._line is Line.HALF_OPEN):
                     await self._changed.wait()
                 target.write(piece)
