@@ -11,16 +11,6 @@ from mainspring.dashboard.demo import SAMPLE_HANDLER, demo_scheduler, fill, run_
 from tests.support.dashboard import Dashboard, served
 
 
-async def test_a_page_follows_what_happens(dashboard: Dashboard, page: Page) -> None:
-    await page.goto(f"{dashboard.url}/")
-    tile = page.locator(".tile", has_text="Running").locator(".tile-value")
-    await expect(tile).to_have_text("0")
-    run = await dashboard.scheduler.enqueue("forever")
-    await expect(tile).to_have_text("1")
-    await dashboard.scheduler.cancel(run.id)
-    await expect(tile).to_have_text("0")
-
-
 async def test_live_updates_can_be_paused(dashboard: Dashboard, page: Page) -> None:
     await page.goto(f"{dashboard.url}/")
     live = page.get_by_role("button", name="Live")

@@ -90,13 +90,3 @@ async def test_values_that_change_in_place_move_nothing(
     await change(page, scheduler)
     shifts = await page.evaluate(READ)
     assert sum(value for value, _ in shifts) < MOST, shifts
-
-
-async def test_a_jump_is_noticed(dashboard: Dashboard, page: Page) -> None:
-    """The measure itself: a text that appears above the list moves it."""
-    await page.goto(f"{dashboard.url}/jobs")
-    await page.evaluate(READ)
-    await page.evaluate(OBSERVE)
-    await page.evaluate("document.getElementById('filters').before('it appears '.repeat(60))")
-    shifts = await page.evaluate(READ)
-    assert sum(value for value, _ in shifts) > MOST, shifts

@@ -62,11 +62,3 @@ def test_each_name_of_the_other_scheduler_has_a_row(page: str) -> None:
         if not re.search(rf"(?<![\w]){re.escape(name)}(?![\w])", code)
     ]
     assert missing == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_units_are_said_where_they_differ(page: str) -> None:
-    text = (DOCS / "how-to" / "coming-from" / f"{page}.md").read_text()
-    assert "milliseconds" in text
-    if page == "morojs-jobs":
-        assert "percent" in text

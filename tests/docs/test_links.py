@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mainspring.cli.program import app as program
 from tests.support.command_line import command_words
 from tests.support.deploy_files import KNOWN
-from tests.support.doc_examples import DOCS, ROOT, blocks, page_files
+from tests.support.doc_examples import DOCS, ROOT, page_files
 from tools import reference
 
 GENERATED = cache(reference.pages)
@@ -121,11 +121,3 @@ def test_commands_that_pages_name_have_these_flags() -> None:
                 assert flag in shown[command], (page, command, flag)
                 seen += 1
     assert seen > 30
-
-
-def test_blocks_of_every_page_can_be_read() -> None:
-    assert sum(len(blocks(page)) for page in page_files()) > 100
-
-
-def test_readme_stays_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

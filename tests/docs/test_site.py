@@ -47,15 +47,6 @@ def test_every_page_is_in_the_site_and_in_its_menu(site: Path) -> None:
         assert f'href="{made}"' in home or str(made) == "index.html", page
 
 
-def test_no_page_is_in_the_menu_twice(site: Path) -> None:
-    """The menu names a folder's index page twice: as the title of its section and as a page."""
-    menu = (site / "how-to" / "limit-concurrency.html").read_text()
-    links = re.findall(r'<a href="?([^\s">]+\.html)"? class="?md-nav__link', menu)
-    links = [link for link in links if not link.endswith("index.html")]
-    assert len(links) > 60
-    assert {link for link in links if links.count(link) > 1} == set()
-
-
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     inventory = (site / "objects.inv").read_bytes()
     head = b"".join(inventory.splitlines(keepends=True)[:4])

@@ -394,11 +394,6 @@ def test_a_long_run_of_spaces_is_parsed_quickly(text: str) -> None:
     assert Template.of(text).fill({}) == text
 
 
-def test_spaces_inside_of_a_mark_are_none_of_its_name() -> None:
-    assert Template.of("a{{ \t jobId  }}b").fill({"jobId": "j"}) == "ajb"
-    assert strip_template_spaces("/{{ jobId }}") == "/{{jobId}}"
-
-
 def test_the_user_agent_names_the_version_of_the_package() -> None:
     project = Path(__file__).parents[2] / "pyproject.toml"
     version = tomllib.loads(project.read_text())["project"]["version"]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Backoff, Breaker, Event, State
+from mainspring import Backoff, Event, State
 from mainspring.core.clock import SystemClock
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
@@ -463,15 +463,6 @@ async def test_a_higher_priority_goes_first_at_a_busy_host() -> None:
     assert any("high" in request.target for request in slow.requests[:4])
 
 
-@pytest.mark.parametrize("method", ["get", "DELETE", "PATCH", "HEAD", "OPTIONS", "REPORT"])
-async def test_a_call_is_sent_with_the_method_of_the_job(method: str) -> None:
-    async with endpoint(lambda _: response(204)) as end, scheduler() as mainspring:
-        run = await called(mainspring, {"url": end.url, "method": method})
-    assert run.state is State.SUCCEEDED
-    assert end.requests[0].method == method.upper()
-    assert "content-type" not in end.requests[0].headers
-
-
 async def test_the_largest_of_everything_is_kept_within_bounds() -> None:
     """Whatever was said, how the call ended stands."""
     odd = '"\\\n' * 30_000
@@ -502,21 +493,6 @@ async def test_the_signatures_time_is_the_stores() -> None:
         webhook = {"url": end.url, "body": {"n": 1}, "signing_secret": secret}
         await called(mainspring, webhook)
     assert Verifier(secret).verify(end.requests[0].body, end.requests[0].headers) == {"n": 1}
-
-
-async def test_an_open_breaker_stops_the_calls() -> None:
-    async with endpoint(lambda _: response(500)) as end, scheduler() as mainspring:
-        opened = asyncio.Event()
-        mainspring.on("breaker.opened", lambda event: opened.set())
-        await mainspring.add_job("call", webhook=end.url, breaker=Breaker(failures=2, reset="1h"))
-        for _ in range(2):
-            await call(mainspring)
-        await asyncio.wait_for(opened.wait(), 20)
-        run = await mainspring.trigger("call")
-        with pytest.raises(TimeoutError):
-            await mainspring.wait(run.id, timeout="300ms")
-        assert (await mainspring.get_run(run.id)).attempts == ()
-    assert len(end.requests) == 2
 
 
 TRACED_PROGRAM = """

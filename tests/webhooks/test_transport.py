@@ -222,18 +222,6 @@ async def test_a_late_response_to_an_aborted_call_is_dropped() -> None:
     assert call.cancelled()
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk\r\n\r\n"])
-async def test_too_many_interim_responses_end_the_call(junk: bytes) -> None:
-    async def serve(reader: Reader, writer: Writer) -> None:
-        await read_request(reader)
-        writer.write(b"HTTP/1.1 103 A\r\n\r\n" * 6_000 + junk)
-        await reader.read()
-
-    async with serving(serve) as port, client() as made:
-        with pytest.raises(WebhookFailed, match="too many interim answers"):
-            await asked(made, port)
-
-
 async def test_what_cannot_be_read_is_told_in_whole_words() -> None:
     async def serve(reader: Reader, writer: Writer) -> None:
         await read_request(reader)

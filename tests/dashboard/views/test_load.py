@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from mainspring.core.forecast import Forecast
-from mainspring.dashboard.views.load import describe_mean, shade_of, short_number
+from mainspring.dashboard.views.load import describe_mean, short_number
 from mainspring.errors import StoreUnavailable
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api, until
@@ -59,12 +59,6 @@ async def test_collisions_suggestions_and_clock_changes_are_in_words(api: Api) -
     assert "write H in place of the minute" in page
     assert "No change of the clocks" in page
     assert "nightly-0: H 3 * * *" in page
-
-
-async def test_a_wrong_zone_gives_a_page_that_says_so(api: Api) -> None:
-    answer = await api.get("/load?zone=Mars/Olympus", headers=HTML)
-    assert answer.status_code == 422
-    assert re.search(r"<p>[^<]*zone[^<]*Mars/Olympus", answer.text)
 
 
 async def test_a_forecast_is_made_once_and_beside_the_request(
@@ -128,12 +122,6 @@ def test_numbers_in_the_heat_map_are_short(count: float, text: str) -> None:
 )
 def test_a_mean_number_of_runs_has_its_noun(mean: float, text: str) -> None:
     assert describe_mean(mean) == text
-
-
-def test_every_hour_with_a_run_has_a_shade() -> None:
-    assert [shade_of(count, 0, 10_000) for count in (0, 0.01, 100, 2500, 10_000)] == [0, 1, 1, 4, 7]
-    assert [shade_of(count, 108, 132) for count in (108, 114, 132)] == [1, 4, 7]
-    assert shade_of(60, 60, 60) == 5
 
 
 async def test_the_forecast_appears_by_itself(

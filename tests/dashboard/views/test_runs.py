@@ -93,18 +93,6 @@ async def test_a_list_from_a_moment_on_ends_there(api: Api) -> None:
     assert await shown(api, f"/runs?since={since}&until={tomorrow}") == new
 
 
-async def test_wrong_filters_give_a_page_that_says_which(api: Api) -> None:
-    wrong = (
-        ("since=soon", "“Since”"),
-        ("state=odd", "The state"),
-        ("cursor=x", "place in the list"),
-    )
-    for query, words in wrong:
-        answer = await api.get(f"/runs?{query}", headers=HTML)
-        assert answer.status_code == 422, query
-        assert words in answer.text.partition("<main")[2]
-
-
 async def test_a_reader_sees_no_actions(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     run = await api.scheduler.enqueue("greet")

@@ -121,6 +121,7 @@ async def test_the_only_admin_key_is_revoked_only_by_force(api: Api) -> None:
         ("/api/v1/jobs/bulk", "POST"),
         ("/api/v1/runs/bulk", "POST"),
         ("/livez", "GET, HEAD"),
+        ("/jobs/report", "GET, HEAD"),
     ],
 )
 async def test_a_wrong_method_is_told_all_that_there_are(api: Api, path: str, allowed: str) -> None:
