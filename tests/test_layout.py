@@ -45,7 +45,6 @@ ACROSS_MODULES = {
     "service/test_malformed_requests.py": "service/middleware.py service/problems.py",
     "service/test_store_outage.py": "service/api_keys.py service/metrics.py service/admission.py",
     "service/test_unreadable_notes.py": "service/api_keys.py service/audit.py service/sessions.py",
-    "service/test_telemetry.py": "engine/telemetry.py webhooks/handler.py",
     "stores/mongodb/test_dead_clients.py": "stores/mongodb/*.py",
     "stores/mongodb/test_fault_scenarios.py": "stores/mongodb/*.py",
     "stores/mongodb/test_network.py": "stores/mongodb/*.py engine/store_retry.py",

@@ -64,25 +64,21 @@ def test_file_without_a_name_says_which_jobs_it_kept(run: Run, file: Path) -> No
 
 
 def test_file_given_as_an_option_is_refused_with_the_way_to_give_it(run: Run, file: Path) -> None:
-    refused = run("apply", "--file", "mainspring.toml")
-    assert refused.code == 2
-    assert "give the file without --file: `mainspring apply FILE`" in refused.err
+    refused = run("apply", "--file", "mainspring.toml").refusal
+    assert "give the file without --file: `mainspring apply FILE`" in refused
 
 
 def test_handler_module_that_exits_is_an_error(run: Run, file: Path) -> None:
     file.with_name("reports.py").write_text("import sys\nsys.exit(0)\n")
-    refused = run("apply")
-    assert refused.code == 2
-    assert "importing 'reports' failed: SystemExit: 0" in refused.err
+    assert "importing 'reports' failed: SystemExit: 0" in run("apply").refusal
 
 
 def test_all_errors_are_shown_and_no_database_is_made(run: Run, file: Path) -> None:
     file.write_text(
         FILE.replace('"5m"', '"5"').replace("days = 30", "dayz = 30") + "retries = -1\n"
     )
-    refused = run("apply")
-    assert refused.code == 2
-    places = [line.partition(": ")[2].partition(": ")[0] for line in refused.err.splitlines()]
+    refused = run("apply").refusal
+    places = [line.partition(": ")[2].partition(": ")[0] for line in refused.splitlines()]
     assert sorted(places, key=len) == [f"mainspring.toml, line {line}" for line in (3, 9, 10)]
     assert not file.with_name("mainspring.db").exists()
 
@@ -100,9 +96,8 @@ def test_errors_have_their_field_and_line_as_json(run: Run, folder: Path) -> Non
         '[jobs.u]\nhandler = "later"\nafter = ["nosuch"]\n'
         '[jobs.v]\nhandler = "later"\nafter = ["no"]\n'
     )
-    refused = run("apply", "m.toml", "--json")
-    assert refused.code == 2
-    told = json.loads(refused.err)
+    refused = run("apply", "m.toml", "--json").refusal
+    told = json.loads(refused)
     assert [(one["field"], one["file"], one["line"]) for one in told["fields"]] == [
         ("jobs.u.after", "m.toml", 3),
         ("jobs.v.after", "m.toml", 6),

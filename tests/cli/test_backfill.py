@@ -23,9 +23,8 @@ def test_past_slots_are_run_once(run: Run, stored_runs: StoredRuns) -> None:
 
 
 def test_what_is_wrong_is_said(run: Run, stored_runs: StoredRuns) -> None:
-    bad = run("backfill", "daily_report", "--from", "soon")
-    assert bad.code == 2
-    assert "--from 'soon' is no ISO 8601 date-time" in bad.err
+    refused = run("backfill", "daily_report", "--from", "soon").refusal
+    assert "--from 'soon' is no ISO 8601 date-time" in refused
     assert (
         "later than start"
         in run("backfill", "daily_report", "--from", "2026-02-01", "--to", "2026-01-01").err

@@ -68,9 +68,8 @@ def test_wait_gives_up(run: Run, stored_runs: StoredRuns) -> None:
 
 def test_with_the_app_arguments_are_checked(run: Run, stored_runs: StoredRuns) -> None:
     assert run("enqueue", "send_email", '{"too": "b"}').code == 0
-    answer = run("enqueue", "send_email", '{"too": "b"}', "--app", "app:scheduler")
-    assert answer.code == 2
-    assert "missing to" in answer.err
+    refused = run("enqueue", "send_email", '{"too": "b"}', "--app", "app:scheduler").refusal
+    assert "missing to" in refused
 
 
 @pytest.mark.parametrize(
@@ -118,17 +117,17 @@ def test_a_bad_line_stops_everything_before_it_begins(
     run: Run, stored_runs: StoredRuns, folder: Path
 ) -> None:
     (folder / "many.jsonl").write_text('{"to": "a"}\n' * 1500 + "oops\n")
-    answer = run("enqueue", "send_email", "--many", "many.jsonl")
-    assert answer.code == 2
-    assert "many.jsonl, line 1501 is not JSON" in answer.err
+    refused = run("enqueue", "send_email", "--many", "many.jsonl").refusal
+    assert "many.jsonl, line 1501 is not JSON" in refused
     assert len(run("runs", "list", "--json").json["items"]) == 2
 
 
 def test_a_bad_line_of_a_stream_says_what_was_queued(run: Run, stored_runs: StoredRuns) -> None:
-    answer = run("enqueue", "send_email", "--many", "-", stdin='{"to": "a"}\n' * 1500 + "oops\n")
-    assert answer.code == 2
-    assert "stdin, line 1501 is not JSON" in answer.err
-    assert "enqueued before that: 1,000 lines" in answer.err
+    answer = run(
+        "enqueue", "send_email", "--many", "-", stdin='{"to": "a"}\n' * 1500 + "oops\n"
+    ).refusal
+    assert "stdin, line 1501 is not JSON" in answer
+    assert "enqueued before that: 1,000 lines" in answer
 
 
 @pytest.mark.parametrize(

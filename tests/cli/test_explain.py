@@ -51,13 +51,7 @@ def test_a_chain_is_queued_and_drawn(run: Run, stored_runs: StoredRuns) -> None:
 
 
 def test_a_wrong_chain_says_what_is_wrong(run: Run, stored_runs: StoredRuns) -> None:
-    unknown = run("chain", "whoami", "whoareyou")
-    assert unknown.code == 2
-    assert "whoareyou" in unknown.err
-    payload = run("chain", "send_email={to}")
-    assert (payload.code, "not JSON" in payload.err) == (2, True)
-    choice = run("chain", "whoami", "--after-failure", "stop")
-    assert (choice.code, "skip or run" in choice.err) == (2, True)
-    nothing = run("workflow", "whoareyou")
-    assert nothing.code == 2
-    assert "whoareyou" in nothing.err
+    assert "whoareyou" in run("chain", "whoami", "whoareyou").refusal
+    assert "not JSON" in run("chain", "send_email={to}").refusal
+    assert "skip or run" in run("chain", "whoami", "--after-failure", "stop").refusal
+    assert "whoareyou" in run("workflow", "whoareyou").refusal

@@ -59,9 +59,3 @@ def test_the_demo_leaves_nothing_behind(serve: Serve) -> None:
     started.signal()
     assert started.ends() == 0
     assert not Path(store).parent.exists()
-
-
-def test_the_demo_takes_no_other_store(serve: Serve) -> None:
-    started = serve("--demo", "--store", "memory://", ready=False)
-    assert started.ends() == 2
-    assert "leave out --store" in "".join(started.err)

@@ -6,17 +6,13 @@ import os
 import re
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
-import mainspring.errors
-from mainspring import Client, Scheduler
 from tests.support.dashboard import *  # noqa: F403
 from tests.support.doc_examples import DOCS, ROOT
-from tests.support.public_names import public_names
 from tools import reference
 
 pytestmark = pytest.mark.thorough
@@ -45,18 +41,6 @@ def test_every_page_is_in_the_site_and_in_its_menu(site: Path) -> None:
             continue
         assert (site / made).exists(), page
         assert f'href="{made}"' in home or str(made) == "index.html", page
-
-
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    inventory = (site / "objects.inv").read_bytes()
-    head = b"".join(inventory.splitlines(keepends=True)[:4])
-    lines = zlib.decompress(inventory[len(head) :]).decode().splitlines()
-    found = {line.split(" ")[0] for line in lines}
-    names = public_names() | {f"mainspring.errors.{one}" for one in mainspring.errors.__all__}
-    for kind in (Client, Scheduler):
-        own = {one for one in vars(kind) if not one.startswith("_")}
-        names |= {f"mainspring.{kind.__name__}.{one}" for one in own}
-    assert names - found - {"mainspring.errors"} == set()
 
 
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:

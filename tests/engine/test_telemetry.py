@@ -188,20 +188,31 @@ async def test_an_attempt_that_lost_its_lease_says_so(ended: Ended) -> None:
 
 
 async def test_a_webhooks_call_lies_inside_its_attempt(ended: Ended) -> None:
-    answers = iter([response(500), response(200)])
+    answers = iter([response(500), response(200), response(200)])
     endpoint = Endpoint(lambda request: next(answers))
     scheduler = Scheduler("memory://", webhooks=ALLOW)
     async with serving(endpoint.serve) as endpoint.port, scheduler:
-        await scheduler.add_job(
-            "hook", webhook={"url": endpoint.url}, retries=1, retry_delay="10ms"
-        )
-        await scheduler.wait((await scheduler.trigger("hook")).id, 30)
+        webhook = {"url": f"{endpoint.url}?token=s3cret", "headers": {"Cookie": "c00kie-s3cret"}}
+        await scheduler.add_job("hook", webhook=webhook, retries=1, retry_delay="10ms")
+        run = await scheduler.wait((await scheduler.trigger("hook")).id, 30)
+        own = {"url": endpoint.url, "headers": {"traceparent": "mine"}}
+        await scheduler.add_job("own", webhook=own)
+        await scheduler.wait((await scheduler.trigger("own")).id, 30)
     attempts = [span for span in ended() if span.name == "run hook"]
     assert [told(span, "outcome") for span in attempts] == ["failed", "succeeded"]
-    calls = [span for span in ended() if span.name == "POST"]
+    *calls, _ = [span for span in ended() if span.name == "POST"]
     sent = [request.headers["traceparent"] for request in endpoint.requests]
-    assert sent == [traceparent(span) for span in calls]
+    assert sent == [*(traceparent(span) for span in calls), "mine"]
     assert [call.parent for call in calls] == [one.get_span_context() for one in attempts]
+    for call, status, kind, number in zip(
+        calls, (500, 200), (StatusCode.ERROR, StatusCode.UNSET), (0, 1), strict=True
+    ):
+        assert call.attributes is not None
+        assert (call.kind, call.status.status_code) == (SpanKind.CLIENT, kind)
+        assert call.attributes["http.response.status_code"] == status
+        assert call.attributes["http.request.resend_count"] == number
+        assert call.attributes["mainspring.run.id"] == run.id
+    assert not any("s3cret" in span.to_json() for span in ended())
 
 
 class FailingProcessor(SpanProcessor):

@@ -37,27 +37,6 @@ class PageClient:
         except HTTPError as error:
             return error.code, json.load(error)
 
-    def create_job(self, job: Any) -> Any:
-        return self.call("POST", "/api/jobs", job)
-
-    def list_jobs(self, page: int = 1, limit: int = 20) -> Any:
-        return self.call("GET", f"/api/jobs?page={page}&limit={limit}")
-
-    def get_job(self, job_id: str) -> Any:
-        return self.call("GET", f"/api/jobs/{job_id}")
-
-    def update_job(self, job_id: str, changes: Any) -> Any:
-        return self.call("PUT", f"/api/jobs/{job_id}", changes)
-
-    def delete_job(self, job_id: str) -> Any:
-        return self.call("DELETE", f"/api/jobs/{job_id}")
-
-    def executions(self, job_id: str, limit: Any = 5) -> Any:
-        return self.call("GET", f"/api/jobs/{job_id}/executions?limit={limit}")
-
-    def observability(self, what: str) -> Any:
-        return self.call("GET", f"/api/observability/{what}")
-
 
 @pytest.fixture
 def served(serve: Serve) -> ServiceProcess:
@@ -72,14 +51,16 @@ def moment(text: str) -> datetime:
 def test_every_request_of_the_page_works(served: ServiceProcess, endpoint: Endpoint) -> None:
     client = PageClient(served.url)
     before = datetime.now(UTC)
-    status, answer = client.create_job(
+    status, answer = client.call(
+        "POST",
+        "/api/jobs",
         {
             "schedule": "*/1 * * * * *",
             "endpoint": endpoint.url,
             "method": "POST",
             "headers": {"Authorization": "Bearer YOUR_TOKEN", "Content-Type": "application/json"},
             "body": {"event": "scheduled_task", "timestamp": "{{timestamp}}"},
-        }
+        },
     )
     assert (status, answer["success"]) == (201, True)
     made = answer["data"]
@@ -98,21 +79,27 @@ def test_every_request_of_the_page_works(served: ServiceProcess, endpoint: Endpo
     assert abs(moment(sent["timestamp"]) - datetime.now(UTC)) < timedelta(minutes=1)
 
     ended = until(
-        lambda: [one for one in client.executions(job_id)[1]["data"] if one["status"] != "running"]
+        lambda: [
+            one
+            for one in client.call("GET", f"/api/jobs/{job_id}/executions?limit=5")[1]["data"]
+            if one["status"] != "running"
+        ]
     )
     one = ended[0]
     assert (one["jobId"], one["status"], one["responseCode"]) == (job_id, "success", 200)
     assert (one["attempt"], one["responseBody"]) == (1, '{"status":"ok"}')
     assert moment(one["startedAt"]) <= moment(one["completedAt"])
     assert one["duration"] >= 0
-    assert len(client.executions(job_id, limit=1)[1]["data"]) == 1
+    assert len(client.call("GET", f"/api/jobs/{job_id}/executions?limit=1")[1]["data"]) == 1
 
-    status, answer = client.update_job(job_id, {"schedule": "0 */10 * * * *", "enabled": True})
+    status, answer = client.call(
+        "PUT", f"/api/jobs/{job_id}", {"schedule": "0 */10 * * * *", "enabled": True}
+    )
     assert (status, answer["success"]) == (200, True)
     assert answer["data"]["schedule"] == "0 */10 * * * *"
     assert moment(answer["data"]["nextRunAt"]).minute % 10 == 0
 
-    status, answer = client.get_job(job_id)
+    status, answer = client.call("GET", f"/api/jobs/{job_id}")
     job = answer["data"]
     assert job["_id"] == job_id
     assert job["method"] == "POST"
@@ -123,12 +110,12 @@ def test_every_request_of_the_page_works(served: ServiceProcess, endpoint: Endpo
     for name in ("nextRunAt", "lastRunAt", "createdAt", "updatedAt"):
         moment(job[name])
 
-    status, answer = client.list_jobs()
+    status, answer = client.call("GET", "/api/jobs?page=1&limit=20")
     assert (answer["success"], answer["page"], answer["limit"]) == (True, 1, 20)
     assert [one["_id"] for one in answer["data"]] == [job_id]
     assert answer["total"] == 1
 
-    status, answer = client.observability("health")
+    status, answer = client.call("GET", "/api/observability/health")
     assert (answer["success"], answer["status"]) == (True, "healthy")
     moment(answer["timestamp"])
     assert answer["scheduler"]["isRunning"] is True
@@ -137,48 +124,40 @@ def test_every_request_of_the_page_works(served: ServiceProcess, endpoint: Endpo
     assert isinstance(answer["scheduler"]["runningJobs"], int)
 
     executions = until(
-        lambda: (e := client.observability("stats")[1]["data"]["executions"])["total"] >= 1 and e
+        lambda: (
+            (e := client.call("GET", "/api/observability/stats")[1]["data"]["executions"])["total"]
+            >= 1
+            and e
+        )
     )
     assert executions["total"] == executions["successful"] + executions["failed"]
     assert executions["last24Hours"] == executions["total"]
 
-    assert client.delete_job(job_id)[1]["success"] is True
-    status, answer = client.get_job(job_id)
+    assert client.call("DELETE", f"/api/jobs/{job_id}")[1]["success"] is True
+    status, answer = client.call("GET", f"/api/jobs/{job_id}")
     assert (status, answer["success"]) == (404, False)
     assert job_id in answer["error"]
 
 
-def test_the_pages_environment(serve: Serve, tmp_path: Path) -> None:
-    """Theirs never used the retry variables. A .env file serves as well as the environment."""
-    (tmp_path / ".env").write_text(
-        "SCHEDULER_POLL_INTERVAL=500\nMAX_CONCURRENT_JOBS=7\nJOB_RETRY_ATTEMPTS=5\n"
-    )
-    served = serve(JOB_RETRY_DELAY="1234", MAX_CONCURRENT_JOBS="8")
-    client = PageClient(served.url)
-    scheduler = client.observability("health")[1]["scheduler"]
-    assert (scheduler["pollInterval"], scheduler["maxConcurrentJobs"]) == (500, 8)
-    job = {"schedule": "0 0 9 * * 1-5", "endpoint": "https://api.example.com/webhook"}
-    job_id = client.create_job(job)[1]["data"]["jobId"]
-    stored = client.get_job(job_id)[1]["data"]
-    assert (stored["retryAttempts"], stored["retryDelay"]) == (5, 1234)
-
-
 def test_the_pages_sample_job(page_api: PageClient) -> None:
     sample = json.loads((EXAMPLES / "sample-job.json").read_text())
-    status, answer = page_api.create_job(sample)
+    status, answer = page_api.call("POST", "/api/jobs", sample)
     assert (status, answer["data"]["endpoint"]) == (201, sample["endpoint"])
-    assert page_api.get_job(answer["data"]["jobId"])[1]["data"]["body"] == sample["body"]
+    assert (
+        page_api.call("GET", f"/api/jobs/{answer['data']['jobId']}")[1]["data"]["body"]
+        == sample["body"]
+    )
 
 
 def test_a_limit_that_is_too_high_gives_the_most_there_is(page_api: PageClient) -> None:
     job = {"schedule": "0 0 0 1 1 *", "endpoint": "https://api.example.com/webhook"}
-    job_id = page_api.create_job(job)[1]["data"]["jobId"]
-    status, answer = page_api.list_jobs(limit=1000)
+    job_id = page_api.call("POST", "/api/jobs", job)[1]["data"]["jobId"]
+    status, answer = page_api.call("GET", "/api/jobs?limit=1000")
     assert (status, answer["limit"]) == (200, 200)
-    assert page_api.executions(job_id, limit=10_000)[0] == 200
-    assert page_api.observability(f"failures?limit={10**30}")[0] == 200
+    assert page_api.call("GET", f"/api/jobs/{job_id}/executions?limit=10000")[0] == 200
+    assert page_api.call("GET", f"/api/observability/failures?limit={10**30}")[0] == 200
     for wrong in (0, -1, "many"):
-        assert page_api.executions(job_id, limit=wrong)[0] == 422
+        assert page_api.call("GET", f"/api/jobs/{job_id}/executions?limit={wrong}")[0] == 422
 
 
 @pytest.mark.parametrize(
@@ -194,7 +173,7 @@ def test_every_cron_expression_of_the_page_has_a_next_slot(
 ) -> None:
     job = {"schedule": schedule, "endpoint": "https://api.example.com/webhook"}
     before = datetime.now(UTC)
-    status, answer = page_api.create_job(job)
+    status, answer = page_api.call("POST", "/api/jobs", job)
     assert status == 201
     assert moment(answer["data"]["nextRunAt"]) > before
 
@@ -202,7 +181,7 @@ def test_every_cron_expression_of_the_page_has_a_next_slot(
 @pytest.mark.parametrize("schedule", ["99 * * * * *", "0 0 0 30 2 *", "* * *", "nonsense"])
 def test_what_can_never_fire_is_refused_at_once(page_api: PageClient, schedule: str) -> None:
     job = {"schedule": schedule, "endpoint": "https://api.example.com/webhook"}
-    status, answer = page_api.create_job(job)
+    status, answer = page_api.call("POST", "/api/jobs", job)
     assert (status, answer["success"]) == (422, False)
     assert answer["errors"][0]["field"] == "schedule"
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from playwright.async_api import Browser, Page, expect
 
-from mainspring import Scheduler
-from mainspring.service.server import listening, url_of
 from tests.support.dashboard import *  # noqa: F403
+from tests.support.dashboard import served
 from tests.support.service import Api, Serve
 
 DRAWN = """
@@ -77,27 +72,13 @@ async def test_a_field_tells_its_type_and_its_meaning(serve: Serve, page: Page) 
     await expect(page.locator("#BackoffBody")).to_have_attribute("open", "")
 
 
-@asynccontextmanager
-async def mounted() -> AsyncIterator[str]:
-    """The URL of a program with an API of ours below a path."""
-    scheduler = Scheduler("memory://", workers=0)
-    app = FastAPI()
-    app.mount("/below/here", scheduler.asgi(auth=None))
-    with listening("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None))
-        async with scheduler, asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[bound]))
-            yield f"{url_of(bound)}/below/here"
-            server.should_exit = True
-
-
 async def test_the_commands_have_the_path_that_it_is_mounted_at(page: Page) -> None:
-    async with mounted() as url:
-        await shown(page, f"{url}/docs")
+    async with served(prefix="/below/here") as made:
+        await shown(page, f"{made.url}/docs")
         commands = await page.evaluate(COMMANDS)
-    assert f"curl {url}/api/v1/jobs" in commands
+    assert f"curl {made.url}/api/v1/jobs" in commands
     assert (
-        f"curl -X PATCH {url}/api/v1/jobs/$id -H 'Content-Type: application/json' -d '{{…}}'"
+        f"curl -X PATCH {made.url}/api/v1/jobs/$id -H 'Content-Type: application/json' -d '{{…}}'"
         in commands
     )
 

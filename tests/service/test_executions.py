@@ -11,7 +11,7 @@ from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
 from mainspring.service.compat import executions_of
 from mainspring.stores.protocol import RunQuery
-from tests.support.service import Api, Make, sample_scheduler, until
+from tests.support.service import Api, until
 from tests.support.service_calls import created, finished
 from tests.support.webhook_endpoint import endpoint, response
 
@@ -28,13 +28,9 @@ async def ids(api: Api, job: str, **params: Any) -> list[str]:
     return [one["_id"] for one in answer["data"]]
 
 
-@pytest.mark.parametrize("kept", ["memory", "sqlite"])
 @pytest.mark.parametrize("others", ["pending", "skipped", "cancelled"])
-async def test_runs_that_never_began_hide_no_attempt(
-    make: Make, tmp_path: Any, kept: str, others: str
-) -> None:
-    url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
-    api: Api = await make(sample_scheduler(url, workers=2))
+async def test_runs_that_never_began_hide_no_attempt(working: Api, others: str) -> None:
+    api = working
     ran = [await finished(api, name=str(n)) for n in range(3)]
     delayed = await api.scheduler.enqueue_many("greet", [None] * 60, delay="1d")
     if others == "skipped":
@@ -48,14 +44,10 @@ async def test_runs_that_never_began_hide_no_attempt(
     assert await ids(api, "greet", limit=2) == newest[:2]
 
 
-@pytest.mark.parametrize("kept", ["memory", "sqlite"])
 @pytest.mark.parametrize("others", ["pending", "cancelled"])
-async def test_a_try_behind_a_long_backlog_is_told(
-    make: Make, tmp_path: Any, kept: str, others: str
-) -> None:
+async def test_a_try_behind_a_long_backlog_is_told(working: Api, others: str) -> None:
     """More runs that were never tried than anybody would want to read for it."""
-    url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
-    api: Api = await make(sample_scheduler(url, workers=1))
+    api = working
     body = {"handler": "greet", "schedule": None, "id": "mine", "retryAttempts": 1}
     await api.ok("POST", "/api/jobs", json={**body, "retryDelay": "1h"})
     run = await api.scheduler.trigger("mine", {"name": "nobody"})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
-
 import pytest
 from playwright.async_api import Browser
 
@@ -188,26 +184,8 @@ fetch("http://%s/api/v1/pause", {method: "POST", credentials: "include", mode: "
 """
 
 
-class OtherPage(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<!doctype html><title>evil</title>")
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def other_port() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OtherPage)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1]
-    server.shutdown()
-
-
 async def test_a_page_of_another_port_cannot_use_the_session(
-    serve: Serve, browser: Browser, other_port: int
+    serve: Serve, browser: Browser
 ) -> None:
     first = serve()
     with first.client() as client:
@@ -222,7 +200,10 @@ async def test_a_page_of_another_port_cannot_use_the_session(
     assert await page.evaluate(SIGN_IN % text) == 201
     own = "fetch('/api/v1/resume', {method: 'POST'}).then((answer) => answer.status)"
     assert await page.evaluate(own) == 200
-    await page.goto(f"http://127.0.0.1:{other_port}/")
+    other = "http://127.0.0.1:4321/"  # answered by the browser itself
+    html = {"content_type": "text/html", "body": "<!doctype html><title>evil</title>"}
+    await page.route(other, lambda route: route.fulfill(**html))
+    await page.goto(other)
     await page.evaluate(ATTACK % f"127.0.0.1:{port}")
     with served.client() as client:
         health = client.get("/api/v1/health", headers={"X-Api-Key": text}).json()

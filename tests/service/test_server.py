@@ -66,9 +66,9 @@ def refusal(served: ServiceProcess) -> str:
 
 
 def test_any_other_address_needs_a_key(serve: Serve, run: Run, started: list[Scheduler]) -> None:
-    refused = run("serve", "--host", "0.0.0.0", "--port", "0")
-    assert (refused.code, "mainspring keys create" in refused.err) == (2, True)
-    assert "started" not in refused.err  # no worker ran meanwhile
+    refused = run("serve", "--host", "0.0.0.0", "--port", "0").refusal
+    assert "mainspring keys create" in refused
+    assert "started" not in refused  # no worker ran meanwhile
     made = run("keys", "create", "ops", "--scope", "admin", "--json").json
     served = serve("--host", "0.0.0.0")
     port = urlsplit(served.url).port
@@ -88,9 +88,9 @@ def test_a_proxys_name_needs_a_key(
     serve: Serve, run: Run, started: list[Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALLOWED_HOSTS", "jobs.example.org")
-    refused = run("serve", "--port", "0")
-    assert (refused.code, "ALLOWED_HOSTS" in refused.err) == (2, True)
-    assert "mainspring keys create" in refused.err
+    refused = run("serve", "--port", "0").refusal
+    assert "ALLOWED_HOSTS" in refused
+    assert "mainspring keys create" in refused
     made = run("keys", "create", "ops", "--scope", "admin", "--json").json
     with serve().client() as client:
         asked = {"Host": "jobs.example.org"}

@@ -103,6 +103,12 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.out)
 
+    @property
+    def refusal(self) -> str:
+        """What was written by a command that refused its input."""
+        assert self.code == 2
+        return self.err
+
 
 Run = Callable[..., Answer]
 

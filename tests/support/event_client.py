@@ -50,3 +50,13 @@ class EventClient:
         async with asyncio.timeout(LONG):
             while len(self.messages) < 2:
                 await asyncio.sleep(0)
+
+    @classmethod
+    async def begin(cls, api: Api, *options: Any, **more: Any) -> EventClient:
+        client = cls(api, *options, **more)
+        await client.begun()
+        return client
+
+    async def leave(self) -> None:
+        self.gone.set()
+        await self.task

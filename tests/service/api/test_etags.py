@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from mainspring.core.model import replace
 from mainspring.stores.protocol import JobQuery, JobWrite
 from mainspring.testing.store_calls import put_job
-from tests.support.service import Api, Make, sample_scheduler
+from tests.support.service import Api
 from tests.support.service_calls import created, job, refused
 
 
@@ -75,13 +74,10 @@ async def test_a_condition_that_is_not_looked_at_is_refused(
     assert (await job(api, "report"))["enabled"] is True
 
 
-@pytest.mark.parametrize("kept", ["memory", "sqlite"])
 async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
-    make: Make, tmp_path: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+    api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store decides, not a look before: here the edit comes after the look."""
-    url = "memory://" if kept == "memory" else f"sqlite:///{tmp_path}/jobs.db"
-    api: Api = await make(sample_scheduler(url, workers=0))
     job_id = await created(api)
     path = f"/api/v1/jobs/{job_id}"
     tag = (await api.get(path)).headers["etag"]

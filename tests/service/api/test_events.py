@@ -46,9 +46,7 @@ async def enqueue(api: Api, count: int) -> None:
 
 
 async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Api) -> None:
-    slow, quick = EventClient(api), EventClient(api)
-    await slow.begun()
-    await quick.begun()
+    slow, quick = [await EventClient.begin(api) for _ in range(2)]
     slow.taking.clear()
     sent = 0
     while not slow.task.done():
@@ -62,16 +60,13 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
     # It got no end of its response: the server cuts such a connection off.
     assert all(message.get("more_body", True) for message in slow.messages)
     assert not quick.task.done()
-    quick.gone.set()
-    await quick.task
+    await quick.leave()
     assert api.app.state.service.streams.total() == 0
 
 
 async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> None:
     """What waits is bounded in bytes: a few hundred jobs of 250 KB would else be kept for one."""
-    slow, quick = EventClient(api), EventClient(api)
-    await slow.begun()
-    await quick.begun()
+    slow, quick = [await EventClient.begin(api) for _ in range(2)]
     slow.taking.clear()
     await api.scheduler.add_job("large", handler="greet")
     for n in range(1, 100):
@@ -84,59 +79,52 @@ async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> 
     largest = max(len(one.get("body", b"")) for one in quick.messages)
     assert slow.task.done()
     assert events.MAX_QUEUE_BYTES - largest < told(quick) < events.MAX_QUEUE_BYTES + 2 * largest
-    quick.gone.set()
-    await quick.task
+    await quick.leave()
 
 
 async def test_one_event_may_be_larger_than_the_queue(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MAX_QUEUE_BYTES", 10)
-    client = EventClient(api, "event=job.*")
-    await client.begun()
+    client = await EventClient.begin(api, "event=job.*")
     for name in ("one", "two"):
         await api.scheduler.add_job(name, handler="greet")
         while name.encode() not in client.messages[-1]["body"]:
             await asyncio.sleep(0)
     assert [len(one["body"]) > 10 for one in client.messages[2:]] == [True, True]
     assert not client.task.done()
-    client.gone.set()
-    await client.task
+    await client.leave()
     assert api.app.state.service.streams.total() == 0
 
 
 async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:
-    clients = [EventClient(api, "event=job.*"), EventClient(api, "job=one")]
-    for client in clients:
-        await client.begun()
+    clients = [await EventClient.begin(api, query) for query in ("event=job.*", "job=one")]
     await api.scheduler.add_job("one", handler="greet")
     for client in clients:
         while len(client.messages) < 3:
             await asyncio.sleep(0)
     assert clients[0].messages[2]["body"] is clients[1].messages[2]["body"]
     for client in clients:
-        client.gone.set()
-        await client.task
+        await client.leave()
 
 
 async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None:
-    client = EventClient(api, "event=run.*&event=run.enqueued&event=run.*&event=job.created")
-    await client.begun()
+    client = await EventClient.begin(
+        api, "event=run.*&event=run.enqueued&event=run.*&event=job.created"
+    )
     await enqueue(api, 1)
     await api.scheduler.add_job("new", handler="greet")
     while b"event: job.created" not in client.messages[-1]["body"]:
         await asyncio.sleep(0)
     told = [one["body"].partition(b"\n")[0] for one in client.messages[2:]]
     assert told == [b"event: run.enqueued", b"event: job.created"]
-    client.gone.set()
-    await client.task
+    await client.leave()
 
 
 async def test_events_can_be_chosen_and_hold_no_secret(api: Api) -> None:
     wrong = await refused(api, "GET", "/api/v1/events?event=run.nonsense", 422)
     assert "run.failed" in wrong["detail"]
-    client = EventClient(api, "event=job.*&job=mine")
-    await client.begun()
+    client = await EventClient.begin(api, "event=job.*&job=mine")
     for name in ("other", "mine"):
         await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, "id": name})
     while len(client.messages) < 3:
@@ -144,16 +132,13 @@ async def test_events_can_be_chosen_and_hold_no_secret(api: Api) -> None:
     assert client.messages[2]["body"].startswith(b"event: job.created")
     assert b'"jobId":"mine"' in client.messages[2]["body"].replace(b": ", b":")
     assert b"YOUR_TOKEN" not in client.messages[2]["body"]
-    client.gone.set()
-    await client.task
+    await client.leave()
 
 
 async def test_a_client_that_goes_is_forgotten(api: Api) -> None:
-    client = EventClient(api)
-    await client.begun()
+    client = await EventClient.begin(api)
     assert api.app.state.service.streams.total() == 1
-    client.gone.set()
-    await client.task
+    await client.leave()
     assert api.app.state.service.streams.total() == 0
     await enqueue(api, 1)  # nobody is told
 
@@ -170,13 +155,11 @@ async def test_an_idle_stream_sends_heartbeats(api: Api, monkeypatch: Any) -> No
 
 async def test_streams_are_limited_in_number(api: Api) -> None:
     api.app.state.service.max_streams = 1
-    client = EventClient(api)
-    await client.begun()
+    client = await EventClient.begin(api)
     refused = await api.get("/api/v1/events")
     assert refused.status_code == 503
     assert "retry-after" in refused.headers
-    client.gone.set()
-    await client.task
+    await client.leave()
 
 
 async def test_one_key_cannot_take_all_streams(make: Make) -> None:
@@ -184,16 +167,13 @@ async def test_one_key_cannot_take_all_streams(make: Make) -> None:
     service = api.app.state.service
     service.max_streams = 4  # one for each key
     (_, greedy), (_, other) = [await service.keys.create(name, "read") for name in ("a", "b")]
-    clients = [EventClient(api, key=text) for text in (greedy, other)]
-    for client in clients:
-        await client.begun()
+    clients = [await EventClient.begin(api, key=text) for text in (greedy, other)]
     refused = await api.get("/api/v1/events", headers={"Authorization": f"Bearer {greedy}"})
     assert refused.status_code == 429
     assert "this key has 1 open event streams" in refused.json()["detail"]
     assert "retry-after" in refused.headers
     for client in clients:
-        client.gone.set()
-        await client.task
+        await client.leave()
     assert not service.streams
 
 
@@ -207,9 +187,8 @@ async def test_the_stream_of_a_revoked_key_ends(
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.01)
     good, bad = [await service.keys.create(name, "read") for name in ("good", "bad")]
     _, short = await service.keys.create("short", "read", timedelta(milliseconds=300))
-    kept, revoked, expired = [EventClient(api, key=text) for text in (good[1], bad[1], short)]
-    for client in (kept, revoked, expired):
-        await client.begun()
+    texts = (good[1], bad[1], short)
+    kept, revoked, expired = [await EventClient.begin(api, key=text) for text in texts]
     clock.advance(0.3)
     await expired.task
     assert not revoked.task.done()
@@ -221,8 +200,7 @@ async def test_the_stream_of_a_revoked_key_ends(
     while not any(b"run.enqueued" in one.get("body", b"") for one in kept.messages):
         await asyncio.sleep(0)
     assert not any(b"run.enqueued" in one.get("body", b"") for one in revoked.messages)
-    kept.gone.set()
-    await kept.task
+    await kept.leave()
     assert service.streams.total() == 0
 
 
@@ -236,10 +214,8 @@ async def test_the_stream_of_a_session_ends_when_its_person_signs_out(
     key, _ = await service.keys.create("ada", "read")
     texts = [(await service.sessions.create(key))[0] for _ in range(3)]
     here, elsewhere, kept = [
-        EventClient(api, cookie=f"mainspring_session={text}") for text in texts
+        await EventClient.begin(api, cookie=f"mainspring_session={text}") for text in texts
     ]
-    for client in (here, elsewhere, kept):
-        await client.begun()
     await service.sessions.end(texts[0])
     await here.task
     assert here.messages[-1]["more_body"] is False
@@ -247,16 +223,14 @@ async def test_the_stream_of_a_session_ends_when_its_person_signs_out(
     clock.advance(CACHE_SECONDS)
     await elsewhere.task
     assert not kept.task.done()
-    kept.gone.set()
-    await kept.task
+    await kept.leave()
 
 
 async def test_streams_without_a_key_end_when_the_first_key_is_made(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.01)
-    client = EventClient(api)
-    await client.begun()
+    client = await EventClient.begin(api)
     await api.app.state.service.keys.create("first", "read")
     await client.task
     assert client.messages[-1]["more_body"] is False
@@ -271,8 +245,7 @@ async def test_streams_stay_open_while_the_store_is_away(
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
     monkeypatch.setattr(events, "CACHE_SECONDS", 0.0)
     made, text = await api.app.state.service.keys.create("mine", "read")
-    client = EventClient(api, key=text)
-    await client.begun()
+    client = await EventClient.begin(api, key=text)
     faults.failing = {"notes"}
     while faults.met.get("notes", 0) < 3:
         await asyncio.sleep(0.001)
@@ -288,12 +261,10 @@ async def test_an_open_mounted_app_checks_no_key_of_a_stream(
     monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
     api: Api = await make(workers=0, loopback=False, without_keys=True)
     await api.app.state.service.keys.create("another's", "read")
-    client = EventClient(api)
-    await client.begun()
+    client = await EventClient.begin(api)
     await asyncio.sleep(0.05)
     assert not client.task.done()
-    client.gone.set()
-    await client.task
+    await client.leave()
 
 
 # -- clients that stop reading, on real sockets ---------------------------------------------

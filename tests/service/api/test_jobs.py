@@ -124,41 +124,6 @@ async def test_a_job_that_moves_to_another_host_leaves_its_secrets_behind(api: A
     assert "there is none for Authorization at this host" in told["detail"]
 
 
-async def test_each_wrong_field_has_a_message_of_its_own(api: Api) -> None:
-    wrong = {
-        "schedule": "61 * * * * *",
-        "endpoint": "ftp://example.org",
-        "method": "CONNECT",
-        "headers": {"Host": "x"},
-        "body": {"at": "{{nope}}"},
-        "timezone": "Mars/Crater",
-        "retryAttempts": -1,
-        "retryDelay": "soon",
-        "timeout": 0,
-        "priority": 10,
-        "backoff": "wild",
-        "misfire": {"kind": "never"},
-        "successCodes": ["9xx"],
-        "executionType": "SOMETIMES",
-        "enabled": "yes",
-        "tags": "mail",
-        "colour": "red",
-    }
-    document = await refused(api, "POST", "/api/v1/jobs", 422, json=wrong)
-    told = {one["field"]: one["message"] for one in document["errors"]}
-    assert set(told) == {*wrong, "misfire.kind"} - {"misfire"}
-    assert "0-59" in told["schedule"]
-    assert "begins with https://" in told["endpoint"]
-    assert "Host" in told["headers"]
-    assert "IANA" in told["timezone"]
-    assert told["retryAttempts"] == "is 0 or more, not -1"
-    assert "milliseconds" in told["retryDelay"]
-    assert "'fixed'" in told["backoff"]
-    assert "no such field" in told["colour"]
-    for message in told.values():
-        assert message in document["detail"]
-
-
 @pytest.mark.parametrize(
     ("field", "meant"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -65,37 +64,7 @@ async def test_a_preview_that_takes_long_shows_what_it_has_found(
     assert "only 0 slots could be computed" in seen["warnings"][0]
 
 
-async def test_previews_are_worked_out_one_at_a_time(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many at once would take the time of the thread that answers everybody."""
-    at_once: list[int] = []
-    working = 0
-    lock = threading.Lock()
-    real = schedules._preview
-
-    def counted(*given: Any) -> Any:
-        nonlocal working
-        with lock:
-            working += 1
-            at_once.append(working)
-        time.sleep(0.02)  # lets the others begin, if they may
-        try:
-            return real(*given)
-        finally:
-            with lock:
-                working -= 1
-
-    monkeypatch.setattr(schedules, "_preview", counted)
-    monkeypatch.setattr(schedules, "MAX_WAIT_SECONDS", LONG)
-    asked = [
-        api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "@daily"}) for _ in range(8)
-    ]
-    await asyncio.gather(*asked)
-    assert at_once == [1] * 8
-
-
-async def test_a_preview_that_waits_too_long_is_told_to_come_again(
+async def test_a_preview_that_waits_too_long_for_another_is_told_to_come_again(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, end = threading.Event(), threading.Event()

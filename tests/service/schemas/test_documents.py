@@ -5,47 +5,18 @@
 
 from __future__ import annotations
 
-from mainspring import RunContext
 from mainspring.core.model import State
 from mainspring.engine import backfill as engine
 from mainspring.service.compat import JobDocument
 from mainspring.service.schemas.documents import Document, describe_documents
-from mainspring.service.schemas.health import Health
-from mainspring.service.schemas.job import Job, JobBulkItem
+from mainspring.service.schemas.job import JobBulkItem
 from mainspring.service.schemas.json_format import to_builtins
-from mainspring.service.schemas.run import Attempt, Backfill, Run
+from mainspring.service.schemas.run import Backfill
 from tests.support.service import WEBHOOK, Api
-from tests.support.service_calls import created, finished
 
 
 def names(kind: type[Document]) -> set[str]:
     return set(kind.__struct_encode_fields__)
-
-
-async def test_a_job_is_described_whole(api: Api) -> None:
-    fields = {"breaker": 3, "misfire": "all", "retryOn": ["5xx"], "secretHeaders": ["X-A"]}
-    await created(api, id="mine", **fields, headers={"X-A": "b"})
-    answer = await api.ok("PATCH", "/api/v1/jobs/mine", json={"rotateSecret": True})
-    assert answer.keys() == names(Job)
-    read = await api.ok("GET", "/api/v1/jobs/mine")
-    assert read.keys() == names(Job) - {"signingSecret"}
-
-
-async def test_a_run_is_described_whole(working: Api) -> None:
-    @working.scheduler.job()
-    async def count(ctx: RunContext) -> int:
-        ctx.progress(1, 2, "half")
-        return 3
-
-    run = (await working.ok("POST", "/api/v1/jobs/count/trigger"))["id"]
-    await working.scheduler.wait(run, 10)
-    told = await working.ok("GET", f"/api/v1/runs/{run}")
-    assert told.keys() == names(Run)
-    assert told["progress"] == {"done": 1, "total": 2, "message": "half"}
-    assert told["attempts"][0].keys() == names(Attempt)
-    await finished(working, name="nobody")
-    await working.ok("GET", "/api/v1/runs")
-    assert (await working.ok("GET", "/api/v1/health")).keys() == names(Health)
 
 
 async def test_what_is_done_with_many_is_described(api: Api) -> None:

@@ -60,8 +60,7 @@ async def test_a_run_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) ->
 
 
 async def test_an_event_that_holds_a_lone_surrogate_ends_no_stream(odd: Api) -> None:
-    client = EventClient(odd, "event=run.succeeded")
-    await client.begun()
+    client = await EventClient.begin(odd, "event=run.succeeded")
     for handler in ("listing", "greet"):
         run = await odd.scheduler.enqueue(handler)
         await odd.scheduler.wait(run.id, 10)
@@ -70,8 +69,7 @@ async def test_an_event_that_holds_a_lone_surrogate_ends_no_stream(odd: Api) -> 
     told = [json.loads(one["body"].partition(b"data: ")[2]) for one in client.messages[2:]]
     assert [one["jobId"] for one in told] == ["listing", "greet"]
     assert told[0]["run"]["progress"]["message"] == ODD
-    client.gone.set()
-    await client.task
+    await client.leave()
 
 
 async def test_a_job_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) -> None:
