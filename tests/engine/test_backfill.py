@@ -16,8 +16,8 @@ from mainspring.engine.backfill import Backfill
 from mainspring.errors import InvalidInput, InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store
-from mainspring.testing import VirtualClock, run_virtual
-from tests.support.engine import EventRecorder
+from mainspring.testing import VirtualClock
+from tests.support.engine import EventRecorder, on_virtual_time
 from tests.support.scheduler_fixtures import Make
 
 HOUR = timedelta(hours=1)
@@ -208,30 +208,28 @@ async def test_slots_older_than_the_retention_may_have_run(make: Make) -> None:
         assert found.may_have_run == sum(slot < now - 2 * HOUR for slot in slots)
 
 
-def test_overlap_and_a_start_deadline_do_not_apply_and_concurrency_does() -> None:
+@on_virtual_time()
+async def test_overlap_and_a_start_deadline_do_not_apply_and_concurrency_does() -> None:
     """Its slots wait for one another, and were late before they were added."""
 
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-        running = most = 0
+    store = MemoryStore(VirtualClock())
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    running = most = 0
 
-        @scheduler.job("0 * * * *", overlap="skip", start_deadline="3s", concurrency=2)
-        async def load() -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(60)
-            running -= 1
+    @scheduler.job("0 * * * *", overlap="skip", start_deadline="3s", concurrency=2)
+    async def load() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(60)
+        running -= 1
 
-        async with scheduler:
-            found = await scheduler.backfill(load, *_hours(await scheduler.now(), 8))
-            assert len(found.added) == 8
-            for run_id in found.added:
-                assert (await scheduler.wait(run_id, "1h")).state is State.SUCCEEDED
-        assert most == 2
-
-    run_virtual(main)
+    async with scheduler:
+        found = await scheduler.backfill(load, *_hours(await scheduler.now(), 8))
+        assert len(found.added) == 8
+        for run_id in found.added:
+            assert (await scheduler.wait(run_id, "1h")).state is State.SUCCEEDED
+    assert most == 2
 
 
 async def test_two_at_once_report_each_run_once(make: Make) -> None:
@@ -268,30 +266,28 @@ async def test_a_schedule_that_begins_later_says_so(
 async def _nothing() -> None: ...
 
 
-def test_one_that_was_stopped_goes_on_where_it_was() -> None:
+@on_virtual_time()
+async def test_one_that_was_stopped_goes_on_where_it_was() -> None:
     """The command is cancelled by Ctrl-C between two batches, or a store call fails."""
 
-    async def main() -> None:
-        store: Store = MemoryStore(VirtualClock())
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, workers=0)
+    store: Store = MemoryStore(VirtualClock())
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, workers=0)
 
-        @scheduler.job("* * * * *")
-        async def tick() -> None: ...
+    @scheduler.job("* * * * *")
+    async def tick() -> None: ...
 
-        async with scheduler:
-            now = await scheduler.now()
+    async with scheduler:
+        now = await scheduler.now()
 
-            def stop(done: int, total: int) -> None:
-                raise KeyboardInterrupt
+        def stop(done: int, total: int) -> None:
+            raise KeyboardInterrupt
 
-            with pytest.raises(KeyboardInterrupt):
-                await scheduler.backfill("tick", now - 20 * HOUR, now, limit=1200, progress=stop)
-            begun = len((await scheduler.list_runs(limit=1000)).items)
-            assert begun == 500
-            found = await scheduler.backfill("tick", now - 20 * HOUR, now, limit=1200)
-            assert (len(found.added), len(found.existing)) == (700, 500)
-
-    run_virtual(main)
+        with pytest.raises(KeyboardInterrupt):
+            await scheduler.backfill("tick", now - 20 * HOUR, now, limit=1200, progress=stop)
+        begun = len((await scheduler.list_runs(limit=1000)).items)
+        assert begun == 500
+        found = await scheduler.backfill("tick", now - 20 * HOUR, now, limit=1200)
+        assert (len(found.added), len(found.existing)) == (700, 500)
 
 
 async def test_progress_is_called_in_the_callers_thread(make: Make) -> None:

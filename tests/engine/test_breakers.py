@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mainspring import Breaker, Scheduler, State
+from mainspring import Breaker, RunContext, Scheduler, State
 from mainspring.core import note_kinds
 from mainspring.core.clock import to_us
 from mainspring.core.durations import duration
@@ -20,7 +20,14 @@ from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite, RunQuery, Store
 from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import LONG, EventRecorder, SwitchableFaults, ended, opened, states, until
+from tests.support.engine import (
+    EventRecorder,
+    SwitchableFaults,
+    ended,
+    on_virtual_time,
+    opened,
+    until,
+)
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -58,7 +65,7 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
         may_end.set()
         await recorder.until("breaker.closed")
         done = [await ended(scheduler, run) for run in waiting]
-        assert states(done).count(State.FAILED) == 1
+        assert [run.state for run in done].count(State.FAILED) == 1
         assert all(run.attempt == 1 for run in done)
         assert (await scheduler.job_health("call")).breaker == "closed"
     assert recorder.names == [
@@ -70,24 +77,22 @@ async def test_a_breaker_opens_probes_and_closes(make: Make) -> None:
     ]
 
 
-def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() -> None:
+@on_virtual_time(steps=100_000)
+async def test_an_open_breaker_costs_few_claims_where_the_store_tells_its_time_late() -> None:
     class Late(MemoryStore):
         async def now(self) -> datetime:
             return await super().now() - timedelta(seconds=3)
 
-    async def main() -> None:
-        scheduler = Scheduler(Late(VirtualClock()), clock=VirtualClock(), inline=True, workers=1)
+    scheduler = Scheduler(Late(VirtualClock()), clock=VirtualClock(), inline=True, workers=1)
 
-        @scheduler.job(breaker=Breaker(failures=1, reset="2s"))
-        async def call() -> None:
-            raise ValueError
+    @scheduler.job(breaker=Breaker(failures=1, reset="2s"))
+    async def call() -> None:
+        raise ValueError
 
-        async with scheduler:
-            runs = await call.enqueue_many([{}] * 3)
-            done = [await scheduler.wait(run.id, 60) for run in runs]
-        assert max(run.token for run in done) < 10
-
-    run_virtual(main, steps=100_000)
+    async with scheduler:
+        runs = await call.enqueue_many([{}] * 3)
+        done = [await scheduler.wait(run.id, 60) for run in runs]
+    assert max(run.token for run in done) < 10
 
 
 async def test_successes_between_keep_it_closed(make: Make) -> None:
@@ -167,72 +172,33 @@ async def test_a_probe_whose_outcome_lost_to_a_cancel_closes_nothing(
     assert "breaker.closed" not in recorder.names
 
 
-async def test_failures_are_counted_over_all_nodes_and_all_of_them_stop(make: Make) -> None:
-    nodes = [make(workers=1, queues=[name]) for name in ("left", "right")]
-    recorder = [EventRecorder(node, "breaker.*") for node in nodes]
-    tried = []
+@on_virtual_time()
+async def test_failures_are_counted_over_all_nodes_and_all_of_them_stop() -> None:
+    store, tried = MemoryStore(VirtualClock()), list[str]()
+    nodes = [
+        Scheduler(store, clock=VirtualClock(), inline=True, workers=1, queues=[name])
+        for name in ("left", "right")
+    ]
+    recorders = [EventRecorder(node, "breaker.*") for node in nodes]
 
-    async def call() -> None:
-        tried.append(1)
+    async def call(ctx: RunContext) -> None:
+        tried.append(ctx.run_id)
         raise RuntimeError
 
-    async def other() -> None: ...
-
     for node in nodes:
-        node.job(id="call", breaker=Breaker(failures=4, reset="1h"))(call)
-        node.job()(other)
+        node.job(breaker=Breaker(failures=4, reset="1h"))(call)
     async with nodes[0], nodes[1]:
         for name in ("left", "right", "left", "right"):
             await ended(nodes[0], await nodes[0].enqueue("call", queue=name))
-        while (await nodes[0].job_health("call")).breaker == "closed":
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(1)
         waiting = [await nodes[0].enqueue("call", queue=name) for name in ("left", "right")]
+        await asyncio.sleep(60)
         for node, run in zip(nodes, waiting, strict=True):
-            health = await node.job_health("call")
-            assert health.breaker == "open"
-            assert health.breaker_until is not None
-            async with asyncio.timeout(LONG):  # a worker may claim it once, and gives it back
-                while (await node.explain(run.id)).code != "breaker_open":
-                    await asyncio.sleep(0.01)
-        others = [await nodes[0].enqueue("other", queue=name) for name in ("left", "right")]
-        for node, run, later in zip(nodes, waiting, others, strict=True):
-            await ended(node, later)  # it was claimed after the run that waits, or with it
-            async with asyncio.timeout(LONG):
-                while (stored := await node.get_run(run.id)).state is not State.PENDING:
-                    await asyncio.sleep(0.01)
-            assert (stored.attempt, stored.run_at) == (0, run.run_at)
-    assert sorted(recorder[0].names + recorder[1].names) == ["breaker.opened"]
+            assert (await node.job_health("call")).breaker == "open"
+            stored = await node.get_run(run.id)
+            assert (stored.state, stored.attempt, stored.run_at) == (State.PENDING, 0, run.run_at)
+    assert sorted(recorders[0].names + recorders[1].names) == ["breaker.opened"]
     assert len(tried) == 4
-
-
-async def test_one_trial_over_all_nodes(make: Make) -> None:
-    nodes = [make(workers=5) for _ in range(3)]
-    recorder = [EventRecorder(node, "breaker.*") for node in nodes]
-    healthy, begun = False, 0
-    begun_beside_the_trial: list[int] = []
-
-    async def call() -> None:
-        nonlocal begun
-        assert healthy
-        begun += 1
-        if begun == 1:
-            await asyncio.sleep(0.3)
-            begun_beside_the_trial.append(begun - 1)
-
-    for node in nodes:
-        node.job(id="call", breaker=Breaker(failures=1, reset="500ms"))(call)
-    async with nodes[0], nodes[1], nodes[2]:
-        await ended(nodes[0], await nodes[0].enqueue("call"))
-        while (await nodes[0].job_health("call")).breaker == "closed":
-            await asyncio.sleep(0.01)
-        healthy = True
-        runs = await nodes[0].enqueue_many("call", [None] * 12)
-        done = [await ended(nodes[0], run) for run in runs]
-    assert {run.state for run in done} == {State.SUCCEEDED}
-    assert {run.attempt for run in done} == {1}
-    assert begun_beside_the_trial == [0]
-    assert sum(one.names.count("breaker.half_open") for one in recorder) == 1
-    assert sum(one.names.count("breaker.closed") for one in recorder) == 1
 
 
 async def test_a_trial_whose_worker_died_is_followed_by_another(make: Make) -> None:
@@ -390,94 +356,26 @@ async def test_counting_fails_and_the_outcome_of_the_run_does_not_wait(
         assert (await scheduler.job_health("call")).breaker == "closed"
 
 
-def test_a_breaker_opens_and_closes_by_the_clock_of_the_store() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        skewed = [VirtualClock(offset=3600.0, rate=1.02), VirtualClock(offset=-3600.0, rate=0.98)]
-        nodes = [
-            Scheduler(store, clock=clock, inline=True, workers=1, queues=[f"q{place}"])
-            for place, clock in enumerate(skewed)
-        ]
-        healthy, began = False, list[datetime]()
-
-        async def call() -> None:
-            began.append(await store.now())
-            assert healthy
-
-        for node in nodes:
-            node.job(id="call", breaker=Breaker(failures=2, reset="10m"))(call)
-        async with nodes[0], nodes[1]:
-            for queue in ("q0", "q1"):
-                await nodes[0].wait((await nodes[0].enqueue("call", queue=queue)).id, 60)
-            opened_at = began[-1]
-            healthy = True
-            runs = [await nodes[0].enqueue("call", queue=queue) for queue in ("q0", "q1")]
-            for run in runs:
-                assert (await nodes[0].wait(run.id, 3600)).state is State.SUCCEEDED
-        assert len(began) == 4
-        assert timedelta(0) <= began[2] - opened_at - timedelta(minutes=10) < timedelta(seconds=2)
-
-    run_virtual(main, steps=1_000_000)
-
-
-def test_one_run_is_tried_in_a_reset_time_though_the_count_of_its_end_is_slow() -> None:
-    """Another worker claims in between."""
-
-    class SlowCount(MemoryStore):
-        slow = False
-
-        async def put_notes(self, writes: Any) -> Any:
-            if self.slow and any(w.note and w.note.value["state"] == "open" for w in writes):
-                await asyncio.sleep(3)
-            return await super().put_notes(writes)
-
-    async def main() -> None:
-        clock = VirtualClock()
-        store, began = SlowCount(clock), list[float]()
-        nodes = [Scheduler(store, clock=clock, inline=True, workers=1) for _ in range(2)]
-
-        async def call() -> None:
-            began.append(clock.monotonic())
-            if len(began) > 1:
-                store.slow = True
-            await asyncio.sleep(0.1)
-            raise RuntimeError
-
-        for node in nodes:
-            node.job(id="call", breaker=Breaker(failures=1, reset="60s"))(call)
-        async with nodes[0], nodes[1]:
-            await nodes[0].enqueue("call")
-            await asyncio.sleep(5)
-            await nodes[0].enqueue_many("call", [None] * 20)
-            await asyncio.sleep(115)
-        assert len(began) == 2
-        assert began[1] - began[0] > 59
-
-    run_virtual(main, steps=1_000_000)
-
-
-def test_a_run_that_is_late_when_the_breaker_lets_it_through_is_skipped() -> None:
+@on_virtual_time()
+async def test_a_run_that_is_late_when_the_breaker_lets_it_through_is_skipped() -> None:
     """Else it stays pending for ever, and its job skips all later slots because of it."""
 
-    async def main() -> None:
-        clock = VirtualClock()
-        store, tried = MemoryStore(clock), 0
-        scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
+    clock = VirtualClock()
+    store, tried = MemoryStore(clock), 0
+    scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
 
-        @scheduler.job("1m", breaker=Breaker(failures=1, reset="5m"), start_deadline="30s")
-        async def call() -> None:
-            nonlocal tried
-            tried += 1
-            assert tried > 1
+    @scheduler.job("1m", breaker=Breaker(failures=1, reset="5m"), start_deadline="30s")
+    async def call() -> None:
+        nonlocal tried
+        tried += 1
+        assert tried > 1
 
-        async with scheduler:
-            await asyncio.sleep(3600)
-            assert (await scheduler.job_health("call")).breaker == "closed"
-        assert tried > 45
-        runs = (await store.find(RunQuery(job="call", limit=1000))).items
-        assert "expired" in {run.reason for run in runs if run.state is State.SKIPPED}
-
-    run_virtual(main, steps=1_000_000)
+    async with scheduler:
+        await asyncio.sleep(3600)
+        assert (await scheduler.job_health("call")).breaker == "closed"
+    assert tried > 45
+    runs = (await store.find(RunQuery(job="call", limit=1000))).items
+    assert "expired" in {run.reason for run in runs if run.state is State.SKIPPED}
 
 
 @pytest.mark.parametrize(
@@ -488,58 +386,56 @@ def test_a_run_that_is_late_when_the_breaker_lets_it_through_is_skipped() -> Non
         {"trial": ["a", "b"]},
     ],
 )
-def test_a_note_that_cannot_be_read_counts_as_a_closed_breaker(damage: dict[str, Any]) -> None:
-    async def main() -> None:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
+@on_virtual_time()
+async def test_a_note_that_cannot_be_read_counts_as_a_closed_breaker(
+    damage: dict[str, Any],
+) -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    scheduler = Scheduler(store, clock=clock, inline=True, workers=2)
 
-        @scheduler.job(breaker=Breaker(failures=1, reset="5m"))
-        async def guarded(ok: bool) -> None:
-            assert ok
+    @scheduler.job(breaker=Breaker(failures=1, reset="5m"))
+    async def guarded(ok: bool) -> None:
+        assert ok
 
-        @scheduler.job()
-        async def other() -> None: ...
+    @scheduler.job()
+    async def other() -> None: ...
 
-        async with scheduler:
-            job = await scheduler.get_job("guarded")
-            value = {"job": to_us(job.created_at), "state": "open", "failures": 1} | damage
-            value = {key: one for key, one in value.items() if one is not None}
-            note = Note(kind=note_kinds.BREAKER, name="guarded", value=value)
-            await store.put_notes([NoteWrite(note_kinds.BREAKER, "guarded", None, note)])
-            runs = [await guarded.enqueue(ok=True), await other.enqueue()]
-            for run in runs:
-                assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
-            assert (await scheduler.job_health("guarded")).breaker == "closed"
-            await scheduler.wait((await guarded.enqueue(ok=False)).id, 60)
-            await asyncio.sleep(1)
-            assert (await scheduler.job_health("guarded")).breaker == "open"  # it counts again
-
-    run_virtual(main, steps=1_000_000)
+    async with scheduler:
+        job = await scheduler.get_job("guarded")
+        value = {"job": to_us(job.created_at), "state": "open", "failures": 1} | damage
+        value = {key: one for key, one in value.items() if one is not None}
+        note = Note(kind=note_kinds.BREAKER, name="guarded", value=value)
+        await store.put_notes([NoteWrite(note_kinds.BREAKER, "guarded", None, note)])
+        runs = [await guarded.enqueue(ok=True), await other.enqueue()]
+        for run in runs:
+            assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
+        assert (await scheduler.job_health("guarded")).breaker == "closed"
+        await scheduler.wait((await guarded.enqueue(ok=False)).id, 60)
+        await asyncio.sleep(1)
+        assert (await scheduler.job_health("guarded")).breaker == "open"  # it counts again
 
 
-def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() -> None:
-    async def main() -> None:
-        clock = VirtualClock()
-        store, began = MemoryStore(clock), list[float]()
-        scheduler = Scheduler(store, clock=clock, inline=True, workers=10)
+@on_virtual_time()
+async def test_a_trial_with_a_backlog_costs_few_claims_and_its_success_starts_all() -> None:
+    clock = VirtualClock()
+    store, began = MemoryStore(clock), list[float]()
+    scheduler = Scheduler(store, clock=clock, inline=True, workers=10)
 
-        @scheduler.job(breaker=Breaker(failures=1, reset="3s"))
-        async def call() -> None:
-            began.append(clock.monotonic())
-            assert len(began) > 1
-            if len(began) == 2:
-                await asyncio.sleep(20)  # the trial
+    @scheduler.job(breaker=Breaker(failures=1, reset="3s"))
+    async def call() -> None:
+        began.append(clock.monotonic())
+        assert len(began) > 1
+        if len(began) == 2:
+            await asyncio.sleep(20)  # the trial
 
-        async with scheduler:
-            await call.enqueue()
-            await asyncio.sleep(1)
-            runs = await call.enqueue_many([{}] * 1000)
-            await asyncio.sleep(21)
-            assert len(began) == 2
-            stored = (await store.find(RunQuery(job="call", limit=2000))).items
-            assert sum(run.token for run in stored) < 50  # claims: of the trial, and few others
-            await asyncio.sleep(5)
-            assert len(began) == 1 + len(runs)
-
-    run_virtual(main, steps=1_000_000)
+    async with scheduler:
+        await call.enqueue()
+        await asyncio.sleep(1)
+        runs = await call.enqueue_many([{}] * 1000)
+        await asyncio.sleep(21)
+        assert len(began) == 2
+        stored = (await store.find(RunQuery(job="call", limit=2000))).items
+        assert sum(run.token for run in stored) < 50  # claims: of the trial, and few others
+        await asyncio.sleep(5)
+        assert len(began) == 1 + len(runs)

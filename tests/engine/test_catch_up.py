@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mainspring import Misfire, RunContext, Scheduler, State, cron, every, rrule
-from mainspring.core.model import Job, Page, Run, replace
+from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import Policy
 from mainspring.core.schedules import Schedule
 from mainspring.engine import slot_firer
 from mainspring.engine.slots import plan
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Fired, Firing, JobQuery
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import VirtualClock
 from mainspring.testing.store_calls import add_jobs
-from tests.support.engine import all_runs
+from tests.support.engine import all_runs, on_virtual_time
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -62,7 +61,8 @@ async def handler_name(scheduler: Scheduler, job_id: str) -> str:
     return (await scheduler.get_job(job_id)).handler
 
 
-def test_schedules_catch_up_and_leases_are_kept_however_slow_planning_is(
+@on_virtual_time(until=600)
+async def test_schedules_catch_up_and_leases_are_kept_however_slow_planning_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = 700
@@ -74,89 +74,83 @@ def test_schedules_catch_up_and_leases_are_kept_however_slow_planning_is(
 
     monkeypatch.setattr(slot_firer, "plan", slow_plan)
 
-    async def main() -> None:
-        store = CountingStore()
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="1s")
-        caught_up = asyncio.Event()
-        began = asyncio.Event()
+    store = CountingStore()
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="1s")
+    caught_up = asyncio.Event()
+    began = asyncio.Event()
 
-        @scheduler.job()
-        async def tick() -> None: ...
+    @scheduler.job()
+    async def tick() -> None: ...
 
-        @scheduler.job(priority=9)
-        async def long(ctx: RunContext) -> None:
-            began.set()
-            await caught_up.wait()
+    @scheduler.job(priority=9)
+    async def long(ctx: RunContext) -> None:
+        began.set()
+        await caught_up.wait()
 
-        async with scheduler:
-            running = await scheduler.enqueue("long")
-            await began.wait()
-            handler = await handler_name(scheduler, "tick")
-            made = [late_job(n, cron("* * * * *"), handler=handler) for n in range(jobs)]
-            await add_jobs(store, made)
-            while (await store.jobs(JobQuery(due=START, limit=1))).items:
-                await asyncio.sleep(0.1)
-            assert asyncio.get_running_loop().time() < 60
-            caught_up.set()
-            ended = await scheduler.wait(running.id, 60)
-            assert (ended.state, ended.attempt) == (State.SUCCEEDED, 1)
-        gaps = [run for run in (await all_runs(store)).values() if run.reason == "misfire"]
-        assert len(gaps) == jobs
-        assert {run.result["count"] for run in gaps} <= {24 * 60 - 1, 24 * 60}
-
-    with caplog.at_level(logging.WARNING, "mainspring"):
-        run_virtual(main, until=600)
+    async with scheduler:
+        running = await scheduler.enqueue("long")
+        await began.wait()
+        handler = await handler_name(scheduler, "tick")
+        made = [late_job(n, cron("* * * * *"), handler=handler) for n in range(jobs)]
+        await add_jobs(store, made)
+        while (await store.jobs(JobQuery(due=START, limit=1))).items:
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() < 60
+        caught_up.set()
+        ended = await scheduler.wait(running.id, 60)
+        assert (ended.state, ended.attempt) == (State.SUCCEEDED, 1)
+    gaps = [run for run in (await all_runs(store)).values() if run.reason == "misfire"]
+    assert len(gaps) == jobs
+    assert {run.result["count"] for run in gaps} <= {24 * 60 - 1, 24 * 60}
     lines = [record.getMessage() for record in caplog.records]
     assert "more jobs have missed slots; catching up" in lines
     assert len(lines) < 20  # one for each of the first jobs, not for all of them
 
 
-def test_all_missed_slots_run_in_order_and_in_bounded_transactions(
+@on_virtual_time(until=600)
+async def test_all_missed_slots_run_in_order_and_in_bounded_transactions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("FIRST_CHUNK", "LARGEST_CHUNK"):
         monkeypatch.setattr(slot_firer, name, 20)
 
-    async def main() -> None:
-        store = CountingStore()
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    store = CountingStore()
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
 
-        @scheduler.job()
-        async def tick() -> None: ...
+    @scheduler.job()
+    async def tick() -> None: ...
 
-        async with scheduler:
-            handler = await handler_name(scheduler, "tick")
-            await add_jobs(
-                store,
-                [
-                    late_job(
-                        n,
-                        cron("*/10 * * * *"),
-                        timedelta(hours=hours),
-                        handler=handler,
-                        misfire=Misfire("all", limit=limit),
-                    )
-                    for n, (hours, limit) in enumerate([(8, 100), (20, 100), (7, 1000)])
-                ],
-            )
-            while (await store.jobs(JobQuery(due=START, limit=1))).items:
-                await asyncio.sleep(0.1)
-            while any(not run.finished for run in (await all_runs(store)).values()):
-                await asyncio.sleep(0.1)
-        assert max(store.chunks) <= 22
-        for job_id, missed, count in [
-            ("job-0000", 0, 48),
-            ("job-0001", 20, 100),
-            ("job-0002", 0, 42),
-        ]:
-            runs = [run for run in (await all_runs(store)).values() if run.job_id == job_id]
-            ran = [run for run in runs if run.state is State.SUCCEEDED]
-            assert len(ran) == count
-            assert sum(run.result["count"] for run in runs if run not in ran) == missed
-            starts = sorted(ran, key=lambda run: run.started_at or START)
-            assert starts == sorted(ran, key=lambda run: run.scheduled_at)
-
-    run_virtual(main, until=600)
+    async with scheduler:
+        handler = await handler_name(scheduler, "tick")
+        await add_jobs(
+            store,
+            [
+                late_job(
+                    n,
+                    cron("*/10 * * * *"),
+                    timedelta(hours=hours),
+                    handler=handler,
+                    misfire=Misfire("all", limit=limit),
+                )
+                for n, (hours, limit) in enumerate([(8, 100), (20, 100), (7, 1000)])
+            ],
+        )
+        while (await store.jobs(JobQuery(due=START, limit=1))).items:
+            await asyncio.sleep(0.1)
+        while any(not run.finished for run in (await all_runs(store)).values()):
+            await asyncio.sleep(0.1)
+    assert max(store.chunks) <= 22
+    for job_id, missed, count in [
+        ("job-0000", 0, 48),
+        ("job-0001", 20, 100),
+        ("job-0002", 0, 42),
+    ]:
+        runs = [run for run in (await all_runs(store)).values() if run.job_id == job_id]
+        ran = [run for run in runs if run.state is State.SUCCEEDED]
+        assert len(ran) == count
+        assert sum(run.result["count"] for run in runs if run not in ran) == missed
+        starts = sorted(ran, key=lambda run: run.started_at or START)
+        assert starts == sorted(ran, key=lambda run: run.scheduled_at)
 
 
 SCHEDULES = [
@@ -222,38 +216,3 @@ def test_a_clock_that_was_set_back_brings_back_no_slot() -> None:
     [firing], _ = plan(job, job.next_run_at - timedelta(seconds=40))
     assert firing.last_run_at == job.next_run_at
     assert firing.next_run_at == job.next_run_at + timedelta(seconds=4)
-
-
-def test_a_node_that_froze_after_its_look_fires_nothing_for_a_job_made_anew() -> None:
-    """The job it read was removed meanwhile, and another has its id and its version."""
-
-    class FreezingStore(MemoryStore):
-        freezes = False
-
-        async def jobs(self, query: JobQuery) -> Page[Job]:
-            page = await super().jobs(query)
-            if self.freezes and query.due is not None and query.limit > 1 and page.items:
-                self.freezes = False
-                await asyncio.sleep(20)
-            return page
-
-    async def main() -> None:
-        store = FreezingStore(VirtualClock())
-        frozen = Scheduler(store, clock=VirtualClock(), inline=True, leader_election=False)
-        editor = Scheduler(store, clock=VirtualClock(), inline=True, workers=0)
-
-        @frozen.job
-        async def work() -> None: ...
-
-        async with frozen, editor:
-            await editor.add_job("edited", handler="work", schedule="3s")
-            store.freezes = True
-            await asyncio.sleep(10)
-            await editor.remove_job("edited")
-            made = await editor.add_job("edited", handler="work", schedule="1h")
-            await asyncio.sleep(60)
-            job = await editor.get_job("edited")
-            assert job.next_run_at == made.created_at + timedelta(hours=1)
-            assert (await editor.list_runs(job="edited")).items == []
-
-    run_virtual(main)

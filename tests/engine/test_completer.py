@@ -14,8 +14,8 @@ from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
-from mainspring.testing import VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, all_runs
+from mainspring.testing import VirtualClock
+from tests.support.engine import EventRecorder, all_runs, on_virtual_time
 
 
 class CancelledFirst(MemoryStore):
@@ -33,28 +33,26 @@ class CancelledFirst(MemoryStore):
         return await super().find(query)
 
 
-def test_a_cancel_that_beats_an_outcome_is_committed_before_a_stop_returns() -> None:
-    async def main() -> None:
-        store = CancelledFirst(VirtualClock())
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-        events = EventRecorder(scheduler, "run.*")
-        began = asyncio.Event()
+@on_virtual_time()
+async def test_a_cancel_that_beats_an_outcome_is_committed_before_a_stop_returns() -> None:
+    store = CancelledFirst(VirtualClock())
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    events = EventRecorder(scheduler, "run.*")
+    began = asyncio.Event()
 
-        @scheduler.job()
-        async def work() -> None:
-            began.set()
-            await asyncio.sleep(1)
+    @scheduler.job()
+    async def work() -> None:
+        began.set()
+        await asyncio.sleep(1)
 
-        await scheduler.start()
-        run = await scheduler.enqueue("work")
-        await began.wait()
-        await scheduler.stop()
-        assert (await all_runs(store))[run.id].state is State.CANCELLED
-        assert events.names == ["run.enqueued", "run.started", "run.cancelled"]
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left
-
-    run_virtual(main)
+    await scheduler.start()
+    run = await scheduler.enqueue("work")
+    await began.wait()
+    await scheduler.stop()
+    assert (await all_runs(store))[run.id].state is State.CANCELLED
+    assert events.names == ["run.enqueued", "run.started", "run.cancelled"]
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not left
 
 
 class Refusing(MemoryStore):
@@ -75,59 +73,55 @@ class Refusing(MemoryStore):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_outcome_that_the_store_refuses_is_recorded_without_its_values(
+@on_virtual_time()
+async def test_an_outcome_that_the_store_refuses_is_recorded_without_its_values(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def main() -> None:
-        store, began = Refusing(all_ends=False), 0
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="10s")
-        events = EventRecorder(scheduler)
+    store, began = Refusing(all_ends=False), 0
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="10s")
+    events = EventRecorder(scheduler)
 
-        @scheduler.job()
-        async def work(ctx: RunContext) -> str:
-            nonlocal began
-            began += 1
-            ctx.log.info("told")
-            ctx.detail = {"a": 1}
-            if fails:
-                raise ValueError("xäy")
-            return "odd"
+    @scheduler.job()
+    async def work(ctx: RunContext) -> str:
+        nonlocal began
+        began += 1
+        ctx.log.info("told")
+        ctx.detail = {"a": 1}
+        if fails:
+            raise ValueError("xäy")
+        return "odd"
 
-        async with scheduler:
-            run = await scheduler.wait((await scheduler.enqueue("work")).id, 60)
-            await asyncio.sleep(60)
-        assert began == 1
-        assert run.state is (State.FAILED if fails else State.SUCCEEDED)
-        assert run.error == ("ValueError: x\\xe4y" if fails else None)
-        [attempt] = run.attempts
-        assert (run.result, attempt.detail) == (None, None)
-        assert attempt.log[0].startswith("the store refused the result, the log or the detail: no")
-        assert "ownership.lost" not in events.names
-
-    run_virtual(main)
+    async with scheduler:
+        run = await scheduler.wait((await scheduler.enqueue("work")).id, 60)
+        await asyncio.sleep(60)
+    assert began == 1
+    assert run.state is (State.FAILED if fails else State.SUCCEEDED)
+    assert run.error == ("ValueError: x\\xe4y" if fails else None)
+    [attempt] = run.attempts
+    assert (run.result, attempt.detail) == (None, None)
+    assert attempt.log[0].startswith("the store refused the result, the log or the detail: no")
+    assert "ownership.lost" not in events.names
     assert "is recorded without its result, log and detail" in caplog.text
     assert "taken over" not in caplog.text
 
 
-def test_a_run_whose_end_the_store_refuses_is_not_said_to_be_taken_over(
+@on_virtual_time()
+async def test_a_run_whose_end_the_store_refuses_is_not_said_to_be_taken_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        store = Refusing(all_ends=True)
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="10s")
-        events = EventRecorder(scheduler)
+    store = Refusing(all_ends=True)
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, lease="10s")
+    events = EventRecorder(scheduler)
 
-        @scheduler.job()
-        async def work() -> None: ...
+    @scheduler.job()
+    async def work() -> None: ...
 
-        async with scheduler:
-            await scheduler.enqueue("work")
-            await events.until("scheduler.error")
-            await asyncio.sleep(1)
-            store.all_ends = False
-            await events.until("run.succeeded")
-        assert "ownership.lost" not in events.names
-
-    run_virtual(main)
+    async with scheduler:
+        await scheduler.enqueue("work")
+        await events.until("scheduler.error")
+        await asyncio.sleep(1)
+        store.all_ends = False
+        await events.until("run.succeeded")
+    assert "ownership.lost" not in events.names
     assert "is tried again when its lease lapses" in caplog.text
     assert "taken over" not in caplog.text

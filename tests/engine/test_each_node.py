@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,8 +14,8 @@ from mainspring.core.model import Run
 from mainspring.engine.live_workers import find_workers
 from mainspring.errors import InvalidState
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import SwitchableFaults
+from mainspring.testing import FaultyStore, VirtualClock
+from tests.support.engine import SwitchableFaults, on_virtual_time
 from tests.support.scheduler_fixtures import Make
 from tests.support.scheduler_kill import kill
 
@@ -51,20 +50,7 @@ class Cluster:
         return Counter(name for name, _ in self.ran)
 
 
-Story = Callable[[Cluster], Awaitable[None]]
-
-
-def virtual(story: Story) -> Callable[[], None]:
-    def test() -> None:
-        for seed in range(2):
-
-            async def main() -> None:
-                await story(Cluster())
-
-            run_virtual(main, seed=seed)
-
-    test.__name__ = story.__name__
-    return test
+virtual = on_virtual_time(Cluster, seeds=2)
 
 
 def at(slot: int, minute: int = 0) -> datetime:

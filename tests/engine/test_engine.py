@@ -16,8 +16,8 @@ from mainspring.engine.live_workers import find_workers
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite
-from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, all_runs
+from mainspring.testing import FaultyStore, ScriptedFaults, VirtualClock
+from tests.support.engine import EventRecorder, all_runs, on_virtual_time
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -37,49 +37,46 @@ def scheduler_on(store: MemoryStore, ran: list[Any]) -> Scheduler:
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_a_worker_that_stops_fires_no_slot_that_it_will_not_run(draining: bool) -> None:
-    async def main() -> None:
-        store, ran = MemoryStore(VirtualClock()), list[Any]()
-        scheduler = scheduler_on(store, ran)
-        await scheduler.start()
-        long = await scheduler.enqueue("long")
-        await asyncio.sleep(5)
-        if draining:  # as the service does: it answers questions until the end
-            await scheduler.drain(timeout=60)
-        await scheduler.stop(timeout=60)
-        assert asyncio.get_running_loop().time() > 34
-        runs = [run for run in (await all_runs(store)).values() if run.job_id == "tick"]
-        assert runs == []
-        assert (await all_runs(store))[long.id].state is State.SUCCEEDED
-        async with scheduler_on(store, ran):
-            await asyncio.sleep(2)
-        assert ran == [START + timedelta(seconds=30)]  # the newest of those that were due
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_a_worker_that_stops_fires_no_slot_that_it_will_not_run(draining: bool) -> None:
+    store, ran = MemoryStore(VirtualClock()), list[Any]()
+    scheduler = scheduler_on(store, ran)
+    await scheduler.start()
+    long = await scheduler.enqueue("long")
+    await asyncio.sleep(5)
+    if draining:  # as the service does: it answers questions until the end
+        await scheduler.drain(timeout=60)
+    await scheduler.stop(timeout=60)
+    assert asyncio.get_running_loop().time() > 34
+    runs = [run for run in (await all_runs(store)).values() if run.job_id == "tick"]
+    assert runs == []
+    assert (await all_runs(store))[long.id].state is State.SUCCEEDED
+    async with scheduler_on(store, ran):
+        await asyncio.sleep(2)
+    assert ran == [START + timedelta(seconds=30)]  # the newest of those that were due
 
 
-def test_another_node_leads_as_soon_as_a_drain_begins() -> None:
-    async def main() -> None:
-        store, ran = MemoryStore(VirtualClock()), list[Any]()
-        first, second = scheduler_on(store, []), scheduler_on(store, ran)
-        await first.start()
-        long = await first.enqueue("long")
+@on_virtual_time()
+async def test_another_node_leads_as_soon_as_a_drain_begins() -> None:
+    store, ran = MemoryStore(VirtualClock()), list[Any]()
+    first, second = scheduler_on(store, []), scheduler_on(store, ran)
+    await first.start()
+    long = await first.enqueue("long")
+    await asyncio.sleep(1)
+    async with second:
         await asyncio.sleep(1)
-        async with second:
-            await asyncio.sleep(1)
-            assert (first.is_leader, second.is_leader) == (True, False)
-            stopping = asyncio.ensure_future(first.stop(timeout=60))
-            await asyncio.sleep(6)
-            assert second.is_leader
-            assert (await all_runs(store))[long.id].state is State.RUNNING
-            await stopping
-            await asyncio.sleep(10)
-        assert ran == [START + timedelta(seconds=n) for n in (10, 20, 30, 40)]
-
-    run_virtual(main)
+        assert (first.is_leader, second.is_leader) == (True, False)
+        stopping = asyncio.ensure_future(first.stop(timeout=60))
+        await asyncio.sleep(6)
+        assert second.is_leader
+        assert (await all_runs(store))[long.id].state is State.RUNNING
+        await stopping
+        await asyncio.sleep(10)
+    assert ran == [START + timedelta(seconds=n) for n in (10, 20, 30, 40)]
 
 
-def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping() -> None:
+@on_virtual_time()
+async def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping() -> None:
     class Hanging(MemoryStore):
         on = False
 
@@ -88,16 +85,13 @@ def test_a_store_that_is_away_does_not_keep_a_worker_from_stopping() -> None:
                 await asyncio.sleep(3600)
             return await super().jobs(query)
 
-    async def main() -> None:
-        store = Hanging(VirtualClock())
-        scheduler = scheduler_on(store, [])
-        await scheduler.start()
-        store.on = True
-        await asyncio.sleep(5)
-        await scheduler.stop(timeout=5)
-        assert asyncio.get_running_loop().time() < 60
-
-    run_virtual(main)
+    store = Hanging(VirtualClock())
+    scheduler = scheduler_on(store, [])
+    await scheduler.start()
+    store.on = True
+    await asyncio.sleep(5)
+    await scheduler.stop(timeout=5)
+    assert asyncio.get_running_loop().time() < 60
 
 
 @pytest.mark.parametrize("inline", [False, True])
@@ -120,34 +114,32 @@ async def test_a_start_that_fails_leaves_nothing_open(inline: bool) -> None:
         assert (await scheduler.list_runs()).items
 
 
-def test_a_stop_during_a_start_stops_the_scheduler() -> None:
-    async def main() -> None:
-        scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
-        starting = asyncio.ensure_future(scheduler.start())
-        await asyncio.sleep(0)
-        await scheduler.stop()
-        assert starting.done()
-        assert not scheduler.started
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_a_stop_during_a_start_stops_the_scheduler() -> None:
+    scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
+    starting = asyncio.ensure_future(scheduler.start())
+    await asyncio.sleep(0)
+    await scheduler.stop()
+    assert starting.done()
+    assert not scheduler.started
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize(("graceful", "took"), [(True, 1), (False, 0)])
-def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(graceful: bool, took: float) -> None:
-    async def main() -> None:
-        scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
-        await scheduler.start()
-        await scheduler.enqueue("long")
-        await asyncio.sleep(1)
-        draining = asyncio.ensure_future(scheduler.drain(timeout=30))
-        await asyncio.sleep(1)
-        before = asyncio.get_running_loop().time()
-        await scheduler.stop(graceful=graceful, timeout=1)
-        assert asyncio.get_running_loop().time() - before == pytest.approx(took, abs=0.5)
-        await draining
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_the_shorter_timeout_of_a_drain_and_a_stop_counts(
+    graceful: bool, took: float
+) -> None:
+    scheduler = scheduler_on(MemoryStore(VirtualClock()), [])
+    await scheduler.start()
+    await scheduler.enqueue("long")
+    await asyncio.sleep(1)
+    draining = asyncio.ensure_future(scheduler.drain(timeout=30))
+    await asyncio.sleep(1)
+    before = asyncio.get_running_loop().time()
+    await scheduler.stop(graceful=graceful, timeout=1)
+    assert asyncio.get_running_loop().time() - before == pytest.approx(took, abs=0.5)
+    await draining
 
 
 async def test_a_term_that_cannot_be_ended_does_not_keep_the_worker_note() -> None:

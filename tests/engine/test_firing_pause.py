@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +12,10 @@ from mainspring import Client, Run, Scheduler, State
 from mainspring.core import note_kinds
 from mainspring.core.model import Note
 from mainspring.engine.firing_pause import NAME
-from mainspring.engine.slots import plan
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteWrite
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import VirtualClock
+from tests.support.engine import on_virtual_time
 
 
 def node(store: MemoryStore, **options: Any) -> Scheduler:
@@ -35,194 +34,151 @@ async def runs_of(client: Client, job: str) -> list[Run]:
     return (await client.list_runs(job=job)).items[::-1]
 
 
-def test_slots_that_pass_during_the_pause_leave_one_skipped_run() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with node(store) as one, node(store) as other:
-            await asyncio.sleep(25)
-            before = await one.get_job("tick")
-            since = await other.pause_all()
-            assert await one.pause_all() == since == await one.paused_since()
-            await asyncio.sleep(60)
-            assert len(await runs_of(one, "tick")) == 2
-            told = await one.explain("tick")
-            assert told.code == "all_paused"
-            assert told.sentence.endswith(": mainspring resume --all resumes it")
-            triggered = await one.trigger("tick")
-            assert (await one.wait(triggered.id, 5)).state is State.SUCCEEDED
-            paused = await one.get_job("tick")
-            assert paused.version == before.version  # the pause has not touched it
-            assert before.next_run_at is not None
-            assert paused.next_run_at == before.next_run_at + timedelta(seconds=60)  # still to come
-            assert await other.resume_all() is True
-            assert await other.resume_all() is False
-            await asyncio.sleep(20)
-            made = [run for run in await runs_of(one, "tick") if run.id != triggered.id]
-            states = [run.state for run in made]
-            assert states == ["succeeded", "succeeded", "skipped", "succeeded", "succeeded"]
-            gap = made[2]
-            assert gap.reason == "paused"
-            assert gap.result["count"] == 6
-            assert gap.result["first"] == before.next_run_at
-            told = await one.explain(gap.id)
-            last = f"{gap.result['last']:%Y-%m-%dT%H:%M:%SZ}"
-            assert told.sentence == (
-                f"all firing was paused while 6 slots passed, the last at {last}"
-            )
-            assert (await one.explain("tick", at=gap.result["last"])).code == "all_paused"
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_slots_that_pass_during_the_pause_leave_one_skipped_run() -> None:
+    store = MemoryStore(VirtualClock())
+    async with node(store) as one, node(store) as other:
+        await asyncio.sleep(25)
+        before = await one.get_job("tick")
+        since = await other.pause_all()
+        assert await one.pause_all() == since == await one.paused_since()
+        await asyncio.sleep(60)
+        assert len(await runs_of(one, "tick")) == 2
+        told = await one.explain("tick")
+        assert told.code == "all_paused"
+        assert told.sentence.endswith(": mainspring resume --all resumes it")
+        triggered = await one.trigger("tick")
+        assert (await one.wait(triggered.id, 5)).state is State.SUCCEEDED
+        paused = await one.get_job("tick")
+        assert paused.version == before.version  # the pause has not touched it
+        assert before.next_run_at is not None
+        assert paused.next_run_at == before.next_run_at + timedelta(seconds=60)  # still to come
+        assert await other.resume_all() is True
+        assert await other.resume_all() is False
+        await asyncio.sleep(20)
+        made = [run for run in await runs_of(one, "tick") if run.id != triggered.id]
+        states = [run.state for run in made]
+        assert states == ["succeeded", "succeeded", "skipped", "succeeded", "succeeded"]
+        gap = made[2]
+        assert gap.reason == "paused"
+        assert gap.result["count"] == 6
+        assert gap.result["first"] == before.next_run_at
+        told = await one.explain(gap.id)
+        last = f"{gap.result['last']:%Y-%m-%dT%H:%M:%SZ}"
+        assert told.sentence == (f"all firing was paused while 6 slots passed, the last at {last}")
+        assert (await one.explain("tick", at=gap.result["last"])).code == "all_paused"
 
 
-def test_job_that_is_paused_by_itself_stays_paused() -> None:
-    async def main() -> None:
-        async with node(MemoryStore(VirtualClock())) as scheduler:
-            await scheduler.pause_job("tick")
-            await scheduler.pause_all()
-            await asyncio.sleep(30)
-            await scheduler.resume_all()
-            await asyncio.sleep(30)
-            assert await runs_of(scheduler, "tick") == []
-            assert (await scheduler.get_job("tick")).enabled is False
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_job_that_is_paused_by_itself_stays_paused() -> None:
+    async with node(MemoryStore(VirtualClock())) as scheduler:
+        await scheduler.pause_job("tick")
+        await scheduler.pause_all()
+        await asyncio.sleep(30)
+        await scheduler.resume_all()
+        await asyncio.sleep(30)
+        assert await runs_of(scheduler, "tick") == []
+        assert (await scheduler.get_job("tick")).enabled is False
 
 
-def test_pause_outlasts_a_restart_and_holds_back_what_runs_at_the_start(
+@on_virtual_time()
+async def test_pause_outlasts_a_restart_and_holds_back_what_runs_at_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with Client(store, clock=VirtualClock(), inline=True) as client:
-            since = await client.pause_all()
-        async with node(store) as scheduler:
-            await asyncio.sleep(30)
-            health = await scheduler.health()
-            assert (health.paused_since, health.status) == (since, "healthy")
-            assert (await scheduler.list_runs()).items == []
-
-    with caplog.at_level(logging.WARNING, logger="mainspring"):
-        run_virtual(main)
+    store = MemoryStore(VirtualClock())
+    async with Client(store, clock=VirtualClock(), inline=True) as client:
+        since = await client.pause_all()
+    async with node(store) as scheduler:
+        await asyncio.sleep(30)
+        health = await scheduler.health()
+        assert (health.paused_since, health.status) == (since, "healthy")
+        assert (await scheduler.list_runs()).items == []
     assert "all firing is paused since" in caplog.text
 
 
-def test_node_that_is_not_enabled_fires_nothing_and_runs_what_is_enqueued() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with node(store, enabled=False) as scheduler:
-            await asyncio.sleep(60)
-            assert (await scheduler.list_runs()).items == []
-            run = await scheduler.enqueue("tick")
-            assert (await scheduler.wait(run.id, 5)).state is State.SUCCEEDED
-            health = await scheduler.health()
-            assert (health.enabled, health.is_leader) == (False, False)
-            async with node(store) as firing:
-                await asyncio.sleep(25)
-                assert len(await runs_of(firing, "begin")) == 1
-                assert len(await runs_of(firing, "tick")) > 2
-                assert firing.is_leader
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_node_that_is_not_enabled_fires_nothing_and_runs_what_is_enqueued() -> None:
+    store = MemoryStore(VirtualClock())
+    async with node(store, enabled=False) as scheduler:
+        await asyncio.sleep(60)
+        assert (await scheduler.list_runs()).items == []
+        run = await scheduler.enqueue("tick")
+        assert (await scheduler.wait(run.id, 5)).state is State.SUCCEEDED
+        health = await scheduler.health()
+        assert (health.enabled, health.is_leader) == (False, False)
+        async with node(store) as firing:
+            await asyncio.sleep(25)
+            assert len(await runs_of(firing, "begin")) == 1
+            assert len(await runs_of(firing, "tick")) > 2
+            assert firing.is_leader
 
 
-def test_nodes_that_are_not_enabled_still_prune() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with node(store, enabled=False, retention="10s") as scheduler:
-            run = await scheduler.enqueue("tick")
-            await scheduler.wait(run.id, 5)
-            await asyncio.sleep(100)
-            assert (await scheduler.list_runs()).items == []
-
-    run_virtual(main)
-
-
-def test_slots_after_the_pause_are_planned_by_the_misfire_policy() -> None:
-    """Firing was resumed while every node was down: what was missed since then is a misfire."""
-
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with node(store) as scheduler:
-            await scheduler.pause_all()
-            await asyncio.sleep(15)
-            await scheduler.resume_all()
-            job = await scheduler.get_job("tick")
-            now = await scheduler.now()
-            firings, gap = plan(job, now, pauses=[(job.created_at, now)])
-            assert gap is not None
-            assert (gap.reason, gap.count) == ("paused", 1)
-            [firing] = firings
-            assert firing.next_run_at is not None
-            assert firing.next_run_at > now
-            again, none = plan(job, now)
-            assert (len(again), none) == (1, None)
-            assert again[0].runs[0].state is State.PENDING
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_nodes_that_are_not_enabled_still_prune() -> None:
+    store = MemoryStore(VirtualClock())
+    async with node(store, enabled=False, retention="10s") as scheduler:
+        run = await scheduler.enqueue("tick")
+        await scheduler.wait(run.id, 5)
+        await asyncio.sleep(100)
+        assert (await scheduler.list_runs()).items == []
 
 
 @pytest.mark.parametrize("value", [{"since": "soon"}, None])
-def test_note_that_cannot_be_read_is_no_pause_and_is_overwritten(value: Any) -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with node(store) as scheduler:
-            damaged = Note(kind=note_kinds.PAUSE, name=NAME, value=value)
-            await store.put_notes([NoteWrite(note_kinds.PAUSE, NAME, None, damaged)])
-            await asyncio.sleep(25)
-            assert len(await runs_of(scheduler, "tick")) == 2
-            assert (await scheduler.health()).paused_since is None
-            assert await scheduler.resume_all() is False
-            since = await scheduler.pause_all()
-            assert await scheduler.paused_since() == since
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_note_that_cannot_be_read_is_no_pause_and_is_overwritten(value: Any) -> None:
+    store = MemoryStore(VirtualClock())
+    async with node(store) as scheduler:
+        damaged = Note(kind=note_kinds.PAUSE, name=NAME, value=value)
+        await store.put_notes([NoteWrite(note_kinds.PAUSE, NAME, None, damaged)])
+        await asyncio.sleep(25)
+        assert len(await runs_of(scheduler, "tick")) == 2
+        assert (await scheduler.health()).paused_since is None
+        assert await scheduler.resume_all() is False
+        since = await scheduler.pause_all()
+        assert await scheduler.paused_since() == since
 
 
-def test_slots_that_were_due_before_the_pause_are_planned_by_the_misfire_policy() -> None:
+@on_virtual_time()
+async def test_slots_that_were_due_before_the_pause_are_planned_by_the_misfire_policy() -> None:
     """Also those of a job that no node has planned since an earlier pause."""
 
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        async with node(store):
-            await asyncio.sleep(15)
-        await asyncio.sleep(30)  # three slots are missed
-        async with node(store, enabled=False) as client:
-            for _ in range(2):
-                await client.pause_all()
-                await asyncio.sleep(20)  # two slots are paused
-                await client.resume_all()
-                await asyncio.sleep(10)  # one slot is missed
-        async with node(store) as scheduler:
-            await asyncio.sleep(3)
-            made = await runs_of(scheduler, "tick")
-        slots = sorted((run.scheduled_at, run.state) for run in made)
-        assert [state for _, state in slots] == [
-            *["succeeded"] * 4, "skipped", "succeeded", "skipped", "succeeded"
-        ]  # fmt: skip
-        gaps = [run for run in made if run.state is State.SKIPPED]
-        assert [(run.reason, run.result["count"]) for run in gaps] == [("paused", 2)] * 2
-
-    run_virtual(main)
+    store = MemoryStore(VirtualClock())
+    async with node(store):
+        await asyncio.sleep(15)
+    await asyncio.sleep(30)  # three slots are missed
+    async with node(store, enabled=False) as client:
+        for _ in range(2):
+            await client.pause_all()
+            await asyncio.sleep(20)  # two slots are paused
+            await client.resume_all()
+            await asyncio.sleep(10)  # one slot is missed
+    async with node(store) as scheduler:
+        await asyncio.sleep(3)
+        made = await runs_of(scheduler, "tick")
+    slots = sorted((run.scheduled_at, run.state) for run in made)
+    assert [state for _, state in slots] == [
+        *["succeeded"] * 4, "skipped", "succeeded", "skipped", "succeeded"
+    ]  # fmt: skip
+    gaps = [run for run in made if run.state is State.SKIPPED]
+    assert [(run.reason, run.result["count"]) for run in gaps] == [("paused", 2)] * 2
 
 
 @pytest.mark.parametrize("back", [3600, 86400])
-def test_pause_that_ended_later_than_now_holds_nothing_back(back: int) -> None:
+@on_virtual_time()
+async def test_pause_that_ended_later_than_now_holds_nothing_back(back: int) -> None:
     """The clock was set back since, into the pause or before it."""
 
-    async def main() -> None:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        async with Scheduler(store, clock=clock, inline=True) as scheduler:
-            await scheduler.pause_all()
-            await asyncio.sleep(2 * 3600)
-            await scheduler.resume_all()
-            clock.offset -= back
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    async with Scheduler(store, clock=clock, inline=True) as scheduler:
+        await scheduler.pause_all()
+        await asyncio.sleep(2 * 3600)
+        await scheduler.resume_all()
+        clock.offset -= back
 
-            @scheduler.job("10s")
-            async def late() -> None: ...
+        @scheduler.job("10s")
+        async def late() -> None: ...
 
-            await asyncio.sleep(65)
-            made = await runs_of(scheduler, "late")
-            assert [run.state for run in made] == ["succeeded"] * 6
-
-    run_virtual(main)
+        await asyncio.sleep(65)
+        made = await runs_of(scheduler, "late")
+        assert [run.state for run in made] == ["succeeded"] * 6

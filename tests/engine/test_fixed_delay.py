@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +14,8 @@ from mainspring.errors import InvalidInput, InvalidState
 from mainspring.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import VirtualClock
+from tests.support.engine import on_virtual_time
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 TAKES = 25
@@ -45,15 +45,7 @@ class Program:
         return sorted(runs, key=lambda run: run.scheduled_at)
 
 
-def virtual(story: Callable[[Program], Awaitable[None]]) -> Callable[[], None]:
-    def test() -> None:
-        async def main() -> None:
-            await story(Program())
-
-        run_virtual(main, steps=1_000_000)
-
-    test.__name__ = story.__name__
-    return test
+virtual = on_virtual_time(Program)
 
 
 @virtual
@@ -154,13 +146,6 @@ async def test_a_run_whose_worker_stopped_is_waited_for(program: Program) -> Non
     assert first == 10
     assert second - again == pytest.approx(TAKES + 10)
     assert len(await program.runs()) == 2
-
-
-@virtual
-async def test_two_nodes_make_one_run_after_each_end(program: Program) -> None:
-    async with program.scheduler(), program.scheduler():
-        await asyncio.sleep(361)
-    assert program.began == [10 + 35 * n for n in range(11)]
 
 
 @virtual

@@ -16,8 +16,8 @@ from mainspring.engine import follower_releaser
 from mainspring.errors import StoreError, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import NoteQuery, RunQuery
-from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import LONG, EventRecorder, SwitchableFaults
+from mainspring.testing import FaultyStore, VirtualClock
+from tests.support.engine import LONG, EventRecorder, SwitchableFaults, on_virtual_time
 
 
 def on(store: Any, **options: Any) -> Scheduler:
@@ -32,30 +32,28 @@ def on(store: Any, **options: Any) -> Scheduler:
     return scheduler
 
 
-def test_a_client_releases_the_followers_of_what_it_cancels() -> None:
+@on_virtual_time()
+async def test_a_client_releases_the_followers_of_what_it_cancels() -> None:
     """Also after the store was away; and it keeps nothing of what it has released."""
 
-    async def main() -> None:
-        store, faults = MemoryStore(VirtualClock()), SwitchableFaults()
-        await on(store, workers=0).start()  # stores the jobs
-        client = Client(FaultyStore(store, faults), clock=VirtualClock(), inline=True)
-        async with client:
-            for broken in (set[str](), {"find"}):
-                upstream = await client.enqueue("first", delay="1h")
-                follower = await client.enqueue("second", after=upstream.id)
-                await client.cancel(upstream.id)
-                faults.failing = broken
-                await asyncio.sleep(1)
-                faults.failing = set()
-                run = await client.wait(follower.id, 5)
-                assert (run.state, run.reason) == (State.SKIPPED, "upstream failed")
-            runs = await client.enqueue_many("first", [None] * 2500, delay="1h")
-            await client.cancel_runs([run.id for run in runs])
+    store, faults = MemoryStore(VirtualClock()), SwitchableFaults()
+    await on(store, workers=0).start()  # stores the jobs
+    client = Client(FaultyStore(store, faults), clock=VirtualClock(), inline=True)
+    async with client:
+        for broken in (set[str](), {"find"}):
+            upstream = await client.enqueue("first", delay="1h")
+            follower = await client.enqueue("second", after=upstream.id)
+            await client.cancel(upstream.id)
+            faults.failing = broken
             await asyncio.sleep(1)
-            assert client._engine is not None
-            assert not client._engine.follower_releaser._ended
-
-    run_virtual(main)
+            faults.failing = set()
+            run = await client.wait(follower.id, 5)
+            assert (run.state, run.reason) == (State.SKIPPED, "upstream failed")
+        runs = await client.enqueue_many("first", [None] * 2500, delay="1h")
+        await client.cancel_runs([run.id for run in runs])
+        await asyncio.sleep(1)
+        assert client._engine is not None
+        assert not client._engine.follower_releaser._ended
 
 
 class UnreadableWaiting(MemoryStore):
@@ -67,18 +65,16 @@ class UnreadableWaiting(MemoryStore):
         return await super().find(query)
 
 
-def test_a_sweep_that_fails_stays_reported_while_others_succeed() -> None:
-    async def main() -> None:
-        scheduler = on(UnreadableWaiting(VirtualClock()))
-        errors = EventRecorder(scheduler, "scheduler.error")
-        async with scheduler:
-            await asyncio.sleep(5)
-            for _ in range(30):
-                await asyncio.sleep(1)
-                assert (await scheduler.health()).failing == ("sweep",)
-        assert len(errors.names) == 1
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_a_sweep_that_fails_stays_reported_while_others_succeed() -> None:
+    scheduler = on(UnreadableWaiting(VirtualClock()))
+    errors = EventRecorder(scheduler, "scheduler.error")
+    async with scheduler:
+        await asyncio.sleep(5)
+        for _ in range(30):
+            await asyncio.sleep(1)
+            assert (await scheduler.health()).failing == ("sweep",)
+    assert len(errors.names) == 1
 
 
 class Ordered(MemoryStore):
@@ -127,20 +123,6 @@ async def retry(scheduler: Scheduler, run_id: str, bulk: bool) -> None:
         assert (await scheduler.retry_runs([run_id])).done == 1
     else:
         await scheduler.retry(run_id)
-
-
-@pytest.mark.parametrize("bulk", [False, True])
-async def test_a_skip_that_was_decided_before_the_retry_is_refused(bulk: bool) -> None:
-    store = Ordered()
-    scheduler = Scheduler(store, inline=True)
-    chain_of_three(scheduler)
-    async with scheduler:
-        root = await scheduler.trigger("up")
-        await store.skip_reached.wait()
-        await retry(scheduler, root.id, bulk)
-        store.may_skip.set()
-        await store.skipped.wait()
-        assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("bulk", [False, True])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -24,7 +25,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Store, StoreInfo
 from mainspring.testing import FaultyStore, ScriptedFaults, make_context
 from mainspring.testing.store_calls import put_job
-from tests.support.engine import EventRecorder, ended, opened
+from tests.support.engine import EventRecorder, ended, opened, run_once
 from tests.support.scheduler_fixtures import Make
 
 SOON: dict[str, Any] = {"retry_delay": "20ms"}
@@ -37,6 +38,20 @@ def write(session: Any, name: str) -> None:
     else:
         session.execute("CREATE TABLE IF NOT EXISTS effects (name TEXT)")
         session.execute("INSERT INTO effects VALUES (?)", (name,))
+
+
+def in_transaction(kind: str, work: Callable[[RunContext, Any], None]) -> Callable[..., Any]:
+    """A handler that does this work in its transaction."""
+
+    async def later(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            work(ctx, session)
+
+    def now(ctx: RunContext) -> None:
+        with ctx.transaction() as session:
+            work(ctx, session)
+
+    return later if kind == "async" else now
 
 
 def effects(place: str | Store) -> list[str]:
@@ -72,90 +87,46 @@ async def test_the_block_completes_the_run(make: Make, place: str | Store) -> No
     assert "ownership.lost" not in recorder.names
 
 
-async def test_plain_handlers_use_with(make: Make, place: str | Store) -> None:
-    scheduler = make()
+@pytest.mark.parametrize("settings", [{}, {"inline": True}], ids=["", "inline"])
+@pytest.mark.parametrize(
+    ("kind", "isolation"), [("plain", "auto"), ("async", "auto"), ("async", "thread")]
+)
+async def test_handlers_of_every_kind_have_transactions(
+    make: Make, place: str | Store, settings: dict[str, Any], kind: str, isolation: str
+) -> None:
+    def work(ctx: RunContext, session: Any) -> None:
+        write(session, "sent")
+        ctx.result = 42
 
-    @scheduler.job(delivery="effect_once")
-    def send(ctx: RunContext) -> None:
-        with ctx.transaction() as session:
-            write(session, "sent")
-            ctx.result = 42
-
-    async with scheduler:
-        done = await ended(scheduler, await send.enqueue())
+    handler = in_transaction(kind, work)
+    done = await run_once(make(**settings), handler, delivery="effect_once", isolation=isolation)
     assert (done.state, done.result, effects(place)) == (State.SUCCEEDED, 42, ["sent"])
-
-
-async def test_an_async_handler_in_a_thread(make: Make, place: str | Store) -> None:
-    scheduler = make()
-
-    @scheduler.job(delivery="effect_once", isolation="thread")
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            write(session, "sent")
-
-    async with scheduler:
-        done = await ended(scheduler, await send.enqueue())
-    assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
-
-
-@pytest.mark.parametrize("kind", ["async", "plain"])
-async def test_transaction_on_an_inline_engine(make: Make, place: str | Store, kind: str) -> None:
-    scheduler = make(inline=True)
-
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            write(session, "sent")
-
-    def plain(ctx: RunContext) -> None:
-        with ctx.transaction() as session:
-            write(session, "sent")
-
-    scheduler.job(id="send", delivery="effect_once")(send if kind == "async" else plain)
-    async with scheduler:
-        done = await ended(scheduler, await scheduler.enqueue("send"))
-    assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_an_error_in_the_block_undoes_it_and_retries_apply(
     make: Make, place: str | Store, kind: str
 ) -> None:
-    scheduler = make()
-
     def work(ctx: RunContext, session: Any) -> None:
         write(session, f"attempt {ctx.attempt}")
         if ctx.attempt == 1:
             raise ValueError("no")
 
-    async def send(ctx: RunContext) -> None:
-        async with ctx.transaction() as session:
-            work(ctx, session)
-
-    def plain(ctx: RunContext) -> None:
-        with ctx.transaction() as session:
-            work(ctx, session)
-
-    handler: Any = send if kind == "async" else plain
-    scheduler.job(id="send", delivery="effect_once", retries=1, **SOON)(handler)
-    async with scheduler:
-        done = await ended(scheduler, await scheduler.enqueue("send"))
+    handler = in_transaction(kind, work)
+    done = await run_once(make(), handler, delivery="effect_once", retries=1, **SOON)
     assert (done.state, done.attempt, done.failures) == (State.SUCCEEDED, 2, 1)
     assert effects(place) == ["attempt 2"]
 
 
 async def test_a_handler_without_its_transaction_fails_without_retry(make: Make) -> None:
     """Its effects, if any, are there once; a retry would repeat them."""
-    scheduler = make()
     ran = []
 
-    @scheduler.job(delivery="effect_once", retries=5, **SOON)
     async def forgetful(ctx: RunContext) -> int:
         ran.append(ctx.attempt)
         return 42
 
-    async with scheduler:
-        done = await ended(scheduler, await forgetful.enqueue())
+    done = await run_once(make(), forgetful, delivery="effect_once", retries=5, **SOON)
     assert (done.state, ran) == (State.FAILED, [1])
     assert "without a transaction" in str(done.error)
 
@@ -275,9 +246,8 @@ async def test_a_transaction_expires_after_a_third_of_the_lease(
         assert (await ended(scheduler, beside)).state is State.SUCCEEDED
     assert others == [1]
     assert (done.state, effects(place)) == (State.FAILED, [])
-    assert heard.error is not None
-    assert TransactionExpired.__name__ in heard.error
-    assert "a third of the lease" in heard.error
+    assert TransactionExpired.__name__ in str(heard.error)
+    assert "a third of the lease" in str(heard.error)
 
 
 async def test_an_answer_that_was_lost_is_found_again(make: Make, place: str | Store) -> None:
@@ -307,15 +277,16 @@ async def test_a_store_that_goes_away_costs_no_retry(
     make: Make, place: str | Store, step: list[Any]
 ) -> None:
     store = opened(place)
-    scheduler = make(FaultyStore(store, ScriptedFaults({"transaction": step})))
 
-    @scheduler.job(delivery="effect_once")
     async def send(ctx: RunContext) -> None:
         async with ctx.transaction() as session:
             write(session, f"attempt {ctx.attempt}")
 
-    async with scheduler:
-        done = await ended(scheduler, await send.enqueue())
+    done = await run_once(
+        make(FaultyStore(store, ScriptedFaults({"transaction": step}))),
+        send,
+        delivery="effect_once",
+    )
     assert (done.state, done.attempt, done.failures) == (State.SUCCEEDED, 2, 0)
     assert [a.outcome for a in done.attempts] == [Outcome.RELEASED, Outcome.SUCCEEDED]
     assert "got no answer from the store" in str(done.attempts[0].error)
@@ -373,25 +344,20 @@ async def test_followers_are_released_with_the_result(make: Make, place: str | S
 
 
 async def test_a_result_that_cannot_be_kept_is_kept_as_text(make: Make, place: str | Store) -> None:
-    scheduler = make()
 
-    @scheduler.job(delivery="effect_once")
     async def send(ctx: RunContext) -> None:
         async with ctx.transaction() as session:
             write(session, "sent")
             ctx.result = {1, 2}
 
-    async with scheduler:
-        done = await ended(scheduler, await send.enqueue())
+    done = await run_once(make(), send, delivery="effect_once")
     assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
     assert done.result == {"kept_as": "text", "repr": "{1, 2}"}
     assert "job send returned a result that is kept as text only" in done.attempts[0].log[0]
 
 
 async def test_transactions_do_not_nest(make: Make, place: str | Store) -> None:
-    scheduler = make()
 
-    @scheduler.job(delivery="effect_once")
     async def send(ctx: RunContext) -> None:
         async with ctx.transaction() as session:
             write(session, "sent")
@@ -399,8 +365,7 @@ async def test_transactions_do_not_nest(make: Make, place: str | Store) -> None:
                 async with ctx.transaction():
                     pass
 
-    async with scheduler:
-        done = await ended(scheduler, await send.enqueue())
+    done = await run_once(make(), send, delivery="effect_once")
     assert (done.state, effects(place)) == (State.SUCCEEDED, ["sent"])
 
 
@@ -442,15 +407,12 @@ async def test_nothing_is_enqueued_in_a_block(make: Make, place: str | Store, ki
 
 
 async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -> None:
-    scheduler = make()
 
-    @scheduler.job(delivery="effect_once")
     async def send(ctx: RunContext) -> None:
         with ctx.transaction():
             pass
 
-    async with scheduler:
-        done = await ended(scheduler, await send.enqueue())
+    done = await run_once(make(), send, delivery="effect_once")
     assert done.state is State.FAILED
     assert "writes `async with ctx.transaction()`" in str(done.error)
 

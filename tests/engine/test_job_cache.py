@@ -12,8 +12,9 @@ from mainspring.core.model import Job, Page
 from mainspring.engine.job_cache import JobCache
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, JobQuery
-from mainspring.testing import FaultyStore, Injection, VirtualClock, run_virtual
+from mainspring.testing import FaultyStore, Injection, VirtualClock
 from mainspring.testing.store_calls import claim_runs
+from tests.support.engine import on_virtual_time
 
 
 class SlowJobReads:
@@ -36,85 +37,79 @@ class ForgottenMeanwhile(MemoryStore):
         return await super().jobs(query)
 
 
-def test_an_edit_in_the_same_process_never_cancels_a_run_of_a_live_job() -> None:
-    async def main() -> None:
-        slow = SlowJobReads()
-        store: Any = FaultyStore(MemoryStore(VirtualClock()), slow)
-        scheduler = Scheduler(store, inline=True, clock=VirtualClock())
+@on_virtual_time()
+async def test_an_edit_in_the_same_process_never_cancels_a_run_of_a_live_job() -> None:
+    slow = SlowJobReads()
+    store: Any = FaultyStore(MemoryStore(VirtualClock()), slow)
+    scheduler = Scheduler(store, inline=True, clock=VirtualClock())
 
-        @scheduler.job()
-        async def work() -> None: ...
+    @scheduler.job()
+    async def work() -> None: ...
 
-        @scheduler.job()
-        async def other() -> None: ...
+    @scheduler.job()
+    async def other() -> None: ...
 
-        async with scheduler:
-            for edit in (scheduler.pause_job, scheduler.resume_job):
-                due = (await store.now()) + timedelta(seconds=3)
-                runs = [await scheduler.enqueue("other", at=due)]
-                await asyncio.sleep(2.5)
-                runs.append(await scheduler.enqueue("work", at=due))  # the job is remembered
-                slow.on = True
-                await asyncio.sleep(1)  # both are claimed, and the other's job is being read
-                slow.on = False
-                await edit("work")
-                for run in runs:
-                    ended = await scheduler.wait(run.id, 60)
-                    assert (ended.state, ended.reason) == (State.SUCCEEDED, None)
-
-    run_virtual(main)
-
-
-def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> None:
-    async def main() -> None:
-        store = ForgottenMeanwhile(VirtualClock())
-        scheduler = Scheduler(store, inline=True, clock=VirtualClock(), queues=["another"])
-
-        @scheduler.job(delivery="at_most_once")
-        async def work() -> None: ...
-
-        @scheduler.job()
-        async def other() -> None: ...
-
-        async with scheduler:
-            assert scheduler._engine is not None
-            cache = scheduler._engine.context.jobs
-            run = await scheduler.enqueue("work")
-            also = await scheduler.enqueue("other")
-            handlers, lease = frozenset({run.handler, also.handler}), timedelta(seconds=3)
-            claim = Claim(worker="dead", handlers=handlers, limit=2, lease=lease)
-            claimed = await claim_runs(store, claim)
-            assert len(claimed) == 2
-            assert all(await store.commit([transitions.began(one) for one in claimed]))
-            for _ in range(50):
-                store.cache = None
-                await cache.get(["work"])
-                store.cache = cache
-                await asyncio.sleep(0.2)
-            ended = await scheduler.get_run(run.id)
-            assert (ended.state, ended.reason) == (State.FAILED, "lost")
-
-    run_virtual(main)
-
-
-def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
-    async def main() -> None:
-        slow = SlowJobReads()
-        memory = MemoryStore(VirtualClock())
-        store: Any = FaultyStore(memory, slow)
-        async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as producer:
-            producer.job(id="handler")(lambda: None)
-            await producer.add_job("job", handler="handler", priority=1)
-            cache = JobCache(store, VirtualClock())
+    async with scheduler:
+        for edit in (scheduler.pause_job, scheduler.resume_job):
+            due = (await store.now()) + timedelta(seconds=3)
+            runs = [await scheduler.enqueue("other", at=due)]
+            await asyncio.sleep(2.5)
+            runs.append(await scheduler.enqueue("work", at=due))  # the job is remembered
             slow.on = True
-            reading = asyncio.ensure_future(cache.get(["job"]))
-            await asyncio.sleep(0.5)
-            cache.forget("job")
-            await reading
+            await asyncio.sleep(1)  # both are claimed, and the other's job is being read
             slow.on = False
-            await producer.update_job("job", priority=2)
-            job = (await cache.get(["job"]))["job"]
-            assert job is not None
-            assert job.policy.priority == 2
+            await edit("work")
+            for run in runs:
+                ended = await scheduler.wait(run.id, 60)
+                assert (ended.state, ended.reason) == (State.SUCCEEDED, None)
 
-    run_virtual(main)
+
+@on_virtual_time()
+async def test_a_forgotten_at_most_once_run_is_not_rescued_for_a_second_start() -> None:
+    store = ForgottenMeanwhile(VirtualClock())
+    scheduler = Scheduler(store, inline=True, clock=VirtualClock(), queues=["another"])
+
+    @scheduler.job(delivery="at_most_once")
+    async def work() -> None: ...
+
+    @scheduler.job()
+    async def other() -> None: ...
+
+    async with scheduler:
+        assert scheduler._engine is not None
+        cache = scheduler._engine.context.jobs
+        run = await scheduler.enqueue("work")
+        also = await scheduler.enqueue("other")
+        handlers, lease = frozenset({run.handler, also.handler}), timedelta(seconds=3)
+        claim = Claim(worker="dead", handlers=handlers, limit=2, lease=lease)
+        claimed = await claim_runs(store, claim)
+        assert len(claimed) == 2
+        assert all(await store.commit([transitions.began(one) for one in claimed]))
+        for _ in range(50):
+            store.cache = None
+            await cache.get(["work"])
+            store.cache = cache
+            await asyncio.sleep(0.2)
+        ended = await scheduler.get_run(run.id)
+        assert (ended.state, ended.reason) == (State.FAILED, "lost")
+
+
+@on_virtual_time()
+async def test_a_read_that_an_edit_overtook_is_not_remembered() -> None:
+    slow = SlowJobReads()
+    memory = MemoryStore(VirtualClock())
+    store: Any = FaultyStore(memory, slow)
+    async with Scheduler(memory, inline=True, clock=VirtualClock(), workers=0) as producer:
+        producer.job(id="handler")(lambda: None)
+        await producer.add_job("job", handler="handler", priority=1)
+        cache = JobCache(store, VirtualClock())
+        slow.on = True
+        reading = asyncio.ensure_future(cache.get(["job"]))
+        await asyncio.sleep(0.5)
+        cache.forget("job")
+        await reading
+        slow.on = False
+        await producer.update_job("job", priority=2)
+        job = (await cache.get(["job"]))["job"]
+        assert job is not None
+        assert job.policy.priority == 2

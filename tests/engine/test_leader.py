@@ -9,32 +9,30 @@ import pytest
 from mainspring import Scheduler
 from mainspring.engine.leader import TERM
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, SwitchableFaults
+from mainspring.testing import FaultyStore, VirtualClock
+from tests.support.engine import EventRecorder, SwitchableFaults, on_virtual_time
 
 
-def test_a_leader_without_its_store_leads_until_its_term_ends() -> None:
-    async def main() -> None:
-        store, faults = MemoryStore(VirtualClock()), SwitchableFaults()
-        first = Scheduler(FaultyStore(store, faults), clock=VirtualClock(), inline=True)
-        second = Scheduler(store, clock=VirtualClock(), inline=True)
-        events = EventRecorder(first, "leader.*")
-        async with first:
-            await asyncio.sleep(1)
-            async with second:
-                assert (first.is_leader, second.is_leader) == (True, False)
-                faults.failing = {"*"}
-                for _ in range(40):
-                    await asyncio.sleep(1)
-                    assert not (first.is_leader and second.is_leader)
-                assert (first.is_leader, second.is_leader) == (False, True)
-                assert events.names == ["leader.elected", "leader.lost"]
-                faults.failing = set()
-                await asyncio.sleep(TERM.total_seconds())
-                assert (first.is_leader, second.is_leader) == (False, True)
-        assert events.names == ["leader.elected", "leader.lost"]
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_a_leader_without_its_store_leads_until_its_term_ends() -> None:
+    store, faults = MemoryStore(VirtualClock()), SwitchableFaults()
+    first = Scheduler(FaultyStore(store, faults), clock=VirtualClock(), inline=True)
+    second = Scheduler(store, clock=VirtualClock(), inline=True)
+    events = EventRecorder(first, "leader.*")
+    async with first:
+        await asyncio.sleep(1)
+        async with second:
+            assert (first.is_leader, second.is_leader) == (True, False)
+            faults.failing = {"*"}
+            for _ in range(40):
+                await asyncio.sleep(1)
+                assert not (first.is_leader and second.is_leader)
+            assert (first.is_leader, second.is_leader) == (False, True)
+            assert events.names == ["leader.elected", "leader.lost"]
+            faults.failing = set()
+            await asyncio.sleep(TERM.total_seconds())
+            assert (first.is_leader, second.is_leader) == (False, True)
+    assert events.names == ["leader.elected", "leader.lost"]
 
 
 @pytest.mark.parametrize("leader_election", [True, False])

@@ -19,6 +19,7 @@ from mainspring.engine.live_workers import (
 )
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import VirtualClock, run_virtual
+from tests.support.engine import on_virtual_time
 
 ME = "web-1:300:1111aaaa555500000003"
 
@@ -91,14 +92,12 @@ def test_workers_are_listed_with_what_they_say_of_themselves() -> None:
     assert (one.memory or 0) > 1_000_000 or sys.platform != "linux"
 
 
-def test_workers_stay_alive_when_the_clock_is_set_forward() -> None:
-    async def main() -> None:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        nodes = [Scheduler(store, clock=clock, inline=True) for _ in range(2)]
-        async with nodes[0], nodes[1]:
-            await asyncio.sleep(25)
-            clock.offset += 3600
-            assert len(await find_workers(store)) == 2
-
-    run_virtual(main)
+@on_virtual_time()
+async def test_workers_stay_alive_when_the_clock_is_set_forward() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    nodes = [Scheduler(store, clock=clock, inline=True) for _ in range(2)]
+    async with nodes[0], nodes[1]:
+        await asyncio.sleep(25)
+        clock.offset += 3600
+        assert len(await find_workers(store)) == 2

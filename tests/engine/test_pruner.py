@@ -110,43 +110,6 @@ async def test_a_job_keeps_its_runs_for_a_shorter_or_a_longer_time(make: Make) -
         await until_kept(scheduler, "audit", 0)
 
 
-async def test_a_run_stays_while_an_unfinished_run_comes_after_it(make: Make) -> None:
-    """Otherwise the waiting run would take a failed upstream for one that succeeded, and a pending
-    one would find no result."""
-    scheduler = make(history=1, prune_every="1s")
-    gate = asyncio.Event()
-    seen: list[Any] = []
-
-    @scheduler.job()
-    async def first(number: int) -> int:
-        return number
-
-    @scheduler.job()
-    async def slow() -> None:
-        await gate.wait()
-
-    @scheduler.job()
-    async def last(ctx: RunContext) -> None:
-        seen.append(ctx.results["first"])
-
-    async with scheduler:
-        waited_for = await first.enqueue(number=1)
-        blocking = await slow.enqueue()
-        waiting = await last.options(after=[waited_for.id, blocking.id]).enqueue()
-        await ended(scheduler, waited_for)
-        read_later = await ended(scheduler, await first.enqueue(number=2))
-        delayed = await last.options(after=[read_later.id], delay="1h").enqueue()
-        for number in range(3, 7):
-            newest = await ended(scheduler, await first.enqueue(number=number))
-        await until_kept(scheduler, "first", 3)
-        assert await ids(scheduler, "first") == [newest.id, read_later.id, waited_for.id]
-        gate.set()
-        assert (await ended(scheduler, waiting)).state is State.SUCCEEDED
-        assert seen == [1]
-        await scheduler.cancel(delayed.id)
-        await until_kept(scheduler, "first", 1)
-
-
 async def test_an_unreadable_job_keeps_its_runs() -> None:
     """Its own retention is not known, and may be the longest of all."""
     store = MemoryStore()

@@ -18,7 +18,7 @@ from mainspring.engine.run_log import log_runs
 from mainspring.engine.store_retry import OPERATIONS, reason_of
 from mainspring.errors import StoreUnavailable
 from tests.support import isolated_jobs
-from tests.support.engine import EventRecorder, ended
+from tests.support.engine import EventRecorder, ended, run_once
 from tests.support.scheduler_fixtures import Make
 
 
@@ -35,14 +35,11 @@ def on(caplog: pytest.LogCaptureFixture, level: int) -> list[logging.LogRecord]:
 async def test_a_failed_attempt_warns_and_the_last_one_is_an_error(
     make: Make, info: pytest.LogCaptureFixture
 ) -> None:
-    scheduler = make()
 
-    @scheduler.job(retries=1, backoff="fixed", retry_delay="50ms")
     async def report() -> None:
         raise ValueError("no figures")
 
-    async with scheduler:
-        run = await ended(scheduler, await report.enqueue())
+    run = await run_once(make(), report, retries=1, backoff="fixed", retry_delay="50ms")
     [warning], [error] = on(info, logging.WARNING), on(info, logging.ERROR)
     assert "job report: attempt 1 failed, next attempt in " in warning.getMessage()
     assert "job report: attempt 2 failed, no attempt follows" in error.getMessage()

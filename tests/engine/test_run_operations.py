@@ -15,8 +15,8 @@ from mainspring.core.model import Outcome
 from mainspring.errors import InvalidState, RunNotFound
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
-from mainspring.testing import VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, all_runs, ended
+from mainspring.testing import VirtualClock
+from tests.support.engine import EventRecorder, all_runs, ended, on_virtual_time
 from tests.support.scheduler_fixtures import Make
 
 
@@ -36,25 +36,6 @@ async def test_cancel_a_pending_run(make: Make) -> None:
         event = await recorder.until("run.cancelled")
         assert event.run == done
         assert await scheduler.cancel(run.id) is False
-
-
-async def test_cancel_a_waiting_run_and_what_follows_it(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def first() -> None: ...
-
-    @scheduler.job()
-    async def second() -> None: ...
-
-    async with scheduler:
-        root = await first.options(delay="1h").enqueue()
-        middle = await second.options(after=root.id).enqueue()
-        last = await second.options(after=[middle.id]).enqueue()
-        assert middle.state is State.WAITING
-        assert await scheduler.cancel(middle.id)
-        done = await ended(scheduler, last)
-        assert (done.state, done.reason) == (State.SKIPPED, "upstream failed")
 
 
 async def test_cancel_a_running_async_run(make: Make) -> None:
@@ -105,22 +86,6 @@ async def test_cancel_a_running_thread(make: Make) -> None:
         assert await scheduler.cancel(run.id) is True  # asked already, not ended yet
         done = await ended(scheduler, run)
     assert (done.state, done.result) == (State.CANCELLED, None)
-
-
-async def test_cancel_between_two_tries(make: Make) -> None:
-    scheduler = make()
-    recorder = EventRecorder(scheduler)
-
-    @scheduler.job(retries=5, retry_delay="1h")
-    async def shaky() -> None:
-        raise RuntimeError
-
-    async with scheduler:
-        run = await shaky.enqueue()
-        await recorder.until("run.retrying")
-        assert await scheduler.cancel(run.id)
-        done = await ended(scheduler, run)
-    assert (done.state, done.attempt) == (State.CANCELLED, 1)
 
 
 async def test_a_cancel_that_comes_with_the_end_wins_or_loses_but_never_both(make: Make) -> None:
@@ -289,20 +254,18 @@ async def test_each_stored_run_is_an_event_whoever_made_it(make: Make) -> None:
         assert await taken(2) == both
 
 
-def test_node_runs_are_stored_with_an_event_too() -> None:
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-        recorder = EventRecorder(scheduler, "run.enqueued")
+@on_virtual_time()
+async def test_node_runs_are_stored_with_an_event_too() -> None:
+    store = MemoryStore(VirtualClock())
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    recorder = EventRecorder(scheduler, "run.enqueued")
 
-        @scheduler.job(each_node=True)
-        async def clean() -> None: ...
+    @scheduler.job(each_node=True)
+    async def clean() -> None: ...
 
-        async with scheduler:
-            run = await scheduler.enqueue("clean")
-            await scheduler.wait(run.id, 60)
-        stored = await all_runs(store)
-        assert sorted(stored) == sorted(event.run.id for event in recorder.events if event.run)
-        assert list(stored) == [run.id]
-
-    run_virtual(main)
+    async with scheduler:
+        run = await scheduler.enqueue("clean")
+        await scheduler.wait(run.id, 60)
+    stored = await all_runs(store)
+    assert sorted(stored) == sorted(event.run.id for event in recorder.events if event.run)
+    assert list(stored) == [run.id]

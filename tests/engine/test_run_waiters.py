@@ -15,9 +15,8 @@ from mainspring.engine.run_waiters import LAST_READ, RunWaiters
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, RunQuery
-from mainspring.testing import run_virtual
 from mainspring.testing.store_calls import claim_runs
-from tests.support.engine import LONG
+from tests.support.engine import LONG, on_virtual_time
 
 MANY = 1000
 
@@ -82,18 +81,16 @@ async def test_a_cancelled_waiter_does_not_affect_others(store: Counting) -> Non
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_wait_ends_in_time_though_the_store_does_not_answer(hangs: bool) -> None:
+@on_virtual_time()
+async def test_a_wait_ends_in_time_though_the_store_does_not_answer(hangs: bool) -> None:
     class Silent(MemoryStore):
         async def find(self, query: RunQuery) -> Page[Run]:
             if hangs:
                 await asyncio.sleep(3600)
             raise StoreUnavailable("away")
 
-    async def main() -> None:
-        loop, waiters = asyncio.get_running_loop(), RunWaiters(Silent())
-        with pytest.raises(TimeoutError, match="the store does not answer") as raised:
-            await waiters.wait("r1", 10)
-        assert loop.time() <= 10 + LAST_READ
-        assert isinstance(raised.value.__cause__, TimeoutError if hangs else StoreUnavailable)
-
-    run_virtual(main)
+    loop, waiters = asyncio.get_running_loop(), RunWaiters(Silent())
+    with pytest.raises(TimeoutError, match="the store does not answer") as raised:
+        await waiters.wait("r1", 10)
+    assert loop.time() <= 10 + LAST_READ
+    assert isinstance(raised.value.__cause__, TimeoutError if hangs else StoreUnavailable)

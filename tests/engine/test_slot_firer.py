@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,8 @@ from mainspring.engine.slots import plan
 from mainspring.errors import StoreError
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Fired, Firing, JobQuery
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import VirtualClock
+from tests.support.engine import on_virtual_time
 
 
 async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
@@ -47,7 +47,8 @@ async def test_one_job_that_cannot_be_planned_does_not_stop_the_clock(
     assert [(event.job_id, type(event.error)) for event in told] == [("bad", ZeroDivisionError)]
 
 
-def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
+@on_virtual_time()
+async def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
     """The second query of each slot is for the hint that its firing gave."""
 
     class CountingStore(MemoryStore):
@@ -57,27 +58,25 @@ def test_one_query_finds_a_due_slot_and_the_next_one() -> None:
             self.due_queries += query.due is not None
             return await super().jobs(query)
 
-    async def main() -> None:
-        store = CountingStore(VirtualClock())
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True, queues=["another"])
+    store = CountingStore(VirtualClock())
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True, queues=["another"])
 
-        @scheduler.job("1s", overlap="allow")
-        async def tick() -> None: ...
+    @scheduler.job("1s", overlap="allow")
+    async def tick() -> None: ...
 
-        @scheduler.job("1h")
-        async def rarely() -> None: ...
+    @scheduler.job("1h")
+    async def rarely() -> None: ...
 
-        async with scheduler:
-            await asyncio.sleep(5)
-            before = store.due_queries
-            await asyncio.sleep(20)
-            assert len((await scheduler.list_runs(job="tick")).items) >= 24
-            assert store.due_queries - before <= 2 * 20 + 2
-
-    run_virtual(main)
+    async with scheduler:
+        await asyncio.sleep(5)
+        before = store.due_queries
+        await asyncio.sleep(20)
+        assert len((await scheduler.list_runs(job="tick")).items) >= 24
+        assert store.due_queries - before <= 2 * 20 + 2
 
 
-def test_a_job_that_cannot_be_read_delays_no_other_slot() -> None:
+@on_virtual_time()
+async def test_a_job_that_cannot_be_read_delays_no_other_slot() -> None:
     """It stays due, and is the first that a query for due jobs gives."""
 
     class DamagedStore(MemoryStore):
@@ -90,18 +89,15 @@ def test_a_job_that_cannot_be_read_delays_no_other_slot() -> None:
 
     ran: list[float] = []
 
-    async def main() -> None:
-        scheduler = Scheduler(DamagedStore(VirtualClock()), clock=VirtualClock(), inline=True)
+    scheduler = Scheduler(DamagedStore(VirtualClock()), clock=VirtualClock(), inline=True)
 
-        async def work() -> None:
-            ran.append(asyncio.get_running_loop().time())
+    async def work() -> None:
+        ran.append(asyncio.get_running_loop().time())
 
-        for name in ("aaa", *(f"job{n}" for n in range(20))):
-            scheduler.job("1m", id=name)(work)
-        async with scheduler:
-            await asyncio.sleep(90)
-
-    run_virtual(main)
+    for name in ("aaa", *(f"job{n}" for n in range(20))):
+        scheduler.job("1m", id=name)(work)
+    async with scheduler:
+        await asyncio.sleep(90)
     assert len(ran) == 20
     assert max(ran) - min(ran) < 0.1
 
@@ -122,109 +118,99 @@ class RefusingStore(MemoryStore):
         return await super().fire(firings)
 
 
-def test_one_firing_that_the_store_refuses_does_not_stop_the_others(
+@on_virtual_time()
+async def test_one_firing_that_the_store_refuses_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        store = RefusingStore("job-3")
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-        told: list[Event] = []
-        scheduler.on("scheduler.error", told.append)
-        ran: list[str] = []
+    store = RefusingStore("job-3")
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    told: list[Event] = []
+    scheduler.on("scheduler.error", told.append)
+    ran: list[str] = []
 
-        for number in range(8):
-            name = f"job-{number}"
+    for number in range(8):
+        name = f"job-{number}"
 
-            @scheduler.job("10s", id=name)
-            async def work(name: str = name) -> None:
-                ran.append(name)
+        @scheduler.job("10s", id=name)
+        async def work(name: str = name) -> None:
+            ran.append(name)
 
-        async with scheduler:
-            await asyncio.sleep(51)
-            others = {f"job-{number}" for number in range(8) if number != 3}
-            assert {name: ran.count(name) for name in others} == dict.fromkeys(others, 5)
-            assert "job-3" not in ran
-            assert [event.job_id for event in told] == ["job-3"]
-            assert store.calls < 20  # it is not tried again with every slot
-            store.refused.clear()
-            await asyncio.sleep(60)
-            assert "job-3" in ran
-
-    with caplog.at_level(logging.ERROR, "mainspring"):
-        run_virtual(main)
+    async with scheduler:
+        await asyncio.sleep(51)
+        others = {f"job-{number}" for number in range(8) if number != 3}
+        assert {name: ran.count(name) for name in others} == dict.fromkeys(others, 5)
+        assert "job-3" not in ran
+        assert [event.job_id for event in told] == ["job-3"]
+        assert store.calls < 20  # it is not tried again with every slot
+        store.refused.clear()
+        await asyncio.sleep(60)
+        assert "job-3" in ran
     assert any("job-3" in record.getMessage() for record in caplog.records)
 
 
-def test_a_job_that_was_refused_fires_again_as_soon_as_it_is_changed() -> None:
-    async def main() -> None:
-        store = RefusingStore("job")
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-        ran = asyncio.Event()
+@on_virtual_time()
+async def test_a_job_that_was_refused_fires_again_as_soon_as_it_is_changed() -> None:
+    store = RefusingStore("job")
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    ran = asyncio.Event()
 
-        @scheduler.job(id="handler")
-        async def work() -> None:
-            ran.set()
+    @scheduler.job(id="handler")
+    async def work() -> None:
+        ran.set()
 
-        async with scheduler:
-            await scheduler.add_job("job", handler="handler", schedule="10s")
-            await asyncio.sleep(12)
-            store.refused.clear()
-            await scheduler.update_job("job", priority=9)
-            await asyncio.sleep(2)
-            assert ran.is_set()
-
-    run_virtual(main)
+    async with scheduler:
+        await scheduler.add_job("job", handler="handler", schedule="10s")
+        await asyncio.sleep(12)
+        store.refused.clear()
+        await scheduler.update_job("job", priority=9)
+        await asyncio.sleep(2)
+        assert ran.is_set()
 
 
-def test_a_store_that_refuses_every_job_is_a_store_that_fails() -> None:
+@on_virtual_time()
+async def test_a_store_that_refuses_every_job_is_a_store_that_fails() -> None:
     """Then no job is at fault: all are tried again as soon as it takes them."""
 
-    async def main() -> None:
-        store = RefusingStore("one", "two")
-        scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
-        ran: set[str] = set()
+    store = RefusingStore("one", "two")
+    scheduler = Scheduler(store, clock=VirtualClock(), inline=True)
+    ran: set[str] = set()
 
-        for name in ("one", "two"):
+    for name in ("one", "two"):
 
-            @scheduler.job("10s", id=name)
-            async def work(name: str = name) -> None:
-                ran.add(name)
+        @scheduler.job("10s", id=name)
+        async def work(name: str = name) -> None:
+            ran.add(name)
 
-        async with scheduler:
-            await asyncio.sleep(15)
-            assert not ran
-            store.refused.clear()
-            await asyncio.sleep(10)
-            assert ran == {"one", "two"}
-
-    run_virtual(main)
+    async with scheduler:
+        await asyncio.sleep(15)
+        assert not ran
+        store.refused.clear()
+        await asyncio.sleep(10)
+        assert ran == {"one", "two"}
 
 
-def test_many_refused_jobs_do_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+@on_virtual_time()
+async def test_many_refused_jobs_do_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """More of them than are fired at once."""
 
-    async def main() -> None:
-        refused = [f"bad-{number}" for number in range(150)]
-        scheduler = Scheduler(RefusingStore(*refused), clock=VirtualClock(), inline=True)
-        told: set[str | None] = set()
-        scheduler.on("scheduler.error", lambda event: told.add(event.job_id))
-        ran = 0
+    refused = [f"bad-{number}" for number in range(150)]
+    scheduler = Scheduler(RefusingStore(*refused), clock=VirtualClock(), inline=True)
+    told: set[str | None] = set()
+    scheduler.on("scheduler.error", lambda event: told.add(event.job_id))
+    ran = 0
 
-        async def nothing() -> None: ...
+    async def nothing() -> None: ...
 
-        for job_id in refused:
-            scheduler.job("5s", id=job_id)(nothing)
+    for job_id in refused:
+        scheduler.job("5s", id=job_id)(nothing)
 
-        @scheduler.job("10s")
-        async def good() -> None:
-            nonlocal ran
-            ran += 1
+    @scheduler.job("10s")
+    async def good() -> None:
+        nonlocal ran
+        ran += 1
 
-        async with scheduler:
-            await asyncio.sleep(61)
-            assert ran == 6
-            assert told == set(refused)
-
-    with caplog.at_level(logging.ERROR, "mainspring"):
-        run_virtual(main)
+    async with scheduler:
+        await asyncio.sleep(61)
+        assert ran == 6
+        assert told == set(refused)
     assert any("refuses to fire" in record.getMessage() for record in caplog.records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,8 +16,8 @@ from mainspring.core.model import Job, Page
 from mainspring.core.schedules import Schedule
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, Store
-from mainspring.testing import FaultyStore, VirtualClock, run_virtual
-from tests.support.engine import LONG, SwitchableFaults
+from mainspring.testing import FaultyStore, VirtualClock
+from tests.support.engine import LONG, SwitchableFaults, on_virtual_time
 from tests.support.scheduler_kill import kill
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -43,19 +43,7 @@ class SharedStore:
         return [event for event in self.events if event.name == name]
 
 
-def virtual(test: Callable[[SharedStore], Awaitable[None]]) -> Callable[[], None]:
-    """Run an async test on virtual time, under a few interleavings."""
-
-    def run() -> None:
-        for seed in range(3):
-
-            async def main() -> None:
-                await test(SharedStore())
-
-            run_virtual(main, seed=seed)
-
-    run.__name__ = test.__name__
-    return run
+virtual = on_virtual_time(SharedStore, seeds=3)
 
 
 @asynccontextmanager
@@ -281,37 +269,6 @@ async def test_overlap_queue_runs_slots_one_after_another(shared: SharedStore) -
     starts = [r.started_at for r in found]
     assert starts == sorted(starts, key=lambda t: t or START)
     assert most == 1
-
-
-@virtual
-async def test_a_queued_slot_waits_for_its_turn_when_the_ones_before_it_are_cancelled(
-    shared: SharedStore,
-) -> None:
-    cancelled = {1, 2, 4}
-    scheduler = shared.scheduler()
-    running, most = 0, 0
-
-    @scheduler.job("10s", overlap="queue")
-    async def slow(ctx: RunContext) -> dict[str, Any]:
-        nonlocal running, most
-        running, most = running + 1, max(most, running + 1)
-        await asyncio.sleep(100)
-        running -= 1
-        return dict(ctx.results)
-
-    async with scheduler:
-        await asyncio.sleep(65)  # the first runs, five are queued
-        await scheduler.pause_job("slow")
-        queued = await runs(scheduler, "slow")
-        for number in cancelled:
-            await scheduler.cancel(queued[number].id)
-        await asyncio.sleep(600)
-        ended = await runs(scheduler, "slow")
-    ran = [run for number, run in enumerate(ended) if number not in cancelled]
-    assert [run.state for run in ran] == [State.SUCCEEDED] * 3
-    assert all(run.result == {} for run in ran)  # a job that follows nothing
-    assert most == 1
-    assert [run.started_at for run in ran] == sorted(run.started_at or START for run in ran)
 
 
 @virtual
@@ -587,23 +544,21 @@ async def test_a_program_that_was_killed_and_started_again_soon_fires_on_time(
     assert {at(s) for s in range(6, 12)} <= set(ran)
 
 
-def test_without_leader_election_every_node_fires_at_once() -> None:
-    async def main() -> None:
-        shared = SharedStore()
-        scheduler = shared.scheduler(leader_election=False)
-        late: list[timedelta] = []
+@on_virtual_time()
+async def test_without_leader_election_every_node_fires_at_once() -> None:
+    shared = SharedStore()
+    scheduler = shared.scheduler(leader_election=False)
+    late: list[timedelta] = []
 
-        @scheduler.job("10s")
-        async def tick(ctx: RunContext) -> None:
-            late.append(await shared.store.now() - ctx.scheduled_at)
+    @scheduler.job("10s")
+    async def tick(ctx: RunContext) -> None:
+        late.append(await shared.store.now() - ctx.scheduled_at)
 
-        async with scheduler:
-            assert scheduler.is_leader
-            await asyncio.sleep(60)
-        assert late == [timedelta()] * 5  # the sixth is due when it ends
-        assert shared.of("leader.elected") == []
-
-    run_virtual(main)
+    async with scheduler:
+        assert scheduler.is_leader
+        await asyncio.sleep(60)
+    assert late == [timedelta()] * 5  # the sixth is due when it ends
+    assert shared.of("leader.elected") == []
 
 
 @virtual

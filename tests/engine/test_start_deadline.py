@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -13,81 +13,83 @@ from mainspring.core.model import Outcome
 from mainspring.errors import Snooze
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim
-from mainspring.testing import VirtualClock, run_virtual
-
-Make = Callable[..., Scheduler]
-
-
-def in_virtual_time(story: Callable[[MemoryStore, Make], object]) -> None:
-    async def main() -> None:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        await story(store, lambda **options: Scheduler(store, clock=clock, inline=True, **options))  # type: ignore[misc]
-
-    run_virtual(main, steps=1_000_000)
+from mainspring.testing import VirtualClock
+from tests.support.engine import on_virtual_time
 
 
-def test_a_run_that_has_begun_is_tried_again_after_its_deadline() -> None:
-    async def story(store: MemoryStore, make: Make) -> None:
-        scheduler = make()
+class Stage:
+    """A store on virtual time, and schedulers around it."""
 
-        @scheduler.job(retries=3, retry_delay="2s", backoff="fixed", start_deadline="1s")
-        async def flaky() -> None:
-            raise ValueError("boom")
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.store = MemoryStore(self.clock)
 
-        async with scheduler:
-            run = await scheduler.wait((await flaky.enqueue()).id)
-        assert (run.state, run.failures, len(run.attempts)) == (State.FAILED, 4, 4)
-
-    in_virtual_time(story)
+    def scheduler(self, **options: Any) -> Scheduler:
+        return Scheduler(self.store, clock=self.clock, inline=True, **options)
 
 
-def test_a_run_that_was_snoozed_by_its_handler_begins_again_after_its_deadline() -> None:
-    async def story(store: MemoryStore, make: Make) -> None:
-        scheduler, calls = make(), 0
+virtual = on_virtual_time(Stage)
 
-        @scheduler.job(start_deadline="1s")
-        async def polls() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == 1:
-                raise Snooze(after="1m")
 
-        async with scheduler:
-            run = await scheduler.wait((await polls.enqueue()).id)
-        assert (run.state, calls) == (State.SUCCEEDED, 2)
+@virtual
+async def test_a_run_that_has_begun_is_tried_again_after_its_deadline(stage: Stage) -> None:
+    scheduler = stage.scheduler()
 
-    in_virtual_time(story)
+    @scheduler.job(retries=3, retry_delay="2s", backoff="fixed", start_deadline="1s")
+    async def flaky() -> None:
+        raise ValueError("boom")
+
+    async with scheduler:
+        run = await scheduler.wait((await flaky.enqueue()).id)
+    assert (run.state, run.failures, len(run.attempts)) == (State.FAILED, 4, 4)
+
+
+@virtual
+async def test_a_run_that_was_snoozed_by_its_handler_begins_again_after_its_deadline(
+    stage: Stage,
+) -> None:
+    scheduler, calls = stage.scheduler(), 0
+
+    @scheduler.job(start_deadline="1s")
+    async def polls() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise Snooze(after="1m")
+
+    async with scheduler:
+        run = await scheduler.wait((await polls.enqueue()).id)
+    assert (run.state, calls) == (State.SUCCEEDED, 2)
 
 
 @pytest.mark.parametrize("graceful", [True, False])
-def test_a_run_of_a_worker_that_stopped_begins_again_after_its_deadline(graceful: bool) -> None:
-    async def story(store: MemoryStore, make: Make) -> None:
-        def program() -> Scheduler:
-            scheduler = make()
+@virtual
+async def test_a_run_of_a_worker_that_stopped_begins_again_after_its_deadline(
+    stage: Stage, graceful: bool
+) -> None:
+    def program() -> Scheduler:
+        scheduler = stage.scheduler()
 
-            @scheduler.job(start_deadline="1s")
-            async def long(ctx: RunContext) -> None:
-                if ctx.attempt == 1:
-                    await asyncio.sleep(3600)
+        @scheduler.job(start_deadline="1s")
+        async def long(ctx: RunContext) -> None:
+            if ctx.attempt == 1:
+                await asyncio.sleep(3600)
 
-            return scheduler
+        return scheduler
 
-        first = program()
-        await first.start()
-        run = await first.enqueue("long")
-        await asyncio.sleep(0.5)
-        await first.stop(graceful=graceful, timeout=2)
-        await asyncio.sleep(60)
-        async with program() as second:
-            run = await second.wait(run.id)
-        assert run.state is State.SUCCEEDED
-        assert [attempt.outcome for attempt in run.attempts] == [
-            Outcome.RELEASED,
-            Outcome.SUCCEEDED,
-        ]
-
-    in_virtual_time(story)
+    first = program()
+    await first.start()
+    run = await first.enqueue("long")
+    await asyncio.sleep(0.5)
+    await first.stop(graceful=graceful, timeout=2)
+    await asyncio.sleep(60)
+    async with program() as second:
+        run = await second.wait(run.id)
+    assert run.state is State.SUCCEEDED
+    assert [attempt.outcome for attempt in run.attempts] == [
+        Outcome.RELEASED,
+        Outcome.SUCCEEDED,
+    ]
 
 
 async def claim_and_die(store: MemoryStore) -> Run:
@@ -98,61 +100,55 @@ async def claim_and_die(store: MemoryStore) -> Run:
     return claimed.runs[0]
 
 
-def test_a_run_whose_worker_died_before_it_began_still_has_its_deadline() -> None:
-    async def story(store: MemoryStore, make: Make) -> None:
-        async with make(workers=0) as client:
-            await client.add_job("job", handler="job", start_deadline="5s")
-            run = await client.enqueue("job")
-            await claim_and_die(store)
-        await asyncio.sleep(10)
-        scheduler = make()
+@virtual
+async def test_a_run_whose_worker_died_before_it_began_still_has_its_deadline(stage: Stage) -> None:
+    async with stage.scheduler(workers=0) as client:
+        await client.add_job("job", handler="job", start_deadline="5s")
+        run = await client.enqueue("job")
+        await claim_and_die(stage.store)
+    await asyncio.sleep(10)
+    scheduler = stage.scheduler()
 
-        @scheduler.job(id="job", start_deadline="5s")
-        async def job() -> None:
-            raise AssertionError
+    @scheduler.job(id="job", start_deadline="5s")
+    async def job() -> None:
+        raise AssertionError
 
-        async with scheduler:
-            run = await scheduler.wait(run.id)
-        assert (run.state, run.reason, run.attempts) == (State.SKIPPED, "expired", ())
-
-    in_virtual_time(story)
+    async with scheduler:
+        run = await scheduler.wait(run.id)
+    assert (run.state, run.reason, run.attempts) == (State.SKIPPED, "expired", ())
 
 
 @pytest.mark.parametrize(("late", "state"), [(0.5, State.SUCCEEDED), (3, State.SKIPPED)])
-def test_the_deadline_of_a_follower_counts_from_the_end_of_the_run_before_it(
-    late: float, state: State
+@virtual
+async def test_the_deadline_of_a_follower_counts_from_the_end_of_the_run_before_it(
+    stage: Stage, late: float, state: State
 ) -> None:
-    async def story(store: MemoryStore, make: Make) -> None:
-        def program(*queues: str) -> Scheduler:
-            scheduler = make(queues=queues)
+    def program(*queues: str) -> Scheduler:
+        scheduler = stage.scheduler(queues=queues)
 
-            @scheduler.job
-            async def first() -> None:
-                await asyncio.sleep(30)
+        @scheduler.job
+        async def first() -> None:
+            await asyncio.sleep(30)
 
-            @scheduler.job(after=["first"], start_deadline="1s", queue="second")
-            async def second() -> None: ...
+        @scheduler.job(after=["first"], start_deadline="1s", queue="second")
+        async def second() -> None: ...
 
-            return scheduler
+        return scheduler
 
-        async with program("default") as scheduler:
-            await scheduler.wait((await scheduler.enqueue("first")).id)
-            await asyncio.sleep(late)
-            async with program("second") as other:
-                [run] = (await other.list_runs(job="second")).items
-                run = await other.wait(run.id)
-        assert run.state is state
-        assert run.reason == ("expired" if state is State.SKIPPED else None)
-
-    in_virtual_time(story)
+    async with program("default") as scheduler:
+        await scheduler.wait((await scheduler.enqueue("first")).id)
+        await asyncio.sleep(late)
+        async with program("second") as other:
+            [run] = (await other.list_runs(job="second")).items
+            run = await other.wait(run.id)
+    assert run.state is state
+    assert run.reason == ("expired" if state is State.SKIPPED else None)
 
 
-def test_a_deadline_beyond_the_calendar_is_accepted() -> None:
-    async def story(store: MemoryStore, make: Make) -> None:
-        async with make(workers=0) as client:
-            await client.add_job("job", handler="job", start_deadline="3650d")
-            last = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
-            run = await client.enqueue("job", at=last)
-        assert run.run_at == last == run.start_by
-
-    in_virtual_time(story)
+@virtual
+async def test_a_deadline_beyond_the_calendar_is_accepted(stage: Stage) -> None:
+    async with stage.scheduler(workers=0) as client:
+        await client.add_job("job", handler="job", start_deadline="3650d")
+        last = datetime(9999, 12, 31, 23, 59, tzinfo=UTC)
+        run = await client.enqueue("job", at=last)
+    assert run.run_at == last == run.start_by

@@ -18,9 +18,18 @@ from mainspring.engine.store_retry import Outages
 from mainspring.errors import StoreDamaged, StoreError, StoreTooNew, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed, Store
-from mainspring.testing import FakeClock, FaultyStore, ScriptedFaults, VirtualClock, run_virtual
+from mainspring.testing import FakeClock, FaultyStore, ScriptedFaults, VirtualClock
 from mainspring.testing.store_calls import get_runs
-from tests.support.engine import LONG, EventRecorder, SwitchableFaults, ended, opened, until
+from tests.support.engine import (
+    LONG,
+    EventRecorder,
+    SwitchableFaults,
+    ended,
+    on_virtual_time,
+    opened,
+    run_once,
+    until,
+)
 from tests.support.scheduler_fixtures import Make
 
 
@@ -107,14 +116,11 @@ class Forbidden(MemoryStore):
 async def test_an_outcome_that_is_refused_for_a_while_is_kept_and_sent_again(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler = make(Forbidden(), lease="30s")
 
-    @scheduler.job()
     async def work() -> int:
         return 1
 
-    async with scheduler:
-        done = await ended(scheduler, await work.enqueue())
+    done = await run_once(make(Forbidden(), lease="30s"), work)
     assert (done.result, done.attempt) == (1, 1)
     assert "the user may not do this" in caplog.text
     assert "taken over" not in caplog.text
@@ -253,29 +259,27 @@ class Hushed(MemoryStore):
         return await super().claim(claim)
 
 
-def test_an_idle_worker_polls_rarely_and_finds_runs_without_a_hint() -> None:
-    async def main() -> None:
-        store = Hushed()
-        worker = Scheduler(store, clock=VirtualClock(), inline=True, poll="10s")
+@on_virtual_time()
+async def test_an_idle_worker_polls_rarely_and_finds_runs_without_a_hint() -> None:
+    store = Hushed()
+    worker = Scheduler(store, clock=VirtualClock(), inline=True, poll="10s")
 
-        @worker.job(id="work")
-        async def work() -> str:
-            return "done"
+    @worker.job(id="work")
+    async def work() -> str:
+        return "done"
 
-        client = Scheduler(store, clock=VirtualClock(), inline=True, workers=0, poll="10s")
-        async with worker, client:
-            await asyncio.sleep(5)
-            before = store.claims
-            await asyncio.sleep(200)
-            assert store.claims - before == 20
-            await asyncio.sleep(3)  # between two of its looks
-            run = await client.enqueue("work")
-            done = await client.wait(run.id, timeout=LONG)
-            assert done.result == "done"
-            assert done.started_at is not None
-            assert timedelta() < done.started_at - run.run_at <= timedelta(seconds=10)
-
-    run_virtual(main)
+    client = Scheduler(store, clock=VirtualClock(), inline=True, workers=0, poll="10s")
+    async with worker, client:
+        await asyncio.sleep(5)
+        before = store.claims
+        await asyncio.sleep(200)
+        assert store.claims - before == 20
+        await asyncio.sleep(3)  # between two of its looks
+        run = await client.enqueue("work")
+        done = await client.wait(run.id, timeout=LONG)
+        assert done.result == "done"
+        assert done.started_at is not None
+        assert timedelta() < done.started_at - run.run_at <= timedelta(seconds=10)
 
 
 async def test_waiting_for_a_run_outlasts_an_outage(make: Make, place: str | Store) -> None:

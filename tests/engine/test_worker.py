@@ -15,7 +15,8 @@ from mainspring.core.transitions import Change
 from mainspring.engine.worker import LONGEST_WAIT
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import VirtualClock
+from tests.support.engine import on_virtual_time
 
 
 class Counting(MemoryStore):
@@ -50,267 +51,213 @@ async def learn_that_handlers_are_short(scheduler: Scheduler, job: str) -> None:
         await scheduler.wait(run.id, 60)
 
 
-def test_runs_claimed_ahead_do_not_wait_behind_slow_ones() -> None:
-    async def main() -> None:
-        store, begun = MemoryStore(VirtualClock()), list[float]()
+@on_virtual_time()
+async def test_runs_claimed_ahead_do_not_wait_behind_slow_ones() -> None:
+    store, begun = MemoryStore(VirtualClock()), list[float]()
 
-        def make() -> Scheduler:
-            scheduler = program(store, 2)
-
-            @scheduler.job
-            async def fast() -> None:
-                begun.append(now())
-
-            @scheduler.job
-            async def slow() -> None:
-                await asyncio.sleep(600)
-
-            return scheduler
-
-        first, second = make(), make()
-        async with first, second:
-            await learn_that_handlers_are_short(first, "fast")
-            for _ in range(2):  # before and after the workers know that the other job is slow
-                begun.clear()
-                began_at = now()
-                await first.enqueue_many("fast", [None] * 20)
-                await first.enqueue_many("slow", [None])
-                await first.enqueue_many("fast", [None] * 380)
-                await asyncio.sleep(30)
-                assert len(begun) == 400
-                assert max(begun) - began_at < 3 * LONGEST_WAIT
-
-    run_virtual(main, steps=1_000_000)
-
-
-def test_runs_claimed_ahead_do_not_keep_the_capacity_of_a_limit() -> None:
-    async def main() -> None:
-        store, begun = MemoryStore(VirtualClock()), list[float]()
-
-        def make(workers: int) -> Scheduler:
-            scheduler = program(store, workers)
-
-            @scheduler.job
-            async def fast() -> None: ...
-
-            @scheduler.job
-            async def slow() -> None:
-                await asyncio.sleep(600)
-
-            @scheduler.job(concurrency=3, priority=4)
-            async def limited() -> None:
-                begun.append(now())
-                await asyncio.sleep(0.05)
-
-            return scheduler
-
-        busy, idle = make(2), make(10)
-        async with busy:
-            await learn_that_handlers_are_short(busy, "fast")
-            await busy.enqueue_many("slow", [None] * 2)
-            await busy.enqueue_many("limited", [None] * 30)
-            await asyncio.sleep(2 * LONGEST_WAIT)
-            assert busy._engine is not None
-            assert busy._engine.worker.claimed_ahead == 0
-            async with idle:
-                await asyncio.sleep(5)
-                assert len(begun) == 30
-
-    run_virtual(main, steps=1_000_000)
-
-
-@pytest.mark.parametrize("limit", [{"concurrency": 3}, {"rate": "100/s"}], ids=str)
-def test_a_backlog_of_short_runs_does_not_keep_a_job_with_a_limit_waiting(
-    limit: dict[str, Any],
-) -> None:
-    async def main() -> None:
-        scheduler, begun = program(MemoryStore(VirtualClock()), 10), list[str]()
+    def make() -> Scheduler:
+        scheduler = program(store, 2)
 
         @scheduler.job
         async def fast() -> None:
-            begun.append("fast")
-            await asyncio.sleep(0.001)
+            begun.append(now())
 
-        @scheduler.job(**limit)
-        async def limited() -> None:
-            begun.append("limited")
+        @scheduler.job
+        async def slow() -> None:
+            await asyncio.sleep(600)
 
-        async with scheduler:
-            await learn_that_handlers_are_short(scheduler, "fast")
+        return scheduler
+
+    first, second = make(), make()
+    async with first, second:
+        await learn_that_handlers_are_short(first, "fast")
+        for _ in range(2):  # before and after the workers know that the other job is slow
             begun.clear()
-            await scheduler.enqueue_many("fast", [None] * 3000)
-            await asyncio.sleep(0.01)
-            await scheduler.wait((await scheduler.enqueue("limited")).id, 60)
-        assert len(begun) < 2000
+            began_at = now()
+            await first.enqueue_many("fast", [None] * 20)
+            await first.enqueue_many("slow", [None])
+            await first.enqueue_many("fast", [None] * 380)
+            await asyncio.sleep(30)
+            assert len(begun) == 400
+            assert max(begun) - began_at < 3 * LONGEST_WAIT
 
-    run_virtual(main, steps=1_000_000)
+
+@pytest.mark.parametrize("limit", [{"concurrency": 3}, {"rate": "100/s"}], ids=str)
+@on_virtual_time()
+async def test_a_backlog_of_short_runs_does_not_keep_a_job_with_a_limit_waiting(
+    limit: dict[str, Any],
+) -> None:
+    scheduler, begun = program(MemoryStore(VirtualClock()), 10), list[str]()
+
+    @scheduler.job
+    async def fast() -> None:
+        begun.append("fast")
+        await asyncio.sleep(0.001)
+
+    @scheduler.job(**limit)
+    async def limited() -> None:
+        begun.append("limited")
+
+    async with scheduler:
+        await learn_that_handlers_are_short(scheduler, "fast")
+        begun.clear()
+        await scheduler.enqueue_many("fast", [None] * 3000)
+        await asyncio.sleep(0.01)
+        await scheduler.wait((await scheduler.enqueue("limited")).id, 60)
+    assert len(begun) < 2000
 
 
 @pytest.mark.parametrize("failures", [1, 3, 30])
 @pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["at once", "after a while"])
-def test_a_breaker_opens_after_its_failures_and_what_ran_beside_them(
+@on_virtual_time()
+async def test_a_breaker_opens_after_its_failures_and_what_ran_beside_them(
     failures: int, seconds: float
 ) -> None:
-    async def main() -> None:
-        scheduler, calls = program(MemoryStore(VirtualClock()), 10), 0
+    scheduler, calls = program(MemoryStore(VirtualClock()), 10), 0
 
-        @scheduler.job
-        async def fast() -> None: ...
+    @scheduler.job
+    async def fast() -> None: ...
 
-        @scheduler.job(breaker=Breaker(failures=failures, reset="1h"), retries=5, retry_delay="1h")
-        async def call() -> None:
-            nonlocal calls
-            calls += 1
-            if seconds:
-                await asyncio.sleep(seconds)
-            raise ConnectionError
+    @scheduler.job(breaker=Breaker(failures=failures, reset="1h"), retries=5, retry_delay="1h")
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        if seconds:
+            await asyncio.sleep(seconds)
+        raise ConnectionError
 
-        async with scheduler:
-            await learn_that_handlers_are_short(scheduler, "fast")
-            runs = await scheduler.enqueue_many("call", [None] * 2000)
-            await asyncio.sleep(60)
-            assert failures <= calls <= failures + 10 - 1
-            tried = [run for run in runs if (await scheduler.get_run(run.id)).attempt]
-            assert len(tried) == calls
-
-    run_virtual(main, steps=1_000_000)
+    async with scheduler:
+        await learn_that_handlers_are_short(scheduler, "fast")
+        runs = await scheduler.enqueue_many("call", [None] * 2000)
+        await asyncio.sleep(60)
+        assert failures <= calls <= failures + 10 - 1
+        tried = [run for run in runs if (await scheduler.get_run(run.id)).attempt]
+        assert len(tried) == calls
 
 
-def test_an_open_breaker_writes_nothing_to_the_runs_behind_it() -> None:
-    async def main() -> None:
-        store, calls = Counting(), 0
-        nodes = [program(store, 10) for _ in range(2)]
+@on_virtual_time()
+async def test_an_open_breaker_writes_nothing_to_the_runs_behind_it() -> None:
+    store, calls = Counting(), 0
+    nodes = [program(store, 10) for _ in range(2)]
 
-        async def call() -> None:
-            nonlocal calls
-            calls += 1
-            raise ConnectionError
+    async def call() -> None:
+        nonlocal calls
+        calls += 1
+        raise ConnectionError
 
-        for node in nodes:
-            node.job(breaker=Breaker(failures=3, reset="10s"), retries=9, retry_delay="1h")(call)
-        async with nodes[0], nodes[1]:
-            await nodes[0].enqueue_many("call", [None] * 2000)
-            await asyncio.sleep(30)  # by now both nodes know that it is open
-            calls = 0
-            store.counted.clear()
-            await asyncio.sleep(100)
-            assert 9 <= calls <= 10  # one trial in each reset time
-            # Of each trial: its claim and its end, and those of the node that came second.
-            assert store.counted["claimed"] <= 4 * calls
-            assert store.counted["written"] <= 4 * calls
-            for run in (await nodes[0].list_runs(job="call", limit=500)).items:
-                assert run.reason is None
-
-    run_virtual(main, steps=1_000_000)
+    for node in nodes:
+        node.job(breaker=Breaker(failures=3, reset="10s"), retries=9, retry_delay="1h")(call)
+    async with nodes[0], nodes[1]:
+        await nodes[0].enqueue_many("call", [None] * 2000)
+        await asyncio.sleep(30)  # by now both nodes know that it is open
+        calls = 0
+        store.counted.clear()
+        await asyncio.sleep(100)
+        assert 9 <= calls <= 10  # one trial in each reset time
+        # Of each trial: its claim and its end, and those of the node that came second.
+        assert store.counted["claimed"] <= 4 * calls
+        assert store.counted["written"] <= 4 * calls
+        for run in (await nodes[0].list_runs(job="call", limit=500)).items:
+            assert run.reason is None
 
 
-def test_a_breaker_that_was_removed_holds_up_nothing() -> None:
-    async def main() -> None:
-        scheduler, healthy = program(MemoryStore(VirtualClock()), 10), False
+@on_virtual_time()
+async def test_a_breaker_that_was_removed_holds_up_nothing() -> None:
+    scheduler, healthy = program(MemoryStore(VirtualClock()), 10), False
 
-        @scheduler.job
-        async def handler() -> None:
-            assert healthy
+    @scheduler.job
+    async def handler() -> None:
+        assert healthy
 
-        async with scheduler:
-            await scheduler.add_job(
-                "call", handler="handler", breaker=Breaker(failures=1, reset="5s")
-            )
-            await scheduler.wait((await scheduler.enqueue("call")).id, 60)
-            await asyncio.sleep(60)  # the reset time is over, and nothing was tried
-            healthy = True
-            await scheduler.update_job("call", breaker=None)
-            runs = await scheduler.enqueue_many("call", [None] * 20)
-            for run in runs:
-                assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
-
-    run_virtual(main, steps=1_000_000)
+    async with scheduler:
+        await scheduler.add_job("call", handler="handler", breaker=Breaker(failures=1, reset="5s"))
+        await scheduler.wait((await scheduler.enqueue("call")).id, 60)
+        await asyncio.sleep(60)  # the reset time is over, and nothing was tried
+        healthy = True
+        await scheduler.update_job("call", breaker=None)
+        runs = await scheduler.enqueue_many("call", [None] * 20)
+        for run in runs:
+            assert (await scheduler.wait(run.id, 60)).state is State.SUCCEEDED
 
 
 @pytest.mark.parametrize("workers", [2, 10])
 @pytest.mark.parametrize("later", [0.0, 0.02], ids=["together", "later"])
-def test_a_start_of_a_rate_is_not_used_up_while_long_runs_take_the_capacity(
+@on_virtual_time()
+async def test_a_start_of_a_rate_is_not_used_up_while_long_runs_take_the_capacity(
     workers: int, later: float
 ) -> None:
-    async def main() -> None:
-        scheduler, begun = program(MemoryStore(VirtualClock()), workers), list[float]()
+    scheduler, begun = program(MemoryStore(VirtualClock()), workers), list[float]()
+
+    @scheduler.job
+    async def fast() -> None:
+        await asyncio.sleep(0.001)
+
+    @scheduler.job(priority=9)
+    async def slow() -> None:
+        await asyncio.sleep(5)
+
+    @scheduler.job(rate="1/h", priority=7)
+    async def rated() -> None:
+        begun.append(now())
+
+    async with scheduler:
+        await scheduler.enqueue_many("fast", [None] * 4000)
+        await asyncio.sleep(0.5)
+        await scheduler.enqueue_many("slow", [None] * workers)
+        await asyncio.sleep(later)
+        enqueued = now()
+        await scheduler.enqueue("rated")
+        await asyncio.sleep(7200)
+    assert len(begun) == 1
+    assert begun[0] - enqueued < 60
+
+
+@on_virtual_time()
+async def test_a_worker_that_starts_while_a_breaker_is_open_does_not_use_up_the_rate() -> None:
+    store, begun = MemoryStore(VirtualClock()), list[float]()
+
+    def make() -> Scheduler:
+        scheduler = program(store, 4)
+
+        @scheduler.job(rate="6/h", breaker=Breaker(failures=2, reset="30s"))
+        async def call() -> None:
+            begun.append(now())
+            assert len(begun) > 2
+
+        return scheduler
+
+    async with make() as first:
+        await first.enqueue_many("call", [None] * 2)
+        await asyncio.sleep(5)
+        await first.enqueue_many("call", [None] * 8)
+    async with make():
+        await asyncio.sleep(60)
+    assert len(begun) == 6
+
+
+@on_virtual_time()
+async def test_a_rate_holds_for_starts_also_beside_a_suspect() -> None:
+    store, begun = MemoryStore(VirtualClock()), list[float]()
+
+    def make(workers: int) -> Scheduler:
+        scheduler = program(store, workers)
 
         @scheduler.job
-        async def fast() -> None:
-            await asyncio.sleep(0.001)
+        async def suspect() -> None:
+            await asyncio.sleep(6)
 
-        @scheduler.job(priority=9)
-        async def slow() -> None:
-            await asyncio.sleep(5)
-
-        @scheduler.job(rate="1/h", priority=7)
+        @scheduler.job(rate="6/1s")
         async def rated() -> None:
             begun.append(now())
 
-        async with scheduler:
-            await scheduler.enqueue_many("fast", [None] * 4000)
-            await asyncio.sleep(0.5)
-            await scheduler.enqueue_many("slow", [None] * workers)
-            await asyncio.sleep(later)
-            enqueued = now()
-            await scheduler.enqueue("rated")
-            await asyncio.sleep(7200)
-        assert len(begun) == 1
-        assert begun[0] - enqueued < 60
+        return scheduler
 
-    run_virtual(main, steps=1_000_000)
-
-
-def test_a_worker_that_starts_while_a_breaker_is_open_does_not_use_up_the_rate() -> None:
-    async def main() -> None:
-        store, begun = MemoryStore(VirtualClock()), list[float]()
-
-        def make() -> Scheduler:
-            scheduler = program(store, 4)
-
-            @scheduler.job(rate="6/h", breaker=Breaker(failures=2, reset="30s"))
-            async def call() -> None:
-                begun.append(now())
-                assert len(begun) > 2
-
-            return scheduler
-
-        async with make() as first:
-            await first.enqueue_many("call", [None] * 2)
-            await asyncio.sleep(5)
-            await first.enqueue_many("call", [None] * 8)
-        async with make():
-            await asyncio.sleep(60)
-        assert len(begun) == 6
-
-    run_virtual(main, steps=1_000_000)
-
-
-def test_a_rate_holds_for_starts_also_beside_a_suspect() -> None:
-    async def main() -> None:
-        store, begun = MemoryStore(VirtualClock()), list[float]()
-
-        def make(workers: int) -> Scheduler:
-            scheduler = program(store, workers)
-
-            @scheduler.job
-            async def suspect() -> None:
-                await asyncio.sleep(6)
-
-            @scheduler.job(rate="6/1s")
-            async def rated() -> None:
-                begun.append(now())
-
-            return scheduler
-
-        async with make(0) as producer:
-            run = await producer.enqueue("suspect")
-            store._runs[run.id] = replace(store._runs[run.id], lapses=2)
-            await producer.enqueue_many("rated", [None] * 60)
-        async with make(10) as worker:
-            await worker.wait(run.id, 60)
-            await asyncio.sleep(30)
-        assert len(begun) == 60
-        assert max(sum(at <= other < at + 0.99 for other in begun) for at in begun) <= 6
-
-    run_virtual(main, steps=1_000_000)
+    async with make(0) as producer:
+        run = await producer.enqueue("suspect")
+        store._runs[run.id] = replace(store._runs[run.id], lapses=2)
+        await producer.enqueue_many("rated", [None] * 60)
+    async with make(10) as worker:
+        await worker.wait(run.id, 60)
+        await asyncio.sleep(30)
+    assert len(begun) == 60
+    assert max(sum(at <= other < at + 0.99 for other in begun) for at in begun) <= 6

@@ -74,25 +74,6 @@ async def test_what_comes_after_a_failure_is_skipped(make: Make) -> None:
         assert (done[name].state, done[name].reason) == (State.SKIPPED, "upstream failed")
 
 
-async def test_a_retry_on_the_way_is_waited_for(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job(retries=1, retry_delay="50ms")
-    async def shaky(ctx: RunContext) -> int:
-        if ctx.attempt == 1:
-            raise RuntimeError
-        return 5
-
-    @scheduler.job(after=shaky)
-    async def then(ctx: RunContext) -> int:
-        return int(ctx.results["shaky"]) + 1
-
-    async with scheduler:
-        root = await shaky.enqueue()
-        done = await scheduler.wait(f"then@{root.id}", 10)
-    assert done.result == 6
-
-
 async def test_scheduled_workflows_share_their_slot(make: Make) -> None:
     scheduler = make()
 

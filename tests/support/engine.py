@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from mainspring import Client, Event, Run, Scheduler, State
+from mainspring import Client, Event, Run, Scheduler
 from mainspring.stores import open_store
 from mainspring.stores.protocol import Claim, RunQuery, Store
-from mainspring.testing import Injection
+from mainspring.testing import Injection, run_virtual
 from mainspring.testing.store_calls import claim_runs
 
 LONG = 60.0
@@ -98,11 +100,42 @@ async def steal(
     raise AssertionError("nothing to claim")
 
 
-def states(runs: list[Run]) -> list[State]:
-    return [run.state for run in runs]
-
-
 async def all_runs(store: Store) -> dict[str, Run]:
     """Every run that a store holds, by its id."""
     found = await store.find(RunQuery(limit=1_000_000))
     return {run.id: run for run in found.items}
+
+
+def on_virtual_time(
+    make: Callable[[], Any] | None = None, *, seeds: int = 1, **limits: Any
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Run an async test on virtual time, under a few interleavings. What `make` makes, anew for
+    each of them, is the first argument of the test."""
+
+    def decorate(story: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        def test(**fixtures: Any) -> None:
+            async def main() -> None:
+                await story(*([make()] if make else []), **fixtures)
+
+            for seed in range(seeds):
+                run_virtual(main, seed=seed, **limits)
+
+        functools.update_wrapper(test, story)
+        of_story = inspect.signature(story)
+        fixtures = list(of_story.parameters.values())[1 if make else 0 :]
+        test.__signature__ = of_story.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+async def run_once(
+    scheduler: Scheduler,
+    handler: Callable[..., Any],
+    payload: dict[str, Any] | None = None,
+    **policy: Any,
+) -> Run:
+    """Start the scheduler, run a job of this handler once, and stop."""
+    job = scheduler.job(**policy)(handler)
+    async with scheduler:
+        return await ended(scheduler, await scheduler.enqueue(job, payload))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import socket
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -196,34 +194,6 @@ def hog_in_children(mib: int) -> None:
     ]
     for one in grown:
         one.wait()
-
-
-def double(function: Callable[..., int]) -> Callable[..., int]:
-    @functools.wraps(function)
-    def doubled(*args: Any, **kwargs: Any) -> int:
-        return 2 * function(*args, **kwargs)
-
-    return doubled
-
-
-def count(function: Callable[..., int]) -> Callable[..., int]:
-    """Stands for the scheduler's decorator, which registers what it is given."""
-    registered.append(function)
-
-    @functools.wraps(function)
-    def outer(*args: Any, **kwargs: Any) -> int:
-        return -function(*args, **kwargs)
-
-    return outer
-
-
-registered: list[Callable[..., int]] = []
-
-
-@count
-@double
-def decorated(value: int) -> int:
-    return value
 
 
 class Tools:

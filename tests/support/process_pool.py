@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mainspring.core.context import RunContext, UpstreamResults, UpstreamRun
-from mainspring.core.model import Progress, Run, State
+from mainspring.core.context import RunContext
+from mainspring.core.model import Progress, Run
 from mainspring.engine.attempt import AttemptError
 from mainspring.engine.executors.process_pool import ProcessPool, Reply, Target
 from tests.support.engine import LONG
@@ -25,9 +25,6 @@ async def pool() -> AsyncIterator[ProcessPool]:
     pool = ProcessPool(size=2)
     yield pool
     await pool.close()
-
-
-UPSTREAM = UpstreamRun(run_id="before-1", job_id="before", state=State.SUCCEEDED, result=[1, NOW])
 
 
 class Started:
@@ -46,7 +43,7 @@ class Started:
             payload=given,
             attempt=3,
         )
-        self.context = RunContext(run, results=UpstreamResults([UPSTREAM]))
+        self.context = RunContext(run)
         target = function if isinstance(function, Target) else Target.of(function)
         code = getattr(function, "__code__", None)
         self.task = asyncio.ensure_future(

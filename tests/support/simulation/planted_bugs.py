@@ -273,6 +273,17 @@ def _patched(target: Any, name: str, wrong: Any) -> Callable[[], Patches]:
     return lambda: [patch.object(target, name, wrong)]
 
 
+def _in_place_of(target: Any, name: str) -> Callable[[Any], Callable[[], Patches]]:
+    """Decorates a function that takes the place of another."""
+    return lambda wrong: _patched(target, name, wrong)
+
+
+def _around(target: Any, name: str) -> Callable[[Any], Callable[[], Patches]]:
+    """The same, for a function that takes the right one as its first argument."""
+    right = getattr(target, name)
+    return lambda wrong: _patched(target, name, lambda *a, **how: wrong(right, *a, **how))
+
+
 def _returning(value: Any) -> Callable[..., Any]:
     """A coroutine function that does nothing but return this."""
 
@@ -305,51 +316,39 @@ def _also_sets(name: str, **values: Any) -> Callable[[], Patches]:
     return lambda: [patch.object(transitions, name, wrong)]
 
 
-def _rescued_by_age() -> Patches:
-    def lapsed(run: Run, now: datetime) -> bool:
-        began = run.started_at
-        return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
-
-    return [patch.object(evaluation, "has_lapsed", lapsed)]
+@_in_place_of(evaluation, "has_lapsed")
+def _rescued_by_age(run: Run, now: datetime) -> bool:
+    began = run.started_at
+    return run.state is State.RUNNING and began is not None and now - began > timedelta(0, 3)
 
 
-def _rescued_by_own_clock() -> Patches:
-    async def rescue(self: Rescuer) -> None:
-        engine = self._engine
-        running = await engine.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
-        now = engine.clock.now()
-        lapsed = [run for run in running.items if run.lease_until and run.lease_until <= now]
-        jobs = await engine.jobs.get({run.job_id for run in lapsed})
-        policies = [job.policy if (job := jobs.get(run.job_id)) else None for run in lapsed]
-        deliveries = [one.delivery if one else Delivery.AT_LEAST_ONCE for one in policies]
-        changes = [
-            transitions.rescued(run, now, delivery)
-            for run, delivery in zip(lapsed, deliveries, strict=True)
-        ]
-        await engine.change_runs(lapsed, changes)
-
-    return [patch.object(Rescuer, "rescue_lapsed", rescue)]
+@_in_place_of(Rescuer, "rescue_lapsed")
+async def _rescued_by_own_clock(self: Rescuer) -> None:
+    engine = self._engine
+    running = await engine.store.find(RunQuery(states=frozenset({State.RUNNING}), limit=1000))
+    now = engine.clock.now()
+    lapsed = [run for run in running.items if run.lease_until and run.lease_until <= now]
+    jobs = await engine.jobs.get({run.job_id for run in lapsed})
+    policies = [job.policy if (job := jobs.get(run.job_id)) else None for run in lapsed]
+    deliveries = [one.delivery if one else Delivery.AT_LEAST_ONCE for one in policies]
+    changes = [
+        transitions.rescued(run, now, delivery)
+        for run, delivery in zip(lapsed, deliveries, strict=True)
+    ]
+    await engine.change_runs(lapsed, changes)
 
 
-def _rescued_as_any() -> Patches:
-    right = transitions.rescued
-
-    def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
-        return right(run, now, Delivery.AT_LEAST_ONCE, **how)
-
-    return [patch.object(transitions, "rescued", rescued)]
+@_around(transitions, "rescued")
+def _rescued_as_any(right: Any, run: Run, now: datetime, delivery: Delivery, **how: Any) -> Any:
+    return right(run, now, Delivery.AT_LEAST_ONCE, **how)
 
 
 _bystanders_blamed = _patched(transitions, "never_began", lambda run, job: False)
 
 
-def _killers_at_large() -> Patches:
-    right = transitions.rescued
-
-    def rescued(run: Run, now: datetime, delivery: Delivery, **how: Any) -> Change:
-        return right(run, now, delivery, **how | {"blameless": run.lapses >= 2})
-
-    return [patch.object(transitions, "rescued", rescued)]
+@_around(transitions, "rescued")
+def _killers_at_large(right: Any, run: Run, now: datetime, delivery: Delivery, **how: Any) -> Any:
+    return right(run, now, delivery, **how | {"blameless": run.lapses >= 2})
 
 
 _suspects_in_company = _patched(worker, "SUSPECT_PATIENCE", timedelta(0))
@@ -378,21 +377,15 @@ def _claims_far_ahead() -> Patches:
     ]
 
 
-def _begins_unrecorded() -> Patches:
-    def begin(self: Completer, attempt: Any, recorded: Callable[[bool], None]) -> None:
-        self._queue(Queued(transitions.began(attempt.run), lambda kept: None))
-        asyncio.get_running_loop().call_soon(recorded, True)
-
-    return [patch.object(Completer, "record_begin", begin)]
+@_in_place_of(Completer, "record_begin")
+def _begins_unrecorded(self: Completer, attempt: Any, recorded: Callable[[bool], None]) -> None:
+    self._queue(Queued(transitions.began(attempt.run), lambda kept: None))
+    asyncio.get_running_loop().call_soon(recorded, True)
 
 
-def _deadline_kept() -> Patches:
-    right = transitions.began
-
-    def began(run: Run) -> Change:
-        return replace(right(run), set={"began": True})
-
-    return [patch.object(transitions, "began", began)]
+@_around(transitions, "began")
+def _deadline_kept(right: Any, run: Run) -> Any:
+    return replace(right(run), set={"began": True})
 
 
 def _given_again_though_begun() -> Patches:
@@ -405,22 +398,16 @@ def _given_again_though_begun() -> Patches:
     ]
 
 
-def _cancel_overwritten() -> Patches:
-    def mine(run: Run) -> dict[str, Any]:
-        return {"state": State.RUNNING, "token": run.token}
-
-    return [patch.object(transitions, "_mine", mine)]
+@_in_place_of(transitions, "_mine")
+def _cancel_overwritten(run: Run) -> dict[str, Any]:
+    return {"state": State.RUNNING, "token": run.token}
 
 
-def _freed_by_the_first() -> Patches:
-    right = transitions.unblocked
-
-    def unblocked(run: Run, now: datetime, upstream: Any) -> Change | None:
-        begun = (State.RUNNING, State.PENDING)
-        over = {i: State.SUCCEEDED if s in begun else s for i, s in upstream.items()}
-        return right(run, now, over)
-
-    return [patch.object(transitions, "unblocked", unblocked)]
+@_around(transitions, "unblocked")
+def _freed_by_the_first(right: Any, run: Run, now: datetime, upstream: Any) -> Any:
+    begun = (State.RUNNING, State.PENDING)
+    over = {i: State.SUCCEEDED if s in begun else s for i, s in upstream.items()}
+    return right(run, now, over)
 
 
 def _leads_for_ever() -> Patches:
@@ -447,13 +434,11 @@ def _loops_end() -> Patches:
     ]
 
 
-def _backfills() -> Patches:
-    def chosen(job: Any, now: datetime, until: datetime, most: int) -> Any:
-        newest = job.schedule.previous(until + timedelta(microseconds=1)) or job.next_run_at
-        newest = max(newest, job.next_run_at)
-        return slots._all_slots(job, job.next_run_at, newest, 100, most)
-
-    return [patch.object(slots, "_chosen", chosen)]
+@_in_place_of(slots, "_chosen")
+def _backfills(job: Any, now: datetime, until: datetime, most: int) -> Any:
+    newest = job.schedule.previous(until + timedelta(microseconds=1)) or job.next_run_at
+    newest = max(newest, job.next_run_at)
+    return slots._all_slots(job, job.next_run_at, newest, 100, most)
 
 
 _overlap_unseen = _patched(memory, "resolve_overlap", lambda firing, *_: (firing.runs, []))
@@ -463,32 +448,24 @@ _queue_jumped = _patched(FollowerReleaser, "_earlier_slots", _returning(()))
 _delay_from_start = _patched(slot_firer, "slot_after_end", lambda job, *_: job.next_run_at)
 
 
-def _end_forgotten() -> Patches:
-    def slot_after_end(job: Any, last: Any, now: datetime) -> Any:
-        return None if last is not None and not last.finished else job.next_run_at
-
-    return [patch.object(slot_firer, "slot_after_end", slot_after_end)]
+@_in_place_of(slot_firer, "slot_after_end")
+def _end_forgotten(job: Any, last: Any, now: datetime) -> Any:
+    return None if last is not None and not last.finished else job.next_run_at
 
 
-def _keeps_dedupe_key() -> Patches:
-    async def asleep(self: Leases) -> None:
-        await asyncio.Event().wait()
-
-    return [patch.object(Leases, "stop_before_lapse", asleep)]
+@_in_place_of(Leases, "stop_before_lapse")
+async def _keeps_dedupe_key(self: Leases) -> None:
+    await asyncio.Event().wait()
 
 
-def _starts_late() -> Patches:
-    def can_begin(self: Worker, attempt: Any) -> bool:
-        return self.completer.breakers.may_begin(attempt)
-
-    return [patch.object(Worker, "can_begin", can_begin)]
+@_in_place_of(Worker, "can_begin")
+def _starts_late(self: Worker, attempt: Any) -> bool:
+    return self.completer.breakers.may_begin(attempt)
 
 
-def _lets_go_by_id() -> Patches:
-    def release(self: Leases, attempt: Any) -> None:
-        self._held.pop(attempt.run.id, None)
-
-    return [patch.object(Leases, "release", release)]
+@_in_place_of(Leases, "release")
+def _lets_go_by_id(self: Leases, attempt: Any) -> None:
+    self._held.pop(attempt.run.id, None)
 
 
 def _settled_outside() -> Patches:
@@ -509,23 +486,17 @@ def _settled_outside() -> Patches:
     ]
 
 
-def _aborted_without_fence() -> Patches:
-    right = transitions.aborted
-
-    def aborted(run: Run, *given: Any) -> Change:
-        change = right(run, *given)
-        return replace(change, expect={"token": run.token})
-
-    return [patch.object(transitions, "aborted", aborted)]
+@_around(transitions, "aborted")
+def _aborted_without_fence(right: Any, run: Run, *given: Any) -> Any:
+    change = right(run, *given)
+    return replace(change, expect={"token": run.token})
 
 
-def _all_wait_again() -> Patches:
-    async def everything(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
-        states = frozenset({State.WAITING, State.SKIPPED})
-        page = await engine.store.find(RunQuery(states=states, brief=True, limit=1000))
-        return [run for run in page.items if run.reason in (None, transitions.UPSTREAM_FAILED)]
-
-    return [patch.object(follower_releaser, "_followers", everything)]
+@_in_place_of(follower_releaser, "_followers")
+async def _all_wait_again(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
+    states = frozenset({State.WAITING, State.SKIPPED})
+    page = await engine.store.find(RunQuery(states=states, brief=True, limit=1000))
+    return [run for run in page.items if run.reason in (None, transitions.UPSTREAM_FAILED)]
 
 
 def _stale_skips() -> Patches:
@@ -570,42 +541,34 @@ def _looks_before_it_commits() -> Patches:
 _retried_at_once = _patched(transitions, "awaited_again", lambda run, upstream: ())
 
 
-def _results_pruned_too_soon() -> Patches:
-    def waited_for(runs: Iterable[Run]) -> set[str]:
-        return {name for run in runs if run.state is State.WAITING for name in run.after}
-
-    return [patch.object(evaluation, "awaited_runs", waited_for)]
+@_in_place_of(evaluation, "awaited_runs")
+def _results_pruned_too_soon(runs: Iterable[Run]) -> set[str]:
+    return {name for run in runs if run.state is State.WAITING for name in run.after}
 
 
 _retries_left_half_done = _patched(follower_releaser, "complete_retries", _returning(None))
 
 
-def _registered_afresh() -> Patches:
-    def next_slot(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
-        return schedule.bind(stored.id, now).next(now)
-
-    return [patch.object(job_updates, "_slot_after_change", next_slot)]
+@_in_place_of(job_updates, "_slot_after_change")
+def _registered_afresh(given: Any, schedule: Any, stored: Any, now: datetime) -> Any:
+    return schedule.bind(stored.id, now).next(now)
 
 
 _drains_and_fires = _patched(Engine, "_retire", _returning(None))
 
 
-def _forgotten_is_removed() -> Patches:
-    async def get(
-        self: JobCache, ids: Any, newest: Any = (), *, store: Any = None
-    ) -> dict[str, Any]:
-        now, wanted = self._clock.monotonic(), set(ids)
-        stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.MAX_AGE}
-        stale.update(newest)
-        if stale:
-            page = await (store or self._store).jobs(
-                JobQuery(ids=frozenset(stale), limit=len(stale))
-            )
-            self._known.update((job.id, (now, job)) for job in page.items)
-        known = {i: self._known[i][1] for i in wanted if i in self._known}
-        return {i: known.get(i) for i in wanted}
-
-    return [patch.object(JobCache, "get", get)]
+@_in_place_of(JobCache, "get")
+async def _forgotten_is_removed(
+    self: JobCache, ids: Any, newest: Any = (), *, store: Any = None
+) -> dict[str, Any]:
+    now, wanted = self._clock.monotonic(), set(ids)
+    stale = {i for i in wanted if now - self._known.get(i, (-9.0, None))[0] > self.MAX_AGE}
+    stale.update(newest)
+    if stale:
+        page = await (store or self._store).jobs(JobQuery(ids=frozenset(stale), limit=len(stale)))
+        self._known.update((job.id, (now, job)) for job in page.items)
+    known = {i: self._known[i][1] for i in wanted if i in self._known}
+    return {i: known.get(i) for i in wanted}
 
 
 class StartsCountedBefore(MemoryStore):
@@ -630,14 +593,11 @@ class RateOfEachNode(MemoryStore):
             return await super().claim(claim)
 
 
-def _fixed_spans() -> Patches:
+@_in_place_of(limits._Starts, "within")
+def _fixed_spans(self: Any, span: int, now: int) -> int:
     """Starts count until the end of the span of the clock that they fall into."""
-
-    def within(self: Any, span: int, now: int) -> int:
-        begin, length = now - now % span, -(-span // limits.BUCKETS_PER_SPAN)
-        return sum(count for end, count in self.buckets if end - length >= begin)
-
-    return [patch.object(limits._Starts, "within", within)]
+    begin, length = now - now % span, -(-span // limits.BUCKETS_PER_SPAN)
+    return sum(count for end, count in self.buckets if end - length >= begin)
 
 
 def _breaker_by_own_clock() -> Patches:
@@ -654,15 +614,11 @@ def _claims_at_any_time() -> AbstractContextManager[Any]:
     return patch.object(Breakers, "most_runs", lambda self: {})
 
 
-def _breaker_of_each_process() -> Patches:
+@_around(Breakers, "refused")
+async def _breaker_of_each_process(right: Any, self: Breakers, runs: Any) -> Any:
     """A worker asks the store about a breaker only if it has seen it open itself."""
-    right = Breakers.refused
-
-    async def refused(self: Breakers, runs: Any) -> Any:
-        known = [(run, job) for run, job in runs if job.id in self._known]
-        return await right(self, known) if known else set()
-
-    return [patch.object(Breakers, "refused", refused)]
+    known = [(run, job) for run, job in runs if job.id in self._known]
+    return await right(self, known) if known else set()
 
 
 def _failures_seen_late() -> Patches:
@@ -712,72 +668,56 @@ def _half_open_to_all() -> Patches:
     ]
 
 
-def _trial_for_ever() -> Patches:
-    async def all_of_them(self: Breakers, trials: Any, now: datetime) -> set[Any]:
-        return set(trials)
-
-    return [patch.object(Breakers, "_trials_under_way", all_of_them)]
+@_in_place_of(Breakers, "_trials_under_way")
+async def _trial_for_ever(self: Breakers, trials: Any, now: datetime) -> set[Any]:
+    return set(trials)
 
 
-def _backlog_first() -> Patches:
-    right = Turns._rounds
-
-    def rounds(self: Turns[Any], limits: Any) -> Iterator[tuple[str, int]]:
-        for job_id in self._job_ids:
-            alone = copy.copy(self)
-            alone._job_ids = [job_id]
-            yield from right(alone, limits)
-
-    return [patch.object(Turns, "_rounds", rounds)]
+@_around(Turns, "_rounds")
+def _backlog_first(right: Any, self: Turns[Any], limits: Any) -> Iterator[tuple[str, int]]:
+    for job_id in self._job_ids:
+        alone = copy.copy(self)
+        alone._job_ids = [job_id]
+        yield from right(alone, limits)
 
 
-def _turns_forgotten() -> Patches:
-    right = Worker._make_claim
-
-    def make_claim(self: Worker, *given: Any) -> Claim:
-        return replace(right(self, *given), turns={})
-
-    return [patch.object(Worker, "_make_claim", make_claim)]
+@_around(Worker, "_make_claim")
+def _turns_forgotten(right: Any, self: Worker, *given: Any) -> Any:
+    return replace(right(self, *given), turns={})
 
 
 _pause_unseen = _patched(slot_firer, "read_pause", _returning(FiringPause()))
 
 
-def _caught_up_after_a_pause() -> Patches:
-    def plan(job: Any, now: Any, followers: Any, most: int, pauses: Any, workers: Any) -> Any:
-        return slots.plan(job, now, followers, most, workers=workers)
+@_in_place_of(slot_firer, "plan")
+def _caught_up_after_a_pause(
+    job: Any, now: Any, followers: Any, most: int, pauses: Any, workers: Any
+) -> Any:
+    return slots.plan(job, now, followers, most, workers=workers)
 
-    return [patch.object(slot_firer, "plan", plan)]
 
-
-def _random_backfill_ids() -> Patches:
-    def ids(job: Any, slot: datetime) -> tuple[str, str]:
-        drawn = f"{slot_run_id(job.id, slot)}-{random.randrange(10**9)}"
-        return drawn, f"{drawn}@backfill"
-
-    return [patch.object(backfill, "_ids", ids)]
+@_in_place_of(backfill, "_ids")
+def _random_backfill_ids(job: Any, slot: datetime) -> tuple[str, str]:
+    drawn = f"{slot_run_id(job.id, slot)}-{random.randrange(10**9)}"
+    return drawn, f"{drawn}@backfill"
 
 
 _late_backfills_expire = _patched(backfill, "replace", lambda run, **_: run)
 
 
-def _killed_on_a_node() -> Patches:
-    def skipped(run: Run, now: datetime) -> Change:
-        return transitions.skipped(run, now, transitions.NODE_GONE)
-
-    return [patch.object(transitions, "node_gone", skipped)]
+@_in_place_of(transitions, "node_gone")
+def _killed_on_a_node(run: Run, now: datetime) -> Change:
+    return transitions.skipped(run, now, transitions.NODE_GONE)
 
 
 _nodes_wait_for_each_other = _patched(protocol, "is_node_handler", lambda handler: False)
 
 
-def _fired_for_itself() -> Patches:
-    right = LiveWorkers.find_nodes
-
-    async def find_nodes(workers: LiveWorkers, jobs: Any, only_here: bool = False) -> Any:
-        return (await right(workers, jobs, only_here))[:1]
-
-    return [patch.object(LiveWorkers, "find_nodes", find_nodes)]
+@_around(LiveWorkers, "find_nodes")
+async def _fired_for_itself(
+    right: Any, workers: LiveWorkers, jobs: Any, only_here: bool = False
+) -> Any:
+    return (await right(workers, jobs, only_here))[:1]
 
 
 def _bugs() -> Iterator[Planted]:
