@@ -8,17 +8,15 @@ import pytest
 
 from mainspring.core.durations import duration
 from mainspring.core.job_updates import (
-    differ_only_in_enabled,
     merge_job,
     next_slot,
     refuse_concurrent_edit,
     refuse_ended_schedule,
-    refuse_owned,
     with_first_slot,
 )
-from mainspring.core.model import Job, Owner, replace
+from mainspring.core.model import Job, replace
 from mainspring.core.schedules import Schedule, cron, every, parse
-from mainspring.errors import InvalidSchedule, JobChanged, JobExists, JobOwnedByCode, JobOwnedByFile
+from mainspring.errors import InvalidSchedule, JobChanged
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -137,16 +135,6 @@ class TestMerge:
         after = merge_job(draft(None), stored("10m"), NOON)
         assert (after.schedule, after.next_run_at) == (None, None)
 
-    def test_a_file_takes_no_job_of_another_owner(self) -> None:
-        mine = draft("10m", owner=Owner.FILE, file="jobs.toml")
-        with pytest.raises(JobExists, match="--take-over"):
-            merge_job(mine, stored("10m", owner=Owner.API), NOON)
-
-    def test_another_owner_cannot_change_the_handler(self) -> None:
-        mine = replace(draft("10m"), handler="report", owner=Owner.API)
-        with pytest.raises(JobExists, match="handler 'mail'; it cannot become 'report'"):
-            merge_job(mine, stored("10m", owner=Owner.CODE), NOON)
-
 
 def test_slots_that_have_fired_are_not_named_again_when_the_clock_is_set_back() -> None:
     fired = NOON + 20 * MINUTE
@@ -162,21 +150,6 @@ def test_only_an_edit_made_since_the_caller_read_the_job_is_a_conflict() -> None
     refuse_concurrent_edit(replace(read, description="new"), None)
     with pytest.raises(JobChanged):
         refuse_concurrent_edit(replace(fired, description="new"), read)
-
-
-def test_a_pause_differs_only_in_enabled() -> None:
-    job = stored("10m")
-    paused = replace(job, enabled=False, next_run_at=None)
-    assert differ_only_in_enabled(job, paused)
-    assert not differ_only_in_enabled(job, replace(paused, description="new"))
-
-
-def test_a_job_that_code_or_a_file_owns_is_not_edited_elsewhere() -> None:
-    refuse_owned(stored("10m", owner=Owner.API))
-    with pytest.raises(JobOwnedByCode):
-        refuse_owned(stored("10m", owner=Owner.CODE))
-    with pytest.raises(JobOwnedByFile):
-        refuse_owned(stored("10m", owner=Owner.FILE, file="jobs.toml"))
 
 
 def test_a_schedule_without_another_slot_is_refused_with_its_last_one() -> None:

@@ -9,7 +9,16 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mainspring.core.clock import EPOCH, SystemClock, from_us, to_us
-from mainspring.core.model import FINISHED, LIVE, Run, State, check_job_id, new_run_id, slot_run_id
+from mainspring.core.model import (
+    FINISHED,
+    LIVE,
+    Run,
+    State,
+    check_job_id,
+    new_run_id,
+    replace,
+    slot_run_id,
+)
 from mainspring.errors import InvalidInput
 
 NOON = datetime(2030, 5, 1, 12, tzinfo=UTC)
@@ -47,19 +56,13 @@ class TestSlotIds:
         assert len(ids) == 18
 
 
-class TestNewIds:
-    def test_in_order_of_time(self) -> None:
-        rng = random.Random(1)
-        ids = [new_run_id(NOON + timedelta(milliseconds=n), rng) for n in range(50)]
-        assert ids == sorted(ids)
-        assert {len(run_id) for run_id in ids} == {32}
-
-    def test_unguessable_within_a_moment(self) -> None:
-        rng = random.Random(1)
-        assert len({new_run_id(NOON, rng) for _ in range(1000)}) == 1000
-
-    def test_never_a_slots_id(self) -> None:
-        assert "@" not in new_run_id(NOON, random.Random(1))
+def test_new_ids_are_in_order_of_time_unguessable_within_a_moment_and_never_a_slots() -> None:
+    rng = random.Random(1)
+    ids = [new_run_id(NOON + timedelta(milliseconds=n), rng) for n in range(50)]
+    assert ids == sorted(ids)
+    assert {len(run_id) for run_id in ids} == {32}
+    assert not any("@" in run_id for run_id in ids)
+    assert len({new_run_id(NOON, rng) for _ in range(1000)}) == 1000
 
 
 def test_live_and_finished_are_all_states() -> None:
@@ -70,17 +73,8 @@ def test_live_and_finished_are_all_states() -> None:
 def test_duration_and_finished() -> None:
     run = Run(id="r", job_id="j", handler="h", created_at=NOON, scheduled_at=NOON, run_at=NOON)
     assert (run.duration, run.finished) == (None, False)
-    over = Run(
-        id="r",
-        job_id="j",
-        handler="h",
-        created_at=NOON,
-        scheduled_at=NOON,
-        run_at=NOON,
-        state=State.FAILED,
-        started_at=NOON,
-        finished_at=NOON + timedelta(milliseconds=1500),
-    )
+    end = NOON + timedelta(milliseconds=1500)
+    over = replace(run, state=State.FAILED, started_at=NOON, finished_at=end)
     assert (over.duration, over.finished) == (1.5, True)
 
 

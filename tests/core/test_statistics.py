@@ -66,26 +66,28 @@ def test_a_change_that_ends_no_run_carries_nothing() -> None:
         assert change.ending is None
 
 
-def test_a_rescue_that_ends_a_run_is_counted() -> None:
-    ending = transitions.rescued(RUN, NOW, Delivery.AT_MOST_ONCE).ending
+PENDING = replace(RUN, state=State.PENDING, attempt=0, started_at=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "duration", "lateness"),
+    [
+        (transitions.rescued(RUN, NOW, Delivery.AT_MOST_ONCE), 3.0, 7.0),
+        # A retry has moved `run_at`: when the run was due is not known any more.
+        (transitions.succeeded(replace(RUN, attempt=2), NOW, None), 3.0, None),
+        (transitions.succeeded(replace(RUN, run_at=NOW), NOW - HOUR, None), 0.0, 0.0),
+        (transitions.skipped(RUN, NOW, "expired"), None, None),
+        (transitions.cancelled(PENDING, NOW, "asked"), None, None),
+    ],
+    ids=["lost", "retried", "clock set back", "claimed too late", "never claimed"],
+)
+def test_an_end_has_its_duration_and_lateness_where_they_are_known(
+    change: transitions.Change, duration: float | None, lateness: float | None
+) -> None:
+    ending = change.ending
     assert ending is not None
-    assert (ending.state, ending.duration) == (State.FAILED, 3.0)
-
-
-def test_a_retried_run_has_no_lateness() -> None:
-    """A retry has moved `run_at`: when the run was due is not known any more."""
-    ending = transitions.succeeded(replace(RUN, attempt=2), NOW, None).ending
-    assert ending is not None
-    assert (ending.duration, ending.lateness) == (3.0, None)
-
-
-def test_a_run_that_was_never_tried_has_no_duration() -> None:
-    too_late = transitions.skipped(RUN, NOW, "expired").ending
-    pending = replace(RUN, state=State.PENDING, attempt=0, started_at=None)
-    cancelled = transitions.cancelled(pending, NOW, "asked").ending
-    for ending in (too_late, cancelled):
-        assert ending is not None
-        assert (ending.started_at, ending.duration, ending.lateness) == (None, None, None)
+    assert (ending.duration, ending.lateness) == (duration, lateness)
+    assert (ending.started_at is None) is (duration is None)
 
 
 def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
@@ -108,12 +110,6 @@ def test_a_run_that_ends_while_it_waits_for_its_retry_has_no_duration() -> None:
         assert ending_of(ended) == ending
         assert ended.duration == 3.0
         assert replace(ended, attempts=(), brief=True).duration is None
-
-
-def test_a_clock_that_was_set_back_gives_no_negative_time() -> None:
-    ending = transitions.succeeded(replace(RUN, run_at=NOW), NOW - HOUR, None).ending
-    assert ending is not None
-    assert (ending.duration, ending.lateness) == (0.0, 0.0)
 
 
 def test_what_has_not_ended_is_not_counted_when_it_is_added() -> None:

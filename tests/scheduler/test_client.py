@@ -72,16 +72,6 @@ async def test_a_client_runs_no_handler(tmp_path: Path) -> None:
             assert (await client.wait(run.id, "60s")).result == 2
 
 
-async def test_a_client_edits_jobs_whose_handler_another_process_has(tmp_path: Path) -> None:
-    async with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
-        await client.add_job("nightly", handler="double", schedule="0 3 * * *", payload={"n": 1})
-        await client.update_job("nightly", retries=3)
-        assert not (await client.pause_job("nightly")).enabled
-        await client.remove_job("nightly")
-        with pytest.raises(JobNotFound):
-            await client.get_job("nightly")
-
-
 async def test_a_client_warns_that_its_store_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from mainspring import Breaker, RunContext, Scheduler, State
+from mainspring import Breaker, Scheduler
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.explanation import Reason
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.stores.protocol import Claim
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.doc_examples import DOCS
@@ -138,43 +138,6 @@ async def test_a_retry_that_is_to_come_and_a_follower_say_what_they_wait_for(mak
         assert (waits.code, waits.facts["upstream"]) == ("waiting", [run.id])
         await scheduler.cancel(run.id, reason="not today")
         assert (await scheduler.explain(run.id)).sentence == "it was cancelled: not today"
-
-
-@pytest.mark.parametrize("how", ["trigger", "enqueue"])
-async def test_the_last_run_of_a_job_may_be_a_triggered_or_enqueued_one(
-    make: Make, how: str
-) -> None:
-    scheduler = make()
-
-    @scheduler.job("1h")
-    async def report(ctx: RunContext) -> None: ...
-
-    async with scheduler:
-        assert (await scheduler.get_job("report")).last_run_at is None
-        done = await ended(scheduler, await getattr(scheduler, how)("report"))
-        await scheduler.enqueue("report", delay="1h")  # not a run yet
-        assert (await scheduler.get_job("report")).last_run_at == done.started_at
-        [listed] = (await scheduler.list_jobs()).items
-        assert listed.last_run_at == done.started_at
-        assert (await scheduler.job_health("report")).last_run_at == done.started_at
-
-
-async def test_a_last_run_that_was_pruned_is_still_known(make: Make) -> None:
-    scheduler = make(retention="1ms")
-    ran = asyncio.Event()
-
-    @scheduler.job("100ms")
-    async def tick() -> None:
-        ran.set()
-
-    async with scheduler:
-        await ran.wait()
-        await scheduler.pause_job("tick")
-        query = RunQuery(job="tick", states=frozenset({State.PENDING, State.RUNNING}))
-        while (await scheduler.store.find(query)).items:
-            await asyncio.sleep(0.01)
-        await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
-        assert (await scheduler.get_job("tick")).last_run_at is not None
 
 
 async def test_every_process_sees_the_breaker_open(make: Make, file: str) -> None:

@@ -92,8 +92,13 @@ async def test_health_tells_how_the_last_run_ended_however_it_was_made(
 
     async with scheduler:
         assert (await scheduler.job_health("report")).last_run is None
+        assert (await scheduler.get_job("report")).last_run_at is None
         run = await ended(scheduler, await getattr(scheduler, how)("report"))
+        await scheduler.enqueue("report", delay="1h")  # not a run yet
         health = await scheduler.job_health("report")
+        [listed] = (await scheduler.list_jobs()).items
+        assert (await scheduler.get_job("report")).last_run_at == listed.last_run_at
+    assert listed.last_run_at == run.started_at
     last = health.last_run
     assert last is not None
     assert (last.id, last.state, last.source, last.error) == (

@@ -207,19 +207,6 @@ async def test_a_value_that_no_member_has_is_refused_with_the_allowed_ones(
             assert words in str(caught.value)
 
 
-async def test_a_stored_payload_that_fits_no_more_fails_its_run_with_the_reason() -> None:
-    scheduler = Scheduler("memory://")
-    producer = Scheduler(scheduler.store, workers=0)
-    scheduler.job()(typed_jobs.take)
-    async with producer:
-        await producer.add_job("another", handler="take", payload={"color": "green"})
-        run = await producer.trigger("another")
-    async with scheduler:
-        done = await ended(scheduler, run)
-    assert done.state is State.FAILED
-    assert "color: invalid enum value 'green'" in (done.error or "")
-
-
 @pytest.mark.parametrize("isolation", ["auto", "thread", "process"])
 @pytest.mark.parametrize(
     ("payload", "words"),
