@@ -8,7 +8,7 @@ from playwright.async_api import Page, expect
 
 from mainspring import Scheduler
 from mainspring.dashboard.demo import SAMPLE_HANDLER, demo_scheduler, fill, run_sample
-from tests.support.dashboard import Dashboard, served
+from tests.support.dashboard import Dashboard, served, sign_in
 
 
 async def test_live_updates_can_be_paused(dashboard: Dashboard, page: Page) -> None:
@@ -144,9 +144,7 @@ async def test_a_session_that_ended_is_noticed(page: Page) -> None:
     async with served(loopback=False) as made:
         keys = made.app.state.service.keys
         key, text = await keys.create("ada", "write")
-        await page.goto(f"{made.url}/workers")
-        await page.get_by_label("API key").fill(text)
-        await page.get_by_role("button", name="Sign in").click()
+        await sign_in(page, f"{made.url}/workers", text)
         await expect(page.get_by_role("heading", name="Workers")).to_be_visible()
         await keys.revoke(key.id)
         await expect(page.get_by_label("API key")).to_be_visible()  # by the next update
@@ -157,9 +155,7 @@ async def test_a_button_of_a_page_whose_session_ended_keeps_the_page(page: Page)
     async with served(loopback=False) as made:
         keys = made.app.state.service.keys
         key, text = await keys.create("ada", "write")
-        await page.goto(f"{made.url}/")
-        await page.get_by_label("API key").fill(text)
-        await page.get_by_role("button", name="Sign in").click()
+        await sign_in(page, f"{made.url}/", text)
         await page.get_by_role("button", name="Live").click()
         await keys.revoke(key.id)
         await page.get_by_role("button", name="Pause all firing").click()

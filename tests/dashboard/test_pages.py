@@ -9,6 +9,7 @@ import pytest
 
 from mainspring.dashboard import pages
 from tests.support.service import Api, Make
+from tests.support.service_calls import key
 
 HTML = {"accept": "text/html,application/xhtml+xml"}
 
@@ -39,8 +40,7 @@ async def test_a_browser_without_a_key_is_sent_to_sign_in_and_back(make: Make) -
 
 async def test_pages_are_packed_and_answers_of_the_api_are_not(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
-    _, text = await api.app.state.service.keys.create("ada", "admin")
-    headers = {**HTML, "Authorization": f"Bearer {text}", "Accept-Encoding": "gzip, br"}
+    headers = {**HTML, **await key(api, "admin"), "Accept-Encoding": "gzip, br"}
     packed = await api.get("/jobs", headers=headers)
     plain = await api.get("/jobs", headers={**headers, "Accept-Encoding": "gzip;q=0, identity"})
     assert packed.headers["content-encoding"] == "gzip"
@@ -55,8 +55,7 @@ async def test_pages_are_packed_and_answers_of_the_api_are_not(make: Make) -> No
 @pytest.mark.parametrize("scope", ["read", "write", "admin"])
 async def test_a_page_offers_only_what_the_key_may_do(make: Make, scope: str) -> None:
     api: Api = await make(workers=0, loopback=False)
-    _, text = await api.app.state.service.keys.create("ada", scope)
-    headers = {**HTML, "Authorization": f"Bearer {text}"}
+    headers = {**HTML, **await key(api, scope)}
     shown = (await api.get("/", headers=headers)).text
     assert ("Pause all firing" in shown) == (scope != "read")
     assert ('href="/keys"' in shown) == (scope == "admin")

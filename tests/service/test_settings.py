@@ -3,11 +3,9 @@ variables, `.env`; with and without an app."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from mainspring.cli.serve import make_scheduler
 from mainspring.cli.store_access import StoreChoice
 from mainspring.errors import InvalidInput
 from mainspring.service.settings import ServiceSettings
-from tests.support.command_line import Answer, Run
+from tests.support.command_line import Run
 from tests.support.service import WEBHOOK, Serve
 
 KEY = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
@@ -99,26 +97,6 @@ def app(folder: Path) -> Path:
     return folder
 
 
-ServeHere = Callable[..., Answer]
-
-
-@pytest.fixture
-def serve_here(run: Run, started: list[Scheduler]) -> ServeHere:
-    """`serve_here("--workers", "4", PORT="0")`: the command in this process."""
-
-    def call(*words: str, **environ: str) -> Answer:
-        before = dict(os.environ)
-        os.environ.update(environ)
-        sys.modules.pop("app", None)
-        try:
-            return run("serve", "--port", "0", *words)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-    return call
-
-
 # `.env`
 
 
@@ -196,7 +174,6 @@ def test_calls_and_history_are_limited_by_settings(
     ],
 )
 def test_the_refusal_tells_a_command_that_helps(
-    serve_here: ServeHere,
     run: Run,
     app: Path,
     started: list[Scheduler],
@@ -205,15 +182,17 @@ def test_the_refusal_tells_a_command_that_helps(
     environ: dict[str, str],
 ) -> None:
     """Wherever the store was named, and whichever folder the command is typed in."""
-    refused = serve_here("--host", "0.0.0.0", *given, **environ)
-    assert (refused.code, started) == (2, [])
-    words = refused.err.partition("make one first (mainspring ")[2].partition("), or")[0]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    refused = run("serve", "--port", "0", "--host", "0.0.0.0", *given).refusal
+    assert started == []
+    words = refused.partition("make one first (mainspring ")[2].partition("), or")[0]
     elsewhere = app / "elsewhere"
     elsewhere.mkdir()
     with monkeypatch.context() as patch:
         patch.chdir(elsewhere)
         assert run(*shlex.split(words), "--json").json["key"].startswith("ms_")
-    assert serve_here("--host", "0.0.0.0", *given, **environ).code == 0
+    assert run("serve", "--port", "0", "--host", "0.0.0.0", *given).code == 0
     assert len(started) == 1
 
 
@@ -235,15 +214,13 @@ def test_a_password_is_not_told_with_the_refusal() -> None:
 
 
 def test_prune_every_of_the_environment_wins_over_the_file(
-    serve_here: ServeHere, tmp_path: Path, started: list[Scheduler]
+    run: Run, tmp_path: Path, started: list[Scheduler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "jobs.toml"
     file.write_text('prune_every = "1d"\n')
-    answers = [
-        serve_here("--file", str(file)),
-        serve_here("--file", str(file), PRUNE_EVERY="10s"),
-        serve_here("--file", str(file), "--prune-every", "5s", PRUNE_EVERY="10s"),
-    ]
-    assert [answer.code for answer in answers] == [0, 0, 0]
+    serve = ("serve", "--port", "0", "--file", str(file))
+    assert run(*serve).code == 0
+    monkeypatch.setenv("PRUNE_EVERY", "10s")
+    assert run(*serve).code == run(*serve, "--prune-every", "5s").code == 0
     spans = [one._settings.prune_every for one in started]
     assert spans == [timedelta(days=1), timedelta(seconds=10), timedelta(seconds=5)]

@@ -140,3 +140,9 @@ def _complaint(message: ConsoleMessage) -> list[str]:
     error to it; the page shows that to the person."""
     refused = "Failed to load resource" in message.text
     return [message.text] if message.type == "error" and not refused else []
+
+
+async def sign_in(page: Page, url: str, key: str) -> None:
+    await page.goto(url)
+    await page.get_by_label("API key").fill(key)
+    await page.get_by_role("button", name="Sign in").click()

@@ -13,6 +13,7 @@ from playwright.async_api import Dialog, Frame, Locator, Page, Route, expect
 from mainspring.core.policy import Backoff
 from tests.support.dashboard import Dashboard
 from tests.support.service import WEBHOOK, Api, Make
+from tests.support.service_calls import key
 
 HTML = {"accept": "text/html"}
 EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -20,8 +21,7 @@ EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
 async def test_a_reader_gets_no_form(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
-    _, key = await api.app.state.service.keys.create("ada", "read")
-    headers = {**HTML, "Authorization": f"Bearer {key}"}
+    headers = {**HTML, **await key(api, "read")}
     for path in ("/new-job", "/jobs/report/edit"):
         answer = await api.get(path, headers=headers)
         assert answer.status_code == 403

@@ -11,6 +11,7 @@ from mainspring import Scheduler
 from mainspring.dashboard.demo import SAMPLE_HANDLER, run_sample
 from tests.support.dashboard import Dashboard, served
 from tests.support.service import WEBHOOK, Api, Make
+from tests.support.service_calls import key
 
 HTML = {"accept": "text/html"}
 EVIL = '"><img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
@@ -77,8 +78,7 @@ async def test_jobs_are_filtered_sorted_and_paged(api: Api) -> None:
 
 async def test_a_reader_sees_jobs_and_no_actions(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
-    _, text = await api.app.state.service.keys.create("ada", "read")
-    headers = {**HTML, "Authorization": f"Bearer {text}"}
+    headers = {**HTML, **await key(api, "read")}
     page = await api.get("/jobs", headers=headers)
     assert rows(page.text) == ["forever", "greet", "report"]
     job = await api.get("/jobs/report", headers=headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.async_api import Page, expect
 
 from mainspring.dashboard.views.keys import describe_change
-from tests.support.dashboard import served
+from tests.support.dashboard import served, sign_in
 from tests.support.service import ROUTES, Api
 
 HTML = {"accept": "text/html"}
@@ -15,9 +15,7 @@ PROBE = "<img src=x onerror=alert(1)>"
 async def test_a_key_is_made_shown_once_and_revoked(page: Page) -> None:
     async with served(loopback=False) as made:
         _, text = await made.app.state.service.keys.create("ada", "admin")
-        await page.goto(f"{made.url}/keys")
-        await page.get_by_label("API key").fill(text)
-        await page.get_by_role("button", name="Sign in").click()
+        await sign_in(page, f"{made.url}/keys", text)
         await page.get_by_label("Name").fill(PROBE)
         await page.get_by_label("May").select_option("write")
         await page.get_by_role("button", name="Create key").click()

@@ -16,6 +16,7 @@ from mainspring.core.model import Run, State
 from mainspring.dashboard.views.runs import RUNS_PER_PAGE, request_command, trigger_command
 from tests.support.dashboard import Dashboard, watched_page
 from tests.support.service import LONG, Api, Make
+from tests.support.service_calls import key
 from tests.support.webhook_endpoint import endpoint, response
 
 HTML = {"accept": "text/html"}
@@ -96,8 +97,7 @@ async def test_a_list_from_a_moment_on_ends_there(api: Api) -> None:
 async def test_a_reader_sees_no_actions(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     run = await api.scheduler.enqueue("greet")
-    _, text = await api.app.state.service.keys.create("ada", "read")
-    headers = {**HTML, "Authorization": f"Bearer {text}"}
+    headers = {**HTML, **await key(api, "read")}
     for path in ("/runs", f"/runs/{run.id}"):
         page = (await api.get(path, headers=headers)).text
         assert run.id in page
