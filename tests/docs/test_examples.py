@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import Process
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 QUICK_START = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -39,8 +41,14 @@ def test_example_prints_what_it_should(name: str, says: str, tmp_path: Path) -> 
 
 def test_a_producer_hands_work_to_the_quick_starts_worker(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "quickstart.py", tmp_path)
-    with worker(tmp_path, "quickstart:scheduler"):
+    worker = Process(("worker", "quickstart:scheduler"), tmp_path)
+    try:
+        worker.wait_for_output("Press Ctrl+C to stop")
         assert "sent 'hello' to a@example.org" in run([str(EXAMPLES / "producer.py")], tmp_path)
+        worker.popen.terminate()
+        assert worker.ends() == 0
+    finally:
+        worker.popen.kill()
 
 
 def test_the_readmes_quick_start_does_what_the_page_shows(tmp_path: Path) -> None:
@@ -70,28 +78,3 @@ def test_the_readmes_quick_start_does_what_the_page_shows(tmp_path: Path) -> Non
     finally:
         process.kill()
         process.communicate()
-
-
-class worker:  # noqa: N801 - used as a `with` statement
-    """`mainspring worker APP` in a folder, until the block ends; it must stop cleanly."""
-
-    def __init__(self, folder: Path, app: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "mainspring", "worker", app],
-            cwd=folder,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        database = folder / ("jobs.db" if app.startswith("app") else "quickstart.db")
-        for line in self.process.stderr or ():
-            if database.exists():
-                break
-            assert self.process.poll() is None, line
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(timeout=40) == 0

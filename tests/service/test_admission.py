@@ -18,7 +18,7 @@ from mainspring.service.problems import ApiError
 from mainspring.service.rate_limiter import RateLimiter
 from mainspring.testing import FakeClock
 from tests.support.service import LONG, WEBHOOK, Api, Make
-from tests.support.service_calls import code, key
+from tests.support.service_calls import code, key, refused
 
 # -- bodies ---------------------------------------------------------------------------------
 
@@ -61,9 +61,8 @@ async def test_a_name_given_twice_in_an_object_is_refused(
     api: Api, body: bytes, field: str
 ) -> None:
     headers = {"Content-Type": "application/json"}
-    answer = await api.patch("/api/v1/jobs/report", content=body, headers=headers)
-    assert answer.status_code == 422
-    assert answer.json()["errors"] == [
+    answer = await refused(api, "PATCH", "/api/v1/jobs/report", 422, content=body, headers=headers)
+    assert answer["errors"] == [
         {"field": field, "message": "is given twice in one object: give it once"}
     ]
 
@@ -130,9 +129,8 @@ async def test_a_body_that_the_operation_does_not_take_is_refused(
     api: Api, method: str, path: str, body: Any
 ) -> None:
     await api.ok("POST", "/api/v1/jobs", json={**WEBHOOK, "id": "mine"})
-    refused = await api.request(method, path, json=body)
-    assert refused.status_code == 422
-    assert "takes no body: nothing was done" in refused.json()["detail"]
+    told = await refused(api, method, path, 422, json=body)
+    assert "takes no body: nothing was done" in told["detail"]
     assert (await api.ok("GET", "/api/v1/health"))["pausedSince"] is None
     assert (await api.scheduler.get_job("report")).enabled
     await api.ok("GET", "/api/v1/jobs/mine")
@@ -166,13 +164,13 @@ async def test_all_bodies_together_have_one_budget(
         return await api.post("/api/v1/jobs", content=body, headers={**headers, **key})
 
     slow = [await send_half(keys[0])]
-    refused = await send_small(keys[0])
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    answer = await send_small(keys[0])
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert (await send_small(keys[4])).status_code == 422  # one key does not keep out the others
     slow += [await send_half(key) for key in keys[1:4]]
-    refused = await send_small(keys[4])
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    assert refused.json()["code"] == "busy"
+    answer = await send_small(keys[4])
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["code"] == "busy"
     go.set()
     assert {(await task).status_code for task in slow} == {422}
     assert (await send_small(keys[0])).status_code == 422
@@ -186,9 +184,8 @@ async def test_a_body_may_say_its_charset(api: Api) -> None:
 async def test_a_body_has_a_limit(make: Make) -> None:
     api: Api = await make(workers=0, settings={"body_limit": 2048})
     big = {**WEBHOOK, "description": "x" * 3000}
-    answer = await api.post("/api/v1/jobs", json=big)
-    assert answer.status_code == 413
-    assert "2,048" in answer.json()["detail"]
+    answer = await refused(api, "POST", "/api/v1/jobs", 413, json=big)
+    assert "2,048" in answer["detail"]
 
     async def trickle() -> Any:
         for _ in range(100):
@@ -230,9 +227,8 @@ async def test_a_key_may_do_what_its_scope_allows(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     read, write, admin = [await key(api, scope) for scope in ("read", "write", "admin")]
     assert await code(api, headers=read) == 200
-    answer = await api.post("/api/v1/jobs", json=WEBHOOK, headers=read)
-    assert answer.status_code == 403
-    assert "needs write" in answer.json()["detail"]
+    answer = await refused(api, "POST", "/api/v1/jobs", 403, json=WEBHOOK, headers=read)
+    assert "needs write" in answer["detail"]
     assert await code(api, "POST", json=WEBHOOK, headers=write) == 201
     assert await code(api, "PUT", "/api/v1/jobs", headers=read) == 405
     assert await code(api, "PUT", "/api/v1/keys", headers=read) == 405

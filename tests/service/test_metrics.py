@@ -66,6 +66,10 @@ async def test_runs_are_counted_by_job_and_state(working: Api) -> None:
     assert samples['mainspring_run_duration_seconds_bucket{job="greet",le="+Inf"}'] == 3
     assert samples['mainspring_run_lateness_seconds_count{job="greet"}'] == 3
     assert samples['mainspring_stored_runs{state="succeeded"}'] == 2
+    ended = 'mainspring_job_ended_runs{job="greet",state="%s"}'
+    assert (samples[ended % "succeeded"], samples[ended % "failed"]) == (2, 1)
+    assert samples['mainspring_job_consecutive_failures{job="greet"}'] == 1
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= samples.keys()
     assert samples["mainspring_capacity"] == 4
     assert samples["mainspring_store_up"] == 1
     assert samples["mainspring_ownership_lost_total"] == 0

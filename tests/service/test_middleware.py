@@ -7,7 +7,7 @@ from playwright.async_api import Browser
 
 from tests.support.dashboard import *  # noqa: F403
 from tests.support.service import WEBHOOK, Api, Make, Serve
-from tests.support.service_calls import code, key
+from tests.support.service_calls import code, key, refused
 
 # -- host and origin ------------------------------------------------------------------------
 
@@ -25,9 +25,8 @@ async def test_loopback_host_names_are_accepted(api: Api, host: str) -> None:
     ],
 )
 async def test_other_host_names_are_refused_on_loopback(api: Api, host: str) -> None:
-    answer = await api.get("/api/v1/jobs", headers={"Host": host})
-    assert answer.status_code == 403
-    assert "localhost" in answer.json()["detail"]
+    answer = await refused(api, "GET", "/api/v1/jobs", 403, headers={"Host": host})
+    assert "localhost" in answer["detail"]
 
 
 async def test_a_proxys_name_can_be_allowed_and_needs_a_key(make: Make) -> None:
@@ -108,10 +107,9 @@ async def test_same_origin_requests_and_followed_links_are_allowed(
 async def test_a_proxy_that_rewrites_the_host_is_told_what_to_set(make: Make) -> None:
     page = {"Origin": "https://jobs.example.org", "Host": "127.0.0.1:3000"}
     api: Api = await make(workers=0)
-    refused = await api.post("/api/v1/jobs", json=WEBHOOK, headers=page)
-    assert refused.status_code == 403
+    problem = await refused(api, "POST", "/api/v1/jobs", 403, json=WEBHOOK, headers=page)
     for word in ("ALLOWED_HOSTS=jobs.example.org", "Host header", "https://jobs.example.org"):
-        assert word in refused.json()["detail"]
+        assert word in problem["detail"]
     told: Api = await make(workers=0, settings={"allowed_hosts": "jobs.example.org"})
     assert await code(told, "POST", json=WEBHOOK, headers=page) == 201
     other = {**page, "Origin": "https://evil.example"}

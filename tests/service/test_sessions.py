@@ -12,6 +12,7 @@ from mainspring.service.dependencies import SIGN_INS_A_MINUTE
 from mainspring.service.sessions import MAX_SESSIONS, SESSION_TTL
 from mainspring.testing import FakeClock
 from tests.support.service import Api, Make, sample_scheduler
+from tests.support.service_calls import refused
 
 SESSION = "/api/v1/session"
 OURS = {"Origin": "http://127.0.0.1:3000"}
@@ -85,8 +86,7 @@ async def test_a_change_by_cookie_must_come_from_our_own_page(
     make: Make, headers: dict[str, str]
 ) -> None:
     api = await signed_in(make)
-    answer = await api.post("/api/v1/jobs/report/pause", headers=headers)
-    assert answer.status_code == 403
+    await refused(api, "POST", "/api/v1/jobs/report/pause", 403, headers=headers)
     assert (await api.scheduler.get_job("report")).enabled
 
 
@@ -95,8 +95,7 @@ async def test_signing_out_ends_the_session(make: Make) -> None:
     cookie = {COOKIE: api.cookies[COOKIE]}
     assert (await api.delete(SESSION, headers=OURS)).status_code == 204
     assert COOKIE not in api.cookies
-    again = await api.get("/api/v1/jobs", headers={"Cookie": f"{COOKIE}={cookie[COOKIE]}"})
-    assert again.status_code == 401
+    await refused(api, "GET", "/api/v1/jobs", 401, headers={"Cookie": f"{COOKIE}={cookie[COOKIE]}"})
 
 
 async def test_a_session_ends_with_its_key_and_after_twelve_hours(make: Make) -> None:

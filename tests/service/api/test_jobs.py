@@ -14,7 +14,7 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobWrite
 from mainspring.testing import FaultyStore
 from tests.support.engine import SwitchableFaults
-from tests.support.service import WEBHOOK, Api, Make, sample_scheduler, until
+from tests.support.service import WEBHOOK, Api, Make, sample_scheduler
 from tests.support.service_calls import created, job, refused
 
 
@@ -396,48 +396,6 @@ async def test_many_jobs_at_once(api: Api) -> None:
         *(None, None, 409, 404)
     ]
     await refused(api, "POST", "/api/v1/jobs/bulk", 422, json={"action": "delete"})
-
-
-async def test_deleting_a_job_with_running_work_is_clean(working: Api) -> None:
-    api = working
-    began, release = asyncio.Event(), asyncio.Event()
-
-    @api.scheduler.job()
-    async def slow() -> str:
-        began.set()
-        await release.wait()
-        return "ended"
-
-    body = {"handler": "slow", "schedule": None, "id": "mine", "concurrency": 1}
-    await api.ok("POST", "/api/v1/jobs", json=body)
-    running = (await api.ok("POST", "/api/v1/jobs/mine/trigger"))["id"]
-    await began.wait()
-    waiting = (await api.ok("POST", "/api/v1/jobs/mine/trigger"))["id"]
-    await api.ok("DELETE", "/api/v1/jobs/mine")
-    await refused(api, "GET", "/api/v1/jobs/mine", 404)
-    assert (await api.ok("GET", f"/api/v1/runs/{waiting}"))["state"] == "cancelled"
-    assert (await api.ok("GET", f"/api/v1/runs/{running}"))["state"] == "running"
-    release.set()
-    assert (await api.scheduler.wait(running, 10)).result == "ended"
-    await api.ok("POST", "/api/v1/jobs", json=body)  # and its id is free again
-
-
-async def test_one_instance_runs_what_another_instance_triggers(make: Make, tmp_path: Any) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    one: Api = await make(sample_scheduler(url, workers=0))
-    two: Api = await make(sample_scheduler(url, workers=2))
-    body = {"handler": "greet", "schedule": None, "id": "mine"}
-    await one.ok("POST", "/api/v1/jobs", json=body)
-    await refused(two, "POST", "/api/v1/jobs", 409, json=body)
-    run = (await one.ok("POST", "/api/v1/jobs/mine/trigger"))["id"]
-
-    async def ended() -> Any:
-        data = await one.ok("GET", f"/api/v1/runs/{run}")
-        return data if data["state"] == "succeeded" else None
-
-    seen = await until(ended)
-    assert seen["result"] == "hello you"
-    assert (await two.ok("GET", f"/api/v1/runs/{run}")) == seen
 
 
 async def test_past_slots_are_backfilled_once(api: Api) -> None:

@@ -209,9 +209,8 @@ async def test_examples_of_bodies_are_accepted(api: Api) -> None:
 
 @pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/audit"])
 async def test_a_cursor_that_no_page_gave_is_named(api: Api, path: str) -> None:
-    answer = await api.get(path, params={"cursor": "nonsense"})
-    assert answer.status_code == 422
-    assert answer.json()["errors"] == [
+    answer = await refused(api, "GET", path, 422, params={"cursor": "nonsense"})
+    assert answer["errors"] == [
         {
             "field": "cursor",
             "message": "is not one that a page of results gave: 'nonsense'. Leave it out for the"

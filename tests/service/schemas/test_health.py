@@ -51,19 +51,3 @@ async def test_a_window_that_cannot_be_used_is_refused(make: Make) -> None:
         assert told["errors"][0]["field"] == "window"
     for what in ("metrics", "health"):
         await refused(api, "GET", f"/api/v1/jobs/nowhere/{what}", 404)
-
-
-async def test_the_counters_of_jobs_are_prometheus_series(make: Make) -> None:
-    api = await make(with_failures())
-    for ok in (True, False):
-        run = await api.scheduler.enqueue("flaky", {"ok": ok})
-        await api.scheduler.wait(run.id, 10)
-    text = (await api.get("/metrics")).text
-    for line in (
-        'mainspring_job_ended_runs{job="flaky",state="succeeded"} 1.0',
-        'mainspring_job_ended_runs{job="flaky",state="failed"} 1.0',
-        'mainspring_job_consecutive_failures{job="flaky"} 1.0',
-        "process_resident_memory_bytes ",
-        "process_cpu_seconds_total ",
-    ):
-        assert f"\n{line}" in text, line

@@ -14,6 +14,7 @@ from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import definition
 from tests.support.service import WEBHOOK as SENT
 from tests.support.service import Api
+from tests.support.service_calls import refused
 
 
 def test_every_field_that_can_be_sent_is_an_option_of_the_library_or_read_apart() -> None:
@@ -73,9 +74,8 @@ async def test_a_bare_timeout_of_a_call_that_is_meant_as_seconds_is_refused(
         ("PATCH", "/api/v1/jobs/there", {"timeout": timeout}),
     ]:
         await api.post("/api/v1/jobs", json={**body, "id": "there"})
-        answer = await api.request(method, path, json=sent)
-        assert answer.status_code == 422
-        [error] = answer.json()["errors"]
+        answer = await refused(api, method, path, 422, json=sent)
+        [error] = answer["errors"]
         assert error["field"] == "timeout"
         assert f'{timeout:g} is milliseconds: write "{timeout:g}s"' in error["message"]
 
