@@ -212,10 +212,10 @@ async def until(scheduler: Scheduler, moment: datetime) -> None:
 NOT_YET = "its time has not come:"
 CRON_IN_WORDS = "is not a slot of its schedule (At minute 0 past every hour, UTC): the nearest"
 SLOTS: list[tuple[dict[str, Any], datetime, datetime | None, str, str]] = [
-    ({}, at(1, 30), at(1), "succeeded", "it ran, and succeeded at 2030-01-01T01:00:00Z"),
+    ({}, at(1, 1), at(1), "succeeded", "it ran, and succeeded at 2030-01-01T01:00:00Z"),
     ({"schedule": "5m"}, at(0, 1), at(0, 5), "not_due", f"{NOT_YET} the slot is in 4 minutes"),
-    ({}, at(1, 30), at(2), "not_due", f"{NOT_YET} the slot is in 30 minutes"),
-    ({}, at(1, 30), None, "not_due", "its next slot is at 2030-01-01T02:00:00Z, in 30 minutes"),
+    ({}, at(0, 30), at(1), "not_due", f"{NOT_YET} the slot is in 30 minutes"),
+    ({}, at(0, 30), None, "not_due", "its next slot is at 2030-01-01T01:00:00Z, in 30 minutes"),
     (
         {},
         at(0),
@@ -232,15 +232,15 @@ SLOTS: list[tuple[dict[str, Any], datetime, datetime | None, str, str]] = [
         "the job did not exist yet: it was created at 2030-01-01T00:00:00Z",
     ),
     (
-        {"retention": "1h"},
-        at(4, 30),
+        {"retention": "10m"},
+        at(2, 30),
         at(1),
         "pruned",
-        "its run is not kept any more: runs are deleted 1 hour after they have ended",
+        "its run is not kept any more: runs are deleted 10 minutes after they have ended",
     ),
     (
         {"schedule": "2030-01-01T01:00:00Z"},
-        at(2),
+        at(1, 1),
         None,
         "schedule_over",
         "its schedule is over: its last slot was at 2030-01-01T01:00:00Z",
@@ -248,7 +248,9 @@ SLOTS: list[tuple[dict[str, Any], datetime, datetime | None, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "now", "slot", "code", "sentence"), SLOTS)
+@pytest.mark.parametrize(
+    ("options", "now", "slot", "code", "sentence"), SLOTS, ids=[row[3] for row in SLOTS]
+)
 def test_a_slot_is_explained_by_its_code_and_a_sentence(
     options: dict[str, Any], now: datetime, slot: datetime | None, code: str, sentence: str
 ) -> None:
@@ -272,7 +274,7 @@ async def test_what_is_well_and_which_slots_are_near_are_facts(shared: SharedSto
         assert (now.is_well, now.facts) == (True, {"next_slot": at(1)})
         near = await scheduler.explain("report", at(3, 37))
         assert near.facts == {"before": at(3), "after": at(4)}
-        await until(scheduler, at(1, 30))
+        await until(scheduler, at(1, 1))
         assert (await scheduler.explain("report", at(1))).run_id == "report@20300101T010000Z"
 
 

@@ -137,7 +137,13 @@ async def test_a_waiter_is_told_that_the_scheduler_stops(make: Make) -> None:
 
 async def test_a_decorator_after_start(make: Make) -> None:
     scheduler = make()
+    recorder = EventRecorder(scheduler, "run.succeeded")
     async with scheduler:
+
+        @scheduler.job(run_on_start=True)
+        async def warm_up() -> None: ...
+
+        assert (await recorder.until("run.succeeded")).job_id == "warm_up"
 
         @scheduler.job()
         async def one() -> int:
@@ -176,17 +182,6 @@ async def test_a_late_job_that_cannot_be_stored_fails_its_own_calls_alone(
         # The stored job of that id is as it was.
         assert (await ended(scheduler, await scheduler.enqueue("taken"))).result == 1
     assert "job taken, defined after the start, cannot be stored" in caplog.text
-
-
-async def test_a_late_job_runs_at_its_start(make: Make) -> None:
-    scheduler = make()
-    recorder = EventRecorder(scheduler, "run.succeeded")
-    async with scheduler:
-
-        @scheduler.job(run_on_start=True)
-        async def warm_up() -> None: ...
-
-        assert (await recorder.until("run.succeeded")).job_id == "warm_up"
 
 
 # Draining
