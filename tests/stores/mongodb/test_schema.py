@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -52,15 +51,6 @@ async def test_an_index_in_the_way_is_named(
         client[database_name]["mainspring_runs"].create_index(keys, **options)
     with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
         await MongoStore(database_url).open()
-
-
-async def test_opening_again_changes_nothing(database_url: str) -> None:
-    stores = [MongoStore(database_url) for _ in range(4)]
-    await asyncio.gather(*(store.open() for store in stores))
-    names = sorted(await stores[0]._db.runs.index_information())
-    runs = [index.name for index in schema.INDEXES if index.collection == "runs"]
-    assert names == sorted(["_id_", *runs])
-    await asyncio.gather(*(store.close() for store in stores))
 
 
 async def test_a_standalone_server_is_refused_with_the_way_to_a_replica_set(

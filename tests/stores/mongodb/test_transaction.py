@@ -40,22 +40,19 @@ from tests.support.mongodb.store import CLAIM
 from tests.support.records import a_firing, a_run
 from tests.support.servers.server import Document
 
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+CLOCK = FakeClock()
 
 
 @pytest.fixture
-async def store(database_url: str, clock: FakeClock) -> AsyncIterator[MongoStore]:
-    store = MongoStore(database_url, clock)
+async def store(database_url: str) -> AsyncIterator[MongoStore]:
+    store = MongoStore(database_url, CLOCK)
     await store.open()
     yield store
     await store.close()
 
 
-def run(clock: FakeClock, run_id: str, **fields: Any) -> Run:
-    return a_run(clock.now(), run_id, **fields)
+def run(run_id: str, **fields: Any) -> Run:
+    return a_run(CLOCK.now(), run_id, **fields)
 
 
 class Death:
@@ -78,8 +75,8 @@ class Death:
         patch.setattr(module, name, step)
 
 
-async def job(store: MongoStore, clock: FakeClock, id: str = "job", **policy: Any) -> Job:
-    now = clock.now()
+async def job(store: MongoStore, id: str = "job", **policy: Any) -> Job:
+    now = CLOCK.now()
     made = Job(id=id, handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await put_job(store, replace(made, policy=Policy.make(**policy)))
     return (await store.jobs(JobQuery(ids=frozenset({id})))).items[0]
@@ -92,11 +89,11 @@ async def seen(store: MongoStore) -> set[str]:
 # -- add ------------------------------------------------------------------------------------
 
 
-def workflow(clock: FakeClock, name: str, key: str | None) -> list[Run]:
+def workflow(name: str, key: str | None) -> list[Run]:
     """Three runs, each after the one before."""
-    first = run(clock, name, dedupe_key=key)
-    second = run(clock, f"second@{name}", state=State.WAITING, after=(name,))
-    return [first, second, run(clock, f"a-third@{name}", state=State.WAITING, after=(second.id,))]
+    first = run(name, dedupe_key=key)
+    second = run(f"second@{name}", state=State.WAITING, after=(name,))
+    return [first, second, run(f"a-third@{name}", state=State.WAITING, after=(second.id,))]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,6 @@ def workflow(clock: FakeClock, name: str, key: str | None) -> list[Run]:
 )
 async def test_a_workflow_that_was_cut_off_leaves_nothing(
     store: MongoStore,
-    clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
     key: str | None,
     module: ModuleType,
@@ -118,10 +114,10 @@ async def test_a_workflow_that_was_cut_off_leaves_nothing(
 ) -> None:
     death = Death(monkeypatch, module, step)
     with pytest.raises(StoreUnavailable):
-        await store.add(workflow(clock, "one", key))
+        await store.add(workflow("one", key))
     assert death.met
     assert await seen(store) == set()
-    other = workflow(clock, "other", key)
+    other = workflow("other", key)
     assert [(each.run, each.duplicate) for each in await store.add(other)] == [
         (each, False) for each in other
     ]
@@ -130,9 +126,9 @@ async def test_a_workflow_that_was_cut_off_leaves_nothing(
 
 @pytest.mark.parametrize("key", ["k", None])
 async def test_a_workflow_whose_answer_was_lost_is_there_once_when_sent_again(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, key: str | None
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
-    flow = workflow(clock, "flow", key)
+    flow = workflow("flow", key)
     Death(monkeypatch, transaction, "_commit", behind=True)
     with pytest.raises(StoreUnavailable):
         await store.add(flow)
@@ -158,11 +154,11 @@ class Meanwhile:
 
 
 async def test_a_transaction_that_nobody_ends_makes_others_try_again_later(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client was killed between its write and its commit. The server ends it after a while."""
-    await store.add([run(clock, "a", dedupe_key="k")])
-    await store.commit([transitions.cancelled(run(clock, "a"), clock.now(), "no")])
+    await store.add([run("a", dedupe_key="k")])
+    await store.commit([transitions.cancelled(run("a"), CLOCK.now(), "no")])
     monkeypatch.setattr(transaction, "TRIES", 5)
     async with AsyncMongoClient[Document](store.mongo_url.url) as killed:
         session = killed.start_session()
@@ -170,68 +166,64 @@ async def test_a_transaction_that_nobody_ends_makes_others_try_again_later(
         keys = killed[store.mongo_url.database][store._db.keys.name]
         await keys.update_one({"_id": "k"}, {"$inc": {"version": 1}}, session=session)
         with pytest.raises(StoreUnavailable, match="other clients wrote the same documents"):
-            await store.add([run(clock, "b", dedupe_key="k")])
+            await store.add([run("b", dedupe_key="k")])
         await session.end_session()
-    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    [added] = await store.add([run("b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("b", False)
 
 
 # -- revival --------------------------------------------------------------------------------
 
 
-async def failed(store: MongoStore, clock: FakeClock) -> Run:
-    await store.add([run(clock, "a", dedupe_key="k")])
+async def failed(store: MongoStore) -> Run:
+    await store.add([run("a", dedupe_key="k")])
     [held] = await claim_runs(store, CLAIM)
-    await store.commit([transitions.failed(held, clock.now(), transitions.Failure("boom"))])
+    await store.commit([transitions.failed(held, CLOCK.now(), transitions.Failure("boom"))])
     return (await get_runs(store, ["a"]))["a"]
 
 
 @pytest.mark.parametrize(("module", "step"), [(commit, "take_keys"), (transaction, "_commit")])
 async def test_a_revival_that_was_cut_off_leaves_the_run_as_it_was(
-    store: MongoStore,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    step: str,
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
-    dead = await failed(store, clock)
+    dead = await failed(store)
     Death(monkeypatch, module, step)
-    revival = transitions.revived(dead, clock.now())
+    revival = transitions.revived(dead, CLOCK.now())
     with pytest.raises(StoreUnavailable):
         await store.commit([revival])
     assert (await get_runs(store, ["a"]))["a"] == dead
-    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    [added] = await store.add([run("b", dedupe_key="k")])
     assert (added.run.id, added.duplicate) == ("b", False)
     assert await store.commit([revival]) == [False]
 
 
 async def test_a_newcomer_that_saw_the_run_dead_does_not_come_beside_its_revival(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = await failed(store, clock)
+    dead = await failed(store)
     monkeypatch.setattr(dedupe, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
-    meanwhile.work = lambda: store.commit([transitions.revived(dead, clock.now())])
-    [added] = await store.add([run(clock, "b", dedupe_key="k")])
+    meanwhile.work = lambda: store.commit([transitions.revived(dead, CLOCK.now())])
+    [added] = await store.add([run("b", dedupe_key="k")])
     assert meanwhile.answer == [True]
     assert (added.run.id, added.duplicate) == ("a", True)
     assert await get_runs(store, ["b"]) == {}
 
 
 async def test_a_revival_does_not_come_beside_a_newcomer(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = await failed(store, clock)
+    dead = await failed(store)
     monkeypatch.setattr(commit, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
-    meanwhile.work = lambda: store.add([run(clock, "b", dedupe_key="k")])
-    assert await store.commit([transitions.revived(dead, clock.now())]) == [False]
+    meanwhile.work = lambda: store.add([run("b", dedupe_key="k")])
+    assert await store.commit([transitions.revived(dead, CLOCK.now())]) == [False]
     assert [one.duplicate for one in meanwhile.answer] == [False]
 
 
 # -- fire -----------------------------------------------------------------------------------
 
 
-def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Firing:
-    slot = run(clock, slot_run_id("job", clock.now()), source=Source.SCHEDULE)
+def firing_of(job: Job, overlap: Overlap = Overlap.SKIP) -> Firing:
+    slot = run(slot_run_id("job", CLOCK.now()), source=Source.SCHEDULE)
     return a_firing(job, slot, overlap=overlap)
 
 
@@ -245,24 +237,20 @@ def firing_of(job: Job, clock: FakeClock, overlap: Overlap = Overlap.SKIP) -> Fi
     ],
 )
 async def test_a_batch_of_firings_that_was_cut_off_leaves_nothing(
-    store: MongoStore,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    step: str,
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
     """Each with a follower, one job edited meanwhile."""
-    at = clock.now()
+    at = CLOCK.now()
     names = [f"job{n}" for n in range(5)]
     for name in names:
         made = Job(id=name, handler="work", created_at=at, updated_at=at, next_run_at=at)
         assert await put_job(store, made)
 
     def slot(name: str) -> Firing:
-        root = run(clock, f"{name}@slot", job_id=name, source=Source.SCHEDULE)
-        after = run(clock, f"{name}-after", source=Source.AFTER, state=State.WAITING)
+        root = run(f"{name}@slot", job_id=name, source=Source.SCHEDULE)
+        after = run(f"{name}-after", source=Source.AFTER, state=State.WAITING)
         return replace(
-            firing_of(made, clock),
+            firing_of(made),
             job_id=name,
             version=made.next_version(),
             runs=(root, replace(after, after=(root.id,))),
@@ -284,9 +272,9 @@ async def test_a_batch_of_firings_that_was_cut_off_leaves_nothing(
 
 
 async def test_a_firing_whose_answer_was_lost_is_not_fired_again(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fired = firing_of(await job(store, clock), clock)
+    fired = firing_of(await job(store))
     Death(monkeypatch, transaction, "_commit", behind=True)
     with pytest.raises(StoreUnavailable):
         await store.fire([fired])
@@ -295,13 +283,13 @@ async def test_a_firing_whose_answer_was_lost_is_not_fired_again(
 
 
 async def test_a_firing_that_was_cut_off_cancels_nothing(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await job(store, clock)
-    first = firing_of(made, clock, Overlap.REPLACE)
+    made = await job(store)
+    first = firing_of(made, Overlap.REPLACE)
     await store.fire([first])
-    clock.advance(60)
-    second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
+    CLOCK.advance(60)
+    second = firing_of(replace(made, version=made.version + 1), Overlap.REPLACE)
     Death(monkeypatch, jobs, "_advance")
     with pytest.raises(StoreUnavailable):
         await store.fire([second])
@@ -311,47 +299,47 @@ async def test_a_firing_that_was_cut_off_cancels_nothing(
 
 
 async def test_a_firing_whose_plan_is_too_old_when_it_would_commit_is_not_done(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client freezes in the middle of its transaction."""
-    made = await job(store, clock)
-    stale = replace(firing_of(made, clock), valid_until=clock.now() + timedelta(seconds=5))
+    made = await job(store)
+    stale = replace(firing_of(made), valid_until=CLOCK.now() + timedelta(seconds=5))
 
     async def freeze() -> None:
-        clock.advance(3600)
+        CLOCK.advance(3600)
 
     monkeypatch.setattr(jobs, "_advance", meanwhile := Meanwhile(jobs._advance))
     meanwhile.work = freeze
     assert await store.fire([stale]) == [Fired(False)]
     assert await seen(store) == set()
     assert (await store.jobs(JobQuery())).items == [made]
-    [again] = await store.fire([firing_of(made, clock)])
+    [again] = await store.fire([firing_of(made)])
     assert again.done
 
 
 async def test_a_job_paused_in_the_middle_of_a_firing_does_not_run(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await job(store, clock)
+    made = await job(store)
     whole = dedupe.add_in_transaction
     monkeypatch.setattr(jobs, "add_in_transaction", meanwhile := Meanwhile(whole))
     meanwhile.work = lambda: put_job(store, replace(made, enabled=False))
-    assert await store.fire([firing_of(made, clock)]) == [Fired(False)]
+    assert await store.fire([firing_of(made)]) == [Fired(False)]
     assert meanwhile.answer
     assert await seen(store) == set()
 
 
 async def test_a_run_that_ends_in_the_middle_of_a_firing_is_not_cancelled(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await job(store, clock)
-    first = firing_of(made, clock, Overlap.REPLACE)
+    made = await job(store)
+    first = firing_of(made, Overlap.REPLACE)
     await store.fire([first])
     [held] = await claim_runs(store, CLAIM)
-    clock.advance(10)
-    second = firing_of(replace(made, version=made.version + 1), clock, Overlap.REPLACE)
+    CLOCK.advance(10)
+    second = firing_of(replace(made, version=made.version + 1), Overlap.REPLACE)
     monkeypatch.setattr(jobs, "_replace_earlier", meanwhile := Meanwhile(jobs._replace_earlier))
-    meanwhile.work = lambda: store.commit([transitions.succeeded(held, clock.now(), None)])
+    meanwhile.work = lambda: store.commit([transitions.succeeded(held, CLOCK.now(), None)])
     [fired] = await store.fire([second])
     assert (fired.done, fired.replaced) == (True, ())
     ended = (await get_runs(store, [held.id]))[held.id]
@@ -363,14 +351,10 @@ async def test_a_run_that_ends_in_the_middle_of_a_firing_is_not_cancelled(
 
 @pytest.mark.parametrize(("module", "step"), [(claim, "_send"), (transaction, "_commit")])
 async def test_a_claim_that_was_cut_off_holds_no_place(
-    store: MongoStore,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    step: str,
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:
-    await job(store, clock, concurrency=1)
-    await store.add([run(clock, "a"), run(clock, "b")])
+    await job(store, concurrency=1)
+    await store.add([run("a"), run("b")])
     Death(monkeypatch, module, step)
     with pytest.raises(StoreUnavailable):
         await claim_runs(store, CLAIM)
@@ -378,26 +362,26 @@ async def test_a_claim_that_was_cut_off_holds_no_place(
 
 
 async def test_a_run_that_is_cancelled_while_it_is_claimed_leaves_its_place_to_the_next(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await job(store, clock, concurrency=1)
-    first, second = run(clock, "a"), run(clock, "b", priority=1)
+    await job(store, concurrency=1)
+    first, second = run("a"), run("b", priority=1)
     await store.add([first, second])
     monkeypatch.setattr(claim, "_send", meanwhile := Meanwhile(claim._send))
-    meanwhile.work = lambda: store.commit([transitions.cancelled(first, clock.now(), "no")])
+    meanwhile.work = lambda: store.commit([transitions.cancelled(first, CLOCK.now(), "no")])
     assert [one.id for one in await claim_runs(store, CLAIM)] == ["b"]
     assert meanwhile.answer == [True]
 
 
 async def test_an_owner_that_wakes_while_its_place_is_given_away(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its renewal comes between the count and the claim."""
-    await job(store, clock, concurrency=1)
-    await store.add([run(clock, "a"), run(clock, "b", priority=1)])
+    await job(store, concurrency=1)
+    await store.add([run("a"), run("b", priority=1)])
     [paused] = await claim_runs(store, CLAIM)
     held = [Held(paused.id, paused.token)]
-    clock.advance(31)
+    CLOCK.advance(31)
     whole = limits.FreeCapacity.lock
     renewed: list[Renewed] = []
 
@@ -416,16 +400,16 @@ async def test_an_owner_that_wakes_while_its_place_is_given_away(
 
 
 async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
-    store: MongoStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    store: MongoStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that dies before the commit has added, changed and removed nothing."""
-    [old, removed] = [await job(store, clock, name) for name in ("a", "b")]
+    [old, removed] = [await job(store, name) for name in ("a", "b")]
     writes = [
         JobWrite.put(replace(old, description="changed", policy=Policy.make(concurrency=1))),
         JobWrite.drop("b", removed.version),
         JobWrite.put(replace(old, id="c", version=0)),
     ]
-    await store.add([run(clock, "live", job_id="a")])
+    await store.add([run("live", job_id="a")])
     death = Death(monkeypatch, transaction, "_commit")
     with pytest.raises(StoreUnavailable):
         await store.put_jobs(writes)
@@ -434,7 +418,7 @@ async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
     assert await store.put_jobs(writes) == [True, True, True]
     found = (await store.jobs(JobQuery())).items
     assert [(one.id, one.description) for one in found] == [("a", "changed"), ("c", "")]
-    await store.add([run(clock, "second", job_id="a")])
+    await store.add([run("second", job_id="a")])
     assert len(await claim_runs(store, CLAIM)) == 1  # the limit holds also for the older run
 
 
@@ -446,15 +430,14 @@ async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
 )
 async def test_a_claim_whose_answer_was_lost_is_found_by_the_workers_next_claim(
     store: MongoStore,
-    clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     step: str,
     concurrency: int | None,
 ) -> None:
     """The runs need not wait until their leases lapse."""
-    await job(store, clock, concurrency=concurrency)
-    await store.add([run(clock, f"r{n}") for n in range(5)])
+    await job(store, concurrency=concurrency)
+    await store.add([run(f"r{n}") for n in range(5)])
     Death(monkeypatch, module, step, behind=True)
     with pytest.raises(StoreUnavailable):
         await claim_runs(store, CLAIM)
@@ -462,4 +445,4 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_the_workers_next_claim(
     held = await claim_runs(store, CLAIM)
     assert sorted((run.id, run.token) for run in held) == [(f"r{n}", 1) for n in range(5)]
     assert await claim_runs(store, CLAIM) == []
-    assert all(await store.commit([transitions.succeeded(r, clock.now(), None) for r in held]))
+    assert all(await store.commit([transitions.succeeded(r, CLOCK.now(), None) for r in held]))

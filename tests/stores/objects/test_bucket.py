@@ -55,11 +55,6 @@ async def test_an_object_of_several_megabytes_is_written_in_one_request(bucket: 
     assert bucket.requests["put"] >= 2
 
 
-async def test_an_object_that_is_not_there_is_none(bucket: Bucket) -> None:
-    assert await bucket.get("nothing") is None
-    assert await bucket.get("nothing/below") is None
-
-
 async def test_a_read_says_that_nothing_changed(bucket: Bucket) -> None:
     etag = await bucket.put("a", b"1", expected_etag=None)
     assert await bucket.get("a", etag) is UNCHANGED
@@ -68,12 +63,6 @@ async def test_a_read_says_that_nothing_changed(bucket: Bucket) -> None:
     assert await bucket.get("a", etag) == Blob(b"2", changed)
     assert await bucket.get("a", changed) is UNCHANGED
     assert await bucket.get("nothing", etag) is None
-
-
-async def test_an_object_is_created_only_once(bucket: Bucket) -> None:
-    assert await bucket.put("a", b"1", expected_etag=None) is not None
-    assert await bucket.put("a", b"2", expected_etag=None) is None
-    assert await content(bucket, "a") == b"1"
 
 
 async def test_a_change_of_an_older_version_is_refused(bucket: Bucket) -> None:

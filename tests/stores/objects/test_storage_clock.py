@@ -51,13 +51,6 @@ def test_a_bucket_of_a_server_carries_its_clock_by_the_time_since_boot() -> None
     assert isinstance(bucket.clock, BootClock)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the name of the clock is Linux's")
-def test_the_boot_clock_counts_since_boot() -> None:
-    before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    counted = BootClock().monotonic()
-    assert before <= counted <= time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 LEASE = timedelta(seconds=60)
 
 

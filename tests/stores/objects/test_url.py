@@ -107,11 +107,6 @@ def test_an_s3_url_may_have_keys_which_are_never_shown() -> None:
         assert "hun" not in shown
 
 
-def test_an_unknown_scheme_names_those_that_exist() -> None:
-    with pytest.raises(InvalidInput, match="s3://bucket/prefix"):
-        open_store("redis://localhost")
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_without_the_extra_the_error_names_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__

@@ -26,33 +26,31 @@ from mainspring.stores.sqlite.codec import RUN_SELECT
 from mainspring.stores.sqlite.commit import change_shape
 from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.store_calls import claim_runs, get_runs, put_job
-from tests.support.sqlite_store import a_claim, a_job, a_run, opened
+from tests.support.sqlite_store import a_claim, a_job, a_run
 
 
 async def claimed(store: SqliteStore, **fields: Any) -> list[str]:
     return [run.id for run in await claim_runs(store, a_claim(**fields))]
 
 
-async def test_a_revived_run_comes_under_the_limit_of_today(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run("old"), a_run("new")])
-        [old, new] = await claim_runs(store, a_claim())
-        failure = transitions.Failure("no")
-        now = await store.now()
-        assert await store.commit([transitions.failed(run, now, failure) for run in (old, new)])
-        await put_job(store, a_job("job", concurrency=1))
-        runs = await get_runs(store, ["old", "new"])
-        assert await store.commit([transitions.revived(run, now) for run in runs.values()])
-        assert len(await claimed(store)) == 1
-        assert await claimed(store) == []
+async def test_a_revived_run_comes_under_the_limit_of_today(store: SqliteStore) -> None:
+    await store.add([a_run("old"), a_run("new")])
+    [old, new] = await claim_runs(store, a_claim())
+    failure = transitions.Failure("no")
+    now = await store.now()
+    assert await store.commit([transitions.failed(run, now, failure) for run in (old, new)])
+    await put_job(store, a_job("job", concurrency=1))
+    runs = await get_runs(store, ["old", "new"])
+    assert await store.commit([transitions.revived(run, now) for run in runs.values()])
+    assert len(await claimed(store)) == 1
+    assert await claimed(store) == []
 
 
-async def test_a_change_of_priority_moves_a_run(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run("one"), a_run("two")])
-        change = transitions.Change("two", {"state": State.PENDING}, {"priority": 9})
-        assert await store.commit([change]) == [True]
-        assert await claimed(store) == ["two", "one"]
+async def test_a_change_of_priority_moves_a_run(store: SqliteStore) -> None:
+    await store.add([a_run("one"), a_run("two")])
+    change = transitions.Change("two", {"state": State.PENDING}, {"priority": 9})
+    assert await store.commit([change]) == [True]
+    assert await claimed(store) == ["two", "one"]
 
 
 # -- query plans ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import State
 from mainspring.core.statistics import WHOLE_STORE
-from mainspring.stores.sqlite import counters, schema
+from mainspring.stores.sqlite import SqliteStore, counters, schema
 from mainspring.stores.sqlite.files import FileLock
 from mainspring.testing.store_calls import claim_runs
 from tests.support.sqlite_store import a_claim, a_run, opened
@@ -20,20 +20,19 @@ BOTH = frozenset({"job", WHOLE_STORE})
 
 
 async def test_ends_are_counted_in_the_transaction_that_stores_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure after the runs are written undoes both."""
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run("run")])
-        [run] = await claim_runs(store, a_claim())
-        change = transitions.succeeded(run, await store.now(), None)
-        with monkeypatch.context() as patch:
-            patch.setattr(counters, "_PUT", ("Nonsense (VALUES ", ")", 3))
-            with pytest.raises(Exception, match="Nonsense"):
-                await store.commit([change])
-        assert (await store.counts()).total(State.RUNNING) == 1
-        assert await store.commit([change]) == [True]
-        assert (await store.counts()).total(State.SUCCEEDED) == 1
+    await store.add([a_run("run")])
+    [run] = await claim_runs(store, a_claim())
+    change = transitions.succeeded(run, await store.now(), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(counters, "_PUT", ("Nonsense (VALUES ", ")", 3))
+        with pytest.raises(Exception, match="Nonsense"):
+            await store.commit([change])
+    assert (await store.counts()).total(State.RUNNING) == 1
+    assert await store.commit([change]) == [True]
+    assert (await store.counts()).total(State.SUCCEEDED) == 1
 
 
 @pytest.mark.parametrize("damaged", ["x", '{"ended": 5}'])

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -24,14 +24,6 @@ from mainspring.testing.store_calls import claim_runs, get_runs
 from tests.support.sqlite_store import a_claim, a_run
 
 LEASE = timedelta(seconds=30)
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "jobs.db")
-    await store.open()
-    yield store
-    await store.close()
 
 
 async def running(store: SqliteStore, run_id: str = "run") -> Run:

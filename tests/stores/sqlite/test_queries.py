@@ -7,12 +7,11 @@ from pathlib import Path
 
 from mainspring.core.model import Job, Page, replace
 from mainspring.core.policy import Policy
-from mainspring.stores.protocol import JobQuery, NoteQuery, RunQuery
+from mainspring.stores.protocol import JobQuery
 from mainspring.stores.sqlite import queries, schema
 from mainspring.stores.sqlite.codec import JOB_COLUMNS, job_row
 from mainspring.stores.sqlite.files import FileLock
-from mainspring.testing import FakeClock
-from tests.support.sqlite_store import a_claim, a_job, a_run, opened
+from tests.support.sqlite_store import a_job
 
 JOBS = 10_000
 LIMIT = 20
@@ -90,24 +89,3 @@ def test_the_last_page_steps_over_ids_and_reads_no_job_but_its_own(tmp_path: Pat
         "SEARCH mainspring_jobs USING INTEGER PRIMARY KEY (rowid=?)",
         "SCAN mainspring_jobs USING COVERING INDEX sqlite_autoindex_mainspring_jobs_1",
     ]
-
-
-async def test_reads_commit_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    clock = FakeClock()
-    async with opened(path, clock) as store:
-        await store.add([a_run("one", run_at=clock.now())])
-        await store.claim(a_claim())
-        clock.advance(60)
-        other = sqlite3.connect(path)
-        version = "PRAGMA data_version"
-        before = other.execute(version).fetchone()
-        for query in (RunQuery(lapsed=True), RunQuery(set_aside=True), RunQuery(brief=True)):
-            await store.find(query)
-        await store.counts()
-        await store.jobs(JobQuery())
-        await store.notes(NoteQuery())
-        assert other.execute(version).fetchone() == before
-        await store.add([a_run("two")])
-        assert other.execute(version).fetchone() != before
-        other.close()

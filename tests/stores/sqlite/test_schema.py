@@ -40,10 +40,9 @@ async def test_close_finishes_what_was_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_forked_child_is_told_to_open_its_own(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        assert await _in_a_child(_use(store)) == 1
-        assert await get_runs(store, ["one"]) == {}
+async def test_a_forked_child_is_told_to_open_its_own(store: SqliteStore) -> None:
+    assert await _in_a_child(_use(store)) == 1
+    assert await get_runs(store, ["one"]) == {}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -231,19 +230,18 @@ async def test_a_step_that_fails_leaves_the_file_as_it_was(
         assert await ids_of(store) == []
 
 
-async def test_a_full_file_refuses_writes_and_recovers(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run("before")])
-        cap = "PRAGMA max_page_count = {}"
-        await on_writer(store, cap.format(1))  # SQLite raises it to the present size
-        big = [a_run(f"big-{n}", payload="x" * 10_000) for n in range(50)]
-        with pytest.raises(StoreUnavailable, match="disk is full"):
-            await store.add(big)
-        assert await ids_of(store) == ["before"]
-        assert (await store.counts()).total(State.PENDING) == 1
-        await on_writer(store, cap.format(1_000_000))
+async def test_a_full_file_refuses_writes_and_recovers(store: SqliteStore) -> None:
+    await store.add([a_run("before")])
+    cap = "PRAGMA max_page_count = {}"
+    await on_writer(store, cap.format(1))  # SQLite raises it to the present size
+    big = [a_run(f"big-{n}", payload="x" * 10_000) for n in range(50)]
+    with pytest.raises(StoreUnavailable, match="disk is full"):
         await store.add(big)
-        assert len(await ids_of(store)) == 51
+    assert await ids_of(store) == ["before"]
+    assert (await store.counts()).total(State.PENDING) == 1
+    await on_writer(store, cap.format(1_000_000))
+    await store.add(big)
+    assert len(await ids_of(store)) == 51
 
 
 @pytest.fixture

@@ -81,66 +81,61 @@ async def test_callers_who_add_at_once_share_commits(tmp_path: Path) -> None:
     assert statements.count("COMMIT") == 3  # of the tracing, of the work that was held, of them all
 
 
-async def test_runs_of_a_claim_that_nobody_awaits_go_back(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        await store.add([a_run("one")])
-        first = Holding(store)
-        await first.reached.wait()
-        claim = asyncio.create_task(claim_runs(store, a_claim()))
-        second = Holding(store)  # it shares a transaction with the claim, and comes behind it
+async def test_runs_of_a_claim_that_nobody_awaits_go_back(store: SqliteStore) -> None:
+    await store.add([a_run("one")])
+    first = Holding(store)
+    await first.reached.wait()
+    claim = asyncio.create_task(claim_runs(store, a_claim()))
+    second = Holding(store)  # it shares a transaction with the claim, and comes behind it
+    await asyncio.sleep(0)
+    await first.let_go()
+    await second.reached.wait()
+    claim.cancel()
+    await second.let_go()
+    await store.renew([Held("none", 1)], timedelta(seconds=1))  # behind the giving back
+    [run] = (await get_runs(store, ["one"])).values()
+    assert (run.state, run.attempt, run.token) == (State.PENDING, 0, 1)
+
+
+async def test_work_cancelled_before_its_turn_is_not_done(store: SqliteStore) -> None:
+    held = Holding(store)
+    await held.reached.wait()
+    adding = asyncio.create_task(store.add([a_run("one")]))
+    await asyncio.sleep(0)
+    adding.cancel()
+    await asyncio.sleep(0)
+    await held.let_go()
+    await store.add([a_run("two")])
+    assert await ids_of(store) == ["two"]
+
+
+async def test_it_serves_several_loops(store: SqliteStore) -> None:
+    def elsewhere(name: str) -> None:
+        async def use() -> None:
+            await store.add([a_run(f"{name}-{n}") for n in range(10)])
+            assert len(await get_runs(store, [f"{name}-{n}" for n in range(10)])) == 10
+
+        asyncio.run(use())
+
+    await asyncio.gather(*(asyncio.to_thread(elsewhere, f"thread-{n}") for n in range(4)))
+    assert len(await ids_of(store)) == 40
+
+
+async def test_waiters_on_every_loop_are_woken(store: SqliteStore) -> None:
+    waiting = threading.Event()
+
+    async def wait() -> bool:
+        task = asyncio.create_task(store.wait(60))
         await asyncio.sleep(0)
-        await first.let_go()
-        await second.reached.wait()
-        claim.cancel()
-        await second.let_go()
-        await store.renew([Held("none", 1)], timedelta(seconds=1))  # behind the giving back
-        [run] = (await get_runs(store, ["one"])).values()
-        assert (run.state, run.attempt, run.token) == (State.PENDING, 0, 1)
+        waiting.set()
+        return await task
 
-
-async def test_work_cancelled_before_its_turn_is_not_done(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        held = Holding(store)
-        await held.reached.wait()
-        adding = asyncio.create_task(store.add([a_run("one")]))
-        await asyncio.sleep(0)
-        adding.cancel()
-        await asyncio.sleep(0)
-        await held.let_go()
-        await store.add([a_run("two")])
-        assert await ids_of(store) == ["two"]
-
-
-async def test_it_serves_several_loops(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-
-        def elsewhere(name: str) -> None:
-            async def use() -> None:
-                await store.add([a_run(f"{name}-{n}") for n in range(10)])
-                assert len(await get_runs(store, [f"{name}-{n}" for n in range(10)])) == 10
-
-            asyncio.run(use())
-
-        await asyncio.gather(*(asyncio.to_thread(elsewhere, f"thread-{n}") for n in range(4)))
-        assert len(await ids_of(store)) == 40
-
-
-async def test_waiters_on_every_loop_are_woken(tmp_path: Path) -> None:
-    async with opened(tmp_path / "jobs.db") as store:
-        waiting = threading.Event()
-
-        async def wait() -> bool:
-            task = asyncio.create_task(store.wait(60))
-            await asyncio.sleep(0)
-            waiting.set()
-            return await task
-
-        there = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(wait())))
-        here = asyncio.create_task(store.wait(60))
-        await asyncio.to_thread(waiting.wait)
-        await store.add([a_run("one")])
-        assert await here
-        assert await there
+    there = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(wait())))
+    here = asyncio.create_task(store.wait(60))
+    await asyncio.to_thread(waiting.wait)
+    await store.add([a_run("one")])
+    assert await here
+    assert await there
 
 
 async def test_a_cancelled_open_leaves_nothing_open(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -80,37 +80,17 @@ class _Collection:
         self._signs = signs
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+        call = getattr(self._plain, name)
+        if name not in _WRITES:
+            return call
+        place, sign = _WRITES[name]
 
-    async def insert_one(self, document: Document, **more: Any) -> Any:
-        return await self._send(lambda: self._plain.insert_one(self._with(document), **more))
+        async def write(*given: Any, **more: Any) -> Any:
+            signed = list(given)
+            signed[place] = sign(self, signed[place])
+            return await self._send(lambda: call(*signed, **more))
 
-    async def insert_many(self, documents: Sequence[Document], **more: Any) -> Any:
-        signed = [self._with(document) for document in documents]
-        return await self._send(lambda: self._plain.insert_many(signed, **more))
-
-    async def replace_one(self, where: Document, document: Document, **more: Any) -> Any:
-        return await self._send(
-            lambda: self._plain.replace_one(where, self._with(document), **more)
-        )
-
-    async def update_one(self, where: Document, change: Any, **more: Any) -> Any:
-        return await self._send(lambda: self._plain.update_one(where, self._signed(change), **more))
-
-    async def update_many(self, where: Document, change: Any, **more: Any) -> Any:
-        return await self._send(
-            lambda: self._plain.update_many(where, self._signed(change), **more)
-        )
-
-    async def delete_one(self, where: Document, **more: Any) -> Any:
-        return await self._send(lambda: self._plain.delete_one(where, **more))
-
-    async def delete_many(self, where: Document, **more: Any) -> Any:
-        return await self._send(lambda: self._plain.delete_many(where, **more))
-
-    async def bulk_write(self, operations: Sequence[Any], **more: Any) -> Any:
-        signed = [self._operation(one) for one in operations]
-        return await self._send(lambda: self._plain.bulk_write(signed, **more))
+        return write
 
     async def _send(self, work: Callable[[], Any]) -> Any:
         broken = self._breaks.draw()
@@ -144,6 +124,19 @@ class _Collection:
         if self._signs and isinstance(one, InsertOne):
             return InsertOne(self._with(one._doc))
         return one
+
+
+_WRITES: dict[str, tuple[int, Callable[[_Collection, Any], Any]]] = {
+    "insert_one": (0, _Collection._with),
+    "insert_many": (0, lambda own, documents: [own._with(one) for one in documents]),
+    "replace_one": (1, _Collection._with),
+    "update_one": (1, _Collection._signed),
+    "update_many": (1, _Collection._signed),
+    "delete_one": (0, lambda own, where: where),
+    "delete_many": (0, lambda own, where: where),
+    "bulk_write": (0, lambda own, operations: [own._operation(one) for one in operations]),
+}
+"""The methods that write: which argument gets the author, and how."""
 
 
 def observe_calls(store: AttributedStore) -> Store:

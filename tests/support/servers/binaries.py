@@ -28,10 +28,7 @@ VERSION = "8.2.0"
 OLDEST = (8, 0)
 """The oldest mongod on the PATH that is used."""
 
-ADVICE = (
-    f"Put mongod and mongos {OLDEST[0]}.{OLDEST[1]} or newer on the PATH, or name a running server "
-    "in MAINSPRING_TEST_MONGODB."
-)
+ADVICE = f"Put mongod and mongos {OLDEST[0]}.{OLDEST[1]} or newer on the PATH."
 
 
 class Binaries(msgspec.Struct, frozen=True):

@@ -6,14 +6,10 @@ A suite that wants them names them in its conftest.py:
 
 Each is started by the first test that asks, and ended when the last worker ends. Tests must not
 disturb them: who kills or freezes starts a topology of its own (`with ReplicaSet() as servers:`).
-
-`MAINSPRING_TEST_MONGODB` may name running servers, by URLs with spaces between. Each takes the
-place of the topology that it is.
 """
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -29,7 +25,6 @@ from tests.support.servers.mongodb import (
 )
 from tests.support.servers.runs import Run, current_run, leave_current_run
 from tests.support.servers.seaweedfs import BUCKET, SeaweedFs, environment
-from tests.support.servers.server import Client
 
 __all__ = [
     "database_name",
@@ -109,9 +104,6 @@ def database_url(replica_set_url: str, database_name: str) -> str:
 
 
 def shared_url(run: Run, kind: str) -> str:
-    for url in os.environ.get("MAINSPRING_TEST_MONGODB", "").split():
-        if kind_of(url) == kind:
-            return url
     return run.shared(kind, lambda: started(SHARED[kind]()).url)
 
 
@@ -125,12 +117,3 @@ def started(servers: Topology) -> Topology:
     for server in servers.servers:
         server.disconnect()
     return servers
-
-
-def kind_of(url: str) -> str:
-    client: Client
-    with MongoClient(url, serverSelectionTimeoutMS=10_000) as client:
-        hello = client.admin.command("hello")
-    if hello.get("msg") == "isdbgrid":
-        return "sharded"
-    return "replica-set" if "setName" in hello else "standalone"

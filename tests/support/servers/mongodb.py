@@ -29,62 +29,34 @@ from tests.support.servers.server import (
     Client,
     Document,
     Server,
-    login,
     wait_for,
 )
 from tests.support.startable import Startable
 
 
 class Mongod(Server):
-    def __init__(
-        self,
-        place: Path,
-        arguments: Sequence[str] = (),
-        *,
-        parameters: Mapping[str, Any] | None = None,
-        key: Path | None = None,
-    ) -> None:
-        chosen = {
-            "diagnosticDataCollectionEnabled": "false",
-            "shutdownTimeoutMillisForSignaledShutdown": 100,
-            **(parameters or {}),
-        }
+    def __init__(self, place: Path, arguments: Sequence[str] = (), key: Path | None = None) -> None:
         command = [
             *(str(binaries().mongod), "--quiet", "--dbpath", str(place / "db")),
             *("--wiredTigerCacheSizeGB", "0.25"),
             *("--wiredTigerEngineConfigString", "log=(file_max=16MB,prealloc=false)"),
-            *[
-                part
-                for pair in chosen.items()
-                for part in ("--setParameter", "{}={}".format(*pair))
-            ],
+            *("--setParameter", "diagnosticDataCollectionEnabled=false"),
+            *("--setParameter", "shutdownTimeoutMillisForSignaledShutdown=100"),
             *arguments,
         ]
         super().__init__(place, command, key=key)
         (place / "db").mkdir()
 
 
-ROOT = "root"
-
-
 class Mongos(Server):
     def __init__(
-        self,
-        place: Path,
-        config: str,
-        *,
-        key: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, place: Path, config: str, environment: Mapping[str, str] | None = None
     ) -> None:
         command = [
             *(str(binaries().mongos), "--quiet", "--configdb", config),
             *("--setParameter", "mongosShutdownTimeoutMillisForSignaledShutdown=100"),
         ]
-        super().__init__(place, command, key=key, environment=environment)
-
-    def credentials(self) -> Document:
-        """A router lets no one be the cluster itself; so a user of every right is made for it."""
-        return login(self._key, ROOT, "admin")
+        super().__init__(place, command, environment=environment)
 
 
 class Topology(Startable):
@@ -140,15 +112,9 @@ class Standalone(Topology):
 
     kind = "standalone"
 
-    def __init__(
-        self,
-        *,
-        auth: bool = False,
-        arguments: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(auth=auth)
-        self.server = Mongod(self.place / "mongod", arguments, parameters=parameters, key=self.key)
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.server = Mongod(self.place / "mongod", arguments)
 
     @property
     def servers(self) -> Sequence[Server]:
@@ -176,7 +142,6 @@ class ReplicaSet(Topology):
         election_timeout: float = 2.0,
         durable: bool = True,
         arguments: Sequence[str] = (),
-        parameters: Mapping[str, Any] | None = None,
         place: Path | None = None,
     ) -> None:
         """`durable=False`: a majority of members acknowledges before it has written its journal."""
@@ -189,8 +154,7 @@ class ReplicaSet(Topology):
             Mongod(
                 self.place / f"{name}-{number}",
                 ["--replSet", name, "--oplogSize", "64", *arguments],
-                parameters=parameters,
-                key=self.key,
+                self.key,
             )
             for number in range(members)
         ]
@@ -326,16 +290,14 @@ class ShardedCluster(Topology):
         shards: int = 2,
         *,
         members: int = 1,
-        auth: bool = False,
         election_timeout: float = 2.0,
     ) -> None:
-        super().__init__(auth=auth)
+        super().__init__()
 
         def replica_set(name: str, role: str, members: int) -> ReplicaSet:
             return ReplicaSet(
                 members,
                 name=name,
-                auth=auth,
                 election_timeout=election_timeout,
                 arguments=[role],
                 place=self.place,
@@ -361,10 +323,6 @@ class ShardedCluster(Topology):
         for one in sets:
             one.initiate()
         self.config.wait_until_elected()
-        if self.key:
-            self.config.primary().command(
-                "createUser", ROOT, pwd=self.key.read_text(), roles=["root"]
-            )
         router = self.add_router()
         for shard in self.shards:
             shard.wait_until_elected()
@@ -377,8 +335,7 @@ class ShardedCluster(Topology):
         router = Mongos(
             self.place / f"router{len(self.routers)}",
             f"{self.config.name}/{self.config.addresses}",
-            key=self.key,
-            environment=environment,
+            environment,
         )
         self.routers.append(router)
         router.launch()
@@ -388,9 +345,9 @@ class ShardedCluster(Topology):
 
     # Sharding
 
-    def shard(self, namespace: str, key: Document | None = None) -> None:
-        """Shard a collection, `database.collection`; by the hash of its ids if no key is given."""
-        self._ask("shardCollection", namespace, key=key or {"_id": "hashed"})
+    def shard(self, namespace: str) -> None:
+        """Shard a collection, `database.collection`, by the hash of its ids."""
+        self.routers[0].command("shardCollection", namespace, key={"_id": "hashed"})
 
     def chunks(self, namespace: str) -> list[Document]:
         """The chunks of a collection in order: their `min`, `max` and `shard`."""
@@ -399,14 +356,12 @@ class ShardedCluster(Topology):
         assert collection is not None, f"{namespace} is not sharded"
         return list(config.chunks.find({"uuid": collection["uuid"]}).sort("min"))
 
-    def move_chunk(self, namespace: str, chunk: Document, to: ReplicaSet | None = None) -> None:
-        """Move a chunk to a shard, or to the next one; returns when it is there."""
+    def move_chunk(self, namespace: str, chunk: Document) -> None:
+        """Move a chunk to the next shard; returns when it is there."""
         names = [shard.name for shard in self.shards]
-        target = to.name if to else names[(names.index(chunk["shard"]) + 1) % len(names)]
-        self._ask("moveRange", namespace, min=chunk["min"], max=chunk["max"], toShard=target)
-
-    def _ask(self, command: str, namespace: str, **more: Any) -> None:
-        self.routers[0].command(command, namespace, **more)
+        target = names[(names.index(chunk["shard"]) + 1) % len(names)]
+        bounds = {"min": chunk["min"], "max": chunk["max"]}
+        self.routers[0].command("moveRange", namespace, **bounds, toShard=target)
 
 
 def hello(server: Server) -> Document:

@@ -47,9 +47,9 @@ class Run:
         self._me = this_process()
 
     @classmethod
-    def join(cls, name: str, runs: Path | None = None) -> Run:
+    def join(cls, name: str) -> Run:
         """Become a user of a run, which begins with its first user."""
-        runs = runs or cache() / "runs"
+        runs = cache() / "runs"
         runs.mkdir(exist_ok=True)
         with locked(runs / "lock"):
             sweep(runs, but=name)

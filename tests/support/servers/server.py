@@ -96,12 +96,6 @@ class Server:
 
         wait_for(f"{self} to listen", listening, [self])
 
-    def restart(self) -> None:
-        """Start it again on the same port and data. It may live: then it is killed first."""
-        self.kill()
-        self.launch()
-        self.wait_until_listening()
-
     def kill(self) -> None:
         """`kill -9`: nothing is flushed, nobody is told."""
         if self._process is not None:
@@ -126,8 +120,11 @@ class Server:
     # Talking to it
 
     def credentials(self) -> Document:
-        """Options of a client that acts as the cluster itself, which may do everything."""
-        return login(self._key, "__system", "local")
+        """Options of a client that acts as the cluster itself, which may do everything: it logs in
+        with the cluster's key, if there is one, for a password."""
+        if self._key is None:
+            return {}
+        return {"username": "__system", "password": self._key.read_text(), "authSource": "local"}
 
     def client(self) -> Client:
         """A client of this server alone, with every right. Closed with the server."""
@@ -150,13 +147,6 @@ class Server:
 
     def command(self, command: str, value: Any = 1, **more: Any) -> Document:
         return self.client().admin.command(command, value, **more)
-
-
-def login(key: Path | None, user: str, source: str) -> Document:
-    """A client's options to log in with the cluster's key for a password; none without a key."""
-    if key is None:
-        return {}
-    return {"username": user, "password": key.read_text(), "authSource": source}
 
 
 def free_port() -> int:
