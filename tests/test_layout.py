@@ -56,6 +56,7 @@ ACROSS_MODULES = {
     "stores/objects/test_large_payloads.py": "stores/objects/*.py",
     "stores/objects/test_request_counts.py": "stores/objects/*.py engine/*.py",
     "stores/objects/test_writers.py": "stores/objects/group_commit.py stores/objects/commit.py",
+    "stores/postgresql/test_outages.py": "stores/postgresql/*.py",
     "stores/test_unreadable_records.py": "stores/codec.py engine/rescuer.py",
     "stores/sqlite/test_process_crashes.py": "stores/sqlite/*.py engine/*.py",
     "webhooks/test_bad_targets.py": "webhooks/transport.py webhooks/handler.py",

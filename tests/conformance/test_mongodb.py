@@ -6,9 +6,7 @@ Time is moved by a clock that takes the place of the servers' (so that the suite
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,10 @@ from mainspring.stores.mongodb.url import DEFAULT_PREFIX
 from mainspring.stores.protocol import Store
 from mainspring.testing import StoreConformance
 from mainspring.testing.conformance.base import Repair
-from mainspring.testing.conformance.claim import LimitTests, RenewTests
-from mainspring.testing.conformance.commit import RescueTests
-from mainspring.testing.conformance.notes import ElectionTests
 from mainspring.testing.conformance.round_trip import NameTests
 from tests.support.mongodb.store import SharedDatabase, shared_database
 from tests.support.servers.server import Document
+from tests.support.servers_clock import ByTheServersClock
 
 
 class OnMongo(StoreConformance):
@@ -155,39 +151,14 @@ for _name in (
     setattr(TestSharded, _name, None)
 
 
-class ByTheServersClock(RenewTests, LimitTests, RescueTests, ElectionTests):
-    """What hangs on leases, in real time.
-
-    A busy machine may take longer between two calls than a lease of the test lasts. A test that
-    failed there is run again: a defect of the store makes it fail every time.
-    """
-
-    tick = 0.1
-    tries = 5
+class OnTheServersClock(ByTheServersClock):
     shared: SharedDatabase
-    _waited = 0.0
 
     def make_store(self) -> Store:
         return MongoStore(self.shared.url)
 
-    async def advance(self, seconds: float) -> None:
-        self._waited += seconds
-        await asyncio.sleep(seconds)
 
-    async def _run_test(self, test: Any, place: Path, given: dict[str, Any]) -> None:
-        for tries in range(1, self.tries + 1):
-            began, self._waited = time.monotonic(), 0.0
-            try:
-                await super()._run_test(test, place, given)
-                return
-            except AssertionError:
-                was_slow = time.monotonic() - began - self._waited > 3 * self.tick
-                if tries == self.tries or not was_slow:
-                    raise
-            self.shared.empty()
-
-
-class TestReplicaSetByTheServersClock(ByTheServersClock):
+class TestReplicaSetByTheServersClock(OnTheServersClock):
     @pytest.fixture(autouse=True)
     def _servers(self, shared_on_replica_set: SharedDatabase) -> Iterator[None]:
         self.shared = shared_on_replica_set
@@ -196,7 +167,7 @@ class TestReplicaSetByTheServersClock(ByTheServersClock):
 
 
 @pytest.mark.thorough
-class TestShardedByTheServersClock(ByTheServersClock):
+class TestShardedByTheServersClock(OnTheServersClock):
     @pytest.fixture(autouse=True)
     def _servers(self, shared_on_shards: SharedDatabase) -> Iterator[None]:
         self.shared = shared_on_shards

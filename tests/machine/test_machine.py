@@ -17,12 +17,14 @@ from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.objects import ObjectStore
 from mainspring.stores.objects.directory_bucket import DirectoryBucket
 from mainspring.stores.objects.url import Address
+from mainspring.stores.postgresql import PostgresStore
 from mainspring.stores.protocol import Store
 from mainspring.stores.sqlite import SqliteStore
 from tests.support.mongodb.store import shared_database
 from tests.support.objects.given_time_bucket import GivenTimeBucket
 from tests.support.objects.memory_bucket import MemoryBucket, Objects
 from tests.support.planted_store_bugs import PLANTED
+from tests.support.postgresql import shared_schema
 from tests.support.store_machine import StoreMachine
 
 HEALTH = list(HealthCheck)
@@ -104,6 +106,21 @@ def test_mongodb(replica_set_url: str) -> None:
                 database.empty()
 
         run_state_machine_as_test(MongoMachine, settings=ON_SERVERS)
+
+
+def test_postgresql(postgresql_url: str) -> None:
+    """The examples share a schema, which each leaves empty."""
+    with shared_schema(postgresql_url) as schema:
+
+        class PostgresMachine(StoreMachine):
+            def make_store(self, place: Path, clock: Clock) -> Store:
+                return PostgresStore(schema.url, clock)
+
+            def teardown(self) -> None:
+                super().teardown()
+                schema.empty()
+
+        run_state_machine_as_test(PostgresMachine, settings=ON_SERVERS)
 
 
 ON_SERVERS = settings(

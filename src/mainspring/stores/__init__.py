@@ -15,8 +15,8 @@ STORE_OF_ENVIRONMENT = "$MAINSPRING_STORE"
 """Stands for the URL in that variable of the environment; `DEFAULT_STORE` where it is not set."""
 
 _KNOWN = (
-    "sqlite:///path (sqlite:////absolute/path), mongodb://host/database, s3://bucket/prefix,"
-    " gs://bucket/prefix, az://container/prefix, file:///absolute/directory and memory://"
+    "sqlite:///path (sqlite:////absolute/path), postgresql://host/database, mongodb://host/database,"
+    " s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///absolute/directory and memory://"
 )
 
 
@@ -65,6 +65,14 @@ def open_store(url: object, clock: Clock | None = None) -> Store:
                 f"{scheme}:// needs the driver ({error}): {install_advice('mongodb')}"
             ) from error
         return MongoStore(url)  # its servers have their own clocks
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from mainspring.stores.postgresql import PostgresStore
+        except ModuleNotFoundError as error:
+            raise InvalidInput(
+                f"{scheme}:// needs the driver ({error}): {install_advice('postgresql')}"
+            ) from error
+        return PostgresStore(url)  # its server has its own clock
     if scheme in ("s3", "gs", "az", "file"):
         from mainspring.stores.objects.store import ObjectStore, make_bucket
 

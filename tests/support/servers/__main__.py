@@ -7,6 +7,7 @@ import sys
 from tests.support.browser.chromium import chromium
 from tests.support.servers.binaries import binaries
 from tests.support.servers.cache import ServerUnavailable
+from tests.support.servers.postgresql import OLDEST, programs
 from tests.support.servers.seaweedfs import weed
 
 
@@ -14,6 +15,8 @@ def main() -> int:
     try:
         for name, program in (
             ("MongoDB", binaries().mongod),
+            ("PostgreSQL", programs()),
+            ("PostgreSQL", programs(OLDEST)),
             ("SeaweedFS", weed()),
             ("Chromium", chromium().program),
         ):

@@ -23,6 +23,7 @@ from tests.support.servers.mongodb import (
     Topology,
     with_database,
 )
+from tests.support.servers.postgresql import OLDEST, Postgres
 from tests.support.servers.runs import Run, current_run, leave_current_run
 from tests.support.servers.seaweedfs import BUCKET, SeaweedFs, environment
 
@@ -30,6 +31,8 @@ __all__ = [
     "database_name",
     "database_url",
     "object_storage_url",
+    "oldest_postgresql_url",
+    "postgresql_url",
     "replica_set_url",
     "seaweedfs_url",
     "servers_run",
@@ -75,6 +78,21 @@ def sharded_url(servers_run: Run) -> str:
 def seaweedfs_url(servers_run: Run) -> str:
     """The endpoint of an S3 server, which holds the bucket `BUCKET`."""
     return servers_run.shared("seaweedfs", lambda: SeaweedFs().__enter__().url)
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(servers_run: Run) -> str:
+    """The newest PostgreSQL that tests fetch, or the server that the environment names."""
+    named = os.environ.get("MAINSPRING_TEST_POSTGRESQL")
+    return named or servers_run.shared("postgresql", lambda: Postgres(durable=False).start().url)
+
+
+@pytest.fixture(scope="session")
+def oldest_postgresql_url(servers_run: Run) -> str:
+    """The oldest PostgreSQL that Mainspring supports."""
+    return servers_run.shared(
+        "oldest-postgresql", lambda: Postgres(OLDEST, durable=False).start().url
+    )
 
 
 @pytest.fixture

@@ -26,13 +26,11 @@ from mainspring.core.model import Run
 from mainspring.stores.codec import progress_text
 from mainspring.stores.limits import ClaimLimits, RateAllowance, Turns, first_round, turn_order
 from mainspring.stores.protocol import Claim, Held, NoteWrite, Renewed
+from mainspring.stores.sql import ALL_LANES, Lane, lanes_from_turn
 from mainspring.stores.sqlite.codec import (
-    ALL_LANES,
     LANE_SQL,
     RUN_SELECT,
     SET_ASIDE,
-    Lane,
-    lanes_from_turn,
     read_runs,
     span_us,
 )
@@ -183,14 +181,7 @@ def _read_due_lanes(
 def _parse_if_taken(claim: Claim, name: str) -> Lane | None:
     """The lane, if the claim may take runs from it."""
     lane = Lane.parse(name)
-    if (
-        lane is not None
-        and lane.handler in claim.handlers
-        and (claim.queues is None or lane.queue in claim.queues)
-        and claim.most.get(lane.job_id, 1) > 0
-    ):
-        return lane
-    return None
+    return lane if lane is not None and lane.is_claimed_by(claim) else None
 
 
 def _take_turns(

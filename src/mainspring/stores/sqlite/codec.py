@@ -11,20 +11,18 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import MAX_PRIORITY
-from mainspring.errors import InvalidInput
 from mainspring.stores.codec import JOB, RUN, Table, from_us, read_parts, row_reader, row_writer
-from mainspring.stores.limits import concurrency_limit, rate_limit
+from mainspring.stores.sql import LIMIT_COLUMNS, SEPARATOR, limit_columns
 from mainspring.stores.sqlite.statements import BulkSql, one_value, select
 
 V = TypeVar("V", Run, Job)
 
-_SEPARATOR = "\x1f"
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _DAY = 86_400_000_000
 
@@ -33,59 +31,12 @@ def span_us(span: timedelta) -> int:
     return span.days * _DAY + span.seconds * 1_000_000 + span.microseconds
 
 
-# -- lanes ----------------------------------------------------------------------------------
-
-
-def lane_of(run: Run) -> str:
-    """The lane of a run: the same claims may take all runs of a lane, under the same limits. Lanes
-    are sorted as claims take from them: from the highest priority down, then by job."""
-    lane = _SEPARATOR.join((str(MAX_PRIORITY - run.priority), run.job_id, run.queue, run.handler))
-    if lane.count(_SEPARATOR) != 3:
-        raise InvalidInput(
-            "a queue, handler or job name may not contain the character 0x1F:"
-            f" {run.queue!r}, {run.handler!r}, {run.job_id!r}"
-        )
-    return lane
-
-
 LANE_SQL = f"""
     ({MAX_PRIORITY} - priority) || char(31) || job_id || char(31) || queue || char(31) || handler
 """
 
-SET_ASIDE = _SEPARATOR * 3
+SET_ASIDE = SEPARATOR * 3
 """The lane of pending runs that could not be read. It has no priority, so no claim reads it."""
-
-
-class Lane(NamedTuple):
-    priority: int
-    job_id: str
-    queue: str
-    handler: str
-
-    @classmethod
-    def parse(cls, text: str) -> Lane | None:
-        """None: the lane is damaged, or that of runs that were set aside."""
-        try:
-            priority, job_id, queue, handler = text.split(_SEPARATOR)
-            return cls(MAX_PRIORITY - int(priority), job_id, queue, handler)
-        except ValueError:
-            return None
-
-
-ALL_LANES = ("/", ":")
-"""Between these names lie all lanes with a priority: the characters before "0" and behind "9"."""
-
-
-def lanes_from_turn(turns: Mapping[int, str]) -> list[tuple[str, str]]:
-    """The names between which lie the lanes that a claim takes from, in the order of the turns."""
-    ranges = []
-    low, last = ALL_LANES
-    for priority, job_id in sorted(turns.items(), reverse=True):
-        level = str(MAX_PRIORITY - priority)
-        behind = f"{level}{_SEPARATOR}{job_id} "  # a space comes behind the separator
-        ranges += [(low, level), (behind, f"{level}~"), (level, behind)]
-        low = f"{level}~"
-    return [*ranges, (low, last)]
 
 
 # -- rows -----------------------------------------------------------------------------------
@@ -207,20 +158,12 @@ _JOB_SELECT = f"{_JOB_ROWS.select} FROM mainspring_jobs"
 _JOB_FIELDS = tuple(JOB.fields)
 _job_columns = row_writer(_JOB, _JOB_FIELDS)
 
-JOB_COLUMNS = (*_JOB_FIELDS, "concurrency", "limit_key", "rate", "queue", "follows")
+JOB_COLUMNS = (*_JOB_FIELDS, *LIMIT_COLUMNS)
 """The columns that `job_row` gives, the id first."""
 
 
 def job_row(job: Job) -> list[Any]:
-    limit, rate = concurrency_limit(job), rate_limit(job)
-    return [
-        *_job_columns(job),
-        None if limit is None else limit.most,
-        None if limit is None else limit.key,
-        None if rate is None else _encode(rate),
-        job.policy.queue,
-        bool(job.policy.after),
-    ]
+    return [*_job_columns(job), *limit_columns(job)]
 
 
 def select_jobs(connection: sqlite3.Connection, where: str, *parameters: Any) -> list[Job]:

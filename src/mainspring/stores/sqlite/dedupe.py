@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from mainspring.core import codec
-from mainspring.core.model import LIVE, Run, replace
+from mainspring.core.model import Run, replace
 from mainspring.core.statistics import ending_of
 from mainspring.stores.evaluation import new_run_by_clock
 from mainspring.stores.protocol import Added
+from mainspring.stores.sql import Lane, find_duplicates
 from mainspring.stores.sqlite.codec import (
     RUN_INSERT,
-    lane_of,
     run_row,
     runs_by_id,
     select_runs_by,
@@ -61,7 +60,7 @@ def _by_clock(tx: WriteTransaction, item: NewRun) -> NewRun:
 def _insert(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[str, Run]:
     """Insert the runs whose id is new. If some ids are not new, return all runs as stored."""
     _count_finished(tx, [item.run for item in items if item.run.finished])
-    rows = [run_row(item.run, lane_of(item.run), item.payload) for item in items]
+    rows = [run_row(item.run, Lane.of(item.run).name, item.payload) for item in items]
     inserted = bulk(tx.connection, RUN_INSERT, rows)
     waits = [(name, item.run.id) for item in items for name in item.run.after]
     if waits:
@@ -90,29 +89,12 @@ _WAIT = (
 
 
 def _duplicates(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[int, Added]:
-    """The items whose dedupe key is taken, by a stored run or by an earlier item, by position."""
-    keys = [(i.run.dedupe_key,) for i in items if i.run.dedupe_key is not None]
+    """The items whose dedupe key is taken, by position."""
+    runs = [item.run for item in items]
+    keys = [(run.dedupe_key,) for run in runs if run.dedupe_key is not None]
     held = select_runs_by(tx.connection, _HOLDERS, keys, tx.now)
     holders = {run.dedupe_key: run for _, run in held}
-    known = _known(tx, [item.run for item in items])
-    duplicates: dict[int, Added] = {}
-    refused: set[str] = set()
-    for at, item in enumerate(items):
-        run = item.run
-        if run.id in known:
-            continue
-        if not refused.isdisjoint(run.after):
-            refused.add(run.id)
-            duplicates[at] = Added(replace(run, duplicate=True), duplicate=True)
-            continue
-        if run.dedupe_key is not None and run.dedupe_key in holders:
-            refused.add(run.id)
-            duplicates[at] = Added(replace(holders[run.dedupe_key], duplicate=True), duplicate=True)
-            continue
-        known.add(run.id)
-        if run.dedupe_key is not None and _holds_key(run, tx.time):
-            holders[run.dedupe_key] = run
-    return duplicates
+    return find_duplicates(runs, _known(tx, runs), holders, tx.time)
 
 
 def _known(tx: WriteTransaction, runs: Sequence[Run]) -> set[str]:
@@ -127,7 +109,3 @@ _HOLDERS = (
     ") AND (state IN ('waiting', 'pending', 'running') OR dedupe_until > ?)",
     1,
 )
-
-
-def _holds_key(run: Run, now: datetime) -> bool:
-    return run.state in LIVE or (run.dedupe_until is not None and run.dedupe_until > now)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mainspring.core import note_kinds
-from mainspring.stores.limits import ClaimLimits, ConcurrencyLimit, RateLimit
+from mainspring.stores.limits import ClaimLimits
 from mainspring.stores.protocol import NoteQuery
+from mainspring.stores.sql import read_limits, stored_concurrency
 from mainspring.stores.sqlite.notes import find as find_notes
 from mainspring.stores.sqlite.statements import one_value
 
@@ -42,7 +43,7 @@ def has_capacity(connection: sqlite3.Connection, job_id: str, now: int) -> bool:
     most, key, _ = json.loads(row[0])
     if most is None:
         return True
-    limit = _concurrency_limit(job_id, most, key)
+    limit = stored_concurrency(job_id, most, key)
     return _count_used(connection, [limit.key], now).get(limit.key, 0) < limit.most
 
 
@@ -50,13 +51,7 @@ def add_limits(
     connection: sqlite3.Connection, limits: ClaimLimits, kept: Mapping[str, list[Any]], now: int
 ) -> None:
     """Add the limits of further jobs, with what is used of them."""
-    concurrency: dict[str, ConcurrencyLimit] = {}
-    rates: dict[str, RateLimit] = {}
-    for job_id, (most, key, rate) in kept.items():
-        if most is not None:
-            concurrency[job_id] = _concurrency_limit(job_id, most, key)
-        if rate is not None:
-            rates[job_id] = _rate_limit(job_id, rate)
+    concurrency, rates = read_limits(kept)
     keys = {limit.key for limit in concurrency.values()} - limits.counted
     limits.add(concurrency, dict.fromkeys(keys, 0) | _count_used(connection, keys, now))
     names = frozenset(limit.name for limit in rates.values())
@@ -74,18 +69,3 @@ def _count_used(connection: sqlite3.Connection, keys: Iterable[str], now: int) -
     return dict(
         json.loads(one_value(connection, _USED, (now, json.dumps(own), json.dumps(shared))))
     )
-
-
-def _concurrency_limit(job_id: str, most: int, key: str | None) -> ConcurrencyLimit:
-    own = f"job:{job_id}"
-    if key is None or not (key == own or key.startswith("key:")):  # it is damaged
-        return ConcurrencyLimit(own, 0)
-    return ConcurrencyLimit(key, most)
-
-
-def _rate_limit(job: str, text: str) -> RateLimit:
-    try:
-        name, most, span = json.loads(text)
-        return RateLimit(str(name), int(most), int(span))
-    except (TypeError, ValueError):  # it is damaged
-        return RateLimit(f"job:{job}", 0, 60_000_000)

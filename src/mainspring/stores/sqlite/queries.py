@@ -16,10 +16,10 @@ from mainspring.stores.codec import from_us, to_us
 from mainspring.stores.evaluation import has_cursor, ordered_jobs
 from mainspring.stores.paging import cursor_number
 from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
+from mainspring.stores.sql import Lane
 from mainspring.stores.sqlite import counters
 from mainspring.stores.sqlite.claim import LANES
 from mainspring.stores.sqlite.codec import (
-    Lane,
     name_list,
     runs_by_id,
     select_jobs,

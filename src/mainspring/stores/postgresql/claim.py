@@ -1,0 +1,312 @@
+"""Takes due runs, and renews leases.
+
+1. Step from lane to lane (one seek each, and one for its first due run), beginning behind the job
+   that had the last turn, until enough jobs with due runs are known.
+2. Lock and read the limits of these jobs (limits.py).
+3. Take the first runs of each job, as many as it gives when all take turns (`stores/turns.py`), by
+   one statement. Runs that another claim has locked are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from mainspring.core.model import Run
+from mainspring.stores.codec import progress_text
+from mainspring.stores.limits import ClaimLimits, RateAllowance, Turns, first_round, turn_order
+from mainspring.stores.postgresql import limits as limit_rows
+from mainspring.stores.postgresql import notes
+from mainspring.stores.postgresql.codec import RUNS
+from mainspring.stores.postgresql.database import Transaction
+from mainspring.stores.protocol import Claim, Held, Renewed
+from mainspring.stores.sql import ALL_LANES, Lane, lanes_from_turn, stored_concurrency
+
+FEW_LANES = 8
+"""How many lanes more than it wants runs a claim reads at first."""
+
+_US = timedelta(microseconds=1)
+_PENDING = "NOT done AND state = 'pending' AND NOT set_aside"
+_LANES = f"""
+WITH RECURSIVE lanes (lane) AS (
+    (SELECT lane FROM mainspring.runs WHERE {_PENDING} AND lane > %s AND lane < %s
+     ORDER BY lane LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT lane FROM mainspring.runs WHERE {_PENDING} AND lane > lanes.lane AND lane < %s
+        ORDER BY lane LIMIT 1
+    ) FROM lanes WHERE lanes.lane IS NOT NULL
+)"""
+_LANES_DUE = f"""{_LANES}
+SELECT due.lane, job.concurrency, job.limit_key, job.rate FROM (
+    SELECT lanes.lane FROM lanes WHERE EXISTS (
+        SELECT 1 FROM mainspring.runs WHERE {_PENDING} AND lane = lanes.lane AND run_at <= %s
+    ) LIMIT %s
+) AS due LEFT JOIN mainspring.jobs AS job ON job.id = split_part(due.lane, chr(31), 2)
+AND (job.concurrency IS NOT NULL OR job.rate IS NOT NULL)
+ORDER BY due.lane
+"""
+_LANES_AFTER = f"""{_LANES}
+SELECT lanes.lane, (
+    SELECT min(run_at) FROM mainspring.runs WHERE {_PENDING} AND lane = lanes.lane AND run_at > %s
+) FROM lanes WHERE lanes.lane IS NOT NULL
+"""
+_LATEST_TIME = 253_402_300_800_000_000
+"""A `run_at` later than the year 9999 is damaged."""
+
+_TAKE = f"""
+WITH chosen AS MATERIALIZED (
+    SELECT run.seq FROM unnest(%s::text[], %s::bigint[]) AS lanes (name, most)
+    CROSS JOIN LATERAL (
+        SELECT seq FROM mainspring.runs
+        WHERE {_PENDING} AND lane = lanes.name AND run_at <= %s
+        ORDER BY run_at, seq LIMIT lanes.most FOR UPDATE {{locked}}
+    ) AS run
+)
+UPDATE mainspring.runs
+SET state = 'running', token = token + 1, attempt = attempt + 1, worker = %s, started_at = %s,
+    lease_until = %s, progress = NULL, began = false
+WHERE NOT done AND seq = ANY(ARRAY(SELECT seq FROM chosen))
+RETURNING {RUNS.columns}
+"""
+
+
+class Taken(NamedTuple):
+    """The runs that a claim took, in order; if it took none, when the next one falls due. `again`:
+    it met only runs that cannot be read, and others may be due behind them."""
+
+    runs: list[Run]
+    next_due: int | None = None
+    again: bool = False
+
+
+async def claim_runs(tx: Transaction, claim: Claim, *, skip_locked: bool) -> Taken:
+    now = tx.now
+    limits = ClaimLimits(claim, {}, {}, RateAllowance({}, (), now))
+    passed: set[str] = set()
+    runs: list[Run] = []
+    aside: list[Run] = []
+    lanes = [lane async for lane in _due_lanes(tx, limits, now)] if claim.limit > 0 else []
+    for _, level in groupby(lanes, key=lambda lane: lane.priority):
+        by_job = first_round(((lane.job_id, lane) for lane in level), limits)
+        passed |= by_job.keys()
+        taken = await _take_turns(tx, by_job, limits, skip_locked=skip_locked)
+        runs += [run for run in taken if run.unreadable is None]
+        aside += [run for run in taken if run.unreadable is not None]
+        if limits.full:
+            break
+    if aside:
+        await _set_aside(tx, aside)
+    for write in limits.rates.writes():
+        await notes.put(tx, write)
+    if runs or aside:
+        return Taken(runs, again=not runs)
+    return Taken([], await _next_due(tx, claim, limits.rates.next_start(passed)))
+
+
+async def _due_lanes(tx: Transaction, limits: ClaimLimits, now: int) -> AsyncIterator[Lane]:
+    """The lanes that the claim may take runs from, in the order of the turns. Adds the limits of
+    their jobs to `limits`."""
+    claim, count = limits.claim, limits.claim.limit + FEW_LANES
+    last: str | None
+    if claim.turns:  # mostly there are few lanes: one query reads them all
+        lanes, last = await _read_due_lanes(tx, limits, now, ALL_LANES, count)
+        if last is None:
+            for lane in sorted(lanes, key=lambda lane: turn_order(claim, *lane[:2])):
+                yield lane
+            return
+    trial, jobs = limits.copy(), set[str]()
+    for low, high in lanes_from_turn(claim.turns):
+        last = low
+        while last is not None:
+            lanes, last = await _read_due_lanes(tx, limits, now, (last, high), count)
+            for lane in lanes:
+                if lane.job_id not in jobs:
+                    if trial.full:  # then no other job matters
+                        return
+                    jobs.add(lane.job_id)
+                    if trial.left(lane.job_id) > 0:
+                        trial.take(lane.job_id)
+                yield lane
+            count *= 2
+
+
+async def _read_due_lanes(
+    tx: Transaction, limits: ClaimLimits, now: int, between: tuple[str, str], count: int
+) -> tuple[list[Lane], str | None]:
+    """Of the first `count` lanes between two names, those that the claim may take runs from; and
+    the name of the last lane, if there may be more."""
+    low, high = between
+    rows = await tx.rows(_LANES_DUE, [low, high, high, now, count])
+    lanes: list[Lane] = []
+    kept: dict[str, Sequence[Any]] = {}
+    for name, *limit in rows:
+        lane = Lane.parse(name)
+        if lane is not None and lane.is_claimed_by(limits.claim):
+            lanes.append(lane)
+            if any(value is not None for value in limit):
+                kept[lane.job_id] = limit
+    if kept:
+        await limit_rows.add_limits(tx, limits, kept, now)
+    return lanes, rows[-1][0] if len(rows) == count else None
+
+
+async def _take_turns(
+    tx: Transaction, by_job: Mapping[str, list[Lane]], limits: ClaimLimits, *, skip_locked: bool
+) -> list[Run]:
+    """Take what each job gives. Where a job has fewer runs than its share, the others give more."""
+    turns = Turns[Run](list(by_job), limits)
+    taken: dict[str, list[Run]] = {job_id: [] for job_id in by_job}
+    while missing := turns.missing():
+        wanted = {job_id: count - len(taken[job_id]) for job_id, count in missing.items()}
+        runs = await _take(tx, limits.claim, by_job, wanted, skip_locked=skip_locked)
+        for job_id, count in missing.items():
+            taken[job_id] += runs.get(job_id, [])
+            turns.add(job_id, count, taken[job_id])
+    return turns.chosen()
+
+
+async def _take(
+    tx: Transaction,
+    claim: Claim,
+    by_job: Mapping[str, list[Lane]],
+    wanted: Mapping[str, int],
+    *,
+    skip_locked: bool,
+) -> dict[str, list[Run]]:
+    """Take the earliest due runs of each job. One job may have several lanes: the earliest of all
+    are wanted, so those lanes are read first."""
+    names: list[str] = []
+    counts: list[int] = []
+    for job_id, count in wanted.items():
+        lanes = by_job[job_id]
+        shares = [count] if len(lanes) == 1 else await _shares(tx, lanes, count)
+        for lane, share in zip(lanes, shares, strict=True):
+            names.append(lane.name)
+            counts.append(share)
+    lease = tx.now + claim.lease // _US
+    sql = _TAKE.replace("{locked}", "SKIP LOCKED" if skip_locked else "")
+    rows = await tx.rows(sql, [names, counts, tx.now, claim.worker, tx.now, lease])
+    taken: dict[str, list[Run]] = {}
+    for row in sorted(rows, key=lambda row: (row[_RUN_AT], row[0])):
+        run = RUNS.read(row[1:])
+        taken.setdefault(row[_JOB_ID], []).append(run)
+    return taken
+
+
+_RUN_AT = 1 + RUNS.names.index("run_at")
+_JOB_ID = 1 + RUNS.names.index("job_id")
+_EARLIEST = f"""
+SELECT lanes.at FROM unnest(%s::text[]) WITH ORDINALITY AS lanes (name, at)
+CROSS JOIN LATERAL (
+    SELECT run_at, seq FROM mainspring.runs
+    WHERE {_PENDING} AND lane = lanes.name AND run_at <= %s ORDER BY run_at, seq LIMIT %s
+) AS run ORDER BY run.run_at, run.seq LIMIT %s
+"""
+
+
+async def _shares(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[int]:
+    """How many of a job's earliest due runs each of its lanes has."""
+    found = await tx.rows(_EARLIEST, [[lane.name for lane in lanes], tx.now, count, count])
+    shares = [0] * len(lanes)
+    for (at,) in found:
+        shares[at - 1] += 1
+    return shares
+
+
+_SET_ASIDE = """
+UPDATE mainspring.runs SET state = 'pending', token = token - 1, attempt = attempt - 1,
+    worker = NULL, started_at = NULL, lease_until = NULL, began = NULL, set_aside = true
+WHERE NOT done AND id = ANY(%s)
+"""
+
+
+async def _set_aside(tx: Transaction, runs: Sequence[Run]) -> None:
+    """Runs that cannot be read go back, where no claim finds them."""
+    await tx.changed(_SET_ASIDE, [[run.id for run in runs]])
+
+
+async def release_set_aside(tx: Transaction, ids: Sequence[str]) -> None:
+    """Let claims find these runs again: they can be read by now."""
+    await tx.changed(
+        "UPDATE mainspring.runs SET set_aside = false WHERE NOT done AND id = ANY(%s)", [list(ids)]
+    )
+
+
+async def _next_due(tx: Transaction, claim: Claim, next_start: int | None) -> int | None:
+    low, high = ALL_LANES
+    rows = await tx.rows(_LANES_AFTER, [low, high, high, tx.now])
+    times = [
+        at
+        for name, at in rows
+        if at is not None
+        and at < _LATEST_TIME
+        and (lane := Lane.parse(name)) is not None
+        and lane.is_claimed_by(claim)
+    ]
+    return min(times if next_start is None else [*times, next_start], default=None)
+
+
+# -- leases ---------------------------------------------------------------------------------
+
+_LIMITS_OF_HELD = """
+SELECT DISTINCT job.limit_key FROM mainspring.runs AS run
+JOIN mainspring.jobs AS job ON job.id = run.job_id
+WHERE NOT run.done AND run.id = ANY(%s) AND job.limit_key IS NOT NULL
+"""
+_RENEW = """
+UPDATE mainspring.runs AS run SET lease_until = %s, progress = held.progress
+FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS held (id, token, progress)
+WHERE NOT run.done AND run.id = held.id AND run.token = held.token AND run.state = 'running'
+AND (run.lease_until > %s OR NOT EXISTS (
+    SELECT 1 FROM mainspring.jobs AS job WHERE job.id = run.job_id AND job.concurrency IS NOT NULL
+))
+RETURNING run.id, run.cancel_requested, run.reason
+"""
+_LAPSED = """
+SELECT run.id, run.token, run.job_id, run.cancel_requested, run.reason, job.concurrency,
+    job.limit_key
+FROM mainspring.runs AS run JOIN mainspring.jobs AS job ON job.id = run.job_id
+WHERE NOT run.done AND run.id = ANY(%s) AND run.state = 'running' FOR UPDATE OF run
+"""
+_RENEW_LAPSED = """
+UPDATE mainspring.runs SET lease_until = %s, progress = %s WHERE NOT done AND id = %s
+"""
+
+
+async def renew_leases(tx: Transaction, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+    names = [item.id for item in held]
+    keys = [key for (key,) in await tx.rows(_LIMITS_OF_HELD, [names])]
+    if keys:
+        await limit_rows.lock(tx, [f"running {key}" for key in keys], "SHARE")
+    now = await tx.current_time() if keys else tx.now
+    until = now + lease // _US
+    progress = {item.id: progress_text(item.progress) for item in held}
+    tokens = [item.token for item in held]
+    rows = await tx.rows(_RENEW, [until, names, tokens, [progress[i] for i in names], now])
+    renewed = {run_id: Renewed(run_id, cancel, reason) for run_id, cancel, reason in rows}
+    left = {item.id: item.token for item in held if item.id not in renewed}
+    if left and keys:
+        await _renew_lapsed(tx, left, progress, until, now, renewed)
+    return [renewed[item.id] for item in held if item.id in renewed]
+
+
+async def _renew_lapsed(
+    tx: Transaction,
+    left: Mapping[str, int],
+    progress: Mapping[str, str | None],
+    until: int,
+    now: int,
+    renewed: dict[str, Renewed],
+) -> None:
+    """Their leases had lapsed, and their jobs have limits: others may have used the capacity."""
+    rows = [row for row in await tx.rows(_LAPSED, [list(left)]) if row[1] == left[row[0]]]
+    limits = [stored_concurrency(job_id, most, key) for _, _, job_id, _, _, most, key in rows]
+    await limit_rows.lock(tx, [f"running {limit.key}" for limit in limits])
+    for (run_id, _, _, cancel, reason, _, _), limit in zip(rows, limits, strict=True):
+        used = await limit_rows.count_used(tx, [limit.key], now)
+        if used.get(limit.key, 0) < limit.most:
+            await tx.changed(_RENEW_LAPSED, [until, progress[run_id], run_id])
+            renewed[run_id] = Renewed(run_id, cancel, reason)

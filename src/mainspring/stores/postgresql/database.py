@@ -1,0 +1,188 @@
+"""Connections, transactions that are repeated on conflicts, and the server's time.
+
+Nothing here needs more of a connection than one transaction, so the store works behind a pooler in
+transaction mode: no session settings, no session locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
+from psycopg_pool import AsyncConnectionPool
+
+from mainspring.core.clock import Clock, from_us, to_us
+from mainspring.stores.postgresql.errors import CONFLICTS, NO_PREPARED_STATEMENTS, translating
+from mainspring.stores.postgresql.url import PostgresUrl
+
+T = TypeVar("T")
+Connection = AsyncConnection[TupleRow]
+
+CONNECT_SECONDS = 10
+MOST_TRIES = 10
+"""How often a transaction is sent that conflicts with others."""
+
+_NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+
+
+class Transaction:
+    """A transaction under way: statements with the name of the schema filled in, and its time."""
+
+    def __init__(self, connection: Any, schema: str, clock: Clock | None) -> None:
+        self.connection = connection
+        self._schema = schema
+        self._clock = clock
+        self.now = 0
+
+    async def begin(self) -> Transaction:
+        self.now = await self.current_time()
+        return self
+
+    async def current_time(self) -> int:
+        """The server's time now: `now` is that of the begin, before locks were waited for."""
+        if self._clock is not None:
+            return to_us(self._clock.now())
+        [[now]] = await self.rows(_NOW)
+        return int(now)
+
+    @property
+    def time(self) -> datetime:
+        return from_us(self.now)
+
+    async def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        rows = await (await self._execute(sql, parameters)).fetchall()
+        return [_unescaped(row) if _has_escape(row) else row for row in rows]
+
+    async def changed(self, sql: str, parameters: Sequence[Any] = ()) -> int:
+        """Execute a statement; return how many rows it changed."""
+        return int((await self._execute(sql, parameters)).rowcount)
+
+    async def _execute(self, sql: str, parameters: Sequence[Any]) -> Any:
+        named: Any = sql.replace("mainspring.", f"{self._schema}.")
+        return await self.connection.execute(named, list(map(_escaped, parameters)), binary=True)
+
+
+# PostgreSQL keeps no NUL in a text. An error message may have one, so it is written in two
+# characters, and so is the first of these. JSON has neither: it escapes control characters itself.
+
+_ESCAPE = "\x10"
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        if "\0" in value or _ESCAPE in value:
+            return value.replace(_ESCAPE, _ESCAPE + "e").replace("\0", _ESCAPE + "0")
+    elif isinstance(value, list):
+        return list(map(_escaped, value)) if any(map(_needs_escape, value)) else value
+    return value
+
+
+def _needs_escape(value: Any) -> bool:
+    return type(value) is str and ("\0" in value or _ESCAPE in value)
+
+
+def _has_escape(row: tuple[Any, ...]) -> bool:
+    return any(type(value) is str and _ESCAPE in value for value in row)
+
+
+def _unescaped(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        value.replace(_ESCAPE + "0", "\0").replace(_ESCAPE + "e", _ESCAPE)
+        if isinstance(value, str)
+        else value
+        for value in row
+    )
+
+
+class Database:
+    """`clock` takes the place of the server's, in tests."""
+
+    def __init__(self, url: PostgresUrl, clock: Clock | None = None) -> None:
+        self.url = url
+        self._clock = clock
+        self._options: dict[str, Any] = {
+            "prepare_threshold": 5 if url.prepare else None,
+            "connect_timeout": CONNECT_SECONDS,
+            "application_name": "mainspring",
+            "autocommit": True,
+        }
+        self._pool = AsyncConnectionPool[Connection](
+            url.conninfo,
+            kwargs=self._options,
+            min_size=1,
+            max_size=url.pool_size,
+            timeout=CONNECT_SECONDS,
+            open=False,
+        )
+
+    async def open(self) -> None:
+        """Connect once by hand first: the pool would try for long, and say less of what fails."""
+        with translating(self.url.location):
+            connection = await self.connect()
+            await connection.close()
+            await self._pool.open()
+
+    async def connect(self, conninfo: str | None = None) -> Connection:
+        """A connection of its own, outside of the pool."""
+        return await AsyncConnection.connect(
+            conninfo or self.url.conninfo,
+            autocommit=True,
+            prepare_threshold=None,
+            connect_timeout=CONNECT_SECONDS,
+            application_name="mainspring",
+        )
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Do the work in a transaction, again where it conflicts with another one, and where the
+        connection turns out to be dead before anything was sent."""
+        with translating(self.url.location):
+            for tries in range(1, MOST_TRIES + 1):
+                begun = False
+                try:
+                    async with (
+                        self._pool.connection() as connection,
+                        connection.transaction(),
+                    ):
+                        tx = await Transaction(connection, self.url.schema, self._clock).begin()
+                        begun = True
+                        return await work(tx)
+                except CONFLICTS:
+                    if tries == MOST_TRIES:
+                        raise
+                    await asyncio.sleep(random.uniform(0, 0.01 * tries))
+                except NO_PREPARED_STATEMENTS:
+                    if not self.url.prepare or tries == MOST_TRIES:
+                        raise
+                    await self._stop_preparing()
+                except psycopg.OperationalError:
+                    if begun or tries == MOST_TRIES:
+                        raise
+                    await self._pool.check()  # the server was restarted: none of them may live
+            raise AssertionError
+
+    async def read(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+        """The same for what only reads: one statement, or several that need no common snapshot."""
+        return await self.transact(work)
+
+    async def now(self) -> int:
+        async def read_time(tx: Transaction) -> int:
+            return tx.now
+
+        return await self.transact(read_time)
+
+    async def _stop_preparing(self) -> None:
+        """A pooler between us and the server knows no prepared statements."""
+        self.url = self.url._replace(prepare=False)
+        self._options["prepare_threshold"] = None
+        with suppress(psycopg.Error):
+            await self._pool.drain()

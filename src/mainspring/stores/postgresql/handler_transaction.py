@@ -1,0 +1,194 @@
+"""`ctx.transaction()`: the handler writes on a connection of its own, which belongs to its loop, or
+for plain code to its thread.
+
+    check that the run is held  →  the handler's writes  →  fenced update of the run  →  commit
+
+The run's row is not locked while the handler works, so leases are renewed meanwhile. If another
+client has changed the run (a cancel, a rescue), the fenced update finds nothing, and the whole
+transaction is rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from mainspring.core.clock import Clock
+from mainspring.core.transitions import Change
+from mainspring.errors import TransactionAborted
+from mainspring.stores.postgresql.commit import EncodedChange, commit_changes
+from mainspring.stores.postgresql.database import CONNECT_SECONDS, Transaction
+from mainspring.stores.postgresql.errors import CONFLICTS, translating
+from mainspring.stores.postgresql.url import PostgresUrl
+from mainspring.stores.protocol import Held
+
+MOST_IDLE = 10
+"""Idle connections that are kept for each loop of handlers, and for threads."""
+
+_HELD_RUN = """
+SELECT 1 FROM mainspring.runs
+WHERE NOT done AND id = %s AND state = 'running' AND token = %s AND NOT cancel_requested
+"""
+
+
+class HandlerConnections:
+    """Connections of handlers' transactions. `take` and `give_back` are called from any thread."""
+
+    def __init__(self, url: PostgresUrl, clock: Clock | None) -> None:
+        self.url = url
+        self.clock = clock
+        self._guard = threading.Lock()
+        self._idle: dict[asyncio.AbstractEventLoop | None, list[Any]] = {}
+        self._closed = False
+
+    async def take(self, *, blocking: bool) -> Any:
+        loop = None if blocking else asyncio.get_running_loop()
+        with self._guard:
+            idle = self._idle.get(loop, [])
+            while idle:
+                connection = idle.pop()
+                if not connection.closed:
+                    return connection
+        options: dict[str, Any] = {
+            "autocommit": True,
+            "prepare_threshold": 5 if self.url.prepare else None,
+            "connect_timeout": CONNECT_SECONDS,
+            "application_name": "mainspring",
+        }
+        if blocking:
+            return psycopg.connect(self.url.conninfo, **options)
+        return await AsyncConnection.connect(self.url.conninfo, **options)
+
+    def give_back(self, connection: Any, *, blocking: bool) -> None:
+        loop = None if blocking else asyncio.get_running_loop()
+        is_idle = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        with self._guard:
+            idle = self._idle.setdefault(loop, [])
+            if is_idle and len(idle) < MOST_IDLE and not self._closed:
+                idle.append(connection)
+                return
+        connection.pgconn.finish()
+
+    def close(self) -> None:
+        with self._guard:
+            self._closed = True
+            for connections in self._idle.values():
+                for connection in connections:
+                    connection.pgconn.finish()
+            self._idle.clear()
+
+
+class PostgresTransaction:
+    def __init__(
+        self,
+        connections: HandlerConnections,
+        held: Held,
+        *,
+        blocking: bool,
+        committed: Callable[[], None],
+    ) -> None:
+        self._connections = connections
+        self._held = held
+        self._blocking = blocking
+        self._committed = committed
+        self._connection: Any = None
+        self._block: Any = None
+
+    async def begin(self) -> Any:
+        with translating(self._connections.url.location), _aborting():
+            self._connection = await self._connections.take(blocking=self._blocking)
+            try:
+                self._block = self._connection.transaction()
+                await self._enter()
+                tx = await self._transaction().begin()
+                if not await tx.rows(_HELD_RUN, [self._held.id, self._held.token]):
+                    raise TransactionAborted(
+                        "the run is no longer this worker's, or is to be cancelled"
+                    )
+            except BaseException:
+                await self.rollback()
+                raise
+        return self._connection
+
+    async def commit(self, change: Change) -> bool:
+        item = EncodedChange.of(change)
+        with translating(self._connections.url.location), _aborting():
+            [done] = await commit_changes(await self._transaction().begin(), [item])
+            if not done:
+                await self.rollback()
+                return False
+            try:
+                await self._exit(None)
+            finally:
+                self._release()
+        self._committed()
+        return True
+
+    async def rollback(self) -> None:
+        if self._connection is None:
+            return
+        with suppress(psycopg.Error, OSError):  # the server rolls it back when the line is gone
+            await self._exit(psycopg.Rollback())
+        self._release()
+
+    def transient(self, error: BaseException) -> bool:
+        return isinstance(error, CONFLICTS)
+
+    def _release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._connections.give_back(connection, blocking=self._blocking)
+
+    def _transaction(self) -> Transaction:
+        connection = _Awaitable(self._connection) if self._blocking else self._connection
+        return Transaction(connection, self._connections.url.schema, self._connections.clock)
+
+    async def _enter(self) -> None:
+        if self._blocking:
+            self._block.__enter__()
+        else:
+            await self._block.__aenter__()
+
+    async def _exit(self, error: BaseException | None) -> None:
+        block, self._block = self._block, None
+        if block is None:
+            return
+        how = (None if error is None else type(error), error, None)
+        if self._blocking:
+            block.__exit__(*how)
+        else:
+            await block.__aexit__(*how)
+
+
+class _Awaitable:
+    """A connection of plain code with methods that can be awaited, and never suspend."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def execute(self, *arguments: Any, **options: Any) -> Any:
+        return _AwaitableCursor(self._connection.execute(*arguments, **options))
+
+
+class _AwaitableCursor:
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self.rowcount = cursor.rowcount
+
+    async def fetchall(self) -> Any:
+        return self._cursor.fetchall()
+
+
+@contextmanager
+def _aborting() -> Iterator[None]:
+    """Raise `TransactionAborted` for conflicts, which roll back the whole transaction."""
+    try:
+        yield
+    except CONFLICTS as error:
+        raise TransactionAborted(str(error).splitlines()[0]) from error

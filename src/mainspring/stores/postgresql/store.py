@@ -1,0 +1,249 @@
+"""The PostgreSQL store: the methods of the protocol. It belongs to the loop that opened it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from mainspring.core import transitions
+from mainspring.core.clock import Clock
+from mainspring.core.model import Job, Note, Page, Run, replace
+from mainspring.core.statistics import WHOLE_STORE
+from mainspring.core.transitions import Change
+from mainspring.errors import StoreError, StoreMissing
+from mainspring.stores.codec import from_us, to_us
+from mainspring.stores.postgresql import claim as claims
+from mainspring.stores.postgresql import counters, jobs, notes, queries, schema
+from mainspring.stores.postgresql.commit import EncodedChange, commit_changes, prune_runs
+from mainspring.stores.postgresql.database import Database, Transaction
+from mainspring.stores.postgresql.dedupe import add_runs, as_stored
+from mainspring.stores.postgresql.handler_transaction import (
+    HandlerConnections,
+    PostgresTransaction,
+)
+from mainspring.stores.postgresql.notifier import Notifier
+from mainspring.stores.postgresql.url import PostgresUrl
+from mainspring.stores.protocol import (
+    Added,
+    Claim,
+    Claimed,
+    Counts,
+    Fired,
+    Firing,
+    Held,
+    JobQuery,
+    JobWrite,
+    NoteQuery,
+    NoteWrite,
+    Renewed,
+    RunQuery,
+    StoreInfo,
+)
+
+
+@dataclass(slots=True)
+class _Session:
+    """What exists between `open` and `close`."""
+
+    db: Database
+    notifier: Notifier
+    handlers: HandlerConnections
+    loop: asyncio.AbstractEventLoop
+    releases: set[asyncio.Task[None]] = field(default_factory=set)
+    """Claims whose caller was cancelled."""
+
+
+class PostgresStore:
+    """`clock` takes the place of the server's clock, in tests."""
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        self._url = PostgresUrl.of(url)
+        self._clock = clock
+        self._session: _Session | None = None
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self._url.location!r})"
+
+    def info(self) -> StoreInfo:
+        return StoreInfo(
+            kind="postgresql",
+            location=self._url.location,
+            setup_script=schema.setup_script(self._url.schema),
+        )
+
+    async def open(self, *, create: bool = True) -> None:
+        if self._session is not None:
+            return
+        db = Database(self._url, self._clock)
+        await db.open()
+        try:
+            if not create and not await schema.is_there(db):
+                raise StoreMissing(f"{self._url.location} holds no Mainspring data")
+            await schema.prepare(db)
+        except BaseException:
+            await db.close()
+            raise
+        if self._session is not None:  # another task has opened it meanwhile
+            await db.close()
+            return
+        handlers = HandlerConnections(self._url, self._clock)
+        self._session = _Session(db, Notifier(db), handlers, asyncio.get_running_loop())
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
+            return
+        await asyncio.gather(*session.releases, return_exceptions=True)
+        await session.notifier.close()
+        session.handlers.close()
+        await session.db.close()
+
+    async def now(self) -> datetime:
+        return from_us(await self._db.now())
+
+    async def add(self, runs: Sequence[Run]) -> list[Added]:
+        db = self._db
+        stored = [as_stored(run) for run in runs]
+        if not stored:
+            return []
+        added = await db.transact(lambda tx: add_runs(tx, stored))
+        self._notify()
+        return added
+
+    async def claim(self, claim: Claim) -> Claimed:
+        session = self._open_session()
+        work = asyncio.create_task(self._claim(session.db, claim))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            back = asyncio.create_task(self._release_claimed(session.db, work))
+            session.releases.add(back)
+            back.add_done_callback(session.releases.discard)
+            raise
+
+    async def _claim(self, db: Database, claim: Claim) -> Claimed:
+        skip_locked = self._url.skip_locked
+        while True:
+            taken = await db.transact(
+                lambda tx: claims.claim_runs(tx, claim, skip_locked=skip_locked)
+            )
+            if not taken.again:
+                break
+        due = taken.next_due
+        return Claimed(taken.runs, None if due is None else from_us(due))
+
+    async def _release_claimed(self, db: Database, work: asyncio.Task[Claimed]) -> None:
+        """Release the runs of a claim whose caller was cancelled. The attempt does not count."""
+        with suppress(StoreError):  # their leases lapse, and they are rescued
+            runs, now = (await work).runs, from_us(await db.now())
+            back = [EncodedChange.of(transitions.released(r, now, began=False)) for r in runs]
+            await db.transact(lambda tx: commit_changes(tx, back))
+
+    async def renew(self, held: Sequence[Held], lease: timedelta) -> list[Renewed]:
+        db = self._db
+        if not held:
+            return []
+        return await db.transact(lambda tx: claims.renew_leases(tx, held, lease))
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        db = self._db
+        items = [EncodedChange.of(change) for change in changes]
+        if not items:
+            return []
+        done = await db.transact(lambda tx: commit_changes(tx, items))
+        self._notify()
+        return done
+
+    async def find(self, query: RunQuery) -> Page[Run]:
+        return await self._db.read(lambda tx: queries.find(tx, query))
+
+    async def counts(
+        self, since: datetime | None = None, jobs: frozenset[str] | None = None
+    ) -> Counts:
+        async def read(tx: Transaction) -> Counts:
+            if jobs is not None:
+                return await counters.read(tx, since, jobs)
+            ended = await counters.read(tx, since, frozenset({WHOLE_STORE}))
+            live = await queries.count_live(tx)
+            return replace(ended, runs=live.runs, due=live.due)
+
+        return await self._db.read(read)
+
+    async def maintain(self, before: datetime | None, limit: int) -> int:
+        db = self._db
+        if before is None:  # a crash leaves nothing half done here
+            await db.transact(counters.fold)
+            return 0
+        page = await self.find(RunQuery(set_aside=True, limit=max(limit, 1)))
+        readable = [run.id for run in page.items if run.unreadable is None]
+        if readable:
+            await db.transact(lambda tx: claims.release_set_aside(tx, readable))
+            self._notify()
+        moment = to_us(before)
+
+        async def prune(tx: Transaction) -> int:
+            await notes.prune(tx)
+            await counters.prune(tx)
+            return await prune_runs(tx, moment, max(limit, 0))
+
+        return await db.transact(prune)
+
+    async def jobs(self, query: JobQuery) -> Page[Job]:
+        return await self._db.read(lambda tx: queries.jobs(tx, query))
+
+    async def put_jobs(self, writes: Sequence[JobWrite]) -> list[bool]:
+        db = self._db
+        if not writes:
+            return []
+        done = await db.transact(lambda tx: jobs.put_jobs(tx, writes))
+        self._notify()
+        return done
+
+    async def notes(self, query: NoteQuery) -> Page[Note]:
+        return await self._db.read(lambda tx: notes.find(tx, query, tx.now))
+
+    async def put_notes(self, writes: Sequence[NoteWrite]) -> list[int | None]:
+        db = self._db
+
+        async def put(tx: Transaction) -> list[int | None]:
+            return [await notes.put(tx, write) for write in writes]
+
+        return await db.transact(put) if writes else []
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        db = self._db
+        if not firings:
+            return []
+        fired = await db.transact(lambda tx: jobs.fire(tx, firings))
+        self._notify()
+        return fired
+
+    async def wait(self, timeout: float) -> bool:
+        return await self._open_session().notifier.wait(timeout)
+
+    def transaction(
+        self, held: Held, limit: timedelta, *, blocking: bool = False
+    ) -> PostgresTransaction:
+        session = self._open_session()
+
+        def committed() -> None:
+            with suppress(RuntimeError):  # the store was closed meanwhile
+                session.loop.call_soon_threadsafe(session.notifier.notify)
+
+        return PostgresTransaction(session.handlers, held, blocking=blocking, committed=committed)
+
+    def _open_session(self) -> _Session:
+        if self._session is None:
+            raise StoreError("the store is closed; open it first")
+        return self._session
+
+    @property
+    def _db(self) -> Database:
+        return self._open_session().db
+
+    def _notify(self) -> None:
+        if self._session is not None:
+            self._session.notifier.notify()

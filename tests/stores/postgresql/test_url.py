@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from mainspring.errors import InvalidInput
+from mainspring.stores.postgresql.url import PostgresUrl
+
+
+def test_options_of_our_own_are_not_sent_to_the_server() -> None:
+    url = PostgresUrl.of("postgres://me:secret@db:5433/app?sslmode=require&schema=jobs&pool_size=3")
+    assert url.conninfo == "postgresql://me:secret@db:5433/app?sslmode=require"
+    assert (url.schema, url.pool_size) == ("jobs", 3)
+    assert url.listen_url == url.conninfo
+    assert "secret" not in url.location
+
+
+def test_hints_may_be_heard_elsewhere_or_not_at_all() -> None:
+    assert PostgresUrl.of("postgresql://db/app?listen=false").listen_url is None
+    elsewhere = PostgresUrl.of("postgresql://pooler/app?listen_url=postgresql%3A%2F%2Fdb%2Fapp")
+    assert elsewhere.listen_url == "postgresql://db/app"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("schema=My-Schema", "no name for a schema"),
+        ("schema=a;drop", "no name for a schema"),
+        ("prepare=maybe", "prepare is true or false"),
+        ("pool_size=0", "pool_size is a number from 1 to 1000"),
+    ],
+)
+def test_a_wrong_option_is_refused(option: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        PostgresUrl.of(f"postgresql://db/app?{option}")
