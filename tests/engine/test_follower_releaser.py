@@ -118,13 +118,6 @@ def chain_of_three(scheduler: Scheduler) -> None:
     async def last() -> None: ...
 
 
-async def retry(scheduler: Scheduler, run_id: str, bulk: bool) -> None:
-    if bulk:
-        assert (await scheduler.retry_runs([run_id])).done == 1
-    else:
-        await scheduler.retry(run_id)
-
-
 @pytest.mark.parametrize("bulk", [False, True])
 async def test_a_skip_just_before_the_retry_is_undone(bulk: bool) -> None:
     store = Ordered()
@@ -134,7 +127,10 @@ async def test_a_skip_just_before_the_retry_is_undone(bulk: bool) -> None:
     async with scheduler:
         root = await scheduler.trigger("up")
         await store.skip_reached.wait()
-        await retry(scheduler, root.id, bulk)
+        if bulk:
+            assert (await scheduler.retry_runs([root.id])).done == 1
+        else:
+            await scheduler.retry(root.id)
         assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SUCCEEDED
 
 

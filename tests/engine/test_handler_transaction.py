@@ -209,30 +209,25 @@ async def test_a_cancel_that_came_before_is_found_when_it_begins(
     assert "asked to stop (cancel)" in str(met[0])
 
 
-@pytest.mark.parametrize("how", ["awaits", "blocks its loop", "plain"])
+@pytest.mark.parametrize("how", ["awaits", "async", "plain"])
 async def test_a_transaction_expires_after_a_third_of_the_lease(
     make: Make, place: str | Store, how: str
 ) -> None:
     scheduler = make(lease="1s")
     others = []
 
-    def slowly(session: Any) -> None:
+    def slowly(ctx: RunContext, session: Any) -> None:
         write(session, "first")
         time.sleep(0.6)
         write(session, "second")
 
-    async def send(ctx: RunContext) -> None:
+    async def awaiting(ctx: RunContext) -> None:
         async with ctx.transaction() as session:
             write(session, "first")
-            if how == "awaits":
-                await asyncio.sleep(60)
-            slowly(session)
+            await asyncio.sleep(60)
 
-    def plain(ctx: RunContext) -> None:
-        with ctx.transaction() as session:
-            slowly(session)
-
-    scheduler.job(id="send", delivery="effect_once")(plain if how == "plain" else send)
+    handler = awaiting if how == "awaits" else in_transaction(how, slowly)
+    scheduler.job(id="send", delivery="effect_once")(handler)
 
     @scheduler.job()
     def other() -> None:
@@ -417,12 +412,13 @@ async def test_an_async_handler_does_not_block_its_loop_for_a_turn(make: Make) -
     assert "writes `async with ctx.transaction()`" in str(done.error)
 
 
-async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions() -> None:
-    class Plain(MemoryStore):
-        def info(self) -> StoreInfo:
-            return replace(super().info(), no_transactions="none here")
+class WithoutTransactions(MemoryStore):
+    def info(self) -> StoreInfo:
+        return replace(super().info(), no_transactions="this store keeps its things on paper")
 
-    store = Plain()
+
+async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions() -> None:
+    store = WithoutTransactions()
     scheduler = Scheduler(store)
 
     @scheduler.job()
@@ -432,7 +428,7 @@ async def test_a_job_that_came_from_elsewhere_can_be_paused_without_transactions
         job = await scheduler.add_job("copied", handler=send)
         await put_job(store, replace(job, policy=Policy.make(job.policy, delivery="effect_once")))
         assert (await scheduler.pause_job("copied")).enabled is False
-        with pytest.raises(InvalidInput, match="none here"):
+        with pytest.raises(InvalidInput, match="on paper"):
             await scheduler.update_job("copied", retries=1)
 
 
@@ -451,11 +447,7 @@ def test_what_cannot_be_is_refused_when_the_job_is_made() -> None:
 
 
 async def test_a_store_without_transactions_says_so_at_the_start() -> None:
-    class Plain(MemoryStore):
-        def info(self) -> StoreInfo:
-            return replace(super().info(), no_transactions="this store keeps its things on paper")
-
-    scheduler = Scheduler(Plain())
+    scheduler = Scheduler(WithoutTransactions())
 
     @scheduler.job(delivery="effect_once")
     async def send(ctx: RunContext) -> None: ...
@@ -463,7 +455,7 @@ async def test_a_store_without_transactions_says_so_at_the_start() -> None:
     with pytest.raises(InvalidInput, match=r"'send' cannot have .* on paper"):
         await scheduler.start()
 
-    scheduler = Scheduler(Plain())
+    scheduler = Scheduler(WithoutTransactions())
 
     @scheduler.job()
     async def try_it(ctx: RunContext) -> None:

@@ -11,14 +11,13 @@ import pytest
 
 from mainspring import Client, Scheduler, __version__
 from mainspring.engine.live_workers import (
-    LiveWorker,
     find_workers,
     host_was_restarted,
     make_worker_id,
     process_is_gone,
 )
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import VirtualClock, run_virtual
+from mainspring.testing import VirtualClock
 from tests.support.engine import on_virtual_time
 
 ME = "web-1:300:1111aaaa555500000003"
@@ -69,19 +68,18 @@ def test_nothing_is_known_of_a_process_in_another_container_or_on_another_machin
     assert not process_is_gone("dead", mine)
 
 
-def test_workers_are_listed_with_what_they_say_of_themselves() -> None:
-    async def main() -> list[LiveWorker]:
-        clock = VirtualClock()
-        store = MemoryStore(clock)
-        first = Scheduler(store, clock=clock, inline=True, queues=["default", "mail"], workers=7)
-        async with first:
+@on_virtual_time()
+async def test_workers_are_listed_with_what_they_say_of_themselves() -> None:
+    clock = VirtualClock()
+    store = MemoryStore(clock)
+    first = Scheduler(store, clock=clock, inline=True, queues=["default", "mail"], workers=7)
+    async with first:
+        await asyncio.sleep(1)
+        async with Scheduler(store, clock=clock, inline=True, workers=3):
             await asyncio.sleep(1)
-            async with Scheduler(store, clock=clock, inline=True, workers=3):
-                await asyncio.sleep(1)
-                async with Client(store, clock=clock, inline=True) as client:
-                    return await client.list_workers()
-
-    one, two = sorted(run_virtual(main), key=lambda worker: worker.capacity or 0)
+            async with Client(store, clock=clock, inline=True) as client:
+                workers = await client.list_workers()
+    one, two = sorted(workers, key=lambda worker: worker.capacity or 0)
     assert (one.capacity, two.capacity, two.running) == (3, 7, 0)
     assert (one.queues, two.queues) == (None, frozenset({"default", "mail"}))
     assert (one.is_leader, two.is_leader) == (False, True)

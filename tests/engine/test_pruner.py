@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
 
 from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Source, replace
+from mainspring.engine import pruner
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import RunQuery, Store
@@ -24,9 +26,12 @@ def test_a_history_that_cannot_be_kept_is_refused(given: dict[str, Any]) -> None
     assert error.value.field == next(iter(given))
 
 
-async def test_a_history_of_zero_keeps_no_finished_run(make: Make) -> None:
+async def test_a_history_of_zero_keeps_no_finished_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But those that somebody needs: a run that holds its key, one that a follower comes after, and
     each for as long as it takes to read its result."""
+    monkeypatch.setattr(pruner, "READ_WITHIN", timedelta(seconds=2))
     scheduler = make(history=0, prune_every="1s")
     gate = asyncio.Event()
 

@@ -15,8 +15,6 @@ import pytest
 from mainspring import Breaker, RunContext
 from mainspring.core.events import Events
 from mainspring.engine.run_log import log_runs
-from mainspring.engine.store_retry import OPERATIONS, reason_of
-from mainspring.errors import StoreUnavailable
 from tests.support import isolated_jobs
 from tests.support.engine import EventRecorder, ended, run_once
 from tests.support.scheduler_fixtures import Make
@@ -146,13 +144,6 @@ def test_without_any_logging_set_up_a_failure_reaches_stderr(tmp_path: Path) -> 
     assert rest.count("Traceback (most recent call last)") == 1
     assert 'raise ValueError(f"no figures in {figures}")' in rest
     assert done.stdout == ""
-
-
-def test_an_error_without_words_is_told_in_words() -> None:
-    assert reason_of(TimeoutError()) == "it did not answer in time"
-    assert reason_of(StoreUnavailable("")) == "StoreUnavailable"
-    assert reason_of(StoreUnavailable("no primary")) == "no primary"
-    assert OPERATIONS["renew"] == "renewing leases"
 
 
 async def test_a_failure_that_opens_the_breaker_names_no_earlier_time(

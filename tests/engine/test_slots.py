@@ -249,26 +249,28 @@ async def overlapping(shared: SharedStore, overlap: Any) -> tuple[list[Run], int
         return await runs(scheduler, "slow"), most
 
 
+@pytest.mark.parametrize(
+    ("overlap", "reasons", "at_once"),
+    [
+        ("skip", [None, "overlap", "overlap", None], 1),
+        ("queue", [None] * 4, 1),
+        ("allow", [None] * 4, 3),
+    ],
+)
 @virtual
-async def test_overlap_skip_skips_slots_that_come_during_a_run(shared: SharedStore) -> None:
-    found, most = await overlapping(shared, "skip")
-    assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
-        (at(10), State.SUCCEEDED, None),
-        (at(20), State.SKIPPED, "overlap"),
-        (at(30), State.SKIPPED, "overlap"),
-        (at(40), State.SUCCEEDED, None),
+async def test_slots_that_come_during_a_run_overlap_as_the_policy_says(
+    shared: SharedStore, overlap: str, reasons: list[str | None], at_once: int
+) -> None:
+    found, most = await overlapping(shared, overlap)
+    assert [(r.scheduled_at, r.reason) for r in found] == [
+        (at(10 * number), reason) for number, reason in enumerate(reasons, 1)
     ]
-    assert most == 1
-    assert len(shared.of("run.skipped")) == 2
-
-
-@virtual
-async def test_overlap_queue_runs_slots_one_after_another(shared: SharedStore) -> None:
-    found, most = await overlapping(shared, "queue")
-    assert [r.state for r in found] == [State.SUCCEEDED] * 4
-    starts = [r.started_at for r in found]
-    assert starts == sorted(starts, key=lambda t: t or START)
-    assert most == 1
+    for run in found:
+        assert run.state is (State.SKIPPED if run.reason else State.SUCCEEDED)
+    starts = [r.started_at for r in found if r.started_at]
+    assert starts == sorted(starts)
+    assert most == at_once
+    assert len(shared.of("run.skipped")) == reasons.count("overlap")
 
 
 @virtual
@@ -326,69 +328,40 @@ async def test_a_pending_run_that_is_replaced_is_told_once(shared: SharedStore) 
         assert told == [gone]
 
 
-@virtual
-async def test_overlap_allow_runs_slots_at_the_same_time(shared: SharedStore) -> None:
-    found, most = await overlapping(shared, "allow")
-    assert [r.state for r in found] == [State.SUCCEEDED] * 4
-    assert most == 3
-
-
 # Missed slots
 
 
-async def missing(shared: SharedStore, misfire: Any, gone: float = 305) -> list[Run]:
-    """A job every minute, whose scheduler is away from second 70 on."""
-    for rest in (70.0, 5.0):
+@pytest.mark.parametrize(
+    ("misfire", "ran", "missed"),
+    [
+        ("once", [60, 360], [(120, 300, 4)]),
+        (Misfire("skip", grace="5s"), [60], [(120, 360, 5)]),
+        ("skip", [60, 360], [(120, 300, 4)]),
+        ("all", [60, 120, 180, 240, 300, 360], []),
+    ],
+    ids=["once", "skip past its grace", "skip within its grace", "all"],
+)
+@virtual
+async def test_slots_that_were_missed_run_as_the_misfire_policy_says(
+    shared: SharedStore, misfire: Any, ran: list[int], missed: list[tuple[int, int, int]]
+) -> None:
+    """A job every minute, whose scheduler is away from second 70 to 375."""
+    for rest, away in ((70, 305), (5, 0)):
         scheduler = shared.scheduler()
-
-        @scheduler.job("* * * * *", misfire=misfire)
-        async def tick() -> None: ...
-
+        scheduler.job("* * * * *", id="tick", misfire=misfire)(_nothing)
         async with scheduler:
             await asyncio.sleep(rest)
             found = await runs(scheduler, "tick")
-        await asyncio.sleep(gone if rest == 70.0 else 0)
-    return found
-
-
-@virtual
-async def test_misfire_once_runs_the_newest(shared: SharedStore) -> None:
-    found = await missing(shared, "once")  # away from 70 to 375: 120 … 360 were due
-    assert [(r.scheduled_at, r.state, r.reason) for r in found] == [
-        (at(60), State.SUCCEEDED, None),
-        (at(120), State.SKIPPED, "misfire"),
-        (at(360), State.SUCCEEDED, None),
+        await asyncio.sleep(away)
+    assert [r.scheduled_at for r in found if r.state is State.SUCCEEDED] == [at(s) for s in ran]
+    gaps = [{"first": at(first), "last": at(last), "count": count} for first, last, count in missed]
+    skipped = [r for r in found if r.state is State.SKIPPED]
+    assert len(ran) + len(skipped) == len(found)
+    assert [(r.scheduled_at, r.reason, r.result) for r in skipped] == [
+        (gap["first"], "misfire", gap) for gap in gaps
     ]
-    [event] = shared.of("schedule.missed")
-    assert event.data == {"first": at(120), "last": at(300), "count": 4}
-    assert event.job_id == "tick"
-    assert found[1].result == event.data
-
-
-@virtual
-async def test_misfire_skip_runs_none_past_its_grace(shared: SharedStore) -> None:
-    found = await missing(shared, Misfire("skip", grace="5s"))
-    assert [(r.scheduled_at, r.state) for r in found] == [
-        (at(60), State.SUCCEEDED),
-        (at(120), State.SKIPPED),
-    ]
-    [event] = shared.of("schedule.missed")
-    assert event.data == {"first": at(120), "last": at(360), "count": 5}
-
-
-@virtual
-async def test_misfire_skip_within_its_grace_runs_the_newest(shared: SharedStore) -> None:
-    found = await missing(shared, "skip")
-    assert [r.scheduled_at for r in found if r.state is State.SUCCEEDED] == [at(60), at(360)]
-
-
-@virtual
-async def test_misfire_all_runs_each_one_by_one(shared: SharedStore) -> None:
-    found = await missing(shared, "all")
-    assert [(r.scheduled_at, r.state) for r in found] == [
-        (at(s), State.SUCCEEDED) for s in (60, 120, 180, 240, 300, 360)
-    ]
-    assert shared.of("schedule.missed") == []
+    events = shared.of("schedule.missed")
+    assert [(event.job_id, event.data) for event in events] == [("tick", gap) for gap in gaps]
 
 
 # Pausing, triggering, registering again

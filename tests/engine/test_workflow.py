@@ -427,26 +427,6 @@ async def test_a_chain_with_a_wrong_link_queues_nothing(make: Make) -> None:
         assert (await scheduler.list_runs()).items == []
 
 
-async def test_a_run_collects_a_thousand_others(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job
-    async def part(n: int) -> int:
-        return n
-
-    @scheduler.job
-    async def total(ctx: RunContext) -> int:
-        assert len(ctx.results.runs) == 1000
-        return sum(run.result for run in ctx.results.runs)
-
-    async with scheduler:
-        parts = await scheduler.enqueue_many("part", [{"n": n} for n in range(1000)])
-        run = await scheduler.enqueue("total", after=[part.id for part in parts])
-        assert (await scheduler.wait(run.id, 60)).result == sum(range(1000))
-        drawn = (await scheduler.workflow(run.id)).text().splitlines()
-    assert drawn == ["part × 1,000  1,000 succeeded", "└─ total  succeeded"]
-
-
 async def test_the_workflow_of_a_job_shows_everything_from_its_root(make: Make) -> None:
     scheduler = make()
     diamond(scheduler)

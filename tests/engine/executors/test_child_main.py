@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -157,13 +156,8 @@ if __name__ == "__main__":
     assert (done.stdout, done.stderr) == ("spoken\n", "muttered")
 
 
-@pytest.fixture
-def doomed(script: Path) -> Iterator[subprocess.Popen[str]]:
-    """A program that is killed while its handler, and that one's own child, block."""
-    script.write_text(
-        PRELUDE
-        + """
-def block():
+BLOCKED = """
+def work():
     sleeper = subprocess.Popen(["sleep", "600"])
     print(os.getpid(), sleeper.pid, flush=True)
     while True:
@@ -171,60 +165,46 @@ def block():
             time.sleep(600)
         except BaseException:
             pass
-
-if __name__ == "__main__":
-    asyncio.run(run(block))
 """
-    )
-    with subprocess.Popen(
-        [sys.executable, str(script)], env=environment(), stdout=subprocess.PIPE, text=True
-    ) as parent:
-        yield parent
-        parent.kill()
 
-
-def test_a_parent_that_is_killed_takes_its_processes_along(doomed: subprocess.Popen[str]) -> None:
-    assert doomed.stdout is not None
-    child, grandchild = map(int, doomed.stdout.readline().split())
-    assert alive(child)
-    assert alive(grandchild)
-    doomed.send_signal(signal.SIGKILL)
-    # Its standard output ends when the last process that holds it is gone.
-    assert doomed.stdout.read() == ""
-    deadline = time.monotonic() + 30
-    while alive(child) or alive(grandchild):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent died")
-def test_a_parent_that_is_killed_takes_a_child_along_whose_interpreter_is_held(
-    script: Path,
-) -> None:
-    """No thread of the child can notice it: a call into C does not release the interpreter."""
-    script.write_text(
-        PRELUDE
-        + """
+HELD = """
 import ctypes
 
-def hold():
+def work():
     print(os.getpid(), flush=True)
-    ctypes.PyDLL(None).sleep(600)
-
-if __name__ == "__main__":
-    asyncio.run(run(hold))
+    ctypes.PyDLL(None).sleep(600)  # a call into C that does not release the interpreter
 """
+
+only_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a child that its parent died"
+)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        pytest.param(BLOCKED, id="it and its own child block"),
+        pytest.param(HELD, id="no thread of it can notice", marks=only_linux),
+    ],
+)
+def test_a_parent_that_is_killed_takes_its_processes_along(script: Path, handler: str) -> None:
+    script.write_text(
+        PRELUDE + handler + 'if __name__ == "__main__":\n    asyncio.run(run(work))\n'
     )
     with subprocess.Popen(
         [sys.executable, str(script)], env=environment(), stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert pids
+        assert all(map(alive, pids))
         parent.kill()
-        deadline = time.monotonic() + 30
-        while alive(child):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        # Its standard output ends when the last process that holds it is gone.
+        assert parent.stdout.read() == ""
+    deadline = time.monotonic() + 30
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 _ORPHAN = """

@@ -556,22 +556,6 @@ async def test_an_attempt_in_a_process_that_ends_late_ends_once(
     assert "ownership.lost" not in recorder.names
 
 
-class Starts:
-    """Refuses to start threads for handlers, as a system at its limit does."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
-        self.refused = refused
-        start = threading.Thread.start
-
-        def start_or_refuse(thread: threading.Thread) -> None:
-            if thread.name == "mainspring-handler" and self.refused > 0:
-                self.refused -= 1
-                raise RuntimeError("can't start new thread")
-            start(thread)
-
-        monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
-
-
 @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
 async def test_a_run_without_a_thread_is_given_back_and_runs_later(
     make: Make,
@@ -588,7 +572,15 @@ async def test_a_run_without_a_thread_is_given_back_and_runs_later(
         assert ctx.attempt == 1
         return n
 
-    Starts(monkeypatch, refused=2)
+    start, refusals = threading.Thread.start, iter((True, True))
+
+    def start_or_refuse(thread: threading.Thread) -> None:
+        """As a system does at its limit."""
+        if thread.name == "mainspring-handler" and next(refusals, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
     async with scheduler:
         runs = await scheduler.enqueue_many("work", [{"n": n} for n in range(5)])
         with caplog.at_level(logging.WARNING, "mainspring"):

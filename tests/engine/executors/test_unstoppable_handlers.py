@@ -16,7 +16,7 @@ from mainspring import RunContext, Scheduler, State
 from mainspring.core.model import Outcome
 from mainspring.stores import open_store
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing import FaultyStore, VirtualClock, run_virtual
+from mainspring.testing import FaultyStore, VirtualClock
 from tests.support.engine import EventRecorder, SwitchableFaults, ended, on_virtual_time
 from tests.support.scheduler_fixtures import Make
 
@@ -80,40 +80,33 @@ async def test_a_lost_lease_is_told_once() -> None:
         over.set()
 
 
-def test_a_timeout_is_recorded_though_the_handler_swallows_every_cancellation() -> None:
-    async def main() -> None:
-        over = asyncio.Event()
-        scheduler = Scheduler(
-            MemoryStore(VirtualClock()), inline=True, clock=VirtualClock(), workers=2
-        )
+@on_virtual_time()
+async def test_a_timeout_is_recorded_though_the_handler_swallows_every_cancellation() -> None:
+    over = asyncio.Event()
+    scheduler = Scheduler(MemoryStore(VirtualClock()), inline=True, clock=VirtualClock(), workers=2)
 
-        @scheduler.job(timeout="3s")
-        async def stubborn() -> None:
-            await swallow_until(over)
+    @scheduler.job(timeout="3s")
+    async def stubborn() -> None:
+        await swallow_until(over)
 
-        @scheduler.job()
-        async def other() -> int:
-            return 1
+    @scheduler.job()
+    async def other() -> int:
+        return 1
 
-        async with scheduler:
-            began = asyncio.get_running_loop().time()
-            run = await stubborn.enqueue()
-            done = await scheduler.wait(run.id, 60)
-            assert asyncio.get_running_loop().time() - began < 3 + 4
-            assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
-            assert (await scheduler.health()).stuck_threads == 1
-            assert (await scheduler.wait((await other.enqueue()).id, 10)).result == 1
-            over.set()
-            await asyncio.sleep(3)
-            assert (await scheduler.health()).stuck_threads == 0
-            last = await scheduler.enqueue("other")
-            assert (await scheduler.wait(last.id, 10)).result == 1
-        assert await scheduler_finished_once(scheduler)
-
-    async def scheduler_finished_once(scheduler: Scheduler) -> bool:
-        return not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-
-    run_virtual(main)
+    async with scheduler:
+        began = asyncio.get_running_loop().time()
+        run = await stubborn.enqueue()
+        done = await scheduler.wait(run.id, 60)
+        assert asyncio.get_running_loop().time() - began < 3 + 4
+        assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+        assert (await scheduler.health()).stuck_threads == 1
+        assert (await scheduler.wait((await other.enqueue()).id, 10)).result == 1
+        over.set()
+        await asyncio.sleep(3)
+        assert (await scheduler.health()).stuck_threads == 0
+        last = await scheduler.enqueue("other")
+        assert (await scheduler.wait(last.id, 10)).result == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 SCRIPT = """

@@ -15,8 +15,6 @@ from mainspring.testing import FaultyStore, Injection, RandomFaults, VirtualCloc
 from tests.support.simulation.machines import Machine, machines_of, outside
 from tests.support.simulation.monitor import Monitor, Proxy
 
-__all__ = ["DeliveringStore", "Node", "SwitchedFaults"]
-
 Register = Callable[[Scheduler, Machine, str], None]
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from mainspring.testing import VirtualLoop
 
-__all__ = ["Machine", "MachineLoop", "RealMachineLoop", "machines_of", "outside"]
-
 _MACHINE: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machine", default=None)
 
 

@@ -41,8 +41,6 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Store
 from tests.support.simulation.machines import Machine
 
-__all__ = ["INVARIANTS", "Monitor", "Proxy", "Violation"]
-
 INVARIANTS = {
     "fence": "only the holder of a run, or a rescue of a lapsed lease, changes a running run",
     "rescue": "a run is rescued only when its lease has lapsed by the store's clock",

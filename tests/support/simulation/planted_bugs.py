@@ -64,8 +64,6 @@ from mainspring.stores.protocol import (
 from tests.support.simulation.monitor import Proxy
 from tests.support.simulation.scenario import MakeStore, Report, simulate
 
-__all__ = ["PLANTED", "Planted", "hunt"]
-
 MOST_SEEDS = 250
 Patches = list[AbstractContextManager[Any]]
 

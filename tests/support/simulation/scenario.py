@@ -19,8 +19,6 @@ from tests.support.simulation.machines import MachineLoop
 from tests.support.simulation.monitor import Monitor, Violation
 from tests.support.simulation.workload import Client, Workload
 
-__all__ = ["Report", "Simulation", "run_simulation", "silence_logs", "simulate"]
-
 WORKERS = 4
 CAPACITY = 3
 PROBES = 5

@@ -22,8 +22,6 @@ from mainspring.errors import (
 from tests.support.simulation.machines import Machine
 from tests.support.simulation.monitor import Monitor
 
-__all__ = ["Client", "Workload"]
-
 SCHEDULES = ("3s", "5s", "7s", "20s", "*/5 * * * * *", "*/20 * * * * *", "* * * * *")
 OVERLAPS = ("skip", "queue", "replace", "allow")
 EXPECTED = (StoreUnavailable, Conflict, NotFound)
