@@ -319,10 +319,10 @@ async def test_many_runs_leave_nothing_behind(pool: ProcessPool) -> None:
     await result(pool, handlers.pid)
     before = len(os.listdir("/proc/self/fd"))
     children = own_children()
-    for _ in range(200):
+    for _ in range(50):
         await result(pool, handlers.add, a=1, b=1)
     assert (len(os.listdir("/proc/self/fd")), own_children()) == (before, children)
-    for _ in range(10):
+    for _ in range(5):
         with pytest.raises(ProcessDied):
             await Started(pool, handlers.report_and_die).task
     await result(pool, handlers.pid)
