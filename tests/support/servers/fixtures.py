@@ -10,6 +10,7 @@ disturb them: who kills or freezes starts a topology of its own (`with ReplicaSe
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 
