@@ -9,6 +9,7 @@ needs no store code.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -42,9 +43,19 @@ EDIT_GRACE = timedelta(seconds=10)
 this long after the last edit was begun under the stored definition."""
 
 
+_change_ids: list[int] = []
+os.register_at_fork(after_in_child=_change_ids.clear)
+
+
 def _new_change_id() -> int:
-    """Drawn from the system, so that two processes never draw the same, also after a fork."""
-    return int.from_bytes(os.urandom(8)) >> 1
+    """Drawn from the system, so that two processes never draw the same, also after a fork. Many at
+    once: each draw lets other threads take the interpreter lock, and then waits for it."""
+    while True:
+        try:
+            return _change_ids.pop()
+        except IndexError:
+            drawn = struct.iter_unpack("Q", os.urandom(8 * 512))
+            _change_ids.extend(number >> 1 for (number,) in drawn)
 
 
 class Change(Struct, frozen=True, gc=False):
