@@ -61,7 +61,7 @@ async def test_a_handler_cannot_end_its_transaction_itself(
     for words in ("COMMIT", "END", "ROLLBACK", "BEGIN"):
         with pytest.raises(InvalidState, match="SAVEPOINT"):
             session.execute(words)
-    with pytest.raises(sqlite3.DatabaseError):
+    with pytest.raises(InvalidState):
         session.isolation_level = None  # Python's own way of a commit
     with session:
         session.execute("INSERT INTO effects VALUES ('with')")
@@ -89,6 +89,54 @@ async def test_a_connection_is_over_with_its_block(store: SqliteStore, tmp_path:
         with pytest.raises((TransactionExpired, sqlite3.ProgrammingError)):
             late.execute("INSERT INTO effects VALUES ('late')")
     assert kept(tmp_path) == [("a",), ("b",)]
+
+
+async def test_a_late_handler_cannot_write_in_the_next_transaction(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    first, second = await running(store, "first"), await running(store, "second")
+    mine = turn(store, first)
+    late = await mine.begin()
+    cursor = late.execute("CREATE TABLE effects (name TEXT)")
+    assert isinstance(late, sqlite3.Connection)
+    assert await committed(store, mine, first)
+    other = turn(store, second)
+    session = await other.begin()
+    for write in (late.execute, cursor.execute, cursor.connection.execute):
+        with pytest.raises((TransactionExpired, sqlite3.ProgrammingError)):
+            write("INSERT INTO effects VALUES ('late')")
+    for words in ("COMMIT", "ROLLBACK"):  # the writer has ended a transaction on this connection
+        with pytest.raises(InvalidState, match="SAVEPOINT"):
+            session.execute(words)
+    session.execute("INSERT INTO effects VALUES ('second')")
+    assert await committed(store, other, second)
+    assert kept(tmp_path) == [("second",)]
+
+
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "a temporary table": lambda session: session.execute("CREATE TEMP TABLE mine (name TEXT)"),
+    "a temporary view": lambda session: session.execute("CREATE TEMP VIEW mine AS SELECT 1"),
+    "a pragma": lambda session: session.execute("PRAGMA case_sensitive_like = 1"),
+    "a function": lambda session: session.create_function("mine", 0, lambda: 1),
+    "a row factory": lambda session: setattr(session, "row_factory", sqlite3.Row),
+    "an attached database": lambda session: session.execute("ATTACH ':memory:' AS mine"),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+async def test_no_setting_of_a_handler_reaches_the_next(store: SqliteStore, setting: str) -> None:
+    first, second = await running(store, "first"), await running(store, "second")
+    mine = turn(store, first)
+    SETTINGS[setting](await mine.begin())
+    assert await committed(store, mine, first)
+    other = turn(store, second)
+    session = await other.begin()
+    assert session.execute("SELECT name FROM sqlite_temp_schema").fetchall() == []
+    assert session.execute("SELECT 'A' LIKE 'a'").fetchall() == [(1,)]
+    assert "mine" not in {row[1] for row in session.execute("PRAGMA database_list")}
+    with pytest.raises(sqlite3.OperationalError, match="no such function"):
+        session.execute("SELECT mine()")
+    await other.rollback()
 
 
 async def test_foreign_keys_hold(store: SqliteStore) -> None:

@@ -1,7 +1,7 @@
 """`ctx.transaction()`: the writer thread runs it, and the handler writes in it.
 
-Between two batches the writer takes the file's lock, opens a connection for the handler, begins,
-and waits until the handler has ended or the time is up. Then it records the completion of the run
+Between two batches the writer takes the file's lock, begins on a connection for handlers, and waits
+until the handler has ended or the time is up. Then it records the completion of the run
 through the same connection and commits both. So the handler and the writer never wait for each
 other, and other processes wait for the transaction as for any commit.
 
@@ -95,34 +95,62 @@ class SqliteTransaction:
         return future.result() if self._blocking else await asyncio.wrap_future(future)
 
 
-def run_handler_transaction(
-    transaction: SqliteTransaction, path: Path, clock: StoreClock, identity: FileIdentity
-) -> bool:
-    """Run it in the writer's thread, under the file's lock. True if it was committed."""
-    connection = connect(path, factory=HandlerConnection, check_same_thread=False)
-    assert isinstance(connection, HandlerConnection)
-    try:
-        connection.begin()
-        identity.check()  # this connection has opened the path anew
-        check_version(connection, path)
-        if (
-            connection.execute(_HELD_RUN, (transaction.held.id, transaction.held.token)).fetchone()
-            is None
-        ):
-            raise TransactionAborted("the run is no longer this worker's, or is to be cancelled")
-        transaction.begun.set_result(connection)
-        completion = _wait_for_end(transaction)
-        connection.take_back()
-        if completion is None:
-            return False
-        now = clock.follow(connection)
-        [done] = commit_changes(WriteTransaction(connection, from_us(now), now), [completion])
-        if done:
-            connection.execute("COMMIT")
-            identity.check()
-        return done
-    finally:
-        connection.end()
+class HandlerTransactions:
+    """Runs transactions in the writer's thread, under the file's lock. Keeps the connection open
+    from one commit to the next: to open one takes five times as long as to use it."""
+
+    def __init__(self, path: Path, clock: StoreClock, identity: FileIdentity) -> None:
+        self._path = path
+        self._clock = clock
+        self._identity = identity
+        self._kept: _Connection | None = None
+
+    def run(self, transaction: SqliteTransaction) -> bool:
+        """True if it was committed."""
+        connection, self._kept = self._kept or _open(self._path), None
+        handler_connection = HandlerConnection(connection)
+        done = False
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            self._identity.check()  # a new connection has opened the path anew
+            check_version(connection, self._path)
+            held = transaction.held
+            if connection.execute(_HELD_RUN, (held.id, held.token)).fetchone() is None:
+                raise TransactionAborted(
+                    "the run is no longer this worker's, or is to be cancelled"
+                )
+            transaction.begun.set_result(handler_connection)
+            completion = _wait_for_end(transaction)
+            handler_connection.take_back()
+            if completion is None:
+                return False
+            now = self._clock.follow(connection)
+            [done] = commit_changes(WriteTransaction(connection, from_us(now), now), [completion])
+            if done:
+                connection.commit()
+                self._identity.check()
+            return done
+        except BaseException:
+            done = False
+            raise
+        finally:
+            handler_connection.take_back()
+            if done and not connection.spent:
+                self._kept = connection
+            else:
+                connection.close()  # this rolls back what was not committed
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+
+
+def _open(path: Path) -> _Connection:
+    connection = connect(path, factory=_Connection, check_same_thread=False)
+    assert isinstance(connection, _Connection)
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.set_authorizer(connection.authorize)
+    return connection
 
 
 def _wait_for_end(transaction: SqliteTransaction) -> EncodedChange | None:
@@ -132,50 +160,78 @@ def _wait_for_end(transaction: SqliteTransaction) -> EncodedChange | None:
         raise TransactionExpired(f"it lasted longer than {transaction.limit:g} s") from None
 
 
-class HandlerConnection(sqlite3.Connection):
-    """The connection that the handler writes with. The writer's thread opens it, and only the
-    writer may end its transaction. `take_back` ends the handler's use of it."""
+_LEAVES_SETTINGS = (sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH)
+
+
+class _Connection(sqlite3.Connection):
+    """Is `spent` when a handler may have left a setting, a function or a temporary table in it: the
+    next handler must not meet those. The authorizer is set once, because SQLite prepares all
+    statements again then; it is not asked about a statement that Python has kept prepared. So the
+    writer ends a transaction by `commit`, which keeps none, and not by a statement."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._writer = threading.get_ident()
+        self.spent = False
+
+    def authorize(self, action: int, *what: Any) -> int:
+        if threading.get_ident() == self._writer:
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_TRANSACTION:
+            return sqlite3.SQLITE_DENY
+        if action in _LEAVES_SETTINGS or "temp" in what:
+            self.spent = True
+        return sqlite3.SQLITE_OK
+
+
+class HandlerConnection:
+    """What one handler writes with: a connection that only the writer may end the transaction of.
+    `take_back` ends the handler's use of it."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection = connection
         self._guard = threading.RLock()
         self._over = False
         self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
 
-    def begin(self) -> None:
-        self.execute("PRAGMA foreign_keys = ON")
-        self.execute("BEGIN IMMEDIATE")
-        self.set_authorizer(self._authorized)
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return sqlite3.Connection  # libraries ask for one
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a connection has. It may be a way to leave something in it."""
+        with self.in_use():
+            self._connection.spent = True
+            return getattr(self._connection, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+            return
+        with self.in_use():
+            if name not in ("row_factory", "text_factory"):  # `take_back` resets these
+                self._connection.spent = True
+            setattr(self._connection, name, value)
 
     def take_back(self) -> None:
         """Interrupt a statement that is being executed, and refuse all further ones."""
         self._over = True
         while not self._guard.acquire(timeout=0.05):
-            self.interrupt()
+            self._connection.interrupt()
         for cursor in list(self._cursors):
             cursor.close()  # a statement that is half read would block the commit
         self._guard.release()
-        self.row_factory, self.text_factory = None, str
-
-    def end(self) -> None:
-        """Roll back what was not committed, and close the file."""
-        self.take_back()
-        try:
-            if self.in_transaction:
-                self.execute("ROLLBACK")
-        finally:
-            super().close()
+        self._connection.row_factory, self._connection.text_factory = None, str
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         with self._guard:
-            if self._over and threading.get_ident() != self._writer:
+            if self._over:
                 raise self._refusal()
             try:
                 yield
             except sqlite3.DatabaseError as error:
-                if self._over and threading.get_ident() != self._writer:
+                if self._over:
                     raise self._refusal() from error
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
                     raise InvalidState(_ENDED_BY_BLOCK_ONLY) from error
@@ -185,26 +241,19 @@ class HandlerConnection(sqlite3.Connection):
         """Yield the rows of one statement until the time is up. An interrupt stops only SQLite, and
         the handler may spend the time making the rows."""
         for row in rows:
-            if self._over and threading.get_ident() != self._writer:
+            if self._over:
                 raise self._refusal()
             yield row
 
     def _refusal(self) -> Exception:
         return TransactionExpired("the transaction of this connection is over")
 
-    def _authorized(self, action: int, *what: Any) -> int:
-        ours = self._over and threading.get_ident() == self._writer
-        if action == sqlite3.SQLITE_TRANSACTION and not ours:
-            return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK
-
     def cursor(self, factory: Any = None) -> Any:
         with self.in_use():
-            cursor = super().cursor(_Cursor)
+            cursor = self._connection.cursor(_Cursor)
+        cursor.owner = self
         self._cursors.add(cursor)
         return cursor
-
-    # Python's own methods do not call `cursor`.
 
     def execute(self, *arguments: Any) -> Any:
         return self.cursor().execute(*arguments)
@@ -229,32 +278,36 @@ class HandlerConnection(sqlite3.Connection):
 
 
 class _Cursor(sqlite3.Cursor):
-    connection: HandlerConnection
+    owner: HandlerConnection
+
+    @property
+    def connection(self) -> Any:
+        return self.owner
 
     def execute(self, *arguments: Any) -> Any:
-        with self.connection.in_use():
+        with self.owner.in_use():
             return super().execute(*arguments)
 
     def executemany(self, statement: str, rows: Iterable[Any], /) -> Any:
-        with self.connection.in_use():
-            return super().executemany(statement, self.connection.rows_while_in_use(rows))
+        with self.owner.in_use():
+            return super().executemany(statement, self.owner.rows_while_in_use(rows))
 
     # A fetch executes a part of the statement, and may take as long as `execute`.
 
     def fetchone(self) -> Any:
-        with self.connection.in_use():
+        with self.owner.in_use():
             return super().fetchone()
 
     def fetchmany(self, *arguments: Any, **options: Any) -> Any:
-        with self.connection.in_use():
+        with self.owner.in_use():
             return super().fetchmany(*arguments, **options)
 
     def fetchall(self) -> Any:
-        with self.connection.in_use():
+        with self.owner.in_use():
             return super().fetchall()
 
     def __next__(self) -> Any:
-        with self.connection.in_use():
+        with self.owner.in_use():
             return super().__next__()
 
     def executescript(self, script: str) -> Any:

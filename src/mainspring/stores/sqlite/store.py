@@ -74,6 +74,7 @@ class _Session:
     reader: Reader
     slow_reader: Reader
     process: int
+    file: Path
 
 
 class SqliteStore:
@@ -83,7 +84,8 @@ class SqliteStore:
         self._session: _Session | None = None
 
     def info(self) -> StoreInfo:
-        return StoreInfo(kind="sqlite", location=f"sqlite:///{self._path}", file=self._file())
+        file = self._file() if self._session is None else self._session.file
+        return StoreInfo(kind="sqlite", location=f"sqlite:///{self._path}", file=file)
 
     def _file(self) -> Path:
         """The database file itself. Its lock, its reserve and its key lie beside it, so two names
@@ -94,7 +96,8 @@ class SqliteStore:
     async def open(self, *, create: bool = True) -> None:
         if self._session is not None:
             return
-        path = self._file().absolute()
+        file = self._file()
+        path = file.absolute()
         if not create and not await asyncio.to_thread(exists, path):
             raise StoreMissing(f"there is no Mainspring database at {self._path.absolute()}")
         if path in _open_at_fork:
@@ -116,7 +119,7 @@ class SqliteStore:
             await _close_writer(writer)
             return
         reader, slow_reader = (Reader(path, writer.clock, writer.identity) for _ in range(2))
-        self._session = _Session(writer, reader, slow_reader, os.getpid())
+        self._session = _Session(writer, reader, slow_reader, os.getpid(), file)
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -46,7 +46,7 @@ from mainspring.stores.sqlite.files import (
     make_private,
     wide_open,
 )
-from mainspring.stores.sqlite.handler_transaction import SqliteTransaction, run_handler_transaction
+from mainspring.stores.sqlite.handler_transaction import HandlerTransactions, SqliteTransaction
 from mainspring.stores.sqlite.jobs import fire, put_jobs
 from mainspring.stores.sqlite.schema import (
     BUSY_SECONDS,
@@ -83,6 +83,7 @@ class Writer:
         self._lock = FileLock(path.with_name(path.name + "-lock"), BUSY_SECONDS, path)
         self._reserve = DiskReserve(path.with_name(path.name + "-reserve"))
         self.identity = FileIdentity(path)
+        self._transactions = HandlerTransactions(path, self.clock, self.identity)
         self._handler_transactions: deque[SqliteTransaction] = deque()
         self.mailbox = Mailbox()
         self.notifier = Notifier(self.mailbox.wake)
@@ -121,6 +122,7 @@ class Writer:
         self.opened.set_result(None)
         while not self.mailbox.finished:
             self._process_batch()
+        self._transactions.close()
         self._connection.close()
         self._lock.close()
         self.notifier.notify()
@@ -182,7 +184,7 @@ class Writer:
         try:
             with self._lock:
                 self.identity.check()
-                done = run_handler_transaction(transaction, self._path, self.clock, self.identity)
+                done = self._transactions.run(transaction)
         except BaseException as error:  # the handler's side must not hang
             transaction.fail(translated(error, self._path))
             return
