@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mainspring import Misfire, RunContext, Scheduler
-from mainspring.core.model import State, replace
+from mainspring.core.model import Page, Run, State, replace
 from mainspring.errors import InvalidInput, JobNotFound
-from mainspring.stores.protocol import JobQuery
+from mainspring.stores.protocol import JobQuery, RunQuery
 from mainspring.testing.store_calls import put_job
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
@@ -233,6 +233,31 @@ async def test_pruned_runs_still_count(scheduler: Scheduler) -> None:
     assert (await scheduler.list_runs(job="work")).items == []
     assert (await scheduler.job_metrics("work")).succeeded == 1
     assert (await scheduler.get_job("work")).last_run_at == run.started_at
+
+
+async def test_the_last_runs_of_a_page_of_jobs_are_found_in_one_read() -> None:
+    scheduler = Scheduler("memory://", workers=0)
+    scheduler.add_handler("work", lambda: None)
+    async with scheduler:
+        for name in ("never", "ran", "pruned", "new"):
+            await scheduler.add_job(name, handler="work")
+        for name in ("ran", "pruned", "new"):
+            await add_ended(scheduler, name, [State.SUCCEEDED], minutes=1)
+        await scheduler.remove_runs(job="pruned")
+        new = await scheduler.get_job("new")  # its run was made by another job of its id
+        await put_job(scheduler.store, replace(new, created_at=new.created_at + timedelta(hours=1)))
+        reads: list[RunQuery] = []
+        find = scheduler.store.find
+
+        async def counted(query: RunQuery) -> Page[Run]:
+            reads.append(query)
+            return await find(query)
+
+        scheduler.store.find = counted  # type: ignore[method-assign]
+        jobs = {job.id: job for job in (await scheduler.list_jobs()).items}
+        assert [query.jobs for query in reads if query.ids is None] == [frozenset(jobs)]
+        assert len(reads) <= 2
+    assert {name for name, job in jobs.items() if job.last_run_at} == {"ran", "pruned"}
 
 
 async def test_health_tells_memory_and_cpu_of_the_process(scheduler: Scheduler) -> None:

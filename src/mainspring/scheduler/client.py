@@ -807,6 +807,26 @@ class Client:
         store = self._running().store
         return await self._call(find_timed_out(store, query) if timed_out else store.find(query))
 
+    async def newest_runs(
+        self,
+        jobs: Iterable[JobRef],
+        *,
+        state: State | str | Iterable[State | str] | None = None,
+        limit: int = 100,
+    ) -> dict[str, list[Run]]:
+        """The newest runs of each of these jobs, at most `limit` of each, at the cost of one read
+        of the store. They are brief, as in `list_runs`. A job without runs is left out."""
+        query = RunQuery(
+            jobs=frozenset(map(job_id_of, jobs)),
+            states=state_set(state),
+            brief=True,
+            limit=page_limit(limit),
+        )
+        by_job: dict[str, list[Run]] = {}
+        for run in (await self._call(self._running().store.find(query))).items:
+            by_job.setdefault(run.job_id, []).append(run)
+        return by_job
+
     @overload
     async def wait(self, run_id: Run[R], timeout: Span | None = None) -> Run[R]: ...
     @overload

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Literal
 from mainspring.core.clock import EPOCH
 from mainspring.core.durations import duration
 from mainspring.core.forecast import JobLoad
-from mainspring.core.model import FINISHED, Job, Page, Run, State, replace
+from mainspring.core.model import FINISHED, Job, Page, State, replace
 from mainspring.core.policy import Span
 from mainspring.core.statistics import (
     HOUR,
@@ -276,32 +275,38 @@ async def with_last_runs(engine: Engine, jobs: Sequence[Job]) -> list[Job]:
     The newest run is looked up by an index: it may still run, so no counter knows of it. If there
     is none, it may have been pruned; then the run that ended last is known by the job's totals.
     """
-    updated: list[Job] = []
+    started: dict[str, datetime | None] = {}
     for at in range(0, len(jobs), LOOKUPS_AT_ONCE):
         chunk = jobs[at : at + LOOKUPS_AT_ONCE]
-        newest = await asyncio.gather(*(_newest_tried(engine, job) for job in chunk))
-        gone = frozenset(job.id for job, run in zip(chunk, newest, strict=True) if run is None)
-        counts = await engine.store.counts(jobs=gone) if gone else Counts()
-        for job, run in zip(chunk, newest, strict=True):
-            last = None if run is None else run.started_at
-            ended = counts.totals.get(job.id, Totals()).last if run is None else None
-            if ended is not None and await _is_of_job(engine, ended.id, job):
-                last = ended.started_at
-            updated.append(job if last == job.last_run_at else replace(job, last_run_at=last))
-    return updated
+        query = RunQuery(jobs=frozenset(job.id for job in chunk), tried=True, brief=True, limit=1)
+        newest = {run.job_id: run for run in (await engine.store.find(query)).items}
+        started |= {
+            job.id: run.started_at
+            for job in chunk
+            # One that is older than the job was left by another job that had its id.
+            if (run := newest.get(job.id)) and run.created_at >= job.created_at
+        }
+        started |= await _started_before_pruning(engine, [j for j in chunk if j.id not in started])
+    return [
+        job if (last := started.get(job.id)) == job.last_run_at else replace(job, last_run_at=last)
+        for job in jobs
+    ]
 
 
-async def _is_of_job(engine: Engine, run_id: str, job: Job) -> bool:
-    """Whether a run was made by this job, and not by another one that had its id. One that was
-    pruned counts as its own."""
-    runs = (await engine.store.find(RunQuery(ids=frozenset({run_id}), brief=True))).items
-    return not runs or runs[0].created_at >= job.created_at
-
-
-async def _newest_tried(engine: Engine, job: Job) -> Run | None:
-    page = await engine.store.find(RunQuery(job=job.id, tried=True, brief=True, limit=1))
-    # One that is older than the job was left by another job that had its id.
-    return page.items[0] if page.items and page.items[0].created_at >= job.created_at else None
+async def _started_before_pruning(engine: Engine, jobs: Sequence[Job]) -> dict[str, datetime]:
+    """When the run that ended last started, of each job that has made one."""
+    counts = await engine.store.counts(jobs=frozenset(job.id for job in jobs)) if jobs else Counts()
+    ended = {job_id: totals.last for job_id, totals in counts.totals.items() if totals.last}
+    if not ended:
+        return {}
+    query = RunQuery(ids=frozenset(last.id for last in ended.values()), brief=True)
+    created = {run.id: run.created_at for run in (await engine.store.find(query)).items}
+    return {
+        job.id: last.started_at
+        for job in jobs
+        # Another job that had its id may have left the run. One that was pruned counts as its own.
+        if (last := ended.get(job.id)) and created.get(last.id, job.created_at) >= job.created_at
+    }
 
 
 async def job_health(engine: Engine, job_id: str) -> JobHealth:

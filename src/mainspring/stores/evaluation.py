@@ -7,7 +7,7 @@ function is pure and follows the docstrings of `protocol.py`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from operator import attrgetter
@@ -222,14 +222,26 @@ def page_of_runs(
         for run in runs
         if matches(run, query, now) and (before is None or numbers[run.id] < before)
     )
+    if query.jobs is not None:
+        return Page(list(_newest_of_each(matching, query.limit)))
     page = list(islice(matching, max(query.limit, 0)))
     full = page and len(page) == query.limit
     return Page(page, str(numbers[page[-1].id]) if full else None)
 
 
+def _newest_of_each(runs: Iterable[Run], limit: int) -> Iterator[Run]:
+    """The first `limit` of these runs of each job."""
+    count = Counter[str]()
+    for run in runs:
+        count[run.job_id] += 1
+        if count[run.job_id] <= limit:
+            yield run
+
+
 def matches(run: Run, query: RunQuery, now: datetime) -> bool:
     return (
         (query.job is None or run.job_id == query.job)
+        and (query.jobs is None or run.job_id in query.jobs)
         and (query.states is None or run.state in query.states)
         and (not query.lapsed or has_lapsed(run, now))
         and (not query.failing or run.failures > 0)

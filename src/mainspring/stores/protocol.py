@@ -142,6 +142,8 @@ class Fired(Struct, frozen=True):
 class RunQuery(Struct, frozen=True, kw_only=True):
     """Newest first. `ids`: returns those of these runs that exist, each once, in any order, in one
     page. Then every other field but `brief` is ignored.
+    `jobs`: the newest `limit` runs of each of these jobs, in one page: the jobs in any order, the
+    runs of each newest first. It is combined with `states`, `tried`, `brief` and `limit` alone.
     `lapsed`: running with a lease that is over by the store's clock.
     `failing`: with a failed attempt since they were last made or revived, in whatever state.
     `tried`: with an attempt, over or under way.
@@ -157,6 +159,7 @@ class RunQuery(Struct, frozen=True, kw_only=True):
 
     ids: frozenset[str] | None = None
     job: str | None = None
+    jobs: frozenset[str] | None = None
     states: frozenset[State] | None = None
     lapsed: bool = False
     failing: bool = False

@@ -90,21 +90,16 @@ async def jobs(
         listed = await read_page(page)
     health, runs = await asyncio.gather(
         client.jobs_health(listed.items),
-        asyncio.gather(
-            *(
-                client.list_runs(job=job.id, state=STARTED_STATES, brief=True, limit=RUNS_SHOWN)
-                for job in listed.items
-            )
-        ),
+        client.newest_runs(listed.items, state=STARTED_STATES, limit=RUNS_SHOWN),
     )
     rows = [
         {
             "job": job,
             "health": of_job,
-            "last": recent.items[0] if recent.items else None,
-            "spark": draw_runs(recent.items, RUNS_SHOWN),
+            "last": next(iter(runs.get(job.id, ())), None),
+            "spark": draw_runs(runs.get(job.id, ()), RUNS_SHOWN),
         }
-        for job, of_job, recent in zip(listed.items, health, runs, strict=True)
+        for job, of_job in zip(listed.items, health, strict=True)
     ]
     total = listed.total or 0
     return render(

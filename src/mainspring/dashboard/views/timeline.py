@@ -135,15 +135,13 @@ async def _rows(client: Client, chosen: set[str], axis: Axis, *, is_paused: bool
     jobs, counts, runs = await asyncio.gather(
         client.list_jobs(ids=names, limit=JOBS_SHOWN, last_runs=False),
         client.counts(since=first, jobs=names),
-        asyncio.gather(
-            *(client.list_runs(job=name, brief=True, limit=MOST_MARKS) for name in names)
-        ),
+        client.newest_runs(names, limit=MOST_MARKS),
     )
     by_id = {job.id: job for job in jobs.items}
     rows = []
-    for name, page in zip(names, runs, strict=True):
-        shown = [run for run in page.items if axis.spans(*_time_range(run, axis.now))]
-        is_frequent = page.cursor is not None and len(shown) == len(page.items)
+    for name in names:
+        shown = [run for run in runs.get(name, ()) if axis.spans(*_time_range(run, axis.now))]
+        is_frequent = len(shown) == MOST_MARKS
         periods = [period for period in counts.periods.get(name, ()) if period.start >= first]
         rows.append(
             _row(name, by_id.get(name), shown, periods if is_frequent else None, axis, is_paused)

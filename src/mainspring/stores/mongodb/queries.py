@@ -44,6 +44,9 @@ from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
 _UNTRIED = frozenset(map(State, UNTRIED))
+MOST_JOBS_READ = 100
+"""Jobs whose newest runs one command reads. A pipeline has at most 1,000 stages."""
+
 COUNTING = 60.0
 """Seconds for `counts`, which reads an index of all unfinished runs: an index of a million took
 half a second (bench/sizing.py)."""
@@ -89,6 +92,8 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
         return Page(await get(db, query.ids, brief=query.brief))
     if query.limit <= 0 or (query.states is not None and not query.states):
         return Page([])
+    if query.jobs is not None:
+        return Page(await _newest_of_each(db, query, query.jobs))
     if query.lapsed:
         scans = await _scans_of_lapsed(db, query)
     elif query.set_aside:
@@ -104,6 +109,30 @@ async def find(db: Database, query: RunQuery) -> Page[Run]:
     del runs[query.limit :]
     cursor = _cursor_behind(runs[-1]) if len(runs) == query.limit else None
     return Page([read_run(run, brief=query.brief) for run in runs], cursor)
+
+
+async def _newest_of_each(db: Database, query: RunQuery, jobs: Iterable[str]) -> list[Run]:
+    """One command for many jobs, which takes a tenth of the time of a command for each."""
+    runs: list[Document] = []
+    newest: list[Document] = [{"$sort": dict(_NEWEST)}, {"$limit": query.limit}]
+    if query.brief:
+        newest.append({"$project": BRIEF})
+    for part in chunks(jobs, MOST_JOBS_READ):
+        first, *rest = (
+            [{"$match": where}, *newest]
+            for job in part
+            for where, _ in index_scans(replace(query, job=job, jobs=None))
+        )
+        others = [{"$unionWith": {"coll": db.runs.name, "pipeline": other}} for other in rest]
+        runs += await (await db.runs.aggregate([*first, *others])).to_list()
+    by_job: dict[Any, list[Document]] = defaultdict(list)
+    for run in sorted(runs, key=_age, reverse=True):
+        by_job[run["job_id"]].append(run)
+    return [
+        read_run(run, brief=query.brief)
+        for of_job in by_job.values()
+        for run in of_job[: query.limit]
+    ]
 
 
 def _age(run: Document) -> tuple[int, float, str]:

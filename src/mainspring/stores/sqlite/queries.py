@@ -7,6 +7,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from mainspring.core.clock import EPOCH
@@ -38,6 +39,7 @@ _LAST = 2**63 - 1
 
 _OF_JOB = {
     State.PENDING: "mainspring_runs_pending",
+    State.RUNNING: "mainspring_runs_running",
     State.SUCCEEDED: "mainspring_runs_succeeded",
 }
 _RARE_STATES = (State.WAITING, State.FAILED, State.CANCELLED, State.SKIPPED)
@@ -50,6 +52,8 @@ def find(connection: sqlite3.Connection, query: RunQuery, now: int) -> Page[Run]
         return Page(list(runs_by_id(connection, list(query.ids), brief=query.brief).values()))
     if query.limit <= 0:
         return Page([])
+    if query.jobs is not None:
+        return Page(_newest_of_each(connection, query, query.jobs))
     before = _cursor(query.cursor)
     seqs = [
         seq
@@ -120,15 +124,8 @@ def _filtered(query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
 def _scan_of_state(state: State, query: RunQuery, before: int) -> tuple[str, tuple[Any, ...]]:
     if state is State.RUNNING:
         return _running(query, before, None)
-    index = "mainspring_runs_rare_job" if state in _RARE_STATES else _OF_JOB[state]
     if query.job is not None:
-        tried = " AND attempt > 0" if query.tried else ""
-        if query.tried and state in _UNTRIED:
-            index = "mainspring_runs_tried"
-        of_job = (
-            f"SELECT seq FROM mainspring_runs INDEXED BY {index}"
-            f" WHERE state = '{state}'{tried} AND job_id = ? AND seq < ?"
-        )
+        of_job = f"{_runs_of_job(state, query)} AND job_id = ? AND seq < ?"
         return _newest(of_job, [query.job, before], query)
     if state in _RARE_STATES:
         rare = (
@@ -136,12 +133,40 @@ def _scan_of_state(state: State, query: RunQuery, before: int) -> tuple[str, tup
             f" WHERE state = '{state}' AND seq < ?{_NEWEST}"
         )
         return rare, (before, query.limit)
-    return _ALL_JOBS.format(index=index, state=state), (
+    return _ALL_JOBS.format(index=_OF_JOB[state], state=state), (
         before,
         query.limit,
         before,
         *[query.limit] * 2,
     )
+
+
+def _runs_of_job(state: State, query: RunQuery) -> str:
+    index = "mainspring_runs_rare_job" if state in _RARE_STATES else _OF_JOB[state]
+    tried = " AND attempt > 0" if query.tried else ""
+    if query.tried and state in _UNTRIED:
+        index = "mainspring_runs_tried"
+    return f"SELECT seq FROM mainspring_runs INDEXED BY {index} WHERE state = '{state}'{tried}"
+
+
+def _newest_of_each(
+    connection: sqlite3.Connection, query: RunQuery, jobs: Iterable[str]
+) -> list[Run]:
+    """One statement: of each job the newest of each state, and the newest of these."""
+    states = sorted(State if query.states is None else query.states)
+    if not states:
+        return []
+    of_state = (
+        f"SELECT seq FROM ({_runs_of_job(state, query)} AND job_id = name.value{_NEWEST})"
+        for state in states
+    )
+    where = (
+        "WHERE seq IN (SELECT run.seq FROM json_each(?) AS name CROSS JOIN mainspring_runs AS run"
+        f" ON run.seq IN ({' UNION ALL '.join(of_state)}{_NEWEST}))"
+    )
+    limits = [query.limit] * (len(states) + 1)
+    runs = select_runs(connection, where, name_list(jobs), *limits, brief=query.brief)
+    return [run for _, run in sorted(runs, key=itemgetter(0), reverse=True)]
 
 
 def _running(query: RunQuery, before: int, now: int | None) -> tuple[str, tuple[Any, ...]]:

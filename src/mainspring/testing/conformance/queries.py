@@ -211,6 +211,41 @@ class FindTests(Suite):
         assert await self.all_ids(store, tried=True, job="job", since=self.at(6)) == tried[:2]
         assert await self.all_ids(store, tried=True, job="other") == []
 
+    async def test_the_newest_runs_of_each_of_several_jobs_are_found_at_once(
+        self, store: Store
+    ) -> None:
+        for job, count in (("a", 4), ("b", 2), ("c", 1)):
+            runs = [self.run(f"{job}{n}", job_id=job, created_at=self.at(n)) for n in range(count)]
+            await store.add(runs)
+        ended = [await self.one(store, "a3"), await self.one(store, "b1")]
+        await store.commit([transitions.cancelled(run, self.start, "") for run in ended])
+
+        async def newest(limit: int, *jobs: str, **fields: Any) -> dict[str, list[str]]:
+            query = RunQuery(jobs=frozenset(jobs), limit=limit, **fields)
+            page = await store.find(query)
+            assert page.cursor is None
+            by_job: dict[str, list[str]] = {}
+            for run in page.items:
+                by_job.setdefault(run.job_id, []).append(run.id)
+            return by_job
+
+        two = {"a": ["a3", "a2"], "b": ["b1", "b0"]}
+        assert await newest(2, "a", "b", "nobody") == two
+        assert await newest(1, "a", "c", brief=True) == {"a": ["a3"], "c": ["c0"]}
+        pending = frozenset({State.PENDING})
+        assert await newest(1, "a", "b", states=pending) == {"a": ["a2"], "b": ["b0"]}
+        assert await newest(5, "a", "b", tried=True) == {}
+        [claimed] = await self.claim(store, 1)
+        tried = {claimed.job_id: [claimed.id]}
+        assert await newest(1, "a", "b", "c", tried=True) == tried
+        assert await newest(1, "a", "b", "c", tried=True, states=pending) == {}
+        assert (
+            await newest(1)
+            == await newest(0, "a")
+            == await newest(1, "a", states=frozenset())
+            == {}
+        )
+
     async def test_lapsed_runs_are_found_by_the_stores_clock(self, store: Store) -> None:
         await store.add(self.runs("short", "long", "pending"))
         await self.claim(store, 1, lease=self.ticks(5))
