@@ -43,7 +43,7 @@ _SMALLEST = 0.001
 """Seconds. What is shorter counts as this long in percentiles."""
 
 
-class Ending(Struct, frozen=True, gc=False):
+class Ending(Struct, frozen=True, gc=False, array_like=True):
     """The end of a run, as far as it is counted. Times are in seconds. `started_at` is None if the
     run was never tried, `duration` also if no attempt ended with it."""
 

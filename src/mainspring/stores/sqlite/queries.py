@@ -280,7 +280,7 @@ def counts(
 ) -> Counts:
     """Of unfinished runs, walks along small indexes; of ended ones, what was counted."""
     if jobs is not None:
-        return counters.read(connection, since, jobs)
+        return counters.read(connection, now, since, jobs)
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     for job_id, state, count in json.loads(_value(connection, _COUNTS)):
         runs[job_id][State(state)] = count
@@ -290,7 +290,7 @@ def counts(
             continue
         seen = due.get(parts.handler, Due(0, from_us(oldest)))
         due[parts.handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
-    ended = counters.read(connection, since, frozenset({WHOLE_STORE}))
+    ended = counters.read(connection, now, since, frozenset({WHOLE_STORE}))
     return replace(ended, runs=runs, due=due)
 
 

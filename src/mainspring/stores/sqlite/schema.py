@@ -146,7 +146,8 @@ CREATE INDEX mainspring_jobs_listed
 # A note with a `ttl` keeps its length when the clock is set.
 #
 # Counters of ended runs: `start` is 0 for the totals of a job, else when a period began. The job
-# '' stands for all jobs together.
+# '' stands for all jobs together. The log has the ends that are not added up yet, a row for each
+# transaction.
 _CREATE_NOTES = """
 CREATE TABLE mainspring_notes (
     kind TEXT NOT NULL,
@@ -167,6 +168,11 @@ CREATE TABLE mainspring_counters (
     PRIMARY KEY (job_id, start)
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX mainspring_counters_start ON mainspring_counters (start);
+
+CREATE TABLE mainspring_counter_log (
+    seq INTEGER PRIMARY KEY,  -- the ends in the log up to this row
+    body TEXT NOT NULL
+) STRICT;
 """
 
 MIGRATIONS: list[str] = [_CREATE_RUNS + _CREATE_JOBS + _CREATE_NOTES]

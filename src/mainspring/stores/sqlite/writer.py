@@ -17,11 +17,11 @@ import shlex
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mainspring.core.clock import Clock
 from mainspring.core.model import replace
@@ -36,6 +36,7 @@ from mainspring.stores.sqlite.claim import (
     next_runs,
 )
 from mainspring.stores.sqlite.commit import PartlyRepeated
+from mainspring.stores.sqlite.counters import IDLE_FOLD, count_logged, fold
 from mainspring.stores.sqlite.dedupe import add_runs
 from mainspring.stores.sqlite.errors import is_full, translated
 from mainspring.stores.sqlite.files import (
@@ -59,6 +60,8 @@ from mainspring.stores.sqlite.statements import WriteTransaction
 from mainspring.stores.sqlite.store_clock import StoreClock
 from mainspring.stores.sqlite.threads import CLOSED, Mailbox, Notifier, Operation, deliver
 
+T = TypeVar("T")
+
 log = logging.getLogger("mainspring")
 
 _MOST_BATCH_ITEMS = 2_000
@@ -66,6 +69,10 @@ _MOST_BATCH_ITEMS = 2_000
 wait long."""
 
 _POLL_SECONDS = 0.02
+
+_IDLE_TURNS = 2
+"""Turns without an operation after which the thread is idle. A new waiter for hints, who comes
+after each commit, takes one turn; then a turn lasts `_POLL_SECONDS`."""
 
 _REFUSED_ON_FULL_DISK = (add_runs, fire, put_jobs)
 """The operations that a store on a full disk refuses, so that running work can be recorded."""
@@ -85,6 +92,7 @@ class Writer:
         self.identity = FileIdentity(path)
         self._transactions = HandlerTransactions(path, self.clock, self.identity)
         self._handler_transactions: deque[SqliteTransaction] = deque()
+        self._idle_turns = 0
         self.mailbox = Mailbox()
         self.notifier = Notifier(self.mailbox.wake)
         self.opened: Future[None] = Future()
@@ -160,6 +168,9 @@ class Writer:
         group = self.mailbox.take(_MOST_BATCH_ITEMS, self._wait_seconds())
         try:
             outcomes = self._execute_checked(group) if group else []
+            self._idle_turns = 0 if group else self._idle_turns + 1
+            if self._idle_turns == _IDLE_TURNS:
+                self._fold_counters()
         except BaseException as error:  # nothing is expected here; callers must not hang
             outcomes = [(work, None, translated(error, self._path)) for work in group]
         deliver(outcomes)
@@ -248,20 +259,32 @@ class Writer:
         first = replace(claim, limit=limit, ahead=ahead, turns={})
         return next_runs(self._connection, first, now)
 
-    def _transact(self, group: list[Operation]) -> list[Any]:
-        try:
-            return self._in_transaction(group)
-        except PartlyRepeated:
-            return self._in_transaction(group, one_by_one=True)
+    def _fold_counters(self) -> None:
+        """The thread has become idle: add up a long log of ends. If this fails, a later call does
+        it."""
+        self.identity.check()
+        if count_logged(self._connection) >= IDLE_FOLD:
+            self._in_transaction(fold)
 
-    def _in_transaction(self, group: list[Operation], *, one_by_one: bool = False) -> list[Any]:
+    def _transact(self, group: list[Operation]) -> list[Any]:
+        def run(tx: WriteTransaction) -> list[Any]:
+            return list(_run(tx, group))
+
+        try:
+            return self._in_transaction(run)
+        except PartlyRepeated:
+            return self._in_transaction(run, one_by_one=True)
+
+    def _in_transaction(
+        self, run: Callable[[WriteTransaction], T], *, one_by_one: bool = False
+    ) -> T:
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 check_version(self._connection, self._path)
                 now = self.clock.follow(self._connection)
                 tx = WriteTransaction(self._connection, from_us(now), now, one_by_one)
-                results = list(_run(tx, group))
+                results = run(tx)
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
