@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -417,22 +416,3 @@ class TestUnblocking:
 def test_every_change_has_an_id_of_its_own() -> None:
     changes = [transitions.cancelled(pending(), NOW, "asked") for _ in range(100)]
     assert len({change.change_id for change in changes}) == 100
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_draws_other_change_ids() -> None:
-    def draw() -> list[int]:
-        return [transitions.began(running()).change_id for _ in range(600)]
-
-    known = set(draw())
-    reader, writer = os.pipe()
-    if not (child := os.fork()):
-        os.write(writer, repr(draw()).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as answer:
-        drawn = answer.read().decode()
-    os.waitpid(child, 0)
-    known |= set(draw())
-    assert len(known) == 1200
-    assert known.isdisjoint(map(int, drawn.strip("[]").split(",")))

@@ -54,6 +54,22 @@ async def test_a_forked_child_may_open_a_file_that_its_parent_has_closed(tmp_pat
     assert await _in_a_child(_open_and_close(path)) == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+async def test_a_forked_child_draws_other_change_ids() -> None:
+    run = a_run("one")
+    last = transitions.began(run).change_id  # many are drawn at once: the child must drop the rest
+    reader, writer = os.pipe()
+
+    async def draw() -> int:
+        return os.write(writer, repr(transitions.began(run).change_id).encode()) and 0
+
+    assert await _in_a_child(draw()) == 0
+    drawn = int(os.read(reader, 100))
+    assert len({last, drawn, transitions.began(run).change_id}) == 3
+    os.close(reader)
+    os.close(writer)
+
+
 async def _in_a_child(work: Coroutine[Any, Any, int]) -> int:
     """The exit code of a forked child that does the work: what it returns, 2 if it raises."""
     child = os.fork()
