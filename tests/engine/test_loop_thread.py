@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 
 import pytest
 
 from mainspring import Scheduler
-from mainspring.engine.loop_thread import call_on, run_in_this_thread
+from mainspring.engine.loop_thread import EngineLoop, call_on, run_in_this_thread
+from mainspring.errors import NotStarted
 from tests.support.engine import LONG
 
 
@@ -56,3 +58,49 @@ def test_an_error_of_a_call_on_another_loop_reaches_the_caller() -> None:
         assert await asyncio.to_thread(run_in_this_thread, call_on(loop, int, "7")) == 7
 
     asyncio.run(main())
+
+
+async def test_calls_that_come_at_once_get_their_own_answers_and_contexts() -> None:
+    engine, number = EngineLoop(inline=False), contextvars.ContextVar[int]("number")
+
+    async def divide() -> float:
+        assert asyncio.get_running_loop() is engine.loop
+        return 1 / number.get()
+
+    async def call(divisor: int) -> float:
+        number.set(divisor)
+        return await engine.call(divide())
+
+    answers = await asyncio.gather(*map(call, (1, 0, 2)), return_exceptions=True)
+    await engine.close()
+    assert answers[::2] == [1, 0.5]
+    assert isinstance(answers[1], ZeroDivisionError)
+    with pytest.raises(NotStarted):
+        await engine.call(divide())
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_call_ends_with_its_caller_or_with_the_engine(stopped: bool) -> None:
+    engine = EngineLoop(inline=False)
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            ended.set()
+
+    call = asyncio.create_task(engine.call(wait()))
+    assert await asyncio.to_thread(began.wait, LONG)
+    if stopped:
+        await engine.close()
+        with pytest.raises(NotStarted):
+            await call
+    else:
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await asyncio.to_thread(ended.wait, LONG)
+        await engine.close()
+    assert ended.is_set()

@@ -12,7 +12,10 @@ import contextlib
 import contextvars
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from mainspring.errors import NotStarted
@@ -62,28 +65,86 @@ class LoopThread:
                 self._thread.join()
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    coroutine: Coroutine[Any, Any, Any]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+    context: contextvars.Context
+    task: asyncio.Task[Any] | None = None
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def settle(self) -> None:
+        """Give the answer to the caller, on its loop."""
+        assert self.task is not None
+        if self.answer.done():  # the caller was cancelled
+            return
+        if self.task.cancelled():
+            self.answer.set_exception(_stopped())
+        elif (error := self.task.exception()) is not None:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(self.task.result())
+
+
 class EngineLoop:
-    """Runs coroutines on the engine's loop for callers on any loop, or on none."""
+    """Runs coroutines on the engine's loop for callers on any loop. Calls that come at once go over
+    together, and so do their answers: to wake a thread costs more than a call does."""
 
     def __init__(self, *, inline: bool) -> None:
         self._host = None if inline else LoopThread("mainspring-engine")
         self.loop = self._host.loop if self._host else asyncio.get_running_loop()
+        self._calls: deque[_Call] = deque()  # its methods are atomic to other threads
+        self._starting = False
+        self._ended: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
 
     async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if asyncio.get_running_loop() is self.loop:
+        loop = asyncio.get_running_loop()
+        if loop is self.loop:
             return await coroutine
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if future.cancelled() and (task is None or not task.cancelling()):
+        call = _Call(coroutine, loop, loop.create_future(), contextvars.copy_context())
+        self._calls.append(call)
+        if not self._starting:
+            self._starting = True
+            try:
+                self.loop.call_soon_threadsafe(self._start)
+            except RuntimeError:  # the loop was closed just now
+                coroutine.close()
                 raise _stopped() from None
+        try:
+            result: T = await call.answer
+        except asyncio.CancelledError:
+            call_soon(self.loop, call.cancel)
             raise
+        return result
+
+    def _start(self) -> None:
+        self._starting = False  # before the queue is read: a later call wakes the loop again
+        while self._calls:
+            call = self._calls.popleft()
+            call.task = self.loop.create_task(call.coroutine, context=call.context)
+            call.task.add_done_callback(partial(self._end, call))
+
+    def _end(self, call: _Call, task: asyncio.Task[Any]) -> None:
+        if call.loop not in self._ended:
+            self._ended[call.loop] = []
+            self.loop.call_soon(self._answer, call.loop)
+        self._ended[call.loop].append(call)
+
+    def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
+        call_soon(loop, _settle, self._ended.pop(loop))
 
     async def close(self) -> None:
         if self._host is not None:
             await self._host.close_from_loop()
+
+
+def _settle(calls: list[_Call]) -> None:
+    for call in calls:
+        call.settle()
 
 
 def run_in_this_thread(coroutine: Coroutine[Any, Any, T]) -> T:
