@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from mainspring.core.clock import EPOCH
@@ -29,6 +31,8 @@ async def find(tx: Transaction, query: RunQuery) -> Page[Run]:
         return Page(list((await runs_by_id(tx, query.ids, brief=query.brief)).values()))
     if query.limit <= 0:
         return Page([])
+    if query.jobs is not None:
+        return Page(await _newest_of_each(tx, query, query.jobs))
     before = _LAST if query.cursor is None else cursor_number(query.cursor, query.cursor)
     seqs: set[int] = set()
     for where, parameters in _scans(query, tx.now):
@@ -41,6 +45,24 @@ async def find(tx: Transaction, query: RunQuery) -> Page[Run]:
     runs = dict(await select_runs(tx, "WHERE seq = ANY(%s)", [chosen], brief=query.brief))
     cursor = str(chosen[-1]) if len(chosen) == query.limit else None
     return Page([runs[seq] for seq in chosen if seq in runs], cursor)
+
+
+async def _newest_of_each(tx: Transaction, query: RunQuery, jobs: Iterable[str]) -> list[Run]:
+    """One statement: of each job the newest of each scan, and the newest of these."""
+    scans = [
+        f"(SELECT seq FROM mainspring.runs WHERE {where} ORDER BY seq DESC LIMIT %s)"
+        for where, _ in _scans(query, tx.now)
+    ]
+    if not scans:
+        return []
+    where = (
+        "WHERE seq IN (SELECT newest.seq FROM unnest(%s::text[]) AS job (name) CROSS JOIN LATERAL"
+        f" (SELECT seq FROM ({' UNION ALL '.join(scans)}) AS scan ORDER BY seq DESC LIMIT %s)"
+        " AS newest)"
+    )
+    parameters = [list(jobs), *[query.limit] * (len(scans) + 1)]
+    runs = await select_runs(tx, where, parameters, brief=query.brief)
+    return [run for _, run in sorted(runs, key=itemgetter(0), reverse=True)]
 
 
 def _scans(query: RunQuery, now: int) -> list[Scan]:
@@ -62,7 +84,7 @@ def _scans(query: RunQuery, now: int) -> list[Scan]:
     if live:
         named = "" if len(live) == len(LIVE) else f" AND state IN ({_texts(live)})"
         scans.append((f"NOT done{named}{conditions}", parameters))
-    if query.states is None and query.job is None:
+    if query.states is None and query.job is None and query.jobs is None:
         scans.append((f"done{conditions}", parameters))
     else:
         scans += [(f"done AND state = '{state}'{conditions}", parameters) for state in done]
@@ -79,6 +101,8 @@ def _conditions(query: RunQuery) -> Scan:
     ):
         if value is not None:
             sql, parameters = sql + condition, [*parameters, value]
+    if query.jobs is not None:
+        sql += " AND job_id = job.name"
     if query.failing:
         sql += " AND failures > 0"
     if query.tried:
