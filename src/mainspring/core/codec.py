@@ -162,3 +162,9 @@ def _text(made: Any) -> str:
 
 
 _encoder = json.JSONEncoder(separators=(",", ":"))
+
+
+def encodable_text(text: str) -> str:
+    """The text with lone surrogates escaped: names of files that are not UTF-8 have them, and
+    neither a store nor a log can encode them."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

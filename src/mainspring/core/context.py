@@ -238,7 +238,7 @@ class RunContext:
         `MAX_PROGRESS_MESSAGE` characters are kept."""
         if total is not None:
             total = _number(total)
-        text = str(message)
+        text = codec.encodable_text(str(message))
         if len(text) > MAX_PROGRESS_MESSAGE:
             text = text[: MAX_PROGRESS_MESSAGE - 1] + "…"
         self.latest_progress = Progress(_number(done), total, text)
@@ -334,7 +334,7 @@ class _LogBuffer(logging.Handler):
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._keep(*_cut(self.format(record)))
+        self._keep(*_cut(codec.encodable_text(self.format(record))))
         if self._program.isEnabledFor(record.levelno):
             self._program.handle(record)
 
@@ -352,7 +352,7 @@ class _LogBuffer(logging.Handler):
 
 def _cut(line: str) -> tuple[str, int]:
     """A line that fits, and its size in bytes with the line's end."""
-    data = line.encode(errors="replace")
+    data = line.encode()
     if len(data) >= MAX_LOG_BYTES:
         data = data[: MAX_LOG_BYTES - 1]
         line = data.decode(errors="ignore")

@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+from mainspring.core.codec import encodable_text
 from mainspring.core.durations import humanize_measured
 from mainspring.core.events import Event, Events
 from mainspring.core.model import Attempt, Run
@@ -63,31 +64,26 @@ def _called(attempt: Attempt | None) -> str:
     request = detail.get("request") if isinstance(detail, dict) else None
     if not isinstance(request, dict) or not isinstance(request.get("url"), str):
         return ""
-    return _printable(f", from {request.get('method')} {request['url'].partition('?')[0]}")
+    return encodable_text(f", from {request.get('method')} {request['url'].partition('?')[0]}")
 
 
 def _log(level: int, event: Event, run: Run, what: str) -> None:
     attempt = run.attempts[-1] if run.attempts else None
     trace = (attempt.traceback if attempt is not None else None) or ""
-    exc_info = _raised(event.error) if trace and _printable(trace) == trace else None
+    exc_info = _raised(event.error) if trace and encodable_text(trace) == trace else None
     # Of a handler in another process only the text of the traceback is known.
-    shown = "" if exc_info or "\n" not in trace.rstrip() else f"\n{_printable(trace).rstrip()}"
+    shown = "" if exc_info or "\n" not in trace.rstrip() else f"\n{encodable_text(trace).rstrip()}"
     log.log(
         level,
         "job %s: %s: %s (run %s)%s",
         run.job_id,
         what,
-        _printable(run.error or "no reason is known") + _called(attempt),
+        encodable_text(run.error or "no reason is known") + _called(attempt),
         run.id,
         shown,
         exc_info=exc_info,
         extra=_facts(run),
     )
-
-
-def _printable(text: str) -> str:
-    """A text that every handler can encode: lone surrogates are shown escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _raised(

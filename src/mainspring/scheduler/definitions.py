@@ -464,7 +464,7 @@ def _description(given: object, errors: InputErrors) -> str:
     if given is None:
         return ""
     if isinstance(given, str) and len(given) <= MAX_DESCRIPTION:
-        return given
+        return codec.encodable_text(given)
     why = (
         f"has at most {MAX_DESCRIPTION:,} characters, not {len(given):,}"
         if isinstance(given, str)

@@ -67,11 +67,6 @@ def from_us(us: int) -> datetime:
     return EPOCH + timedelta(0, us // 1_000_000, us % 1_000_000)
 
 
-def _encodable_text(text: str) -> str:
-    """Error messages may hold lone surrogates (file names do), which UTF-8 cannot encode."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
 def json_text(value: Any) -> str:
     """JSON of values of the model. msgspec makes it, unless a text in it is not valid Unicode."""
     try:
@@ -145,7 +140,7 @@ _KINDS = {
     Policy: Kind("policy", _definition_text, read_policy),
     Webhook: Kind("webhook", json_text, read_webhook),
 }
-_FREE_TEXT = Kind("free_text", _encodable_text)
+_FREE_TEXT = Kind("free_text", codec.encodable_text)
 _ENUM = Kind("enum", str)
 
 
