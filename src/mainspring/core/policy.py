@@ -461,7 +461,7 @@ class Policy:
             errors.add(InvalidInput(why, field="retry_delay"))
         wrong = given.keys() - values.keys()
         retry_delay = values.pop("retry_delay", None)
-        policy = replace(base, **values)
+        policy = replace(base, **values) if values else base
         if retry_delay is not None:
             with errors:
                 policy = replace(policy, backoff=policy.backoff.with_delay(retry_delay))
@@ -629,21 +629,19 @@ def merge_policy(
         used.pop("retry_delay", None)
     if longest_timeout is not None:
         _leave_out_for_webhook(used, longest_timeout)
-
-    def base() -> Policy:
-        return Policy.make_unchecked(**{**built_in, **used})
-
-    merged, _ = Policy._read(InputErrors(), base(), given)
+    base = Policy.make_unchecked(**{**built_in, **used})
+    merged, _ = Policy._read(InputErrors(), base, given)
     for conflict in (EFFECT_ONCE_IN_PROCESS, *CONFLICTS) if used else ():
         if conflict.exists(merged):
             left_out = conflict.option if conflict.other not in used else conflict.other
             if left_out == conflict.option or conflict.option in given:
                 used.pop(left_out, None)
-            merged, _ = Policy._read(InputErrors(), base(), given)
+            base = Policy.make_unchecked(**{**built_in, **used})
+            merged, _ = Policy._read(InputErrors(), base, given)
     more = {}
     if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
         more["retry_delay"] = used["retry_delay"]
-    policy = Policy.collect(errors, base(), **more, **given)
+    policy = Policy.collect(errors, base, **more, **given)
     origins = {field_of(name): str(Origin.DEFAULTS) for name in used}
     origins |= {field_of(name): str(Origin.JOB) for name in given}
     return policy, {f.name: origins[f.name] for f in fields(Policy) if f.name in origins}

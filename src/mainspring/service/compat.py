@@ -29,7 +29,7 @@ from mainspring.service.dependencies import (
 from mainspring.service.problems import ApiError, FieldError
 from mainspring.service.schemas.documents import Document, Milliseconds, Reply, example
 from mainspring.service.schemas.health import Health, Status
-from mainspring.service.schemas.job import Job, JobBody, JobUpdateBody, etag
+from mainspring.service.schemas.job import Job, JobBody, JobUpdateBody, etag, schedule_text
 from mainspring.service.schemas.json_format import Time, to_iso, to_milliseconds
 
 router = api_router(prefix="/api", tags=[COMPATIBILITY])
@@ -99,13 +99,12 @@ async def create_job(
     headers = {"Location": path_of(request, f"/api/jobs/{job.id}"), "ETag": etag(job)}
     if created.replayed:
         headers["Idempotency-Replayed"] = "true"
-    document = Job.of(job, created.secret)
     data = CreatedData(
         job_id=job.id,
-        schedule=document.schedule,
-        endpoint=document.endpoint or None,
-        next_run_at=document.next_run_at,
-        signing_secret=document.signing_secret or UNSET,
+        schedule=schedule_text(job.schedule),
+        endpoint=None if job.webhook is None else job.webhook.url,
+        next_run_at=to_iso(job.next_run_at),
+        signing_secret=created.secret or UNSET,
     )
     return Reply(Created(data=data), 201, headers)
 
