@@ -1368,6 +1368,7 @@ class BlockingClient:
     trigger = BlockingMethod(Client.trigger)
     backfill = BlockingMethod(Client.backfill)
     list_runs = BlockingMethod(Client.list_runs)
+    newest_runs = BlockingMethod(Client.newest_runs)
     cancel = BlockingMethod(Client.cancel)
     retry = BlockingMethod(Client.retry)
     cancel_runs = BlockingMethod(Client.cancel_runs)
