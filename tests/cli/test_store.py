@@ -23,7 +23,7 @@ URL = "mongodb://db.example.org/things?mainspringPrefix=app_"
 
 def test_the_script_makes_every_index(run: Run) -> None:
     """tests/stores/mongodb/test_permissions.py does what its lines say."""
-    answer = run("store", "indexes", "--store", URL)
+    answer = run("store", "schema", "--store", URL)
     assert 'db.getSiblingDB("things")' in answer.out
     assert 'getCollection("app_runs").createIndex({"state": 1, "lane": 1' in answer.out
     assert '// sh.shardCollection("things.app_runs", {_id: "hashed"});' in answer.out
@@ -32,12 +32,12 @@ def test_the_script_makes_every_index(run: Run) -> None:
         name = f'"name": "{index.name}"'
         assert any(start in line and name in line for line in answer.out.splitlines())
     assert answer.out.count("sh.shardCollection(") == len(schema.SHARDED)
-    assert run("store", "indexes", "--store", URL, "--json").json["script"] == answer.out
+    assert run("store", "schema", "--store", URL, "--json").json["script"] == answer.out
 
 
 def test_other_stores_have_none(run: Run) -> None:
-    refused = run("store", "indexes", "--store", "sqlite:///mainspring.db").refusal
-    assert "makes its indexes itself" in refused
+    refused = run("store", "schema", "--store", "sqlite:///mainspring.db").refusal
+    assert "makes what it needs itself" in refused
 
 
 def test_secrets_move_to_the_newest_key(

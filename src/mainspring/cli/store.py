@@ -1,4 +1,4 @@
-"""`mainspring store`: indexes, copies and re-encrypted secrets of a store."""
+"""`mainspring store`: schema, copies and re-encrypted secrets of a store."""
 
 from __future__ import annotations
 
@@ -101,19 +101,22 @@ async def copy(
 
 @command(
     group,
-    "indexes",
-    "mainspring store indexes --store mongodb://db.example.org/jobs > indexes.js",
-    "mongosh mongodb://db.example.org indexes.js",
+    "schema",
+    "mainspring store schema --store postgresql://db.example.org/app > schema.sql",
+    "mainspring store schema --store mongodb://db.example.org/jobs > indexes.js",
 )
-def indexes(call: Call) -> None:
-    """Print the script that makes the indexes of a MongoDB store."""
+def schema(call: Call) -> None:
+    """Print the script that makes the tables of a PostgreSQL store, or the indexes of MongoDB.
+
+    For teams whose programs may not do that themselves. It connects to nothing.
+    """
     located = find_store(call.choice)
     script = located.store.info().setup_script
     if script is None:
         raise CommandError(
-            f"{located.name} makes its indexes itself: there is no script for it",
+            f"{located.name} makes what it needs itself: there is no script for it",
             code=BAD_INPUT,
-            advice="name a MongoDB store: --store mongodb://host/database",
+            advice="name a PostgreSQL or MongoDB store: --store postgresql://host/database",
         )
     call.output.document({"script": script})
     call.output.line(script.rstrip("\n"))
@@ -181,8 +184,8 @@ def _find_shared_store(url: str, which: str) -> LocatedStore:
         raise CommandError(
             f"{which} is memory://, which lives in the process that made it",
             code=BAD_INPUT,
-            advice="copy between sqlite:///path, mongodb://host/database, s3://bucket/prefix and"
-            " other stores that stay",
+            advice="copy between sqlite:///path, postgresql://host/database,"
+            " mongodb://host/database, s3://bucket/prefix and other stores that stay",
         )
     return located
 
@@ -192,14 +195,20 @@ def _location_key(url: str) -> object:
     path = database_file(url)
     if path is not None:
         return path.resolve()
-    from mainspring.stores.mongodb.url import MongoUrl
     from mainspring.stores.objects.url import SCHEMES, Address
 
-    if url.partition("://")[0] in SCHEMES:
+    scheme = url.partition("://")[0]
+    if scheme in SCHEMES:
         bucket = Address.of(url)
         if bucket.scheme == "file":
             return Path(bucket.bucket).resolve()
         return bucket.scheme, bucket.bucket, bucket.prefix, bucket.endpoint, bucket.account
+    if scheme in ("postgresql", "postgres"):
+        from mainspring.stores.postgresql.url import PostgresUrl
+
+        return PostgresUrl.of(url).place
+    from mainspring.stores.mongodb.url import MongoUrl
+
     address = MongoUrl.of(url)
     hosts = address.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
     return frozenset(hosts.split(",")), address.database, address.prefix

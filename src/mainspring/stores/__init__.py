@@ -20,7 +20,15 @@ _KNOWN = (
 )
 
 
-_OTHER_SCHEMES = {"gcs": "gs", "google": "gs", "azure": "az", "abfs": "az", "mongo": "mongodb"}
+_OTHER_SCHEMES = {
+    "gcs": "gs",
+    "google": "gs",
+    "azure": "az",
+    "abfs": "az",
+    "mongo": "mongodb",
+    "postgresql+psycopg": "postgresql",
+    "postgresql+asyncpg": "postgresql",
+}
 
 
 def open_store(url: object, clock: Clock | None = None) -> Store:

@@ -115,7 +115,7 @@ async def test_indexes_by_hand_and_a_role_that_may_make_none(guarded: ReplicaSet
         # Without the cap it cannot work, and this user cannot mend that.
         client["byhand"]["mainspring_wakeups"].drop()
         client["byhand"].create_collection("mainspring_wakeups")
-        with pytest.raises(StoreError, match=r"should be capped.*mainspring store indexes"):
+        with pytest.raises(StoreError, match=r"should be capped.*mainspring store schema"):
             await MongoStore(url).open()
         client["byhand"]["mainspring_runs"].drop_index("due")
         client["byhand"]["mainspring_wakeups"].drop()

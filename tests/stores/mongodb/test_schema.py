@@ -49,7 +49,7 @@ async def test_an_index_in_the_way_is_named(
 ) -> None:
     with MongoClient[Document](replica_set_url) as client:
         client[database_name]["mainspring_runs"].create_index(keys, **options)
-    with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store indexes"):
+    with pytest.raises(StoreError, match=r"an index .* other options.*mainspring store schema"):
         await MongoStore(database_url).open()
 
 

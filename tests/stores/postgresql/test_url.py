@@ -14,6 +14,18 @@ def test_options_of_our_own_are_not_sent_to_the_server() -> None:
     assert "secret" not in url.location
 
 
+def test_options_of_libpq_are_sent_as_they_are() -> None:
+    url = PostgresUrl.of("postgresql://db/app?options=-c%20statement_timeout%3D5s&schema=jobs")
+    assert url.conninfo == "postgresql://db/app?options=-c%20statement_timeout%3D5s"
+
+
+def test_two_names_of_one_store_are_recognised() -> None:
+    one = PostgresUrl.of("postgres://me:secret@db/app?sslmode=require")
+    other = PostgresUrl.of("postgresql:///app?host=db&port=5432&schema=mainspring")
+    assert one.place == other.place
+    assert one.place != PostgresUrl.of("postgresql://db/app?schema=jobs").place
+
+
 def test_hints_may_be_heard_elsewhere_or_not_at_all() -> None:
     assert PostgresUrl.of("postgresql://db/app?listen=false").listen_url is None
     elsewhere = PostgresUrl.of("postgresql://pooler/app?listen_url=postgresql%3A%2F%2Fdb%2Fapp")

@@ -92,7 +92,7 @@ def _translated(error: Exception) -> Exception:
     if code in _INDEX_CONFLICTS:
         return StoreError(
             "MongoDB has an index of this name or these keys with other options. Drop it and"
-            " restart, or create Mainspring's indexes by hand: `mainspring store indexes` prints"
+            " restart, or create Mainspring's indexes by hand: `mainspring store schema` prints"
             f" them ({_describe(error)})"
         )
     if isinstance(error, ServerSelectionTimeoutError):

@@ -187,7 +187,7 @@ async def make_wakeups(database: Database) -> None:
             raise
         raise StoreError(
             f"the collection {name!r} should be capped and is not, and this user cannot change"
-            " that. Drop it (it holds hints alone) and make it as `mainspring store indexes`"
+            " that. Drop it (it holds hints alone) and make it as `mainspring store schema`"
             f" says ({error.details and error.details.get('codeName')})"
         ) from error
 

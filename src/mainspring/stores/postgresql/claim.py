@@ -2,9 +2,10 @@
 
 1. Step from lane to lane (one seek each, and one for its first due run), beginning behind the job
    that had the last turn, until enough jobs with due runs are known.
-2. Lock and read the limits of these jobs (limits.py).
-3. Take the first runs of each job, as many as it gives when all take turns (`stores/turns.py`), by
-   one statement. Runs that another claim has locked are passed over.
+2. Lock the limits of these jobs, and count what is used of them (limits.py).
+3. Lock the first runs of each job, as many as it gives when all take turns (`stores/limits.py`).
+   Runs that another claim has locked are passed over.
+4. Take them by one statement.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ WITH RECURSIVE lanes (lane) AS (
 )"""
 _LANES_DUE = f"""{_LANES}
 SELECT due.lane, job.concurrency, job.limit_key, job.rate FROM (
-    SELECT lanes.lane FROM lanes WHERE EXISTS (
+    SELECT lanes.lane FROM lanes WHERE (
         SELECT 1 FROM mainspring.runs WHERE {_PENDING} AND lane = lanes.lane AND run_at <= %s
-    ) LIMIT %s
+        ORDER BY run_at LIMIT 1
+    ) IS NOT NULL LIMIT %s
 ) AS due LEFT JOIN mainspring.jobs AS job ON job.id = split_part(due.lane, chr(31), 2)
 AND (job.concurrency IS NOT NULL OR job.rate IS NOT NULL)
 ORDER BY due.lane
@@ -56,19 +58,20 @@ SELECT lanes.lane, (
 _LATEST_TIME = 253_402_300_800_000_000
 """A `run_at` later than the year 9999 is damaged."""
 
+_LOCK_FIRST = f"""
+SELECT lanes.at, run.run_at, run.seq
+FROM unnest(%s::text[], %s::bigint[]) WITH ORDINALITY AS lanes (name, most, at)
+CROSS JOIN LATERAL (
+    SELECT run_at, seq FROM mainspring.runs
+    WHERE {_PENDING} AND lane = lanes.name AND run_at <= %s
+    ORDER BY run_at, seq LIMIT lanes.most FOR UPDATE {{locked}}
+) AS run
+"""
 _TAKE = f"""
-WITH chosen AS MATERIALIZED (
-    SELECT run.seq FROM unnest(%s::text[], %s::bigint[]) AS lanes (name, most)
-    CROSS JOIN LATERAL (
-        SELECT seq FROM mainspring.runs
-        WHERE {_PENDING} AND lane = lanes.name AND run_at <= %s
-        ORDER BY run_at, seq LIMIT lanes.most FOR UPDATE {{locked}}
-    ) AS run
-)
 UPDATE mainspring.runs
 SET state = 'running', token = token + 1, attempt = attempt + 1, worker = %s, started_at = %s,
     lease_until = %s, progress = NULL, began = false
-WHERE NOT done AND seq = ANY(ARRAY(SELECT seq FROM chosen))
+WHERE NOT done AND seq = ANY(%s)
 RETURNING {RUNS.columns}
 """
 
@@ -83,36 +86,46 @@ class Taken(NamedTuple):
 
 
 async def claim_runs(tx: Transaction, claim: Claim, *, skip_locked: bool) -> Taken:
-    now = tx.now
-    limits = ClaimLimits(claim, {}, {}, RateAllowance({}, (), now))
+    kept: dict[str, Sequence[Any]] = {}
+    lanes = [lane async for lane in _due_lanes(tx, claim, kept)] if claim.limit > 0 else []
+    if kept:  # all locks at once, in one order: else two claims wait for each other
+        await limit_rows.lock(tx, limit_rows.lock_names(kept))
+    limits = _no_limits(tx, claim)
+    await limit_rows.add_limits(tx, limits, kept, tx.now)
     passed: set[str] = set()
-    runs: list[Run] = []
-    aside: list[Run] = []
-    lanes = [lane async for lane in _due_lanes(tx, limits, now)] if claim.limit > 0 else []
+    chosen: list[int] = []
     for _, level in groupby(lanes, key=lambda lane: lane.priority):
         by_job = first_round(((lane.job_id, lane) for lane in level), limits)
         passed |= by_job.keys()
-        taken = await _take_turns(tx, by_job, limits, skip_locked=skip_locked)
-        runs += [run for run in taken if run.unreadable is None]
-        aside += [run for run in taken if run.unreadable is not None]
+        chosen += await _take_turns(tx, by_job, limits, skip_locked=skip_locked)
         if limits.full:
             break
-    if aside:
-        await _set_aside(tx, aside)
     for write in limits.rates.writes():
         await notes.put(tx, write)
-    if runs or aside:
+    taken = await _take(tx, claim, chosen)
+    runs = [run for run in taken if run.unreadable is None]
+    aside = [run for run in taken if run.unreadable is not None]
+    if aside:
+        await _set_aside(tx, aside)
+    if taken:
         return Taken(runs, again=not runs)
     return Taken([], await _next_due(tx, claim, limits.rates.next_start(passed)))
 
 
-async def _due_lanes(tx: Transaction, limits: ClaimLimits, now: int) -> AsyncIterator[Lane]:
-    """The lanes that the claim may take runs from, in the order of the turns. Adds the limits of
-    their jobs to `limits`."""
-    claim, count = limits.claim, limits.claim.limit + FEW_LANES
+def _no_limits(tx: Transaction, claim: Claim) -> ClaimLimits:
+    return ClaimLimits(claim, {}, {}, RateAllowance({}, (), tx.now))
+
+
+async def _due_lanes(
+    tx: Transaction, claim: Claim, kept: dict[str, Sequence[Any]]
+) -> AsyncIterator[Lane]:
+    """The lanes that the claim may take runs from, in the order of the turns, as far as the limits
+    seem to allow: they are counted again under their locks. Adds what their jobs have of limits to
+    `kept`."""
+    limits, count = _no_limits(tx, claim), claim.limit + FEW_LANES
     last: str | None
     if claim.turns:  # mostly there are few lanes: one query reads them all
-        lanes, last = await _read_due_lanes(tx, limits, now, ALL_LANES, count)
+        lanes, last = await _read_due_lanes(tx, limits, kept, ALL_LANES, count)
         if last is None:
             for lane in sorted(lanes, key=lambda lane: turn_order(claim, *lane[:2])):
                 yield lane
@@ -121,7 +134,7 @@ async def _due_lanes(tx: Transaction, limits: ClaimLimits, now: int) -> AsyncIte
     for low, high in lanes_from_turn(claim.turns):
         last = low
         while last is not None:
-            lanes, last = await _read_due_lanes(tx, limits, now, (last, high), count)
+            lanes, last = await _read_due_lanes(tx, limits, kept, (last, high), count)
             for lane in lanes:
                 if lane.job_id not in jobs:
                     if trial.full:  # then no other job matters
@@ -134,86 +147,55 @@ async def _due_lanes(tx: Transaction, limits: ClaimLimits, now: int) -> AsyncIte
 
 
 async def _read_due_lanes(
-    tx: Transaction, limits: ClaimLimits, now: int, between: tuple[str, str], count: int
+    tx: Transaction,
+    limits: ClaimLimits,
+    kept: dict[str, Sequence[Any]],
+    between: tuple[str, str],
+    count: int,
 ) -> tuple[list[Lane], str | None]:
     """Of the first `count` lanes between two names, those that the claim may take runs from; and
     the name of the last lane, if there may be more."""
     low, high = between
-    rows = await tx.rows(_LANES_DUE, [low, high, high, now, count])
+    rows = await tx.rows(_LANES_DUE, [low, high, high, tx.now, count])
     lanes: list[Lane] = []
-    kept: dict[str, Sequence[Any]] = {}
+    limited: dict[str, Sequence[Any]] = {}
     for name, *limit in rows:
         lane = Lane.parse(name)
         if lane is not None and lane.is_claimed_by(limits.claim):
             lanes.append(lane)
             if any(value is not None for value in limit):
-                kept[lane.job_id] = limit
-    if kept:
-        await limit_rows.add_limits(tx, limits, kept, now)
+                limited[lane.job_id] = limit
+    await limit_rows.add_limits(tx, limits, limited, tx.now)
+    kept |= limited
     return lanes, rows[-1][0] if len(rows) == count else None
 
 
 async def _take_turns(
     tx: Transaction, by_job: Mapping[str, list[Lane]], limits: ClaimLimits, *, skip_locked: bool
-) -> list[Run]:
-    """Take what each job gives. Where a job has fewer runs than its share, the others give more."""
-    turns = Turns[Run](list(by_job), limits)
-    taken: dict[str, list[Run]] = {job_id: [] for job_id in by_job}
+) -> list[int]:
+    """Which runs each job gives. They are locked, and so are a few more that it might have given:
+    other claims pass over those until the commit."""
+    turns = Turns[int](list(by_job), limits)
+    sql = _LOCK_FIRST.replace("{locked}", "SKIP LOCKED" if skip_locked else "")
     while missing := turns.missing():
-        wanted = {job_id: count - len(taken[job_id]) for job_id, count in missing.items()}
-        runs = await _take(tx, limits.claim, by_job, wanted, skip_locked=skip_locked)
+        lanes = [lane for job_id in missing for lane in by_job[job_id]]
+        counts = [missing[lane.job_id] for lane in lanes]
+        rows = await tx.rows(sql, [[lane.name for lane in lanes], counts, tx.now])
+        first: dict[str, list[tuple[int, int]]] = {job_id: [] for job_id in missing}
+        for at, run_at, seq in rows:
+            first[lanes[at - 1].job_id].append((run_at, seq))
         for job_id, count in missing.items():
-            taken[job_id] += runs.get(job_id, [])
-            turns.add(job_id, count, taken[job_id])
+            turns.add(job_id, count, [seq for _, seq in sorted(first[job_id])[:count]])
     return turns.chosen()
 
 
-async def _take(
-    tx: Transaction,
-    claim: Claim,
-    by_job: Mapping[str, list[Lane]],
-    wanted: Mapping[str, int],
-    *,
-    skip_locked: bool,
-) -> dict[str, list[Run]]:
-    """Take the earliest due runs of each job. One job may have several lanes: the earliest of all
-    are wanted, so those lanes are read first."""
-    names: list[str] = []
-    counts: list[int] = []
-    for job_id, count in wanted.items():
-        lanes = by_job[job_id]
-        shares = [count] if len(lanes) == 1 else await _shares(tx, lanes, count)
-        for lane, share in zip(lanes, shares, strict=True):
-            names.append(lane.name)
-            counts.append(share)
+async def _take(tx: Transaction, claim: Claim, seqs: Sequence[int]) -> list[Run]:
+    if not seqs:
+        return []
     lease = tx.now + claim.lease // _US
-    sql = _TAKE.replace("{locked}", "SKIP LOCKED" if skip_locked else "")
-    rows = await tx.rows(sql, [names, counts, tx.now, claim.worker, tx.now, lease])
-    taken: dict[str, list[Run]] = {}
-    for row in sorted(rows, key=lambda row: (row[_RUN_AT], row[0])):
-        run = RUNS.read(row[1:])
-        taken.setdefault(row[_JOB_ID], []).append(run)
-    return taken
-
-
-_RUN_AT = 1 + RUNS.names.index("run_at")
-_JOB_ID = 1 + RUNS.names.index("job_id")
-_EARLIEST = f"""
-SELECT lanes.at FROM unnest(%s::text[]) WITH ORDINALITY AS lanes (name, at)
-CROSS JOIN LATERAL (
-    SELECT run_at, seq FROM mainspring.runs
-    WHERE {_PENDING} AND lane = lanes.name AND run_at <= %s ORDER BY run_at, seq LIMIT %s
-) AS run ORDER BY run.run_at, run.seq LIMIT %s
-"""
-
-
-async def _shares(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[int]:
-    """How many of a job's earliest due runs each of its lanes has."""
-    found = await tx.rows(_EARLIEST, [[lane.name for lane in lanes], tx.now, count, count])
-    shares = [0] * len(lanes)
-    for (at,) in found:
-        shares[at - 1] += 1
-    return shares
+    rows = await tx.rows(_TAKE, [claim.worker, tx.now, lease, list(seqs)])
+    runs = {row[0]: RUNS.read(row[1:]) for row in rows}
+    return [runs[seq] for seq in seqs if seq in runs]
 
 
 _SET_ASIDE = """
@@ -280,8 +262,8 @@ async def renew_leases(tx: Transaction, held: Sequence[Held], lease: timedelta) 
     names = [item.id for item in held]
     keys = [key for (key,) in await tx.rows(_LIMITS_OF_HELD, [names])]
     if keys:
-        await limit_rows.lock(tx, [f"running {key}" for key in keys], "SHARE")
-    now = await tx.current_time() if keys else tx.now
+        await limit_rows.lock(tx, [f"running {key}" for key in keys])
+    now = tx.now
     until = now + lease // _US
     progress = {item.id: progress_text(item.progress) for item in held}
     tokens = [item.token for item in held]
@@ -304,7 +286,6 @@ async def _renew_lapsed(
     """Their leases had lapsed, and their jobs have limits: others may have used the capacity."""
     rows = [row for row in await tx.rows(_LAPSED, [list(left)]) if row[1] == left[row[0]]]
     limits = [stored_concurrency(job_id, most, key) for _, _, job_id, _, _, most, key in rows]
-    await limit_rows.lock(tx, [f"running {limit.key}" for limit in limits])
     for (run_id, _, _, cancel, reason, _, _), limit in zip(rows, limits, strict=True):
         used = await limit_rows.count_used(tx, [limit.key], now)
         if used.get(limit.key, 0) < limit.most:

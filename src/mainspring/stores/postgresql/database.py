@@ -14,9 +14,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, IsolationLevel
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from mainspring.core.clock import Clock, from_us, to_us
 from mainspring.stores.postgresql.errors import CONFLICTS, NO_PREPARED_STATEMENTS, translating
@@ -65,7 +65,7 @@ class Transaction:
         return int((await self._execute(sql, parameters)).rowcount)
 
     async def _execute(self, sql: str, parameters: Sequence[Any]) -> Any:
-        named: Any = sql.replace("mainspring.", f"{self._schema}.")
+        named: Any = sql.replace("mainspring.", f'"{self._schema}".')
         return await self.connection.execute(named, list(map(_escaped, parameters)), binary=True)
 
 
@@ -101,6 +101,11 @@ def _unescaped(row: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+async def _read_committed(connection: Connection) -> None:
+    """Each statement sees what was committed before it: limits are counted after a lock."""
+    await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+
+
 class Database:
     """`clock` takes the place of the server's, in tests."""
 
@@ -112,10 +117,17 @@ class Database:
             "connect_timeout": CONNECT_SECONDS,
             "application_name": "mainspring",
             "autocommit": True,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 2,
+            "tcp_user_timeout": 15_000,
         }
+        self._calls = 0
+        self._idle = asyncio.Event()
         self._pool = AsyncConnectionPool[Connection](
             url.conninfo,
             kwargs=self._options,
+            configure=_read_committed,
             min_size=1,
             max_size=url.pool_size,
             timeout=CONNECT_SECONDS,
@@ -140,11 +152,26 @@ class Database:
         )
 
     async def close(self) -> None:
+        """Let the calls that were accepted end first."""
+        if self._calls:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    await self._idle.wait()
         await self._pool.close()
 
     async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
         """Do the work in a transaction, again where it conflicts with another one, and where the
         connection turns out to be dead before anything was sent."""
+        self._calls += 1
+        try:
+            return await self._transact(work)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    async def _transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
         with translating(self.url.location):
             for tries in range(1, MOST_TRIES + 1):
                 begun = False
@@ -164,8 +191,9 @@ class Database:
                     if not self.url.prepare or tries == MOST_TRIES:
                         raise
                     await self._stop_preparing()
-                except psycopg.OperationalError:
-                    if begun or tries == MOST_TRIES:
+                except psycopg.OperationalError as error:
+                    waited = isinstance(error, (PoolTimeout, PoolClosed, TooManyRequests))
+                    if begun or waited or tries == MOST_TRIES:
                         raise
                     await self._pool.check()  # the server was restarted: none of them may live
             raise AssertionError

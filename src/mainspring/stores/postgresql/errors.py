@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,30 +12,35 @@ from psycopg_pool import PoolClosed, PoolTimeout, TooManyRequests
 
 from mainspring.errors import MainspringError, StoreDamaged, StoreError, StoreUnavailable
 
-CONFLICTS = (pg.SerializationFailure, pg.DeadlockDetected, pg.UniqueViolation)
+REPEATED = (pg.SerializationFailure, pg.DeadlockDetected)
 """Errors of a transaction that met another one: it is sent again."""
+
+CONFLICTS = (*REPEATED, pg.UniqueViolation)
+"""The same for the store's own transactions: two clients have inserted one record."""
 
 NO_PREPARED_STATEMENTS = (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)
 """What a pooler in transaction mode that knows no prepared statements answers."""
 
-_AWAY = (
-    pg.OperatorIntervention,  # the server shuts down, starts, or ended this connection
-    pg.InsufficientResources,
-    pg.ConnectionException,
-    pg.ReadOnlySqlTransaction,  # it is a standby now: another server has been promoted
-    PoolTimeout,
-    TooManyRequests,
+_AWAY = frozenset({"08", "53", "57"})
+"""Classes of errors of a server that is away, full of connections, or shuts down."""
+
+_LASTS = re.compile(
+    r"(database|role) .* does not exist|authentication failed|unrecognized|invalid .*option"
+    r"|no password"
 )
+"""What libpq says, without a code, of a connection that will fail the next time as well."""
 
 
 def is_away(error: BaseException) -> bool:
     """Whether the server cannot be reached now, and may be later."""
-    if isinstance(error, (pg.DiskFull, pg.InvalidPassword, pg.InvalidAuthorizationSpecification)):
+    if isinstance(error, pg.DiskFull) or _LASTS.search(str(error)):
         return False
-    if isinstance(error, (*_AWAY, *CONFLICTS)):
-        return True
-    without_code = isinstance(error, psycopg.OperationalError) and error.sqlstate is None
-    return without_code or isinstance(error, psycopg.InterfaceError)
+    if isinstance(error, (*CONFLICTS, pg.ReadOnlySqlTransaction, PoolTimeout, TooManyRequests)):
+        return True  # read-only: it is a standby now, and another server has been promoted
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
+    return state[:2] in _AWAY
 
 
 def translated(error: Exception, location: str) -> MainspringError:

@@ -18,13 +18,14 @@ from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.errors import UniqueViolation
 
 from mainspring.core.clock import Clock
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores.postgresql.commit import EncodedChange, commit_changes
 from mainspring.stores.postgresql.database import CONNECT_SECONDS, Transaction
-from mainspring.stores.postgresql.errors import CONFLICTS, translating
+from mainspring.stores.postgresql.errors import REPEATED, is_away, translating
 from mainspring.stores.postgresql.url import PostgresUrl
 from mainspring.stores.protocol import Held
 
@@ -102,10 +103,8 @@ class PostgresTransaction:
 
     async def begin(self) -> Any:
         with translating(self._connections.url.location), _aborting():
-            self._connection = await self._connections.take(blocking=self._blocking)
+            await self._enter_on_live_connection()
             try:
-                self._block = self._connection.transaction()
-                await self._enter()
                 tx = await self._transaction().begin()
                 if not await tx.rows(_HELD_RUN, [self._held.id, self._held.token]):
                     raise TransactionAborted(
@@ -133,12 +132,18 @@ class PostgresTransaction:
     async def rollback(self) -> None:
         if self._connection is None:
             return
-        with suppress(psycopg.Error, OSError):  # the server rolls it back when the line is gone
-            await self._exit(psycopg.Rollback())
-        self._release()
+        try:
+            with suppress(psycopg.Error, OSError):  # the server rolls it back: the line is gone
+                await self._exit(psycopg.Rollback())
+        finally:
+            self._release()
 
     def transient(self, error: BaseException) -> bool:
-        return isinstance(error, CONFLICTS)
+        return (
+            isinstance(error, psycopg.Error)
+            and (isinstance(error, REPEATED) or is_away(error))
+            and not isinstance(error, UniqueViolation)
+        )
 
     def _release(self) -> None:
         connection, self._connection = self._connection, None
@@ -149,11 +154,23 @@ class PostgresTransaction:
         connection = _Awaitable(self._connection) if self._blocking else self._connection
         return Transaction(connection, self._connections.url.schema, self._connections.clock)
 
-    async def _enter(self) -> None:
-        if self._blocking:
-            self._block.__enter__()
-        else:
-            await self._block.__aenter__()
+    async def _enter_on_live_connection(self) -> None:
+        """Begin. An idle connection may have been cut: then another one is tried."""
+        for tries in range(MOST_IDLE + 2):
+            connection = await self._connections.take(blocking=self._blocking)
+            block = connection.transaction()
+            try:
+                if self._blocking:
+                    block.__enter__()
+                else:
+                    await block.__aenter__()
+            except psycopg.OperationalError:
+                connection.pgconn.finish()
+                if tries > MOST_IDLE:
+                    raise
+                continue
+            self._connection, self._block = connection, block
+            return
 
     async def _exit(self, error: BaseException | None) -> None:
         block, self._block = self._block, None
@@ -190,5 +207,5 @@ def _aborting() -> Iterator[None]:
     """Raise `TransactionAborted` for conflicts, which roll back the whole transaction."""
     try:
         yield
-    except CONFLICTS as error:
+    except REPEATED as error:
         raise TransactionAborted(str(error).splitlines()[0]) from error

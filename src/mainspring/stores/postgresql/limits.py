@@ -2,8 +2,8 @@
 
 A claim that may take runs of a job with a limit locks the limit's row first, and then counts what
 is running and what has started. So claims for one limit come one after the other; renewals of such
-runs share the lock, because a lease that is about to lapse must not be renewed by one client while
-another one counts it as lapsed.
+runs too, because a lease that is about to lapse must not be renewed by one client while another one
+counts it as lapsed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,24 @@ _MAKE = """
 INSERT INTO mainspring.limits SELECT name FROM unnest(%s::text[]) AS wanted (name) ORDER BY name
 ON CONFLICT DO NOTHING
 """
-_LOCK = "SELECT name FROM mainspring.limits WHERE name = ANY(%s::text[]) ORDER BY name FOR {}"
+_LOCK = "SELECT name FROM mainspring.limits WHERE name = ANY(%s::text[]) ORDER BY name FOR UPDATE"
 
 
-async def lock(tx: Transaction, names: Iterable[str], how: str = "UPDATE") -> None:
-    """Lock the rows of these limits; `how` is UPDATE or SHARE."""
+async def lock(tx: Transaction, names: Iterable[str]) -> None:
+    """Lock the rows of these limits, in the order of their names, and set the transaction's time
+    anew: another client may have held them for long. To be called once in a transaction."""
     wanted = sorted(set(names))
-    if len(await tx.rows(_LOCK.format(how), [wanted])) < len(wanted):
+    if len(await tx.rows(_LOCK, [wanted])) < len(wanted):
         await tx.changed(_MAKE, [wanted])
-        await tx.rows(_LOCK.format(how), [wanted])
+        await tx.rows(_LOCK, [wanted])
+    tx.now = await tx.current_time()
+
+
+def lock_names(kept: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The names of the rows that the limits of these jobs have."""
+    concurrency, rates = read_limits(kept)
+    running = [f"running {limit.key}" for limit in concurrency.values()]
+    return running + [f"rate {limit.name}" for limit in rates.values()]
 
 
 async def add_limits(
@@ -53,7 +62,6 @@ async def add_limits(
     concurrency, rates = read_limits(kept)
     keys = {limit.key for limit in concurrency.values()} - limits.counted
     names = frozenset(limit.name for limit in rates.values())
-    await lock(tx, [*(f"running {key}" for key in keys), *(f"rate {name}" for name in names)])
     limits.add(concurrency, dict.fromkeys(keys, 0) | await count_used(tx, keys, now))
     if names:
         query = NoteQuery(kind=note_kinds.RATE, names=names, limit=len(names))

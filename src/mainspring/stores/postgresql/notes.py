@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +54,19 @@ _UPDATE = (
     f" {', '.join(f'{name} = %s' for name in _WRITTEN)} WHERE kind = %s AND name = %s"
 )
 _DROP = "DELETE FROM mainspring.notes WHERE kind = %s AND name = %s"
+
+
+async def lock(tx: Transaction, writes: Sequence[NoteWrite]) -> None:
+    """Lock the notes in one order, so that two clients do not wait for each other."""
+    if len(writes) > 1:
+        kinds, names = [write.kind for write in writes], [write.name for write in writes]
+        await tx.rows(_LOCK, [kinds, names])
+
+
+_LOCK = """
+SELECT 1 FROM mainspring.notes WHERE (kind, name) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
+ORDER BY kind, name FOR UPDATE
+"""
 
 
 async def put(tx: Transaction, write: NoteWrite) -> int | None:

@@ -77,6 +77,7 @@ CREATE INDEX runs_live_job ON mainspring.runs_live (job_id, seq);
 CREATE INDEX runs_live_seq ON mainspring.runs_live (seq);
 CREATE INDEX runs_live_slots ON mainspring.runs_live (job_id, scheduled_at)
     WHERE source = 'schedule';
+CREATE INDEX runs_live_waiting ON mainspring.runs_live (seq) WHERE state = 'waiting';
 CREATE INDEX runs_live_failing ON mainspring.runs_live (seq) WHERE failures > 0;
 CREATE INDEX runs_live_aside ON mainspring.runs_live (seq) WHERE set_aside;
 CREATE UNIQUE INDEX runs_done_id ON mainspring.runs_done (id);
@@ -165,18 +166,18 @@ MIGRATIONS: list[str] = [_CREATE]
 def setup_script(schema: str) -> str:
     """What a team that applies schema changes by itself runs, as the role that owns the schema."""
     steps = "".join(_named(step, schema) for step in MIGRATIONS)
-    return f"CREATE SCHEMA IF NOT EXISTS {schema};\n{steps}\n{_set_version(schema)};\n"
+    return f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n{steps}\n{_set_version(schema)};\n'
 
 
 def _set_version(schema: str) -> str:
     return (
-        f"INSERT INTO {schema}.meta VALUES ('version', {len(MIGRATIONS)})"
+        f"INSERT INTO \"{schema}\".meta VALUES ('version', {len(MIGRATIONS)})"
         " ON CONFLICT (name) DO UPDATE SET value = excluded.value"
     )
 
 
 def _named(sql: str, schema: str) -> str:
-    return sql.replace("mainspring.", f"{schema}.")
+    return sql.replace("mainspring.", f'"{schema}".')
 
 
 async def is_there(db: Database) -> bool:
@@ -203,7 +204,7 @@ async def _server_version(tx: Transaction) -> int:
 async def _version(tx: Transaction, db: Database) -> int:
     """The version of the schema; 0 where there is none."""
     schema = db.url.schema
-    [[known]] = await tx.rows("SELECT to_regclass(%s) IS NOT NULL", [f"{schema}.meta"])
+    [[known]] = await tx.rows("SELECT to_regclass(%s) IS NOT NULL", [f'"{schema}".meta'])
     if not known:
         return 0
     rows = await tx.rows("SELECT value FROM mainspring.meta WHERE name = 'version'")
@@ -223,9 +224,9 @@ async def _migrate(tx: Transaction, db: Database) -> None:
     )
     version = await _version(tx, db)
     if version == 0:
-        [[there]] = await tx.rows("SELECT to_regnamespace(%s) IS NOT NULL", [schema])
+        [[there]] = await tx.rows("SELECT to_regnamespace(%s) IS NOT NULL", [f'"{schema}"'])
         if not there:
-            await tx.changed(f"CREATE SCHEMA {schema}")
+            await tx.changed(f'CREATE SCHEMA "{schema}"')
     for step in MIGRATIONS[version:]:
         await tx.connection.execute(_named(step, schema))
     await tx.connection.execute(_set_version(schema))

@@ -96,7 +96,8 @@ class PostgresStore:
         session, self._session = self._session, None
         if session is None:
             return
-        await asyncio.gather(*session.releases, return_exceptions=True)
+        if session.releases:  # those that do not come lapse, and are rescued
+            await asyncio.wait(session.releases, timeout=5)
         await session.notifier.close()
         session.handlers.close()
         await session.db.close()
@@ -209,6 +210,7 @@ class PostgresStore:
         db = self._db
 
         async def put(tx: Transaction) -> list[int | None]:
+            await notes.lock(tx, writes)
             return [await notes.put(tx, write) for write in writes]
 
         return await db.transact(put) if writes else []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from psycopg.conninfo import conninfo_to_dict
 
 from mainspring.errors import InvalidInput
 from mainspring.stores.url import without_password
@@ -34,13 +36,22 @@ class PostgresUrl(NamedTuple):
     def location(self) -> str:
         return without_password(self.url)
 
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """What two names of one store have in common, as far as names tell."""
+        options = conninfo_to_dict(self.conninfo)
+        parts = [str(options.get(name) or "") for name in ("host", "port", "dbname")]
+        return parts[0], parts[1] or "5432", parts[2], self.schema
+
     @classmethod
     def of(cls, url: str) -> PostgresUrl:
         parts = urlsplit(url)
         given = parse_qsl(parts.query, keep_blank_values=True)
         own = {name: value for name, value in given if name in _OWN}
-        rest = urlencode([pair for pair in given if pair[0] not in _OWN])
-        conninfo = urlunsplit(("postgresql", *parts[1:3], rest, ""))
+        # A space is %20: libpq does not know the + of forms.
+        rest = urlencode([pair for pair in given if pair[0] not in _OWN], quote_via=quote)
+        path = f"postgresql://{parts.netloc}{parts.path}"
+        conninfo = f"{path}?{rest}" if rest else path
         schema = own.get("schema", DEFAULT_SCHEMA)
         if _SCHEMA.fullmatch(schema) is None:
             raise InvalidInput(
