@@ -61,7 +61,7 @@ class Data:
         return self.keep_run(run_id, record)
 
     def dedupe_holder(self, run: Run) -> Run | None:
-        return evaluation.dedupe_holder(self.runs.values(), run.dedupe_key, self.now)
+        return evaluation.dedupe_holder(self.runs.values(), run.dedupe_key, self.now, run.id)
 
     def used_capacity(self) -> evaluation.UsedCapacity:
         return evaluation.used_capacity(self.runs.values(), self.jobs, self.now)
@@ -114,7 +114,7 @@ class Data:
                 del self.runs[run.id], self.run_records[run.id]
             return may_go
         revives = run.state in FINISHED and change.after(run).state in LIVE
-        if revives and self.dedupe_holder(run) not in (None, run):
+        if revives and self.dedupe_holder(run) is not None:
             return False
         self.update_run(run.id, evaluation.fields_of_change(change, self.now))
         self.run_records[run.id]["change_id"] = change.change_id

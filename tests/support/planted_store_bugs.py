@@ -114,14 +114,14 @@ class RenewsPastTheLimit(MemoryStore):
 class KeyForEver(MemoryStore):
     """A dedupe key stays taken after its run has ended."""
 
-    def _holder(self, key: str | None, now: datetime) -> Run | None:
+    def _holder(self, key: str | None, now: datetime, besides: str | None = None) -> Run | None:
         return next((r for r in self._runs.values() if key and r.dedupe_key == key), None)
 
 
 class KeyEndsWithTheRun(MemoryStore):
     """`dedupe_until` is forgotten."""
 
-    def _holder(self, key: str | None, now: datetime) -> Run | None:
+    def _holder(self, key: str | None, now: datetime, besides: str | None = None) -> Run | None:
         live = (r for r in self._runs.values() if r.state in LIVE)
         return next((r for r in live if key and r.dedupe_key == key), None)
 

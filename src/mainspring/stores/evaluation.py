@@ -132,10 +132,13 @@ def has_lapsed(run: Run, now: datetime) -> bool:
 # -- dedupe keys, deletion, slots, steps of the clock ---------------------------------------
 
 
-def dedupe_holder(runs: Iterable[Run], key: str | None, now: datetime) -> Run | None:
+def dedupe_holder(
+    runs: Iterable[Run], key: str | None, now: datetime, besides: str | None = None
+) -> Run | None:
+    """The run that holds the key, other than `besides`."""
     if key is None:
         return None
-    of_key = (run for run in runs if run.dedupe_key == key)
+    of_key = (run for run in runs if run.dedupe_key == key and run.id != besides)
     return next((run for run in of_key if run.state in LIVE or _keeps_dedupe_key(run, now)), None)
 
 

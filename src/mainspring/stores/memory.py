@@ -320,8 +320,8 @@ class MemoryStore:
         self._counters.count(ending_of(run), now)
         return Added(run)
 
-    def _holder(self, key: str | None, now: datetime) -> Run | None:
-        return evaluation.dedupe_holder(self._runs.values(), key, now)
+    def _holder(self, key: str | None, now: datetime, besides: str | None = None) -> Run | None:
+        return evaluation.dedupe_holder(self._runs.values(), key, now, besides)
 
     def _has_capacity(self, run: Run, now: datetime) -> bool:
         return evaluation.has_capacity(self._jobs.get(run.job_id), self._used_capacity(now))
@@ -343,10 +343,9 @@ class MemoryStore:
         if change.deletes:
             return self._commit_deletion(run, now)
         after = replace(run, **evaluation.fields_of_change(change, now))
-        if run.state in FINISHED and after.state in LIVE:
-            holder = self._holder(run.dedupe_key, now)
-            if holder is not None and holder.id != run.id:
-                return False
+        revives = run.state in FINISHED and after.state in LIVE
+        if revives and self._holder(run.dedupe_key, now, besides=run.id) is not None:
+            return False
         self._runs[run.id] = after
         self._last_change[run.id] = change.change_id
         self._counters.count(change.ending, now)

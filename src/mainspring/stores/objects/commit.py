@@ -64,10 +64,9 @@ def _commit(work: Workspace, change: Change, awaited: set[str]) -> bool | None:
             return None
         work.delete(run.id)
         return False
-    if run.state in FINISHED and change.after(run).state in LIVE:
-        holder = work.dedupe_holder(run.dedupe_key)
-        if holder is not None and holder.id != run.id:
-            return None
+    revives = run.state in FINISHED and change.after(run).state in LIVE
+    if revives and work.dedupe_holder(run.dedupe_key, besides=run.id) is not None:
+        return None
     fields = evaluation.fields_of_change(change, work.now)
     work.update(run.id, fields, change_id=change.change_id)
     return True

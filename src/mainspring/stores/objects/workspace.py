@@ -86,5 +86,5 @@ class Workspace:
             self.state, [ending for ending in endings if ending is not None], self.now
         )
 
-    def dedupe_holder(self, key: str | None) -> Run | None:
-        return evaluation.dedupe_holder(self.state.with_key(key), key, self.now)
+    def dedupe_holder(self, key: str | None, besides: str | None = None) -> Run | None:
+        return evaluation.dedupe_holder(self.state.with_key(key), key, self.now, besides)

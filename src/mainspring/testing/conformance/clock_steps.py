@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from mainspring.core import transitions
+from mainspring.core.model import State
 from mainspring.core.policy import Delivery
 from mainspring.stores.election import elect
 from mainspring.stores.protocol import Store
@@ -50,6 +51,19 @@ class ClockStepTests(Suite):
         rescue = transitions.rescued(run, await other.now(), Delivery.AT_LEAST_ONCE)
         assert await other.commit([rescue]) == [True]
         assert len(await self.claim_ids(store)) == 1
+
+    async def test_a_run_whose_key_another_has_taken_is_not_revived_when_the_clock_is_set_back(
+        self, store: Store
+    ) -> None:
+        """Its key has expired, and by the new time it has not."""
+        fields = {"state": State.FAILED, "finished_at": self.start, "error": "ValueError: no"}
+        await store.add([self.run("a", dedupe_key="k", dedupe_until=self.at(10), **fields)])
+        dead = await self.one(store, "a")
+        await self.pass_ticks(11)
+        [added] = await store.add([self.run("b", dedupe_key="k")])
+        assert not added.duplicate
+        other = await self.set_clock(store, self.ticks(-8))
+        assert await other.commit([transitions.revived(dead, await other.now())]) == [False]
 
     @STEPS
     async def test_a_lease_is_renewed_from_the_new_time(
