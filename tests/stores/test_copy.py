@@ -14,6 +14,7 @@ import pytest
 from mainspring import Scheduler
 from mainspring.core import transitions
 from mainspring.core.model import Note, State, replace
+from mainspring.core.note_kinds import WORKER
 from mainspring.errors import CopyRefused
 from mainspring.stores import open_store
 from mainspring.stores.copy import PAGE, copy
@@ -339,11 +340,11 @@ async def test_a_live_worker_that_does_not_lead_is_refused(
     source, target = on_disk("a"), on_disk("b")
     async with opened(source, target):
         for name, store in (("source", source), ("target", target)):
-            async with Scheduler(f"sqlite:///{store.info().file}", **settings) as scheduler:
+            async with Scheduler(f"sqlite:///{store.info().file}", **settings):
                 async with asyncio.timeout(10):
-                    while not (workers := await scheduler.list_workers()):
+                    while not (notes := (await store.notes(NoteQuery(kind=WORKER))).items):
                         await asyncio.sleep(0.05)
-                refused = f"live workers on the {name}: {re.escape(workers[0].id)}"
+                refused = f"live workers on the {name}: {re.escape(notes[0].name)}"
                 with pytest.raises(CopyRefused, match=refused):
                     await copy(source, target)
         await copy(source, target)

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gc
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from copy import deepcopy
@@ -98,11 +99,19 @@ def hunt(bug: Planted, most: int = MOST_SEEDS) -> Report | None:
                 calm=bug.calm,
             )
             if report.violations:
-                # A broken story leaves tasks with errors behind. Python reports them when they
-                # are collected, and 3.11 cannot do that while it happens to parse a module.
-                gc.collect()
+                _collect_broken_tasks()
                 return report
     return None
+
+
+def _collect_broken_tasks() -> None:
+    """A broken story leaves tasks behind that fail as they are closed, without a loop. Python
+    reports them when they are collected, and 3.11 cannot do that while it parses a module."""
+    reports, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = reports
 
 
 def _apply(stack: ExitStack, bug: Planted) -> None:
