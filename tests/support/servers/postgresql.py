@@ -98,6 +98,7 @@ class Postgres(Startable):
             self._settings += ["fsync=off", "full_page_writes=off"]
         self._process: Process | None = None
         self._data = Path(tempfile.mkdtemp(prefix="mainspring-postgresql-"))
+        (self.place / "data-folder").write_text(str(self._data))  # for whoever winds the run up
         if _IS_ROOT:
             os.chown(self._data, pwd.getpwnam("nobody").pw_uid, -1)
 

@@ -130,6 +130,8 @@ def wind_up(path: Path, state: State) -> None:
     state.processes, state.urls, state.users = [], {}, []
     for data in path.glob("*/*/db"):
         shutil.rmtree(data)
+    for named in path.glob("*/data-folder"):  # one that is not in the run's folder
+        shutil.rmtree(named.read_text(), ignore_errors=True)
 
 
 def sweep(runs: Path, but: str) -> None:
