@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -56,17 +55,66 @@ DURATIONS = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 LATENESS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
 METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
 
-_ENDED = {
-    "run.succeeded": "succeeded",
-    "run.failed": "failed",
-    "run.cancelled": "cancelled",
-    "run.skipped": "skipped",
-}
+_ENDED = ("run.succeeded", "run.failed", "run.cancelled", "run.skipped")
 _BEFORE_END = ("run.started", "run.retrying", "run.rescued")
-_BREAKER = {
-    "breaker.opened": "opened",
-    "breaker.half_open": "half_open",
-    "breaker.closed": "closed",
+_BREAKER = ("breaker.opened", "breaker.half_open", "breaker.closed")
+
+# The series: by name without the prefix `mainspring_`, what each says, and its labels.
+_COUNTERS = {
+    "runs_total": ("Runs that ended in this process.", "job", "state"),
+    "run_retries_total": ("Failed attempts that are tried again.", "job"),
+    "runs_rescued_total": ("Runs taken from workers that died.", "job"),
+    "breaker_changes_total": (
+        "Changes of circuit breakers that this process made: opened, half_open or closed.",
+        *("job", "change"),
+    ),
+    "ownership_lost_total": ("Runs that this process lost to another.",),
+    "webhook_responses_total": (
+        "Answers to webhooks by class; error where none came.",
+        *("job", "class"),
+    ),
+    "http_requests_total": ("Requests to this API.", "method", "status"),
+}
+_HISTOGRAMS = {
+    "run_duration_seconds": ("How long attempts took.", DURATIONS),
+    "run_lateness_seconds": ("Time from when a run was due to its start.", LATENESS),
+}
+"""With their buckets; the label is `job`."""
+_GAUGES = {
+    "runs_running": ("Runs that this process is running.",),
+    "capacity": ("Runs that this process can run at once.",),
+    "leader": ("1 if this process is the leader.",),
+    "firing_paused": ("1 while all firing is paused.",),
+    "store_up": ("1 if the store answers.",),
+    "stored_runs": (
+        "Runs by state: how many are unfinished, and how many have ever ended so.",
+        "state",
+    ),
+    "runs_due": ("Runs that are due and have not started.", "handler"),
+    "due_oldest_seconds": ("How long the oldest due run is due.", "handler"),
+    "job_next_run_timestamp_seconds": ("The next slot of a job.", "job"),
+    "job_last_success_timestamp_seconds": (
+        "When a job last succeeded, as far as this process knows.",
+        "job",
+    ),
+    "job_ended_runs": (
+        "Runs of a job that ended, in any process, since the job was made.",
+        *("job", "state"),
+    ),
+    "job_health": (
+        "1 for the status that the health of a job has, as GET /api/v1/jobs/:id/health shows.",
+        *("job", "status"),
+    ),
+    "job_breaker": (
+        "1 for the state that the circuit breaker of a job has, for all nodes: closed, open or"
+        " half_open.",
+        *("job", "state"),
+    ),
+    "job_consecutive_failures": (
+        "Runs of a job that failed since its last success, in any process.",
+        "job",
+    ),
+    "build_info": ("The version that runs.", "version"),
 }
 
 
@@ -87,105 +135,23 @@ class Metrics:
             client.on(name, self._count_event)
 
     def _make_instruments(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        counter = partial(Counter, registry=self._registry)
-        histogram = partial(Histogram, registry=self._registry)
-        gauge = partial(Gauge, registry=self._registry)
-        self._runs = counter(
-            "mainspring_runs_total", "Runs that ended in this process.", ["job", "state"]
-        )
-        self._durations = histogram(
-            "mainspring_run_duration_seconds", "How long attempts took.", ["job"], buckets=DURATIONS
-        )
-        self._lateness = histogram(
-            "mainspring_run_lateness_seconds",
-            "Time from when a run was due to its start.",
-            ["job"],
-            buckets=LATENESS,
-        )
-        self._retries = counter(
-            "mainspring_run_retries_total", "Failed attempts that are tried again.", ["job"]
-        )
-        self._rescued = counter(
-            "mainspring_runs_rescued_total", "Runs taken from workers that died.", ["job"]
-        )
-        self._breakers = counter(
-            "mainspring_breaker_changes_total",
-            "Changes of circuit breakers that this process made: opened, half_open or closed.",
-            ["job", "change"],
-        )
-        self._lost = counter(
-            "mainspring_ownership_lost_total", "Runs that this process lost to another."
-        )
-        self._responses = counter(
-            "mainspring_webhook_responses_total",
-            "Answers to webhooks by class; error where none came.",
-            ["job", "class"],
-        )
-        self._requests = counter(
-            "mainspring_http_requests_total", "Requests to this API.", ["method", "status"]
-        )
-        self._running = gauge("mainspring_runs_running", "Runs that this process is running.")
-        self._capacity = gauge("mainspring_capacity", "Runs that this process can run at once.")
-        self._leader = gauge("mainspring_leader", "1 if this process is the leader.")
-        self._paused = gauge("mainspring_firing_paused", "1 while all firing is paused.")
-        self._store_up = gauge("mainspring_store_up", "1 if the store answers.")
-        self._stored = gauge(
-            "mainspring_stored_runs",
-            "Runs by state: how many are unfinished, and how many have ever ended so.",
-            ["state"],
-        )
-        self._due = gauge(
-            "mainspring_runs_due", "Runs that are due and have not started.", ["handler"]
-        )
-        self._oldest_due = gauge(
-            "mainspring_due_oldest_seconds", "How long the oldest due run is due.", ["handler"]
-        )
-        self._next_run = gauge(
-            "mainspring_job_next_run_timestamp_seconds", "The next slot of a job.", ["job"]
-        )
-        self._last_success = gauge(
-            "mainspring_job_last_success_timestamp_seconds",
-            "When a job last succeeded, as far as this process knows.",
-            ["job"],
-        )
-        self._ended = gauge(
-            "mainspring_job_ended_runs",
-            "Runs of a job that ended, in any process, since the job was made.",
-            ["job", "state"],
-        )
-        self._health = gauge(
-            "mainspring_job_health",
-            "1 for the status that the health of a job has, as GET /api/v1/jobs/:id/health shows.",
-            ["job", "status"],
-        )
-        self._breaker_states = gauge(
-            "mainspring_job_breaker",
-            "1 for the state that the circuit breaker of a job has, for all nodes: closed, open or"
-            " half_open.",
-            ["job", "state"],
-        )
-        self._failures = gauge(
-            "mainspring_job_consecutive_failures",
-            "Runs of a job that failed since its last success, in any process.",
-            ["job"],
-        )
-        build = gauge("mainspring_build_info", "The version that runs.", ["version"])
-        build.labels(__version__).set(1)
-
-    @property
-    def _of_jobs(self) -> tuple[Counter | Histogram, ...]:
-        """The instruments that count for each job."""
-        return (
-            self._runs,
-            self._durations,
-            self._lateness,
-            self._retries,
-            self._rescued,
-            self._breakers,
-            self._responses,
-        )
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._counters = {
+            name: Counter(f"mainspring_{name}", about, labels, registry=registry)
+            for name, (about, *labels) in _COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"mainspring_{name}", about, ["job"], registry=registry, buckets=bounds)
+            for name, (about, bounds) in _HISTOGRAMS.items()
+        }
+        self._gauges = {
+            name: Gauge(f"mainspring_{name}", about, labels, registry=registry)
+            for name, (about, *labels) in _GAUGES.items()
+        }
+        self._gauges["build_info"].labels(__version__).set(1)
+        counters = [self._counters[name] for name, labels in _COUNTERS.items() if "job" in labels]
+        self._of_jobs = (*counters, *self._histograms.values())
 
     async def text(self) -> bytes:
         """The series in Prometheus' text format.
@@ -210,17 +176,21 @@ class Metrics:
 
     def count_response(self, method: str, status: int) -> None:
         """Count an answer of the HTTP API."""
-        self._requests.labels(method if method in METHODS else OTHER, str(status)).inc()
+        self._counters["http_requests_total"].labels(
+            method if method in METHODS else OTHER, str(status)
+        ).inc()
 
     # Events of this process
 
     def _count_event(self, event: Event) -> None:
         if event.name == "ownership.lost":
-            self._lost.inc()
+            self._counters["ownership_lost_total"].inc()
         elif event.name == "job.removed":
             self._succeeded_at.pop(event.job_id or "", None)
         elif event.name in _BREAKER and event.job_id is not None:
-            self._breakers.labels(self._label(event.job_id), _BREAKER[event.name]).inc()
+            self._counters["breaker_changes_total"].labels(
+                self._label(event.job_id), event.name.removeprefix("breaker.")
+            ).inc()
         elif event.run is not None:
             self._count_run(event.name, event.run)
 
@@ -228,13 +198,13 @@ class Metrics:
         job = self._label(run.job_id)
         if name == "run.started" and run.started_at is not None:
             late = (run.started_at - run.run_at).total_seconds()
-            self._lateness.labels(job).observe(max(late, 0))
+            self._histograms["run_lateness_seconds"].labels(job).observe(max(late, 0))
         elif name == "run.rescued":
-            self._rescued.labels(job).inc()
+            self._counters["runs_rescued_total"].labels(job).inc()
         elif name == "run.retrying":
-            self._retries.labels(job).inc()
+            self._counters["run_retries_total"].labels(job).inc()
         elif name in _ENDED:
-            self._runs.labels(job, _ENDED[name]).inc()
+            self._counters["runs_total"].labels(job, name.removeprefix("run.")).inc()
         if name in ("run.retrying", "run.succeeded", "run.failed") and run.attempts:
             self._count_attempt(job, run.attempts[-1])
         if name == "run.succeeded" and run.finished_at is not None:
@@ -244,11 +214,11 @@ class Metrics:
         if attempt.outcome is Outcome.LOST:  # when its worker died is not known
             return
         took = (attempt.finished_at - attempt.started_at).total_seconds()
-        self._durations.labels(job).observe(max(took, 0))
+        self._histograms["run_duration_seconds"].labels(job).observe(max(took, 0))
         if isinstance(attempt.detail, dict) and "request" in attempt.detail:
             status = (attempt.detail.get("response") or {}).get("status")
             kind = f"{status // 100}xx" if isinstance(status, int) else "error"
-            self._responses.labels(job, kind).inc()
+            self._counters["webhook_responses_total"].labels(job, kind).inc()
 
     def _label(self, job_id: str) -> str:
         if job_id not in self._jobs:
@@ -264,47 +234,57 @@ class Metrics:
             now = self._clock.monotonic()
             if self._read_at is not None and now - self._read_at < STORE_CACHE_SECONDS:
                 return
-            self._capacity.set(self._client.workers)
-            self._leader.set(self._client.is_leader)
+            self._gauges["capacity"].set(self._client.workers)
+            self._gauges["leader"].set(self._client.is_leader)
             try:
                 await self._read_store()
             except MainspringError:
-                self._store_up.set(0)
+                self._gauges["store_up"].set(0)
             else:
-                self._store_up.set(1)
+                self._gauges["store_up"].set(1)
             self._read_at = self._clock.monotonic()  # later than `now`: the read may take seconds
 
     async def _read_store(self) -> None:
         client = self._client
         health = await client.health()
-        self._running.set(health.running_here)
-        self._paused.set(health.paused_since is not None)
+        self._gauges["runs_running"].set(health.running_here)
+        self._gauges["firing_paused"].set(health.paused_since is not None)
         if health.store != "ok":  # another read would wait until the scraper gives up
             raise StoreUnavailable(health.store)
         counts, now = await client.counts(), await client.now()
-        _replace(self._stored, {str(state): counts.total(state) for state in State})
+        _replace(self._gauges["stored_runs"], {str(state): counts.total(state) for state in State})
         due = _merge_node_runs(counts.due)
-        _replace(self._due, {name: runs.count for name, runs in due.items()})
-        _replace(self._oldest_due, {name: _ago(runs.oldest, now) for name, runs in due.items()})
+        _replace(self._gauges["runs_due"], {name: runs.count for name, runs in due.items()})
+        _replace(
+            self._gauges["due_oldest_seconds"],
+            {name: _ago(runs.oldest, now) for name, runs in due.items()},
+        )
         await self._forget_removed()
         jobs = (await client.list_jobs(limit=MAX_JOBS, last_runs=False)).items
         _replace(
-            self._next_run, {job.id: job.next_run_at.timestamp() for job in jobs if job.next_run_at}
+            self._gauges["job_next_run_timestamp_seconds"],
+            {job.id: job.next_run_at.timestamp() for job in jobs if job.next_run_at},
         )
         await self._read_totals([job.id for job in jobs])
         await self._read_health(jobs)
         await self._look_up([job for job in jobs if job.id not in self._succeeded_at])
         succeeded = {job.id: self._succeeded_at.get(job.id) for job in jobs}
-        _replace(self._last_success, {job: at for job, at in succeeded.items() if at is not None})
+        _replace(
+            self._gauges["job_last_success_timestamp_seconds"],
+            {job: at for job, at in succeeded.items() if at is not None},
+        )
 
     async def _read_totals(self, job_ids: list[str]) -> None:
         totals = (await self._client.counts(jobs=job_ids)).totals
-        self._ended.clear()
+        self._gauges["job_ended_runs"].clear()
         for job_id, of_job in totals.items():
             for state in FINISHED:
-                self._ended.labels(job_id, str(state)).set(of_job.ended.get(state, 0))
+                self._gauges["job_ended_runs"].labels(job_id, str(state)).set(
+                    of_job.ended.get(state, 0)
+                )
         _replace(
-            self._failures, {job_id: job.consecutive_failures for job_id, job in totals.items()}
+            self._gauges["job_consecutive_failures"],
+            {job_id: job.consecutive_failures for job_id, job in totals.items()},
         )
 
     async def _read_health(self, jobs: list[Job]) -> None:
@@ -313,12 +293,12 @@ class Metrics:
             return
         healths = await self._client.jobs_health(jobs)
         self._health_at = self._clock.monotonic()
-        self._health.clear()
-        self._breaker_states.clear()
+        self._gauges["job_health"].clear()
+        self._gauges["job_breaker"].clear()
         for health in healths:
-            self._health.labels(health.job_id, health.status).set(1)
+            self._gauges["job_health"].labels(health.job_id, health.status).set(1)
             if health.breaker != "none":
-                self._breaker_states.labels(health.job_id, health.breaker).set(1)
+                self._gauges["job_breaker"].labels(health.job_id, health.breaker).set(1)
 
     async def _forget_removed(self) -> None:
         """Drop the series of removed jobs. The store decides which those are: another instance may
