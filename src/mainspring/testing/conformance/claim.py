@@ -67,40 +67,35 @@ class ClaimTests(Suite):
         assert await self.claim(store, worker="w2") == []
 
     async def test_token_and_attempt_grow_with_each_claim(self, store: Store) -> None:
+        """A release of a run that had not begun does not count the attempt. Each begins without
+        progress."""
         await store.add([self.run()])
-        seen = []
-        for _ in range(3):
+        claimed = []
+        for began in (True, False, True):
             [run] = await self.claim(store)
-            seen.append((run.token, run.attempt))
-            await store.commit([transitions.released(run, await store.now(), began=True)])
-        assert seen == [(1, 1), (2, 2), (3, 3)]
-
-    async def test_the_token_grows_after_a_release_that_does_not_count_the_attempt(
-        self, store: Store
-    ) -> None:
-        first = await self.running(store)
-        await store.commit([transitions.released(first, await store.now(), began=False)])
-        [second] = await self.claim(store)
-        assert (second.attempt, second.token) == (1, 2)
-
-    async def test_a_new_attempt_begins_without_progress(self, store: Store) -> None:
-        run = await self.running(store)
-        await store.renew([Held(run.id, run.token, Progress(5, 10))], self.ticks(30))
-        await store.commit([transitions.released(run, await store.now(), began=True)])
-        [again] = await self.claim(store)
-        assert again.progress is None
+            claimed.append((run.token, run.attempt, run.progress))
+            await store.renew([Held(run.id, run.token, Progress(5, 10))], self.ticks(30))
+            await store.commit([transitions.released(run, await store.now(), began=began)])
+        assert claimed == [(1, 1, None), (2, 2, None), (3, 2, None)]
 
     async def test_runs_are_claimed_by_priority_then_by_run_at(self, store: Store) -> None:
-        await store.add(
-            [
-                self.run("low", priority=1, run_at=self.at(-50)),
-                self.run("late", priority=5, run_at=self.at(-1)),
-                self.run("early", priority=5, run_at=self.at(-9)),
-                self.run("high", priority=9, run_at=self.start),
-                self.run("future", priority=9, run_at=self.at(500)),
-            ]
-        )
-        assert await self.claim_ids(store) == ["high", "early", "late", "low"]
+        """Over all queues and handlers together, and over several claims."""
+        runs = [
+            self.run(f"{priority}{n}", priority=priority, run_at=self.at(-n), **places)
+            for priority, places in (
+                (0, {"queue": "q1", "handler": "h1"}),
+                (9, {"queue": "q2", "handler": "h2"}),
+                (5, {"queue": "q1", "handler": "h2"}),
+                (4, {"queue": "q2", "handler": "h1"}),
+            )
+            for n in (1, 3, 2)
+        ]
+        await store.add([*runs, self.run("future", priority=9, run_at=self.at(500))])
+        both: dict[str, Any] = {"handlers": frozenset({"h1", "h2"})}
+        taken = await self.claim_ids(store, 5, **both, queues=frozenset({"q1", "q2"}))
+        while ids := await self.claim_ids(store, 1, **both):
+            taken += ids
+        assert taken == ["93", "92", "91", "53", "52", "51", "43", "42", "41", "03", "02", "01"]
 
     def backlog(self, jobs: str, count: int, **fields: Any) -> list[Run]:
         """Runs `a0`, `a1`, …: `count` of each job, the jobs named by one letter. Those of later
@@ -222,29 +217,6 @@ class ClaimTests(Suite):
         await store.add(runs)
         taken = [run_id for _ in range(4) for run_id in await self.claim_ids(store, 10)]
         assert taken == [run.id for run in runs]
-
-    async def test_order_holds_over_several_claims(self, store: Store) -> None:
-        runs = [
-            self.run(f"{priority}{n}", priority=priority, run_at=self.at(-n))
-            for priority in (0, 9, 5)
-            for n in (1, 3, 2)
-        ]
-        await store.add(runs)
-        taken = [(await self.claim_ids(store, 1))[0] for _ in runs]
-        assert taken == ["93", "92", "91", "53", "52", "51", "03", "02", "01"]
-
-    async def test_order_is_over_all_queues_and_handlers_together(self, store: Store) -> None:
-        await store.add(
-            [
-                self.run("a", queue="q1", handler="h1", priority=1),
-                self.run("b", queue="q2", handler="h2", priority=7),
-                self.run("c", queue="q1", handler="h2", priority=4),
-                self.run("d", queue="q2", handler="h1", priority=9),
-            ]
-        )
-        handlers, queues = frozenset({"h1", "h2"}), frozenset({"q1", "q2"})
-        assert await self.claim_ids(store, 2, handlers=handlers, queues=queues) == ["d", "b"]
-        assert await self.claim_ids(store, 2, handlers=handlers) == ["c", "a"]
 
     async def test_a_claim_takes_at_most_its_limit(self, store: Store) -> None:
         await store.add(self.runs(*(f"r{n}" for n in range(10))))
@@ -376,24 +348,6 @@ class LimitTests(Suite):
             [run] = await self.hold(store)
             assert await store.commit([end(run, await store.now())]) == [True]
 
-    async def test_a_limit_does_not_hold_back_other_jobs(self, store: Store) -> None:
-        await self.put(store, "one", concurrency=1)
-        await self.put(store, "two", concurrency=1)
-        await store.add(
-            [self.run(f"{job}{n}", job_id=job) for job in ("one", "two", "free") for n in range(3)]
-        )
-        taken = sorted(run.job_id for run in await self.hold(store))
-        assert taken == ["free", "free", "free", "one", "two"]
-
-    async def test_jobs_with_the_same_concurrency_key_share_a_limit(self, store: Store) -> None:
-        for job in ("a", "b"):
-            await self.put(store, job, concurrency=2, concurrency_key="database")
-        await store.add([self.run(f"{job}{n}", job_id=job) for job in "ab" for n in range(3)])
-        held = [*await self.hold(store, 1), *await self.hold(store)]
-        assert len(held) == 2
-        await store.commit([transitions.succeeded(held[0], await store.now(), None)])
-        assert len(await self.hold(store)) == 1
-
     async def test_jobs_that_share_a_key_may_have_different_limits(self, store: Store) -> None:
         """The job with the smaller limit stops there; runs of the other jobs count for it, too."""
         await self.put(store, "small", concurrency=1, concurrency_key="k")
@@ -412,37 +366,21 @@ class LimitTests(Suite):
         await store.add([self.run(j, job_id=j) for j in ("mail", "other0", "other1")])
         assert len(await self.hold(store)) == 3
 
-    async def test_a_run_with_a_lapsed_lease_does_not_count_for_the_limit(
-        self, store: Store
-    ) -> None:
-        """Otherwise a crashed worker's run would use the limit for ever."""
-        await self.put(store, concurrency=1)
-        await store.add(self.runs("a", "b"))
-        [first] = await self.hold(store, 1, lease=self.ticks(10))
-        assert await self.hold(store) == []
-        await self.pass_ticks(10)
-        [second] = await self.hold(store)
-        assert {first.id, second.id} == {"a", "b"}
-
     async def test_a_lapsed_lease_is_not_renewed_when_the_limit_is_reached(
         self, store: Store
     ) -> None:
-        """Otherwise two runs would have valid leases under a limit of one."""
+        """Otherwise two runs would have valid leases under a limit of one. Without a valid lease a
+        run does not count: a crashed worker's would use the limit for ever."""
         await self.put(store, concurrency=1)
         await store.add(self.runs("a", "b"))
         [paused] = await self.hold(store, 1, lease=self.ticks(10))
+        assert await self.hold(store) == []
         await self.pass_ticks(11)
         [other] = await self.hold(store, 1)
         assert await self.renew(store, paused) == []
         assert [r.id for r in await self.renew(store, other)] == [other.id]
         await store.commit([transitions.succeeded(other, await store.now(), None)])
         assert [r.id for r in await self.renew(store, paused)] == [paused.id]
-
-    async def test_a_limit_does_not_change_the_order_of_priorities(self, store: Store) -> None:
-        await self.put(store, "limited", concurrency=1)
-        await store.add([self.run(f"low{n}", priority=1, run_at=self.at(-9)) for n in range(30)])
-        await store.add([self.run("high", job_id="limited", priority=9)])
-        assert await self.claim_ids(store, 1) == ["high"]
 
     async def test_runs_at_their_limit_do_not_block_others(self, store: Store) -> None:
         await self.put(store, "limited", concurrency=2)
