@@ -597,6 +597,8 @@ async def test_cancelled_slots_of_a_queue_are_tried_again_one_by_one(
         await scheduler.pause_job("tick")
         cancelled = await scheduler.cancel_runs(job="tick")
         runs = (await scheduler.list_runs(job="tick")).items
+        # On a busy machine a slot may be due when the job is paused: it is skipped, not cancelled.
+        runs = [run for run in runs if run.state is not State.SKIPPED]
         for run in runs:
             await scheduler.wait(run.id, 10)
         held = False
