@@ -220,7 +220,9 @@ def test_work_of_several_jobs_whose_code_is_gone(run: Run, folder: Path) -> None
 
     with old.blocking as blocking:
         blocking.enqueue("first")
-    with Scheduler("sqlite:///mainspring.db").blocking:
+    new = Scheduler("sqlite:///mainspring.db")
+    new.job(id="third")(_nothing)
+    with new.blocking:
         until(lambda: run("workers", "list", "--json").json["items"] != [])
         said = run("doctor").out
         listed = run("jobs", "list").err

@@ -16,7 +16,7 @@ def test_a_job_a_slot_and_a_run_are_explained(run: Run, stored_runs: StoredRuns)
     assert (slot["code"], slot["at"]) == ("not_created", "2020-01-06T03:30:00Z")
     assert "is not a slot of its schedule" in run("explain", "daily_report", "23:59").out
     bad = run("explain", stored_runs["bad"])
-    assert bad.out.startswith(f"{stored_runs['bad']}: it ran, and failed: ")
+    assert bad.out.startswith(f"{stored_runs['bad']}: it ran, and failed at attempt ")
     assert run("explain", "daily_report", "soon").code == 2
     assert run("explain", "nobody").code == 2
 

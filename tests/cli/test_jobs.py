@@ -202,7 +202,7 @@ def test_a_job_whose_code_is_gone_is_named_with_the_command_that_removes_it(
 def test_orphans_are_listed_and_removed(run: Run, stored_runs: StoredRuns) -> None:
     refused = run("jobs", "prune-orphans", "--yes")
     assert refused.code == 1
-    assert "no worker is alive" in refused.err
+    assert "no worker that runs your code is alive" in refused.err
     with Scheduler("sqlite:///mainspring.db", workers=0).blocking as blocking:
         blocking.trigger("daily_report")
         pending = len(blocking.list_runs(state=["pending", "waiting"]).items)

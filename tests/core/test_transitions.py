@@ -205,7 +205,8 @@ class TestRescuing:
         back = transitions.rescued(run, NOW, Delivery.AT_LEAST_ONCE).after(run)
         assert (back.state, back.run_at, back.attempt) == (State.PENDING, run.run_at, 2)
         assert (back.failures, back.lapses, back.worker) == (1, 1, None)
-        assert back.attempts[-1] == Attempt(2, "w1", BEGAN, NOW, Outcome.LOST)
+        why = "the worker w1 died or lost its lease while it held the run"
+        assert back.attempts[-1] == Attempt(2, "w1", BEGAN, NOW, Outcome.LOST, why)
 
     @pytest.mark.parametrize("lapses", range(6))
     def test_the_fourth_lapse_is_poison(self, lapses: int) -> None:

@@ -358,8 +358,29 @@ async def test_without_a_live_worker_orphans_are_removed_only_by_force(shared: S
     async with shared.program("report"):
         await asyncio.sleep(1)
     async with shared.program(workers=0) as looking:
-        with pytest.raises(InvalidState, match="no worker is alive"):
+        with pytest.raises(InvalidState, match="no worker that runs your code is alive"):
             await looking.prune_orphans()
         assert [job.id for job in await looking.prune_orphans(force=True)] == ["report"]
     async with shared.program("mine", workers=0) as producer:  # its own handlers are there
         assert await producer.prune_orphans(force=True) == []
+
+
+@virtual
+async def test_a_worker_without_code_does_not_call_for_the_removal_of_jobs(
+    shared: SharedStore,
+) -> None:
+    """As `mainspring serve` does, started while the program is stopped."""
+    async with shared.program("report", "mail"):
+        await asyncio.sleep(15)
+    async with shared.program() as service:
+        await asyncio.sleep(2 * MINUTE)
+        first, *later = shared.warnings
+        assert first == (
+            "no live worker runs the program that defines mail, report: they wait until it is"
+            " started"
+        )
+        assert not any("remove" in line or "prune" in line for line in later)
+        assert (await service.job_health("report")).status == "no_worker"
+        with pytest.raises(InvalidState):
+            await service.prune_orphans()
+        assert len(await service.prune_orphans(dry_run=True, force=True)) == 2

@@ -607,7 +607,10 @@ async def test_a_failed_run_and_a_job_without_a_schedule(shared: SharedStore) ->
     async with scheduler:
         run = await scheduler.wait((await fail.enqueue()).id, "1m")
         found = await scheduler.explain(run)
-        assert found.sentence == "it ran, and failed: ValueError: no network"
+        assert found.sentence == (
+            "it ran, and failed at attempt 1, the last that retries=0 allows:"
+            " ValueError: no network"
+        )
         assert found.problem is None
         idle = await scheduler.explain(fail)
         assert (idle.code, idle.facts) == ("no_schedule", {"last_run": run.id})

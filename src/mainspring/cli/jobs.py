@@ -37,6 +37,7 @@ from mainspring.engine.jobs_without_worker import (
     find_orphans,
     keeping_code,
     lacks_only_queue,
+    runs_code,
     without_worker,
 )
 from mainspring.errors import InvalidInput, JobExists, UnknownOption
@@ -157,6 +158,8 @@ def describe_rescue(job: Job, workers: list[LiveWorker], url: str | None) -> str
     """What to do about a job that no live worker can run."""
     if lacks_only_queue(job, workers):
         return f"start a worker that takes queue {job.policy.queue!r}"
+    if job.owner is Owner.CODE and not runs_code(workers):
+        return "start the program that defines it"
     remove = f"if its code is gone: {removal_command(job, url)}"
     if not find_orphans([job], workers):
         return f"start a worker that has it; {remove}"

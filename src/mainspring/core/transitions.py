@@ -252,7 +252,8 @@ def rescued(
     }
     if unbegun:  # its owner may record the begin in between
         expect["began"] = False
-    attempts = run.attempts if unbegun else _with_attempt(run, now, Outcome.LOST)
+    died = Failure(f"the worker {run.worker} died or lost its lease while it held the run")
+    attempts = run.attempts if unbegun else _with_attempt(run, now, Outcome.LOST, died)
     lapses = run.lapses + (0 if unbegun or blameless else 1)
     if run.cancel_requested:
         end = {**_ended(run, now, State.CANCELLED), "reason": run.reason}
@@ -262,13 +263,13 @@ def rescued(
         end = {
             **_ended(run, now, State.FAILED),
             "reason": "lost",
-            "error": _LOST.format(run.worker),
+            "error": died.error,
         }
     elif lapses >= MAX_LAPSES:
         end = {
             **_ended(run, now, State.FAILED),
             "reason": "lapsed" if _has_survivor(attempts, seen) else "poison",
-            "error": _LOST.format(run.worker),
+            "error": died.error,
         }
     else:
         end = _pending(run, _was_due(run, now))
@@ -457,9 +458,6 @@ def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | Non
 def _ending_change(run: Run, expect: dict[str, Any], put: dict[str, Any]) -> Change:
     """A change that may end the run, with what is counted then."""
     return Change(run.id, expect, put, ending=ending_of(run, put))
-
-
-_LOST = "the worker {} died or lost its lease while it held the run"
 
 
 def _mine(run: Run) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from mainspring.core.policy import Delivery
 from mainspring.engine.breakers import close_breaker, forget_breakers
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import pause_firing, read_pause, resume_firing
-from mainspring.engine.jobs_without_worker import find_orphans
+from mainspring.engine.jobs_without_worker import code_jobs_without, runs_code
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.slot_firer import SlotFirer
 from mainspring.engine.slots import over_before, passed_slots
@@ -436,15 +436,15 @@ class JobOperations:
     ) -> list[Job]:
         """Delete the jobs whose code is gone, and cancel their pending runs; return them. While no
         worker is alive it is not known whose code is gone: then only `force` deletes."""
-        if not workers and not force:
+        if not runs_code(workers) and not force:
             raise InvalidState(
-                "no worker is alive, so every job looks as if its code were gone: start a worker of"
-                " each program first, or pass force=True (`--force`)"
+                "no worker that runs your code is alive, so every job looks as if its code were"
+                " gone: start a worker of each program first, or pass force=True (`--force`)"
             )
         # Also without a worker this program's own handlers are there.
-        known = LiveWorker(id="", handlers=self._engine.registry.names())
+        handlers = {handler for worker in workers for handler in worker.handlers}
         jobs = [job async for job in self.all_jobs()]
-        orphans = find_orphans(jobs, [*workers, known])
+        orphans = code_jobs_without(handlers | self._engine.registry.names(), jobs)
         if dry_run:
             return orphans
         removed = []

@@ -21,6 +21,7 @@ from datetime import datetime, timedelta
 from mainspring.core import note_kinds
 from mainspring.core.model import LIVE, Job, Note, Owner
 from mainspring.core.node_runs import is_node_handler
+from mainspring.core.plurals import list_some
 from mainspring.engine.context import EngineContext
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers, find_workers
 from mainspring.engine.memory_watch import megabytes
@@ -55,18 +56,30 @@ def without_worker(jobs: Iterable[Job], workers: list[LiveWorker]) -> list[Job]:
     ]
 
 
+def runs_code(workers: Iterable[LiveWorker]) -> bool:
+    """Whether any of the workers has handlers of a program, and not only those that Mainspring
+    brings itself, as `mainspring serve` without an app does."""
+    return any(
+        handler != HANDLER and not handler.startswith("mainspring.")
+        for worker in workers
+        for handler in worker.handlers
+    )
+
+
 def find_orphans(jobs: Iterable[Job], workers: Iterable[LiveWorker]) -> list[Job]:
     """Those of the jobs that code defined and whose handler none of the workers has: their function
-    was renamed or removed. While no worker is alive nothing is known, and there are none."""
+    was renamed or removed. While no worker runs code nothing is known, and there are none."""
     alive = list(workers)
     handlers = {handler for worker in alive for handler in worker.handlers}
+    return code_jobs_without(handlers, jobs) if runs_code(alive) else []
+
+
+def code_jobs_without(handlers: Collection[str], jobs: Iterable[Job]) -> list[Job]:
+    """Those of the jobs that code defined and whose handler is not among these."""
     return [
         job
         for job in jobs
-        if alive
-        and job.unreadable is None
-        and job.owner is Owner.CODE
-        and job.handler not in handlers
+        if job.unreadable is None and job.owner is Owner.CODE and job.handler not in handlers
     ]
 
 
@@ -199,16 +212,26 @@ class JobsWithoutWorker:
     async def _find(self, query: JobQuery) -> None:
         """At the start jobs are reported at once, later after the grace: a program that restarts
         has no worker for a moment."""
-        orphans = 0
+        orphans, waiting = 0, list[str]()
         async for jobs in pages(self._engine.store.jobs, query):
             workers = self._live_workers.known()
             for job in without_worker((job for job in jobs if job.enabled), workers):
                 if job.schedule is None and not job.policy.after and job.owner is not Owner.CODE:
                     continue  # nothing makes runs of it but its users
                 self._since.setdefault(job.id, self._engine.time.now())
-                if not self._has_searched:
-                    self._report(job)
-                    orphans += len(find_orphans([job], workers))
+                if self._has_searched:
+                    continue
+                if job.owner is Owner.CODE and not runs_code(workers):
+                    waiting.append(job.id)
+                    self._warned.add(job.id)
+                    continue
+                self._report(job)
+                orphans += len(find_orphans([job], workers))
+        if waiting:
+            log.warning(
+                "no live worker runs the program that defines %s: they wait until it is started",
+                list_some(waiting, 3),
+            )
         if orphans > 1:
             log.warning(
                 "%d jobs have no code here any more: `mainspring jobs prune-orphans --dry-run`"
@@ -292,6 +315,8 @@ class JobsWithoutWorker:
         why = describe_missing_worker(job, workers)
         if lacks_only_queue(job, workers):
             log.warning("%s: start one that does", why)
+        elif job.owner is Owner.CODE and not runs_code(workers):
+            log.warning("%s: start the program that defines it", why)
         elif job.owner is Owner.CODE:
             log.warning(
                 "%s. If its function was renamed, %s on the new function keeps the job with its"

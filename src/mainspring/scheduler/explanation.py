@@ -445,7 +445,7 @@ async def _explain_run(engine: Engine, run: Run, depth: int = MAX_UPSTREAM_DEPTH
             text = f"it ran, and succeeded at {_moment(run.finished_at)}"
             return _explained(run, Reason.SUCCEEDED, text, finished_at=run.finished_at)
         case State.FAILED:
-            text = FAILURES.get(run.reason or "") or f"it ran, and failed: {run.error}"
+            text = FAILURES.get(run.reason or "") or await _describe_failure(engine, run)
             return _explained(
                 run,
                 Reason.FAILED,
@@ -457,6 +457,14 @@ async def _explain_run(engine: Engine, run: Run, depth: int = MAX_UPSTREAM_DEPTH
         case State.CANCELLED:
             text = f"it was cancelled: {run.reason or 'no reason was given'}"
             return _explained(run, Reason.CANCELLED, text, finished_at=run.finished_at)
+
+
+async def _describe_failure(engine: Engine, run: Run) -> str:
+    job = await _find_job(engine, run.job_id)
+    last = "no other follows"
+    if job is not None and run.failures > job.policy.retries:
+        last = f"the last that retries={job.policy.retries} allows"
+    return f"it ran, and failed at attempt {run.attempt}, {last}: {run.error}"
 
 
 FAILURES = {

@@ -351,6 +351,7 @@ async def test_a_process_is_killed_with_its_children_at_the_timeout(
         await until(witness.exists, "the grandchild")
         done = await ended(scheduler, run)
     assert (done.state, done.attempts[0].outcome) == (State.FAILED, Outcome.TIMED_OUT)
+    assert "File" not in str(done.attempts[0].traceback)  # no frames of the waiting worker
     assert not alive(int(witness.read_text()))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import dataclasses
 import inspect
 import logging
 import os
@@ -27,6 +28,7 @@ from mainspring.engine.executors.process_pool import ProcessPool, Target
 from mainspring.engine.loop_thread import call_soon
 from mainspring.engine.results import storable_result
 from mainspring.engine.telemetry import Telemetry, traced
+from mainspring.errors import MemoryExceeded, ProcessDied
 
 log = logging.getLogger("mainspring")
 
@@ -261,6 +263,10 @@ class Dispatcher:
             attempt.result, attempt.error = reply.result, reply.error
         except BaseException as error:
             attempt.error = AttemptError.of(error)
+            if isinstance(error, asyncio.CancelledError | ProcessDied | MemoryExceeded):
+                # Raised in this process: what is known of the handler's frames is in the notes.
+                notes = "\n".join(getattr(error, "__notes__", ())) or None
+                attempt.error = dataclasses.replace(attempt.error, traceback=notes)
         if attempt.ended:  # it was given up before
             self._handler_ended(attempt)
         else:
