@@ -214,7 +214,7 @@ async def met(effect: Effect, at: int) -> bool:
 def small_limits() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, value in (
-            (compaction, "MOST_PERIODS", 1),
+            (compaction, "FEWEST_PERIODS", 1),
             (compaction, "SMALL_SEGMENTS", 2),
             (schema, "BYTES_BEFORE_SNAPSHOT", 0),
             (group_commit, "LARGE_DELTA", 900),

@@ -53,9 +53,10 @@ paths are in it, and a seed must be the same everywhere."""
 SMALL: tuple[tuple[Any, str, Any], ...] = (
     (compaction, "COLLECT_EVERY", timedelta(seconds=4)),
     (compaction, "GARBAGE_AGE", timedelta(seconds=1)),
-    (compaction, "MOST_PERIODS", 4),
+    (compaction, "FEWEST_PERIODS", 2),
     (compaction, "SMALL_SEGMENTS", 3),
     (schema, "BYTES_BEFORE_SNAPSHOT", ENTRY_BYTES),
+    (counters, "DAY", timedelta(seconds=10)),
     (counters, "CLOSED_AFTER", timedelta(seconds=20)),
 )
 """The limits of the store, in an odd seed."""

@@ -43,8 +43,8 @@ T = TypeVar("T")
 MOST_FINISHED = SEGMENT_RUNS
 """Finished runs of one kind that the live state keeps before it moves them to a segment."""
 
-MOST_PERIODS = 240
-"""Closed periods that the live state keeps before it moves them to the part of their day."""
+FEWEST_PERIODS = 100
+"""Periods of a day for which a part is written. Fewer stay in the live state."""
 
 MOST_FINISHED_BYTES = SEGMENT_BYTES
 """Bytes of finished runs, about, that the live state keeps before it moves them."""
@@ -287,37 +287,24 @@ class Compaction:
     # -- counters and notes
 
     async def prune_notes_and_counts(self) -> None:
-        """Delete expired notes and old counts; move closed periods to the parts of their days."""
+        """Delete expired notes and old counts; move the counts of days that are over to parts."""
         async with self._lock:
             self._group_commit.discard(await self._write(_prune_notes_and_counts))
-            days = await self._read(lambda work: counters.closed_periods(work.state, work.now))
-            if sum(map(len, days.values())) >= MOST_PERIODS:
-                for day, moved in days.items():
+            days = await self._read(lambda work: counters.closed_days(work.state, work.now))
+            for day, moved in days.items():
+                if len(moved) >= FEWEST_PERIODS:
                     await self._move_periods(day, moved)
 
     async def _move_periods(self, day: str, moved: dict[str, Record]) -> None:
-        def read(work: Workspace) -> tuple[Record | None, Record, dict[str, Record]]:
-            base = work.state.get("periods", day)
-            if base is None:
-                return None, {}, {}
-            part = str(base["part"])
-            return base, gone_of(work.state, part), self._group_commit.parts.get(part)["counters"]
-
-        base, gone, stored = await self._read(read)
-        merged = counters.merge_day(stored, gone, moved)
-        if merged is None:
-            return
         head = self._group_commit.head
-        part = await self._group_commit.parts.write("periods", head.seq, merged)
+        part = await self._group_commit.parts.write("periods", head.seq, {"counters": moved})
 
         def adopt(work: Workspace) -> bool:
-            if self._group_commit.head.collections != head.collections:
-                return False
-            return counters.replace_day(work.state, day, base, gone, moved, part)
+            is_kept = self._group_commit.head.collections == head.collections
+            return is_kept and counters.adopt_day(work.state, day, moved, part)
 
-        done = await self._write(adopt)
-        old = [] if base is None else [str(base["part"])]
-        self._group_commit.discard(old if done else [part])
+        if not await self._write(adopt):
+            self._group_commit.discard([part])
 
     # -- garbage
 

@@ -1,20 +1,18 @@
 """Counters of ended runs: in the live state, and closed periods in a part for each day.
 
 A store that ends runs all the time has 11,520 minutes to count. They would make every snapshot
-large, and few of them still change. So the periods of a day that are over are moved to a part. What
-is counted late in such a period stands in the live state again, and is added.
+large, and few of them still change. So the periods of a day that is over are moved to a part, once.
+What is counted later in such a period stands in the live state, and is added when it is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
-from mainspring.core.clock import EPOCH
 from mainspring.core.model import replace
-from mainspring.core.statistics import PERIODS_KEPT, WHOLE_STORE, Ending
+from mainspring.core.statistics import HOUR, PERIODS_KEPT, WHOLE_STORE, Ending, period_start
 from mainspring.stores import counters, evaluation
 from mainspring.stores.codec import Record, from_us, to_us
 from mainspring.stores.counters import TOTALS, Counted, Key
@@ -26,7 +24,7 @@ from mainspring.stores.protocol import Counts
 DAY = timedelta(days=1)
 
 CLOSED_AFTER = timedelta(hours=2)
-"""A period that began so long ago is moved to the part of its day."""
+"""A day is over so long after its end."""
 
 
 def _key_text(key: Key) -> str:
@@ -46,12 +44,12 @@ def count_endings(state: LiveState, endings: Sequence[Ending], now: datetime) ->
     for key, more in counters.added_by(endings, now).items():
         name = _key_text(key)
         stored = state.get("counters", name)
-        text = counters.encode(more) if stored is None else _add_to_record(key, stored, more)
+        text = counters.encode(more) if stored is None else _added_text(key, stored, more)
         if text is not None:
             state.put("counters", name, {"text": text})
 
 
-def _add_to_record(key: Key, record: Record, more: Counted) -> str | None:
+def _added_text(key: Key, record: Record, more: Counted) -> str | None:
     text = record.get("text")
     return counters.add_to(key, text, more) if isinstance(text, str) else None
 
@@ -100,12 +98,12 @@ def _add_wanted(
 
 
 def _day_parts(state: LiveState, since: datetime) -> list[str]:
-    first = _day_of(since)
+    first = _day_of(period_start(since, HOUR))
     return [str(r["part"]) for day, r in state.table("periods").items() if day >= first]
 
 
 def _day_of(moment: datetime) -> str:
-    return (EPOCH + (moment - EPOCH) // DAY * DAY).date().isoformat()
+    return period_start(moment, DAY).isoformat()
 
 
 def remove_job(state: LiveState, job_id: str) -> None:
@@ -143,58 +141,28 @@ def prune(state: LiveState, now: datetime) -> list[str]:
 # -- moving closed periods to parts ---------------------------------------------------------
 
 
-def closed_periods(state: LiveState, now: datetime) -> dict[str, dict[str, Record]]:
-    """The counters that can be moved, by day."""
+def closed_days(state: LiveState, now: datetime) -> dict[str, dict[str, Record]]:
+    """The counters of each day that is over and has no part yet."""
     by_day: dict[str, dict[str, Record]] = {}
+    today = _day_of(now - CLOSED_AFTER)
     for name, record in state.table("counters").items():
         key = _read_key(name)
-        if key is not None and key[1] != TOTALS and key[1] < now - CLOSED_AFTER:
-            by_day.setdefault(_day_of(key[1]), {})[name] = record
+        if key is None or key[1] == TOTALS:
+            continue
+        day = _day_of(key[1])
+        if day < today and state.get("periods", day) is None:
+            by_day.setdefault(day, {})[name] = record
     return by_day
 
 
-def merge_day(
-    stored: Mapping[str, Record], gone: Iterable[str], more: Mapping[str, Record]
-) -> dict[str, Any] | None:
-    """The content of a day's part with more counters; None where one of them cannot be added."""
-    left_out = set(gone)
-    merged = {
-        name: record
-        for name, record in stored.items()
-        if (key := _read_key(name)) is None or key[0] not in left_out
-    }
-    for name, record in more.items():
-        if name not in merged:
-            merged[name] = record
-            continue
-        key, text = _read_key(name), record.get("text")
-        counted = counters.decode(key, text) if key and isinstance(text, str) else None
-        added = _add_to_record(key, merged[name], counted) if key and counted else None
-        if added is None:
-            return None
-        merged[name] = {"text": added}
-    return {"counters": merged}
-
-
-def replace_day(
-    state: LiveState,
-    day: str,
-    base: Record | None,
-    gone: Record,
-    moved: Mapping[str, Record],
-    part: str,
-) -> bool:
-    """Let a day's new part take the place of the old one and of the counters that it contains.
-    False where any of them has changed meanwhile."""
-    if state.get("periods", day) != base:
-        return False
-    if base is not None and gone_of(state, str(base["part"])) != gone:
+def adopt_day(state: LiveState, day: str, moved: Mapping[str, Record], part: str) -> bool:
+    """Let a part take the place of the counters that it contains. False where any of them has
+    changed meanwhile, or another client was faster."""
+    if state.get("periods", day) is not None:
         return False
     if any(state.get("counters", name) != record for name, record in moved.items()):
         return False
     for name in moved:
         state.put("counters", name, None)
-    if base is not None:
-        state.put("gone", str(base["part"]), None)
     state.put("periods", day, {"part": part})
     return True
