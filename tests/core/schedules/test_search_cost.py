@@ -183,7 +183,7 @@ def test_every_answer_of_an_interval_takes_at_most_50_000_calls() -> None:
     ],
 )
 def test_a_rule_that_cannot_be_bounded_is_refused_with_its_reason(text: str) -> None:
-    with pytest.raises(InvalidSchedule, match=r"too long to work out|use UNTIL"):
+    with pytest.raises(InvalidSchedule, match=r"too long to work out|Use UNTIL"):
         parse(f"DTSTART:20261116T093000\nRRULE:{text}")
 
 

@@ -16,7 +16,7 @@ from calendar import isleap
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
-from math import prod
+from itertools import product
 
 from mainspring.core.schedules.calendar import (
     CYCLE,
@@ -154,8 +154,11 @@ MOST_STEPS_MADE = 200
 """The same while a rule is made. One that needs more is refused: with
 `FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0` each answer, five weeks on, takes 907."""
 
-MOST_STEPS_COUNTED = 1_000
-"""Steps to find the last time of a rule with COUNT, where that cannot be leapt to."""
+MOST_STEPS_COUNTED = 4_000
+"""Steps to find the last time of a rule with COUNT, where that cannot be computed."""
+
+MOST_IN_PERIOD = 500
+"""Times of one period that BYSETPOS may choose from: they are listed."""
 
 _PROBED_DAYS = (1, 30, 400, 4_000, 40_000)
 """Days after DTSTART at which a new rule is tried in both directions: an INTERVAL that nearly
@@ -223,18 +226,9 @@ class RuleWallTimes:
         self._wall_times = _RuleMasks(rule, dtstart)
         self._periods = _Periods(rule, dtstart)
         self._last = until
-        # One period of BYSETPOS costs as much as several steps without.
-        self._step_cost = 4 + len(rule.positions) // 8 if rule.positions else 1
-        # A position that no period has is never reached.
-        self._never = bool(rule.positions) and min(
-            map(abs, rule.positions)
-        ) > self._wall_times.most(rule.freq)
-        if rule.count is not None and not self._never:
-            self._last = (
-                self._nth_by_arithmetic() if self._has_arithmetic_nth else self._nth_by_search()
-            )
-        if not self._has_arithmetic_nth and not self._never:
-            self._probe()
+        if rule.count is not None:
+            self._last = self._nth_by_arithmetic() if self._plain else self._nth_by_search()
+        self._probe()
         self._most_steps = MOST_STEPS
 
     def later(self, wall: datetime) -> datetime | None:
@@ -297,11 +291,6 @@ class RuleWallTimes:
         )
 
     @property
-    def _has_arithmetic_nth(self) -> bool:
-        """Whether the last of many times is found without going through them one by one."""
-        return not self.rule.positions and (self.rule.interval == 1 or self._plain)
-
-    @property
     def _plain(self) -> bool:
         """Nothing but a frequency of fixed length: DTSTART, and then every so often."""
         rule = self.rule
@@ -314,12 +303,10 @@ class RuleWallTimes:
         )
 
     def _nth_by_arithmetic(self) -> datetime | None:
-        """The COUNTth time by arithmetic; None if that is past the year 9999."""
-        count = self.rule.count or 1
-        if not self._plain:
-            return self._wall_times.nth(self._dtstart, count)
+        """The COUNTth time of a plain rule; None if that is past the year 9999."""
+        rule = self.rule
         try:
-            return self._dtstart + _UNITS[self.rule.freq] * self.rule.interval * (count - 1)
+            return self._dtstart + _UNITS[rule.freq] * rule.interval * ((rule.count or 1) - 1)
         except OverflowError:
             return None
 
@@ -340,28 +327,28 @@ class RuleWallTimes:
             if wall < self._dtstart:  # not even the first time was found
                 raise self._too_rare() from None
             raise InvalidSchedule(
-                f"COUNT {self.rule.count} is too large for a rule with INTERVAL and BY… parts or"
-                " with BYSETPOS, whose times must be counted one by one: use UNTIL",
+                f"COUNT {self.rule.count} is too large: the times of this rule are counted singly."
+                " Use UNTIL",
                 part="COUNT",
             ) from None
         return wall
 
     def _later(self, wall: datetime, steps: _Steps) -> datetime | None:
         wall = max(wall, self._dtstart - timedelta.resolution)
-        while not self._never:
+        while True:
             candidate = self._wall_times.later(wall)
             if candidate is None or (self._last is not None and candidate > self._last):
                 return None
-            steps.take(self._step_cost + (candidate.year - wall.year) // 8)
+            steps.take(1 + (candidate.year - wall.year) // 8)
             period = self._periods.of(candidate)
             ahead = -period % self.rule.interval
             if ahead == 0:
                 if not self.rule.positions:
                     return candidate
-                chosen = self._chosen_after(period, wall)
-                if chosen is not None:
-                    in_time = self._last is None or chosen <= self._last
-                    return chosen if in_time else None
+                chosen = self._chosen(period, steps)
+                if following := [time for time in chosen if time > wall]:
+                    in_time = self._last is None or following[0] <= self._last
+                    return following[0] if in_time else None
                 ahead = self.rule.interval
             start = self._periods.start(period + ahead)
             if start is None:
@@ -372,19 +359,19 @@ class RuleWallTimes:
     def _earlier(self, wall: datetime, steps: _Steps) -> datetime | None:
         if self._last is not None and wall > self._last:
             wall = self._last.replace(microsecond=1)  # times are whole seconds
-        while not self._never:
+        while True:
             candidate = self._wall_times.earlier(wall)
             if candidate is None or candidate < self._dtstart:
                 return None
-            steps.take(self._step_cost + (wall.year - candidate.year) // 8)
+            steps.take(1 + (wall.year - candidate.year) // 8)
             period = self._periods.of(candidate)
             behind = period % self.rule.interval
             if behind == 0:
                 if not self.rule.positions:
                     return candidate
-                chosen = self._chosen_before(period, wall)
-                if chosen is not None:
-                    return chosen if chosen >= self._dtstart else None
+                chosen = self._chosen(period, steps)
+                if before := [time for time in chosen if time < wall]:
+                    return before[-1] if before[-1] >= self._dtstart else None
                 behind = self.rule.interval
             end = self._periods.start(period - behind + 1)
             if end is None:
@@ -392,48 +379,15 @@ class RuleWallTimes:
             wall = end
         return None
 
-    def _chosen_after(self, period: int, wall: datetime) -> datetime | None:
-        """The first time of a period past a moment that BYSETPOS chooses."""
-        times = self._times_of(period)
-        at = 0 if times is None else bisect_right(times.chosen, wall, key=times.at)
-        return None if times is None or at == len(times.chosen) else times.at(times.chosen[at])
-
-    def _chosen_before(self, period: int, wall: datetime) -> datetime | None:
-        times = self._times_of(period)
-        at = 0 if times is None else bisect_left(times.chosen, wall, key=times.at)
-        return None if times is None or at == 0 else times.at(times.chosen[at - 1])
-
-    def _times_of(self, period: int) -> _PeriodTimes | None:
+    def _chosen(self, period: int, steps: _Steps) -> list[datetime]:
+        """The times of a period that BYSETPOS chooses, in order."""
         start, end = self._periods.start(period), self._periods.start(period + 1)
         if start is None or end is None:
-            return None
-        return _PeriodTimes(
-            self._wall_times.months_between(start, end),
-            self._wall_times.times_between(start, end),
-            self.rule.positions,
-        )
-
-
-class _PeriodTimes:
-    """The times of one period, days × hours × minutes × seconds, numbered from 0; `chosen` are
-    the numbers that BYSETPOS names, in order."""
-
-    def __init__(
-        self,
-        months: list[tuple[int, int, int]],
-        times: tuple[list[int], ...],
-        positions: tuple[int, ...],
-    ) -> None:
-        self._months = months
-        self._times = times
-        self._in_day = prod(map(len, times))
-        size = self._in_day * sum(days.bit_count() for _, _, days in months)
-        numbers = {place - 1 if place > 0 else size + place for place in positions}
-        self.chosen = sorted(number for number in numbers if 0 <= number < size)
-
-    def at(self, number: int) -> datetime:
-        day, in_day = divmod(number, self._in_day)
-        return datetime(*_nth_day(self._months, day), *_nth_time(self._times, in_day))
+            return []
+        times = self._wall_times.between(start, end)
+        steps.take(4 + len(times) // 10)  # as much work as so many steps without BYSETPOS
+        places = (place - 1 if place > 0 else len(times) + place for place in self.rule.positions)
+        return [times[place] for place in sorted(set(places)) if 0 <= place < len(times)]
 
 
 class _Periods:
@@ -495,7 +449,6 @@ class _RuleMasks(WallTimes):
                 self._month_days = (dtstart.day,)
             if freq is Freq.WEEKLY:
                 self._weekdays = ((0, dtstart.weekday()),)
-        self._listed = bits(self.hours), bits(self.minutes), bits(self.seconds)
         self._years: dict[int, Days] = {}
         self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
 
@@ -515,7 +468,7 @@ class _RuleMasks(WallTimes):
             days = self._calendars[calendar] = self._matching(year)
         return days
 
-    def months_between(self, start: datetime, end: datetime) -> list[tuple[int, int, int]]:
+    def _months_between(self, start: datetime, end: datetime) -> list[tuple[int, int, int]]:
         """Year, month and mask of days for each month that a period `[start, end)` touches."""
         last = end - _SECOND
         months = []
@@ -533,49 +486,26 @@ class _RuleMasks(WallTimes):
             months[-1] = (last.year, last.month, months[-1][2] & (2 << last.day) - 1)
         return months
 
-    def times_between(self, start: datetime, end: datetime) -> tuple[list[int], ...]:
-        """The hours, minutes and seconds that a period holds: one of each where it is so short."""
+    def between(self, start: datetime, end: datetime) -> list[datetime]:
+        """The times of a period, which has one hour, minute or second where it is so short."""
         span = end - start
-        hours, minutes, seconds = self._listed
-        return (
-            hours if span > timedelta(hours=1) else [start.hour],
-            minutes if span > timedelta(minutes=1) else [start.minute],
-            seconds if span > _SECOND else [start.second],
-        )
-
-    def nth(self, start: datetime, count: int) -> datetime | None:
-        """The `count`th match at or after a time: by whole years, then months, then its day."""
-        earlier = self._count_to(start, start.year) - (self.later(start - _SECOND) == start)
-        day, in_day = divmod(earlier + count - 1, prod(map(len, self._listed)))
-        in_cycle = sum(self._size_of(start.year + n) for n in range(CYCLE))
-        if in_cycle == 0:
-            return None
-        cycles, day = divmod(day, in_cycle)
-        year = start.year + cycles * CYCLE
-        while year < 10_000 and day >= (size := self._size_of(year)):
-            day -= size
-            year += 1
-        if year >= 10_000:
-            return None
-        months = [(year, month, days) for month, days in enumerate(self.days_of(year)[1:], 1)]
-        return datetime(*_nth_day(months, day), *_nth_time(self._listed, in_day))
-
-    def _size_of(self, year: int) -> int:
-        return sum(map(int.bit_count, self.days_of(_like_year(year))[1:]))
-
-    def most(self, freq: Freq) -> int:
-        """More times than this no period of the rule can have."""
-        hours, minutes, seconds = map(len, self._listed)
-        in_day = hours * minutes * seconds
-        return {
-            Freq.YEARLY: 366 * in_day,
-            Freq.MONTHLY: 31 * in_day,
-            Freq.WEEKLY: 7 * in_day,
-            Freq.DAILY: in_day,
-            Freq.HOURLY: minutes * seconds,
-            Freq.MINUTELY: seconds,
-            Freq.SECONDLY: 1,
-        }[freq]
+        hours = bits(self.hours) if span > timedelta(hours=1) else [start.hour]
+        minutes = bits(self.minutes) if span > timedelta(minutes=1) else [start.minute]
+        seconds = bits(self.seconds) if span > _SECOND else [start.second]
+        months = self._months_between(start, end)
+        in_day = len(hours) * len(minutes) * len(seconds)
+        if in_day * sum(days.bit_count() for _, _, days in months) > MOST_IN_PERIOD:
+            raise InvalidSchedule(
+                f"BYSETPOS chooses among at most {MOST_IN_PERIOD} times of one"
+                f" {self._rule.freq.period}",
+                part="BYSETPOS",
+            )
+        return [
+            datetime(year, month, day, *time)
+            for year, month, days in months
+            for day in bits(days)
+            for time in product(hours, minutes, seconds)
+        ]
 
     def _matching(self, year: int) -> Days:
         matching = matching_days(
@@ -590,28 +520,6 @@ class _RuleMasks(WallTimes):
             months.append(matching >> offset & (2 << length) - 2)
             offset += length
         return (int(any(months)), *months)
-
-
-def _nth_time(times: tuple[list[int], ...], n: int) -> tuple[int, int, int]:
-    """The nth time of day (from 0) of some hours, minutes and seconds."""
-    hours, minutes, seconds = times
-    rest, second = divmod(n, len(seconds))
-    hour, minute = divmod(rest, len(minutes))
-    return hours[hour], minutes[minute], seconds[second]
-
-
-def _nth_day(months: list[tuple[int, int, int]], n: int) -> tuple[int, int, int]:
-    """The nth day (from 0) of some months' masks; there must be one."""
-    for year, month, days in months:
-        if n < days.bit_count():
-            return year, month, bits(days)[n]
-        n -= days.bit_count()
-    raise AssertionError("there are fewer days than were counted")
-
-
-def _like_year(year: int) -> int:
-    """A year of the calendar that has the same days as one past its end."""
-    return year if year < 9_990 else year - CYCLE
 
 
 def _default(every: bool, size: int, value: int) -> range:
