@@ -120,8 +120,8 @@ class InvalidInput(MainspringError, ValueError):
     be. Each is None where it is not known, and `given` also where the value may be a secret.
     The message is `subject` and then `predicate`. `subject` is the library's name of the field; the
     HTTP API replaces it with its own. It is None if the message does not begin with the field.
-    `job_id` names the job at fault where several were given, `file` and `line` its place where a
-    file gave them. `others` are the errors of further arguments that were found in the same call.
+    `job_id` names the job at fault where several were given, `file` the file that gave them.
+    `others` are the errors of further arguments that were found in the same call.
     """
 
     def __init__(
@@ -142,7 +142,6 @@ class InvalidInput(MainspringError, ValueError):
         self.allowed = allowed
         self.job_id = job_id
         self.file: str | None = None
-        self.line: int | None = None
         self.others: tuple[InvalidInput, ...] = ()
 
     def each(self) -> tuple[InvalidInput, ...]:

@@ -63,7 +63,7 @@ def print_error(error: BaseException, *, as_json: bool) -> int:
             document["errors"] = [message, *others]
         if isinstance(error, InvalidInput):
             document["fields"] = [
-                {"field": fault.field, "file": fault.file, "line": fault.line, "error": str(fault)}
+                {"field": fault.field, "file": fault.file, "error": str(fault)}
                 for fault in error.each()
             ]
         _write(json_text(document, indent=None))

@@ -51,36 +51,6 @@ _MAY_BE_NONE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """The file that jobs are read from, and the line of each of its keys; nothing for a mapping."""
-
-    path: Path | None = None
-    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-
-    def place(self, error: InvalidInput, *keys: str, named_already: bool = False) -> InvalidInput:
-        """The error with the file, the line and the full key in its message."""
-        key = ".".join(keys)
-        error.others = ()  # the caller reports each by itself
-        words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
-        error.args = (self.begin(words, keys),)
-        error.field = key or None
-        error.file = None if self.path is None else str(self.path)
-        error.line = self._line_of(keys)
-        return error
-
-    def begin(self, words: str, keys: tuple[str, ...]) -> str:
-        """The words after the file and the line of the key, or of the table that it would be in."""
-        if self.path is None:
-            return words
-        line = self._line_of(keys)
-        return f"{self.path}: {words}" if line is None else f"{self.path}, line {line}: {words}"
-
-    def _line_of(self, keys: tuple[str, ...]) -> int | None:
-        ends = range(len(keys), 0, -1)
-        return next((self.lines[keys[:end]] for end in ends if keys[:end] in self.lines), None)
-
-
-@dataclass(frozen=True, slots=True)
 class JobSet:
     """Jobs as data. `name` tells the jobs of one file from those of another on the same store."""
 
@@ -89,7 +59,8 @@ class JobSet:
     name: str | None = None
     timezone: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    source: _Source = field(default_factory=_Source)
+    path: Path | None = None
+    """The file that they were read from."""
     states_name: bool = False
     """Whether the file itself has a `name`. Files in other folders may share the one that is made
     from the file's own, so that one is no reason to remove a job."""
@@ -99,16 +70,16 @@ class JobSet:
     """Jobs whose webhook was given as `url`."""
 
     def place_error(self, error: InvalidInput, *keys: str) -> InvalidInput:
-        """The error with its place: the file, the line and the full key."""
+        """The error with its place: the file and the full key."""
         *parents, last = keys or ("",)
         if last in ("webhook", "webhook.url") and parents[-1:] and parents[-1] in self.url_jobs:
             last = "url"
         path = (*parents, *last.split(".")) if last else ()
-        return self.source.place(error, *path)
+        return _place(error, self.path, *path)
 
     @contextmanager
     def add_error_places(self) -> Iterator[None]:
-        """Add the file and the line to errors of the block that name a job of this set."""
+        """Add the file and the key to errors of the block that name a job of this set."""
         try:
             yield
         except InvalidInput as error:
@@ -120,16 +91,14 @@ class JobSet:
             errors.check()
         except JobExists as error:
             if error.job_id is not None and error.job_id in self.jobs:
-                keys = ("jobs", error.job_id)
-                words = f"{'.'.join(keys)}: {error}"
-                error.args = (self.source.begin(words, keys),)
+                error.args = (_in_file(self.path, f"jobs.{error.job_id}: {error}"),)
             raise
 
     def register_handlers(self, registry: Registry) -> None:
         """Import the functions that the jobs name as `module:function`, and register them. A
         function that is given itself is registered under the id of its job, as a decorated one."""
-        if self.source.path is not None:
-            folder = str(self.source.path.parent.absolute())
+        if self.path is not None:
+            folder = str(self.path.parent.absolute())
             if folder not in sys.path[:1]:
                 sys.path.insert(0, folder)
         errors = InputErrors()
@@ -166,8 +135,25 @@ class JobSet:
         return made
 
 
+def _place(
+    error: InvalidInput, path: Path | None, *keys: str, named_already: bool = False
+) -> InvalidInput:
+    """The error with the file and the full key in its message."""
+    key = ".".join(keys)
+    error.others = ()  # the caller reports each by itself
+    words = str(error) if named_already else ": ".join(filter(None, [key, str(error)]))
+    error.args = (_in_file(path, words),)
+    error.field = key or None
+    error.file = None if path is None else str(path)
+    return error
+
+
+def _in_file(path: Path | None, words: str) -> str:
+    return words if path is None else f"{path}: {words}"
+
+
 def read_job_file(path: str | Path) -> JobSet:
-    """Read and check a file. `InvalidInput` names the file, the line and the key of each error."""
+    """Read and check a file. `InvalidInput` names the file and the key of each error."""
     path = Path(path)
     try:
         text = path.read_text("utf-8-sig")  # some editors put a byte order mark before the text
@@ -179,17 +165,17 @@ def read_job_file(path: str | Path) -> JobSet:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{path} is not valid TOML: {error}", field="file") from None
-    return _read(document, _Source(path, find_lines(text)))
+    return _read(document, path)
 
 
 def read_jobs(jobs: Mapping[str, Mapping[str, Any]]) -> JobSet:
     """Jobs as a program gives them: what the table `jobs` of a file would hold."""
     if not isinstance(jobs, Mapping):
         raise refused("jobs", jobs, "is an object of jobs by their ids, or the path of a file")
-    return _read({"jobs": jobs}, _Source())
+    return _read({"jobs": jobs}, None)
 
 
-def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
+def _read(document: Mapping[str, Any], path: Path | None) -> JobSet:
     errors = InputErrors()
 
     @contextmanager
@@ -198,14 +184,14 @@ def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
             yield
         except InvalidInput as error:
             for wrong in error.each():
-                errors.add(source.place(wrong, *keys))
+                errors.add(_place(wrong, path, *keys))
 
     for key in document.keys() - set(FILE_KEYS):
         with at(key):
             raise UnknownOption([key], FILE_KEYS, "key")
     name, timezone = document.get("name"), document.get("timezone")
-    if source.path is not None and name is None:
-        name = source.path.stem
+    if path is not None and name is None:
+        name = path.stem
     with at("name"):
         if name is not None:
             _check_name(name)
@@ -224,7 +210,7 @@ def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
     except InvalidInput as error:
         for wrong in error.each():
             keys = (wrong.field or "defaults").split(".")
-            errors.add(source.place(wrong, *keys, named_already=True))
+            errors.add(_place(wrong, path, *keys, named_already=True))
     jobs = document.get("jobs", {})
     read: dict[str, Mapping[str, Any]] = {}
     with at("jobs"):
@@ -241,14 +227,14 @@ def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
                 )
             if not isinstance(job_id, str):
                 raise InvalidInput(f"a job's id is a text, not {job_id!r}", field="id")
-            read[job_id] = _read_job(options, source, job_id, errors)
+            read[job_id] = _read_job(options, path, job_id, errors)
     errors.check()
     return JobSet(
         read,
         name,
         timezone,
         defaults or {},
-        source,
+        path,
         states_name=document.get("name") is not None,
         prune_every=prune_every,
         url_jobs=frozenset(job_id for job_id in read if "url" in jobs[job_id]),
@@ -256,25 +242,25 @@ def _read(document: Mapping[str, Any], source: _Source) -> JobSet:
 
 
 def _read_job(
-    options: Mapping[str, Any], source: _Source, job_id: str, errors: InputErrors
+    options: Mapping[str, Any], path: Path | None, job_id: str, errors: InputErrors
 ) -> dict[str, Any]:
     made = _without_none(options)
     for key in sorted(map(str, made.keys() - JOB_KEYS)):
-        errors.add(source.place(UnknownOption([key], JOB_KEYS, "key"), "jobs", job_id, key))
+        errors.add(_place(UnknownOption([key], JOB_KEYS, "key"), path, "jobs", job_id, key))
         del made[key]
     url = made.pop("url", None)
     if url is not None and "webhook" in made:
         wrong = InvalidInput("give url or webhook, not both: a webhook has a url itself")
-        errors.add(source.place(wrong, "jobs", job_id, "url"))
+        errors.add(_place(wrong, path, "jobs", job_id, "url"))
     elif url is not None:
         made["webhook"] = url
-    if "webhook" in made and source.path is not None:
+    if "webhook" in made and path is not None:
         try:
             made["webhook"] = _expand_webhook(made["webhook"])
         except InvalidInput as error:
             for wrong in error.each():
                 key = "url" if url is not None else wrong.field or "webhook"
-                errors.add(source.place(wrong, "jobs", job_id, *key.split(".")))
+                errors.add(_place(wrong, path, "jobs", job_id, *key.split(".")))
     return made
 
 
@@ -414,57 +400,3 @@ def _imported(name: str) -> Callable[..., Any]:
 def _broken(module: str, error: BaseException) -> InvalidInput:
     words = f"{type(error).__name__}: {error}"
     return InvalidInput(f"importing {module!r} failed: {words}", field="handler")
-
-
-# Lines of a TOML text, for error messages: `tomllib` does not keep them
-
-_PART = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')"
-_KEY = rf"{_PART}(?:\s*\.\s*{_PART})*"
-_TABLE = re.compile(rf"\s*\[\[?\s*({_KEY})\s*\]\]?")
-_VALUE = re.compile(rf"\s*({_KEY})\s*=(.*)")
-_QUOTES = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*')
-
-
-def find_lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line number of each table and each key that begins a line, by its full path. A key inside
-    an inline table or an array has the line of the key that holds it. The text is valid TOML."""
-    lines: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    inside: str | None = None  # of a text over several lines: the quotes that end it
-    depth = 0  # of brackets that are open over several lines
-    for number, line in enumerate(text.splitlines(), 1):
-        rest = line
-        if inside is None and depth == 0:
-            if match := _TABLE.match(line):
-                table = _parts(match[1])
-                lines.setdefault(table, number)
-                continue
-            match = _VALUE.match(line)
-            if match is None:
-                continue
-            lines.setdefault((*table, *_parts(match[1])), number)
-            rest = match[2]
-        inside, depth = _after(rest, inside, depth)
-    return lines
-
-
-def _after(rest: str, inside: str | None, depth: int) -> tuple[str | None, int]:
-    """What is still open at the end of a line."""
-    while True:
-        if inside is not None:
-            _, end, rest = rest.partition(inside)
-            if not end:
-                return inside, depth
-            inside = None
-        quotes = _QUOTES.search(rest)
-        plain = rest if quotes is None else rest[: quotes.start()]
-        depth += plain.count("[") + plain.count("{") - plain.count("]") - plain.count("}")
-        if quotes is None or quotes[0].startswith("#"):
-            return None, max(depth, 0)
-        rest = rest[quotes.end() :]
-        if quotes[0] in ('"""', "'''"):
-            inside = quotes[0]
-
-
-def _parts(key: str) -> tuple[str, ...]:
-    return tuple(part.strip("\"'") for part in re.findall(_PART, key))
