@@ -95,44 +95,14 @@ def take_unknown_types(
 
 
 class Plan(enum.Enum):
+    """msgspec has no enums of numbers with a fraction."""
+
     FREE = 0.0
     PRO = 9.9
 
 
-class Amount(enum.Enum):
-    ALL = "all"
-    ONE = 1
-
-
-class Place(enum.Enum):
-    HERE = (1, ("x", 2))
-
-
-@dataclass
-class Parcel:
-    plan: Plan
-    color: Color | str = ""
-    amounts: list[Amount] = field(default_factory=list)
-    line: Line | None = None
-    inner: Parcel | None = None
-
-
-def take_enums(
-    plan: Plan = Plan.FREE,
-    amount: Amount | None = None,
-    place: Place | None = None,
-    color_or_text: Color | str = "",
-    any_of: int | Amount | Plan | None = None,
-    plans: list[Plan] | None = None,
-    places: set[Place] | None = None,
-    pair: tuple[Plan, int] | None = None,
-    row: tuple[Place, ...] = (),
-    prices: dict[Amount, Annotated[Plan, "price"]] | None = None,
-    both: tuple[Plan, Color] | None = None,
-    parcel: Parcel | None = None,
-    parcels: list[Parcel] | None = None,
-) -> str:
-    return repr(list(locals().values()))
+def take_plan(plan: Plan) -> str:
+    return plan.name
 
 
 def needs_two(first: int, second: dict[str, int], color: Color | None = None) -> None:

@@ -1,22 +1,21 @@
 """Converts a handler's arguments to JSON and back, by the annotations of its parameters.
 
-A parameter annotated with a dataclass, an enum, a date-time, a UUID, a msgspec struct or a pydantic
-model (or a list, set, tuple or optional of these) gets such a value when the handler is called,
-also with process isolation. Stored data names no class; only the annotation does.
+A parameter annotated with a dataclass, an enum of strings or of integers, a date-time, a UUID, a
+msgspec struct or a pydantic model (or a list, set, tuple or optional of these) gets such a value
+when the handler is called, also with process isolation. Stored data names no class; only the
+annotation does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from decimal import Decimal
-from enum import Enum
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
@@ -28,9 +27,6 @@ _STORED_AS_THEY_ARE = (datetime, date, UUID, Decimal, bytes)
 
 _SCALARS: frozenset[Any] = frozenset((str, int, float, bool, type(None)))
 _JSON: frozenset[Any] = _SCALARS | {dict, list, Any, object}
-
-_MOST_LISTED = 20
-"""How many values of an enum an error message lists."""
 
 
 class ArgumentMismatch(ValueError):
@@ -166,132 +162,12 @@ def _made(value: Any, kind: Any) -> Any:
     """The value as one of that type; `ValidationError` or `ValueError` if it cannot be one."""
     if any(map(_is_model, _parts(kind))):
         return _validated(value, kind)
-    if _has_enum(kind):
-        return _made_with_enums(value, kind)
-    return _converted(value, kind)
-
-
-def _converted(value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=_read)
-    except (_UnknownType, TypeError):  # msgspec does not know such a type
+    except (_UnknownType, TypeError) as error:  # msgspec does not know such a type
+        if "Enum" in str(error):
+            raise msgspec.ValidationError(str(error)) from None
         return value
-
-
-def _made_with_enums(value: Any, kind: Any) -> Any:
-    """As `_made`, for enums and for unions, collections and dataclasses of them. msgspec knows only
-    enums whose values are all strings or all integers, and no union of such an enum and `str` or
-    `int`. (A msgspec struct of other enums is left as it is: msgspec itself cannot read it.)"""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if _is_enum(kind):
-        return _member(value, kind)
-    if not _has_enum(kind):
-        return _converted(value, kind)
-    if dataclasses.is_dataclass(kind):
-        return _made_dataclass(value, kind)
-    if origin is typing.Annotated:
-        return _made_with_enums(value, inner[0])
-    if origin in (typing.Union, types.UnionType):
-        return _first_fitting(value, inner)
-    if origin is tuple:
-        whole = inner[-1] is Ellipsis
-        shape = tuple[Any, ...] if whole else tuple[(Any,) * len(inner)]  # type: ignore[misc]
-        values = msgspec.convert(value, shape)
-        kinds = inner[:1] * len(values) if whole else inner
-        return tuple(map(_made_with_enums, values, kinds))
-    if not isinstance(origin, type):
-        return _converted(value, kind)
-    if issubclass(origin, Mapping) and len(inner) == 2:
-        entries = msgspec.convert(value, dict[Any, Any]).items()
-        key, item = inner
-        return {_made_with_enums(k, key): _made_with_enums(v, item) for k, v in entries}
-    if issubclass(origin, Collection) and len(inner) == 1:
-        made = [_made_with_enums(part, inner[0]) for part in msgspec.convert(value, list[Any])]
-        if issubclass(origin, Set):
-            return frozenset(made) if origin is frozenset else set(made)
-        return made
-    return _converted(value, kind)
-
-
-def _first_fitting(value: Any, kinds: tuple[Any, ...]) -> Any:
-    """The value converted to the first of these types that accepts it. Enums come first: the value
-    of a member is often a `str` or an `int`, and would come back as that."""
-    if value is None and type(None) in kinds:
-        return None
-    wrong: list[Exception] = []
-    for kind in sorted(kinds, key=lambda kind: not _has_enum(kind)):
-        if kind is not type(None):
-            try:
-                return _made_with_enums(value, kind)
-            except (msgspec.ValidationError, ValueError) as error:
-                wrong.append(error)
-    if len(wrong) == 1:
-        raise wrong[0]
-    raise ValueError(", or ".join(_reason(error)[1] for error in wrong))
-
-
-def _made_dataclass(value: Any, kind: Any) -> Any:
-    """A dataclass: by msgspec where it knows the types of all fields, else field by field."""
-    try:
-        return msgspec.convert(value, kind, dec_hook=_read)
-    except _UnknownType:
-        return value
-    except TypeError:
-        stored = msgspec.convert(value, dict[str, Any])
-    made, types_of_fields = {}, _field_types(kind)
-    for field in dataclasses.fields(kind):
-        if field.init and field.name in stored:
-            of_type = types_of_fields.get(field.name, Any)
-            try:
-                made[field.name] = _made_with_enums(stored[field.name], of_type)
-            except (msgspec.ValidationError, ValueError) as error:
-                path, why = _reason(error)
-                at = f"$.{field.name}{path}"
-                raise msgspec.ValidationError(f"{why} - at `{at}`") from error
-        elif field.init and field.default is field.default_factory is dataclasses.MISSING:
-            raise msgspec.ValidationError(f"Object missing required field `{field.name}`")
-    try:
-        return kind(**made)
-    except (TypeError, ValueError) as error:  # of its __post_init__
-        raise msgspec.ValidationError(str(error)) from error
-
-
-def _member(value: Any, kind: type[Enum]) -> Enum:
-    for candidate in (value, _with_tuples(value)):
-        try:
-            return kind(candidate)
-        except (ValueError, TypeError):
-            continue
-    allowed = [repr(member.value) for member in kind]
-    more = f" and {len(allowed) - _MOST_LISTED} more" if len(allowed) > _MOST_LISTED else ""
-    listed = ", ".join(allowed[:_MOST_LISTED])
-    raise ValueError(f"invalid enum value {value!r}, {kind.__name__} has {listed or 'none'}{more}")
-
-
-def _with_tuples(value: Any) -> Any:
-    """The value with lists as tuples: JSON has no tuples, but the value of an enum member may be
-    one."""
-    return tuple(map(_with_tuples, value)) if isinstance(value, list | tuple) else value
-
-
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Enum)
-
-
-def _has_enum(kind: Any, outer: frozenset[Any] = frozenset()) -> bool:
-    """Whether it is an enum, or one is among its parts or the fields of a dataclass in it."""
-    if _is_enum(kind):
-        return True
-    if not dataclasses.is_dataclass(kind):
-        return any(_has_enum(part, outer) for part in typing.get_args(kind))
-    inner = outer | {kind}
-    parts = [] if kind in outer else _field_types(kind).values()  # type: ignore[arg-type]
-    return any(_has_enum(part, inner) for part in parts)
-
-
-@cache
-def _field_types(kind: Any) -> dict[str, Any]:
-    return type_hints(kind)
 
 
 def _read(kind: Any, value: Any) -> Any:
