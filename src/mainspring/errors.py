@@ -52,53 +52,6 @@ import re
 from collections.abc import Iterable
 from datetime import timedelta
 
-__all__ = [
-    "AddressRefused",
-    "ArgumentsRefused",
-    "Conflict",
-    "CopyRefused",
-    "GiveUp",
-    "HandlerNotFound",
-    "InvalidArguments",
-    "InvalidCursor",
-    "InvalidInput",
-    "InvalidPayload",
-    "InvalidSchedule",
-    "InvalidState",
-    "JobChanged",
-    "JobExists",
-    "JobNotFound",
-    "JobOwnedByCode",
-    "JobOwnedByFile",
-    "MainspringError",
-    "MemoryExceeded",
-    "NotFound",
-    "NotStarted",
-    "ProcessDied",
-    "RecordUnreadable",
-    "RemoteFailure",
-    "Retry",
-    "RetryNotBefore",
-    "RunCancelled",
-    "RunLost",
-    "RunNotFound",
-    "RunTimeout",
-    "SecretKeyMissing",
-    "Snooze",
-    "StoreDamaged",
-    "StoreError",
-    "StoreFileChanged",
-    "StoreMissing",
-    "StoreTooNew",
-    "StoreUnavailable",
-    "StoreUnreachable",
-    "StoreUnsuitable",
-    "TransactionAborted",
-    "TransactionExpired",
-    "UnknownOption",
-    "WebhookFailed",
-]
-
 
 class MainspringError(Exception):
     """The root of every error raised on purpose."""
@@ -254,7 +207,10 @@ _OTHER_NAMES = {
     "retry_attempts": ("retries", "retry", "max_retries", "attempts", "tries", "max_attempts"),
     "backoff": ("retry_backoff", "strategy"),
     "timezone": ("tz", "zone", "time_zone"),
-    "schedule": ("cron", "every", "interval", "trigger", "when", "run_at", "repeat"),
+    "schedule": (
+        *("cron", "every", "interval", "trigger", "when", "run_at", "repeat"),
+        *("seconds", "minutes", "hours", "days", "weeks"),
+    ),
     "payload": ("args", "kwargs", "arguments", "data", "params", "context"),
     "concurrency": (
         "max_instances",

@@ -13,7 +13,6 @@ from mainspring.core.forecast import add_overruns, forecast_load
 from mainspring.core.model import Job, replace
 from mainspring.core.policy import Policy
 from mainspring.core.schedules import parse
-from mainspring.core.schedules.cron import Cron
 from mainspring.errors import InvalidInput
 
 MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
@@ -207,28 +206,3 @@ def test_a_daily_job_is_one_run_at_whatever_minute_the_forecast_starts(days: int
         start = datetime(2026, 11, 17, 0, 1, 30, tzinfo=UTC) + timedelta(minutes=minutes)
         found = forecast_load(jobs, start, days, "Asia/Kolkata")
         assert [row[14] for row in found.heat] == [1.0] * 7, start
-
-
-def test_it_rests_between_short_pieces_of_work() -> None:
-    """In a thread it would otherwise slow down all others for seconds."""
-    searches = 0
-    longest = 0
-
-    def rest() -> None:
-        nonlocal searches, longest
-        longest, searches = max(longest, searches), 0
-
-    class Counted(Cron):
-        def next(self, after: datetime) -> datetime | None:
-            nonlocal searches
-            searches += 1
-            return super().next(after)
-
-    def counted(name: str, expression: str) -> Job:
-        return replace(job(name, None), schedule=Counted(expression=expression, key=name))
-
-    jobs = [counted(f"j{number}", f"{number % 60} * * * *") for number in range(200)]
-    searches = 0
-    found = forecast_load(jobs, MONDAY, 7, rest=rest)
-    assert found.runs == 200 * 24 * 7
-    assert 0 < max(longest, searches) <= 2 * module.SLOTS_AT_ONCE

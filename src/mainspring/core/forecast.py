@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from itertools import pairwise
@@ -23,9 +23,6 @@ from mainspring.core.schedules.base import in_utc
 from mainspring.core.schedules.cron_syntax import MACROS
 from mainspring.core.schedules.zones import zone_named
 from mainspring.errors import InvalidInput
-
-SLOTS_AT_ONCE, SCHEDULES_AT_ONCE = 32, 8
-"""Searches for a slot, and schedules that are made, between two rests: a millisecond or so."""
 
 MOST_SLOTS = 500_000
 """Slots that are walked one by one: a few seconds of work."""
@@ -126,20 +123,14 @@ class _Group:
     shortest_gap: float | None = None
 
 
-def _no_rest() -> None:
-    """The `rest` of a caller that has nothing else to do."""
-
-
 def forecast_load(
     jobs: Iterable[Job],
     start: datetime,
     days: int = 30,
     timezone: str = "UTC",
-    rest: Callable[[], None] = _no_rest,
 ) -> Forecast:
     """The load of these jobs in the `days` from `start` on: it includes `start`, not the end.
-    `rest` is called after each millisecond of work or so, because thousands of jobs take seconds:
-    a thread can let others work meanwhile."""
+    Thousands of jobs take seconds."""
     if isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= MOST_DAYS:
         raise InvalidInput(f"days is 1 to {MOST_DAYS}, not {days!r}", field="days", given=days)
     zone = zone_named(timezone)
@@ -154,11 +145,11 @@ def forecast_load(
         raise InvalidInput(why, field="start", given=start) from None
     every = list(jobs)
     planned = [job for job in every if job.enabled and job.schedule is not None]
-    groups = _grouped(planned, rest)
-    notes = [*_walk(groups, start, end, rest), *_note_each_node(planned)]
+    groups = _grouped(planned)
+    notes = [*_walk(groups, start, end), *_note_each_node(planned)]
     heat, total = _heat(groups, start, end, zone)
     collisions = _collisions(groups, zone)
-    clock_changes = _clock_changes(groups, start, end, rest)
+    clock_changes = _clock_changes(groups, start, end)
     return Forecast(
         start=start,
         end=end,
@@ -170,7 +161,7 @@ def forecast_load(
         heat=heat,
         collisions=collisions,
         clock_changes=clock_changes,
-        suggestions=_suggestions(collisions, {job.id: job for job in planned}, clock_changes, rest),
+        suggestions=_suggestions(collisions, {job.id: job for job in planned}, clock_changes),
         notes=tuple(notes),
     )
 
@@ -212,11 +203,9 @@ _EFFECTS = {
 # Slots
 
 
-def _grouped(jobs: Sequence[Job], rest: Callable[[], None]) -> list[_Group]:
+def _grouped(jobs: Sequence[Job]) -> list[_Group]:
     groups: dict[Hashable, _Group] = {}
-    for number, job in enumerate(jobs):
-        if number % SCHEDULES_AT_ONCE == 0:
-            rest()
+    for job in jobs:
         assert job.schedule is not None
         key = _same_slots(job.schedule)
         groups.setdefault(key, _Group(job.schedule)).jobs.append(job)
@@ -230,9 +219,7 @@ def _same_slots(schedule: Schedule) -> Hashable:
     return replace(schedule, key="", jitter=None)
 
 
-def _walk(
-    groups: list[_Group], start: datetime, end: datetime, rest: Callable[[], None]
-) -> list[str]:
+def _walk(groups: list[_Group], start: datetime, end: datetime) -> list[str]:
     """Find the slots of the rarest schedules; the others keep a count alone. Returns notes."""
     left = MOST_SLOTS
     counted: list[_Group] = []
@@ -250,7 +237,7 @@ def _walk(
             group.shortest_gap = _gap_of(group.schedule, start)
             counted.append(group)
             continue
-        slots = _slots(group.schedule, just_before, end, left, rest)
+        slots = _slots(group.schedule, just_before, end, left)
         if len(slots) == left:
             notes.append(
                 f"of {group.jobs[0].id!r} only its first {left:,} slots were found: its schedule"
@@ -268,17 +255,12 @@ def _walk(
     return notes
 
 
-def _slots(
-    schedule: Schedule, after: datetime, end: datetime, most: int, rest: Callable[[], None]
-) -> list[datetime]:
+def _slots(schedule: Schedule, after: datetime, end: datetime, most: int) -> list[datetime]:
     slots: list[datetime] = []
     moment = after
     while len(slots) < most and (slot := schedule.next(moment)) is not None and slot < end:
         slots.append(slot)
         moment = slot
-        if len(slots) % SLOTS_AT_ONCE == 0:
-            rest()
-    rest()
     return slots
 
 
@@ -415,13 +397,9 @@ def _collisions(groups: list[_Group], zone: tzinfo) -> tuple[Collision, ...]:
     )
 
 
-def _clock_changes(
-    groups: list[_Group], start: datetime, end: datetime, rest: Callable[[], None]
-) -> tuple[ClockChange, ...]:
+def _clock_changes(groups: list[_Group], start: datetime, end: datetime) -> tuple[ClockChange, ...]:
     changes: defaultdict[str, list[str]] = defaultdict(list)
-    for number, group in enumerate(groups):
-        if number % SCHEDULES_AT_ONCE == 0:
-            rest()
+    for group in groups:
         for effect in group.schedule.warnings(start, end):
             changes[effect] += [job.id for job in group.jobs]
     return tuple(ClockChange(effect, tuple(sorted(changes[effect]))) for effect in sorted(changes))
@@ -434,7 +412,6 @@ def _suggestions(
     collisions: Sequence[Collision],
     jobs: Mapping[str, Job],
     clock_changes: Sequence[ClockChange],
-    rest: Callable[[], None],
 ) -> tuple[Suggestion, ...]:
     """How to spread the jobs of the largest collisions: each job once. A collision of a single day
     that a change of the clocks makes needs none."""
@@ -446,7 +423,7 @@ def _suggestions(
         if collision.days == 1 and moved.intersection(collision.jobs):
             continue
         mine = [jobs[job_id] for job_id in collision.jobs if job_id not in advised]
-        hashed = _hashed(mine, rest)
+        hashed = _hashed(mine)
         others = len(collision.jobs) - len(hashed)
         if len(hashed) >= 2:
             advised.update(hashed)
@@ -478,16 +455,11 @@ def _suggestions(
     return tuple(suggestions[:MOST_LISTED])
 
 
-def _hashed(jobs: Iterable[Job], rest: Callable[[], None]) -> dict[str, Cron]:
+def _hashed(jobs: Iterable[Job]) -> dict[str, Cron]:
     """By job id: the schedule with `H` in place of its one fixed minute, for those that can have
     it."""
-    schedules = {}
-    for number, job in enumerate(jobs):
-        if number % SCHEDULES_AT_ONCE == 0:
-            rest()
-        if (schedule := _with_hash(job)) is not None:
-            schedules[job.id] = schedule
-    return schedules
+    schedules = {job.id: _with_hash(job) for job in jobs}
+    return {job_id: schedule for job_id, schedule in schedules.items() if schedule is not None}
 
 
 def _with_hash(job: Job) -> Cron | None:

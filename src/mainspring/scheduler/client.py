@@ -15,7 +15,6 @@ import inspect
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -304,7 +303,7 @@ class Client:
     def add_job(
         self,
         id: str,
-        *others: Never,
+        *,
         handler: str | JobLike | Callable[..., Any] | None = None,
         webhook: Given | None = None,
         schedule: ScheduleLike = None,
@@ -324,8 +323,6 @@ class Client:
         `defaults` are policy options for this job that it does not give itself, instead of those
         of the scheduler.
         """
-        if others or callable(id):  # at once: who writes this does not await it
-            raise _other_form_of_add_job(id)
         given = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
 
         def store(dry_run: bool) -> Coroutine[Any, Any, Job]:
@@ -941,9 +938,8 @@ class Client:
         begin = aware_time(start, "start") or await self.now()
         jobs = await self._call(statistics.all_jobs(self._running()))
         zone = timezone or self._timezone
-        # In a thread: thousands of jobs take seconds, and this loop may have other work. The thread
-        # sleeps again and again, so that the loop need not wait for the interpreter's lock.
-        forecast = await asyncio.to_thread(forecast_load, jobs, begin, days, zone, _rest)
+        # In a thread: thousands of jobs take seconds, and this loop may have other work.
+        forecast = await asyncio.to_thread(forecast_load, jobs, begin, days, zone)
         durations = await self._call(statistics.p95_durations(self._running(), forecast.jobs))
         return add_overruns(forecast, jobs, durations)
 
@@ -1234,11 +1230,6 @@ class Client:
             self._own_loop = None
 
 
-def _rest() -> None:
-    """Let the other threads of this process work. `sleep(0)` would take the lock back at once."""
-    time.sleep(0.0005)
-
-
 def _refuse_reserved(kind: str) -> None:
     if note_kinds.is_reserved(kind):
         raise InvalidInput(
@@ -1246,18 +1237,6 @@ def _refuse_reserved(kind: str) -> None:
             field="kind",
             given=kind,
         )
-
-
-def _other_form_of_add_job(job: object) -> InvalidInput:
-    """The error of `add_job(tick, "interval", seconds=5)`, which other schedulers take."""
-    name = getattr(job, "__name__", "tick")
-    return InvalidInput(
-        "add_job takes the id of the job, and the rest by name: write `await"
-        f' scheduler.add_job({name!r}, handler={name}, schedule="5m")`, or `@scheduler.job("5m")`'
-        ' above the function. A schedule is an interval ("5m") or a cron expression'
-        ' ("30 9 * * 1-5")',
-        field="id",
-    )
 
 
 def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBatch:

@@ -65,9 +65,6 @@ _ANY_WEBHOOK = Webhook(url="https://example.org/")
 """Stands for a wrong webhook while the other options are checked."""
 
 
-_UNITS = frozenset({"seconds", "minutes", "hours", "days", "weeks"})
-
-
 def refuse_unknown_options(
     given: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()
 ) -> None:
@@ -75,11 +72,7 @@ def refuse_unknown_options(
     the list in the message."""
     allowed = option_names(kind)
     if unknown := given.keys() - allowed:
-        error = UnknownOption(unknown, allowed.union(beside))
-        for unit in unknown & _UNITS:
-            every = f"every({unit}={given[unit]!r})"
-            error.add_advice(f'an interval is a schedule: {every}, or "{given[unit]}{unit[0]}"')
-        raise error
+        raise UnknownOption(unknown, allowed.union(beside))
 
 
 def draft_job(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -165,20 +164,20 @@ def at(when: datetime | str, *, tz: str | None = None, jitter: Span | None = Non
 
 
 def rrule(
-    rule: object,
+    rule: str,
     *,
     start: Moment = None,
     tz: str | None = None,
     end: Moment = None,
     jitter: Span | None = None,
 ) -> Recurrence:
-    """An RFC 5545 rule, as text or as a `dateutil.rrule.rrule`.
+    """An RFC 5545 rule as text: `rrule("FREQ=WEEKLY;BYDAY=MO", start="2027-01-04T09:00")`.
 
     It counts from its DTSTART, else from `start`, else from the moment it is bound. The zone is
     `tz` or the TZID of its DTSTART; without either it takes the job's, then the scheduler's, and
     by itself UTC.
     """
-    text = _rule_text(rule)
+    text = _text(rule, "a rule")
     parts = read_recurrence_text(text, _zone_or_utc(tz))
     if parts.zoned:
         tz = _same_zone(parts.timezone, tz)
@@ -233,8 +232,6 @@ def _read(spec: object) -> Schedule:
         return every(spec)
     if isinstance(spec, str):
         return _parse_text(spec)
-    if type(spec).__module__ == "dateutil.rrule":
-        return rrule(spec)
     raise InvalidSchedule(f"{_shown(spec)} is no schedule: {_FORMS}")
 
 
@@ -322,28 +319,6 @@ def _looks_like_cron(text: str) -> bool:
     fields = text.split()
     cron_fields = all(map(_CRON_FIELD.fullmatch, fields))
     return cron_fields and (len(fields) > 2 or (len(fields) == 2 and "*" in text))
-
-
-def _rule_text(rule: object) -> str:
-    """The text of a rule. dateutil is no dependency: a program that has its objects has it."""
-    if isinstance(rule, str):
-        return rule
-    dateutil = sys.modules.get("dateutil.rrule")
-    if dateutil is not None and isinstance(rule, dateutil.rruleset):
-        parts = ("_rrule", "_exrule", "_rdate", "_exdate")  # dateutil has no public names for them
-        rules, gaps, more, without = (getattr(rule, name) for name in parts)
-        if len(rules) != 1 or gaps:
-            raise InvalidSchedule("of a dateutil rruleset, give one with one rrule and no exrule")
-        lines = [_rule_text(rules[0])]
-        lines += [f"RDATE:{wall:%Y%m%dT%H%M%S}" for wall in more]
-        lines += [f"EXDATE:{wall:%Y%m%dT%H%M%S}" for wall in without]
-        return "\n".join(lines)
-    if dateutil is None or not isinstance(rule, dateutil.rrule):
-        raise InvalidSchedule(f"{_shown(rule)} is not a rule: give a text or a dateutil rrule")
-    dtstart = getattr(rule, "_dtstart", None)  # dateutil has no public name for it
-    if dtstart is not None and dtstart.tzinfo is not None:
-        raise InvalidSchedule("give the rule a naive dtstart, and its zone as tz=")
-    return str(rule)
 
 
 def _interval(value: Span) -> timedelta:
