@@ -65,10 +65,10 @@ async def test_a_webhook_is_created_and_its_secret_is_shown_once(
     assert "s3cret" not in await request.inner_text()
     assert (await scheduler.list_jobs(search="hook")).items == []
 
-    await page.get_by_label("Retries after a failure").fill("4")
+    await page.get_by_label("Retry attempts").fill("4")
     await page.get_by_text("More options").click()
-    await page.get_by_label("Circuit breaker: failures in a row").fill("7")
-    await page.get_by_label("The longest wait").fill("10m")
+    await page.get_by_label("Breaker: failures").fill("7")
+    await page.get_by_label("Backoff: cap").fill("10m")
     await page.get_by_label("Metadata").fill('{"team": "data"}')
     await page.get_by_role("button", name="Create the job").click()
     secret = page.get_by_role("region", name="The signing secret")
@@ -131,10 +131,10 @@ async def test_errors_stand_beside_their_fields(dashboard: Dashboard, page: Page
     await page.get_by_label("Address", exact=True).fill("ftp://example.com")
     await page.get_by_label("Schedule").fill("61 * * * *")
     await expect(page.locator('[data-error="schedule"]')).to_contain_text("61")
-    await page.get_by_label("Retries after a failure").fill("-1")
+    await page.get_by_label("Retry attempts").fill("-1")
     await page.get_by_text("More options").click()
-    await page.get_by_label("Rate limit (starts per time)").fill("fast")
-    await page.get_by_label("A slot is missed after").fill("soon")
+    await page.get_by_label("Rate", exact=True).fill("fast")
+    await page.get_by_label("Misfire: grace").fill("soon")
     await page.get_by_text("More options").click()  # closed again: an error opens it
     await page.get_by_label("Body").fill("{no")
     await page.get_by_role("button", name="Create the job").click()
@@ -289,7 +289,7 @@ async def test_after_a_conflict_a_person_saves_theirs_over_it(
     assert cells == {
         "Description": ["first", "<b>theirs</b>", "mine"],
         "Schedule": ["0 9 * * *", "0 10 * * *", "—"],
-        "If the earlier run has not ended": ["skip the new slot", "run both", "—"],
+        "Overlap": ["skip", "allow", "—"],
         "Queue": ["default", "slow", "—"],
         "Enabled: its slots fire": ["yes", "no", "—"],
     }
@@ -390,7 +390,7 @@ async def test_a_changed_form_is_not_left_without_a_question(
     await queue.select_text()
     assert await leaves(page, by_shortcut)
     await page.goto(f"{dashboard.url}/jobs/mail/edit")
-    await page.get_by_label("If the earlier run has not ended").select_option("allow")
+    await page.get_by_label("Overlap").select_option("allow")
     assert not await leaves(page, by_shortcut)
     await page.get_by_role("button", name="Save").click()  # a saved form asks nothing
     await page.wait_for_url("**/jobs/mail")
@@ -414,8 +414,8 @@ async def test_an_edit_of_a_webhook_keeps_its_secrets_and_rotates_one(
     await expect(page.get_by_label("Schedule")).to_have_value("5m")
     await page.get_by_label("Headers", exact=True).fill("Authorization: ********\nX-Team: ops")
     await page.get_by_text("More options").click()
-    await page.get_by_label("Circuit breaker: failures in a row").fill("")
-    await page.get_by_label("Circuit breaker: stays open for").fill("")
+    await page.get_by_label("Breaker: failures").fill("")
+    await page.get_by_label("Breaker: reset").fill("")
     await page.get_by_label("Sign with a new secret").check()
     await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_role("region", name="The signing secret")).to_contain_text("whsec_")

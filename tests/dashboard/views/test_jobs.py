@@ -278,11 +278,12 @@ async def test_it_says_what_the_job_is_and_where_its_policy_comes_from(make: Mak
     ):
         assert part in text, part
     for option, value, origin in (
-        ("retries", "3", "this job"),
-        ("timeout", "10 min", "defaults"),
-        ("priority", "5", "built in"),
+        ("Retries", "3", "this job"),
+        ("Timeout", "10 min", "defaults"),
+        ("Priority", "5", "built in"),
+        ("Backoff", "kind exponential, delay 1.0 s, factor 2, cap 1 h, jitter 0.1", "built in"),
     ):
-        row = rf'title="{option}">[^<]+</th><td>{value}</td><td class="end"><span[^>]*>{origin}<'
+        row = rf'">{option}</th><td>{value}</td><td class="end"><span[^>]*>{origin}<'
         assert re.search(row, text), option
     assert text.count('<tr><td class="nowrap"><time') == 10  # its next slots
     assert re.search(r"2027-03-28 02:30 does not exist in Europe/Berlin", text)

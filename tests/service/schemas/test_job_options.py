@@ -7,24 +7,26 @@ from typing import Any
 import pytest
 
 from mainspring.core import schedules
-from mainspring.core.options import JobOptions, option_names
-from mainspring.service.schemas.job import OPTION_OF, Job, JobBody, JobFields
+from mainspring.core.options import JobOptions, PolicyOptions, option_names
+from mainspring.core.policy import OPTIONS
+from mainspring.service.schemas.job import SENT, JobBody
 from mainspring.service.schemas.job_options import job_options
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks import definition
-from tests.support.service import WEBHOOK as SENT
-from tests.support.service import Api
+from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import refused
 
-
-def test_every_field_that_can_be_sent_is_an_option_of_the_library_or_read_apart() -> None:
-    fields = {OPTION_OF.get(name, name) for name in JobFields.model_fields}
-    known = option_names(JobOptions) | {"handler", "name", "schedule", "every", "run_at"}
-    assert fields <= known | set(definition.FIELDS) | {"secret_headers"}
+LIBRARY_ONLY = {"retry_on", "give_up_on", "run_on_start"}
+"""Options that mean something to a program alone: error classes, and its start."""
 
 
-def test_every_field_that_can_be_sent_is_answered_under_the_same_name() -> None:
-    assert JobFields.model_fields.keys() <= set(Job.__struct_fields__)
+def test_every_option_of_the_library_is_in_each_list() -> None:
+    """`Policy` reads it, `PolicyOptions` types it, `Job` has it over HTTP."""
+    options = {*OPTIONS}
+    assert option_names(PolicyOptions) == options
+    over_http = {sent.option or name for name, sent in SENT.items() if sent.only != "endpoint"}
+    assert options - LIBRARY_ONLY <= over_http
+    assert over_http - {"schedule", "handler", "name", "url"} <= option_names(JobOptions)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_every_field_that_can_be_sent_is_answered_under_the_same_name() -> None:
 def test_fields_become_options_of_the_library(
     sent: dict[str, Any], option: str, value: object
 ) -> None:
-    options = job_options(JobBody.model_validate({**SENT, **sent}), ServiceSettings.read(), {})
+    options = job_options(JobBody.model_validate({**WEBHOOK, **sent}), ServiceSettings.read(), {})
     assert options[option] == value
 
 
@@ -60,7 +62,9 @@ async def test_a_new_job_is_defined_and_its_schedule_parsed_once(
 
     counted(definition, "define")
     counted(schedules, "parse")
-    await api.ok("POST", "/api/v1/jobs", json={**SENT, "successCodes": [200], "retryOn": ["5xx"]})
+    await api.ok(
+        "POST", "/api/v1/jobs", json={**WEBHOOK, "successCodes": [200], "retryOn": ["5xx"]}
+    )
     assert sorted(calls) == ["define", "parse"]
 
 

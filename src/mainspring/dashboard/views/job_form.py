@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import msgspec
 from fastapi import APIRouter, Request, Response
+from msgspec import Struct, UnsetType
+from pydantic.alias_generators import to_camel
 
 from mainspring.core.model import Job, Owner
 from mainspring.dashboard.formats import pretty_json
@@ -16,7 +21,9 @@ from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.service.access import access
 from mainspring.service.dependencies import JobPath
-from mainspring.service.schemas.job import etag, job_document
+from mainspring.service.schemas.documents import Document, Milliseconds, field_descriptions
+from mainspring.service.schemas.job import SENT, etag, job_document
+from mainspring.service.schemas.job import Job as JobDocument
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.service import HANDLER
 
@@ -25,9 +32,95 @@ router = APIRouter(include_in_schema=False, route_class=PageRoute)
 METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD")
 SLOTS_SHOWN = 10
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1000, "s"), (1, "ms"))
-_DURATIONS = ("jitter", "retryDelay", "timeout", "startDeadline", "retention")
-_PARTS = ("backoff", "misfire", "breaker")
-_PART_DURATIONS = ("cap", "grace", "reset")
+LAID_OUT = frozenset(
+    {
+        *("name", "description", "schedule", "every", "run_at", "timezone", "handler", "payload"),
+        *("enabled", "tags", "metadata", "endpoint", "method", "headers", "body", "success_codes"),
+    }
+)
+"""Fields that have their own place in the form, or none. All others are options: a new field of a
+job has an input without another line here."""
+COMMON = ("retryAttempts", "retryDelay", "timeout", "overlap", "concurrency", "priority", "queue")
+"""Options that are shown at once."""
+
+Kind = Literal[
+    "text", "number", "duration", "choice", "tick", "list", "codes", "lines", "json", "body"
+]
+
+
+class Input(Struct, frozen=True):
+    """An input of the form."""
+
+    name: str
+    """As the API has it: `backoff.kind` for a part of a field."""
+    label: str
+    help: str
+    kind: Kind
+    choices: Sequence[tuple[str, str]] = ()
+    """Each value, and its words."""
+    only: str | None = None
+    """The kind of job that it is for. None: both."""
+
+
+def _inputs_of(
+    document: type[Document], names: Iterable[str], within: str = "", only: str | None = None
+) -> Iterator[Input]:
+    """The inputs of fields of a document, with one for each part of a field."""
+    texts = field_descriptions(document)
+    types = {field.name: field.type for field in msgspec.structs.fields(document)}
+    for name in names:
+        alias, value_type = f"{within}{to_camel(name)}", _plain_type(types[name])
+        only = SENT[name].only if not within else only
+        if isinstance(value_type, type) and issubclass(value_type, Document):
+            parts = value_type.__struct_fields__
+            yield from _inputs_of(value_type, parts, f"{alias}.", only)
+            continue
+        label = f"{within.replace('.', ': ')}{name.replace('_', ' ')}"
+        kind: Kind = "body" if name == "body" else _kind(value_type)
+        help = texts.get(name, "").replace("`", "")
+        choices = [(value, value.replace("_", " ").lower()) for value in _choices(value_type)]
+        yield Input(alias, label.capitalize(), help, kind, choices, only)
+
+
+def _plain_type(annotation: Any) -> Any:
+    """The type without None, `UNSET` and what is only said about it."""
+    while get_origin(annotation) is Annotated:
+        if {*Milliseconds.__metadata__} <= {*annotation.__metadata__}:  # type: ignore[attr-defined]
+            return Milliseconds
+        annotation = annotation.__origin__
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind not in (NoneType, UnsetType)]
+        return _plain_type(kinds[0])
+    return annotation
+
+
+def _kind(value_type: Any) -> Kind:
+    if _choices(value_type):
+        return "choice"
+    kinds: dict[Any, Kind] = {
+        Milliseconds: "duration",
+        bool: "tick",
+        int: "number",
+        float: "number",
+        list[str]: "list",
+        list[int | str]: "codes",
+        dict[str, str]: "lines",
+        dict[str, Any]: "json",
+        Any: "json",
+    }
+    return kinds.get(value_type, "text")
+
+
+def _choices(value_type: Any) -> tuple[str, ...]:
+    if get_origin(value_type) is Literal:
+        return get_args(value_type)
+    if isinstance(value_type, type) and issubclass(value_type, StrEnum):
+        return tuple(choice.value for choice in value_type)
+    return ()
+
+
+INPUTS = tuple(_inputs_of(JobDocument, SENT))
+OPTIONS = tuple(_inputs_of(JobDocument, [name for name in SENT if name not in LAID_OUT]))
 
 
 @router.get("/new-job")
@@ -48,6 +141,7 @@ async def new_job(request: Request) -> Response:
         slots=[],
         scheduler_zone=service.client.timezone,
         signs=service.client.webhooks.can_sign,
+        options=_options(None),
         methods=_methods(None),
     )
 
@@ -73,6 +167,7 @@ async def edit_job(request: Request, id: JobPath) -> Response:
         slots=[to_iso(slot) for slot in slots],
         scheduler_zone=service.client.timezone,
         signs=service.client.webhooks.can_sign,
+        options=_options(job),
         methods=_methods(job),
     )
 
@@ -100,30 +195,24 @@ def _why_not_editable(job: Job) -> str | None:
     return None
 
 
+def _options(job: Job | None) -> dict[str, list[Input]]:
+    """The options that a job of this kind has: the common ones, and more."""
+    other = None if job is None else "handler" if job.webhook is not None else "endpoint"
+    shown = [option for option in OPTIONS if job is None or option.only != other]
+    common = [option for option in shown if option.name in COMMON]
+    return {"common": common, "more": [option for option in shown if option not in common]}
+
+
 def form_values(job: Job) -> dict[str, str]:
-    """The texts of the fields, by their names: as a person would write them."""
+    """The texts of the inputs, by their names: as a person would write them."""
     document = job_document(job)
     values: dict[str, str] = {}
-    for name, value in document.items():
-        if name in _PARTS and isinstance(value, dict):
-            for part, inner in value.items():
-                values[f"{name}.{part}"] = _part_text(part, inner)
-        elif value is None or value == [] or value == {}:
-            values[name] = ""
-        elif name in _DURATIONS:
-            values[name] = duration_text(value)
-        elif name == "headers":
-            values[name] = "\n".join(f"{one}: {text}" for one, text in value.items())
-        elif name in ("tags", "after", "successCodes", "retryOn", "secretHeaders"):
-            values[name] = ", ".join(_list_item(str(item)) for item in value)
-        elif name == "body":
-            values[name] = value if _is_plain_text(value) else pretty_json(value)
-        elif name in ("payload", "metadata"):
-            values[name] = pretty_json(value)
-        elif isinstance(value, bool):
-            values[name] = "on" if value else ""
-        else:
-            values[name] = str(value)
+    for field in INPUTS:
+        first, _, part = field.name.partition(".")
+        value = document.get(first)
+        if part and value is not None:
+            value = value[part]
+        values[field.name] = "" if value in (None, [], {}) else _text(field.kind, value)
     if document.get("every") is not None:
         values["schedule"] = duration_text(document["every"])
     if job.schedule is None:
@@ -131,17 +220,28 @@ def form_values(job: Job) -> dict[str, str]:
     return values
 
 
+def _text(kind: Kind, value: Any) -> str:
+    match kind:
+        case "duration":
+            return duration_text(value)
+        case "tick":
+            return "on" if value else ""
+        case "list" | "codes":
+            return ", ".join(_list_item(str(item)) for item in value)
+        case "lines":
+            return "\n".join(f"{name}: {text}" for name, text in value.items())
+        case "json":
+            return pretty_json(value)
+        case "body":
+            return value if _is_plain_text(value) else pretty_json(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _list_item(text: str) -> str:
     """A text in a list with commas: in quotes if the form would read it as something else."""
     if text and text == text.strip() and "," not in text and not text.startswith('"'):
         return text
     return '"' + text.replace('"', '""') + '"'
-
-
-def _part_text(part: str, value: Any) -> str:
-    if part in _PART_DURATIONS:
-        return duration_text(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def duration_text(milliseconds: int | None) -> str:

@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
 from mainspring.core.model import Job, Page, State
-from mainspring.core.policy import (
-    AfterFailure,
-    Backoff,
-    BackoffKind,
-    MisfireKind,
-    Origin,
-    Overlap,
-    Policy,
-)
+from mainspring.core.policy import Backoff, Breaker, Misfire, Origin, Policy
 from mainspring.core.schedules.base import moment
 from mainspring.dashboard.charts import draw_runs, draw_workflow
 from mainspring.dashboard.demo import sample_job
-from mainspring.dashboard.formats import number, percent, plural, size, span
+from mainspring.dashboard.formats import percent, plural, span
 from mainspring.dashboard.pages import PageRoute, render, service_of
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.client import Client
@@ -30,7 +24,9 @@ from mainspring.scheduler.explanation import Explanation
 from mainspring.scheduler.statistics import JobHealth
 from mainspring.service.access import access
 from mainspring.service.dependencies import JobPath
-from mainspring.service.schemas.job import job_document
+from mainspring.service.schemas.documents import field_descriptions
+from mainspring.service.schemas.job import OPTION_FIELDS, job_document
+from mainspring.service.schemas.job import Job as JobDocument
 from mainspring.stores.protocol import JobOrder
 
 router = APIRouter(include_in_schema=False, route_class=PageRoute)
@@ -252,35 +248,21 @@ ORIGIN_WORDS = {
     Origin.DEFAULTS: "defaults",
     Origin.BUILT_IN: "built in",
 }
-OVERLAP_WORDS = {
-    Overlap.SKIP: "the new slot is skipped",
-    Overlap.QUEUE: "the new run waits for it",
-    Overlap.REPLACE: "it is cancelled and replaced",
-    Overlap.ALLOW: "both run",
-}
-MISFIRE_WORDS = {
-    MisfireKind.ONCE: "the newest runs",
-    MisfireKind.SKIP: "none runs",
-    MisfireKind.ALL: "all run",
-}
-BACKOFF_WORDS = {
-    BackoffKind.FIXED: "each time",
-    BackoffKind.LINEAR: "more each time",
-    BackoffKind.EXPONENTIAL: "multiplied each time",
-}
 
 
 def policy_options(job: Job) -> list[dict[str, Any]]:
-    """Each option of the policy in words, and where its value comes from."""
+    """Each option of the policy in words, what it means, and where its value comes from."""
     origins = job.policy_origins()
+    texts = field_descriptions(JobDocument)
     rows = []
-    for name, label, value in _options_in_words(job.policy):
+    for name in (field.name for field in fields(Policy)):
         origin = None if origins is None else origins.get(name)
         rows.append(
             {
                 "name": name,
-                "label": label,
-                "value": value,
+                "label": name.replace("_", " ").capitalize(),
+                "meaning": texts.get(OPTION_FIELDS.get(name, ""), "").replace("`", ""),
+                "value": option_words(getattr(job.policy, name)),
                 "origin": "not known" if origin is None else ORIGIN_WORDS[Origin(origin)],
                 "is_own": origin == Origin.JOB,
                 "is_set": origin != Origin.BUILT_IN,
@@ -289,81 +271,17 @@ def policy_options(job: Job) -> list[dict[str, Any]]:
     return rows
 
 
-def _options_in_words(policy: Policy) -> list[tuple[str, str, str]]:
-    misfire, breaker = policy.misfire, policy.breaker
-    return [
-        ("retries", "Retries after a failure", number(policy.retries)),
-        ("backoff", "Wait before a retry", _backoff_words(policy.backoff)),
-        ("timeout", "An attempt may take", _span_or(policy.timeout, "any time")),
-        ("priority", "Priority (9 first)", str(policy.priority)),
-        ("queue", "Queue", policy.queue),
-        ("concurrency", "Runs at once", _limit(policy.concurrency, policy.concurrency_key)),
-        ("rate", "Starts in a span of time", _limit(policy.rate, policy.rate_key)),
-        ("overlap", "If the earlier slot still runs", OVERLAP_WORDS[policy.overlap]),
-        (
-            "misfire",
-            "Slots that were missed",
-            f"{MISFIRE_WORDS[MisfireKind(misfire.kind)]}; up to {_span(misfire.grace)} is in time",
-        ),
-        ("start_deadline", "Skipped if not started within", _span_or(policy.start_deadline)),
-        ("delivery", "Delivery", str(policy.delivery).replace("_", " ")),
-        (
-            "breaker",
-            "Circuit breaker",
-            "none"
-            if breaker is None
-            else f"opens after {plural(breaker.failures, 'failure')}, for {_span(breaker.reset)}",
-        ),
-        ("after", "Comes after", ", ".join(policy.after) or "no other job"),
-        (
-            "after_failure",
-            "If one of those fails",
-            "it runs" if policy.after_failure is AfterFailure.RUN else "it is skipped",
-        ),
-        ("each_node", "Runs on", "every node" if policy.each_node else "one node"),
-        (
-            "run_on_start",
-            "Runs at the start of a scheduler",
-            "yes" if policy.run_on_start else "no",
-        ),
-        ("isolation", "Where its handler runs", str(policy.isolation)),
-        (
-            "memory_limit",
-            "Memory limit",
-            "none" if policy.memory_limit is None else size(policy.memory_limit),
-        ),
-        ("retry_on", "Retried errors", ", ".join(policy.retry_on) or "all"),
-        ("give_up_on", "Errors that are not retried", ", ".join(policy.give_up_on) or "none"),
-        (
-            "retention",
-            "Finished runs are kept for",
-            _span_or(policy.retention, "as long as others"),
-        ),
-        (
-            "history",
-            "Finished runs that are kept",
-            "as many as of others" if policy.history is None else number(policy.history),
-        ),
-    ]
-
-
-def _backoff_words(backoff: Backoff) -> str:
-    words = f"{_span(backoff.delay)}, {BACKOFF_WORDS[BackoffKind(backoff.kind)]}"
-    if backoff.kind == BackoffKind.EXPONENTIAL:
-        words = f"{_span(backoff.delay)}, times {backoff.factor:g} each time"
-    return words if backoff.kind == BackoffKind.FIXED else f"{words}, at most {_span(backoff.cap)}"
-
-
-def _limit(value: Any, key: str | None) -> str:
-    if value is None:
-        return "any number"
-    return str(value) + ("" if key is None else f", shared with {key!r}")
-
-
-def _span(value: Any) -> str:
-    assert isinstance(value, timedelta)
-    return span(value)
-
-
-def _span_or(value: timedelta | None, otherwise: str = "never") -> str:
-    return otherwise if value is None else span(value)
+def option_words(value: Any) -> str:
+    """The value of an option, or of a part of one."""
+    if value is None or value == ():
+        return "not set" if value is None else "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, timedelta):
+        return span(value)
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, Backoff | Misfire | Breaker):
+        parts = ((part.name, getattr(value, part.name)) for part in fields(value))
+        return ", ".join(f"{name} {option_words(part)}" for name, part in parts)
+    return str(value).replace("_", " ") if isinstance(value, StrEnum) else str(value)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -31,10 +30,10 @@ from mainspring.service.problems import (
     from_library_error,
     from_validation_error,
 )
-from mainspring.service.schemas.fields import TolerantBody
 from mainspring.service.schemas.job import (
     JobBody,
     JobBulkItem,
+    JobFields,
     JobsBulkBody,
     JobUpdateBody,
     RenderedRequest,
@@ -42,10 +41,9 @@ from mainspring.service.schemas.job import (
     etag,
 )
 from mainspring.service.schemas.job_options import (
-    document_faults,
     job_options,
     library_faults,
-    merge_faults,
+    new_job_faults,
     new_job_id,
     read_edit,
 )
@@ -122,9 +120,8 @@ async def update_job(
         edit = read_edit(job, body)
         changes = edit.options
         if edit.faults:  # the client gets the library's errors beside them, as for a new job
-            with _named_fields(body, edit.faults), _rehearsed(service, changes):
+            with _named_fields(body, edit.faults):
                 service.client.edited(job, service.client.store_time(), changes)
-            raise ApiError.of_fields(*edit.faults)
         if secret is not None:  # in the same edit as the others: all is done, or nothing
             changes["signing_secret"] = secret
         note_detail(request, ", ".join(edit.fields))
@@ -217,51 +214,44 @@ async def _add_job(
 ) -> tuple[Job, str | None]:
     """Create the job. Returns it, and the secret that signs its requests.
 
-    The library checks the rules of a job, once. Where the document is wrong already, it checks the
-    fields that can be read, so that the client gets every error at once. What depends on the store
-    (whether the jobs of `after` exist, whether the schedule is over) is checked when all else is
-    right.
+    The library checks the rules of a job, once. Where the document is wrong already it stores
+    nothing, and the client gets its errors beside those of the document.
     """
-    faults = document_faults(body)
-    if dry_run and body.as_sent.get("endpoint") is None:
+    faults = new_job_faults(body)
+    if dry_run and "endpoint" not in body.sent:
         why = "only a job that calls an endpoint has a request to show"
-        faults = merge_faults(faults, [FieldError("endpoint", why)])
+        faults.append(FieldError("endpoint", why))
     options = job_options(body, service.settings, service.client.defaults)
+    secret = None
     if "webhook" in options:
         await service.client.load_secret_key(make=False)
-    secret = None
-    if "webhook" in options and service.client.webhooks.can_sign:
-        secret = options["webhook"]["signing_secret"] = new_signing_secret()
+        if service.client.webhooks.can_sign:
+            secret = options["webhook"]["signing_secret"] = new_signing_secret()
     with _named_fields(body, faults):
-        if faults:
-            with _rehearsed(service, options):
-                service.client.draft(job_id, **options)
-            raise ApiError.of_fields(*faults)
-        return await service.client.add_job(job_id, dry_run=dry_run, **options), secret
-
-
-def _rehearsed(service: Service, options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """For a draft that is not stored: no key has to be made for its secrets."""
-    webhooks = service.client.webhooks
-    is_possible = "webhook" in options and webhooks.available
-    return webhooks.vault.rehearse() if is_possible else contextlib.nullcontext()
+        dry_run = dry_run or bool(faults)
+        job = await service.client.add_job(job_id, dry_run=dry_run, **options)
+    return job, secret
 
 
 @contextlib.contextmanager
-def _named_fields(body: TolerantBody, faults: Sequence[FieldError] = ()) -> Iterator[None]:
+def _named_fields(body: JobFields, faults: Sequence[FieldError] = ()) -> Iterator[None]:
     """Report the library's errors under the names of the fields that the client sent, beside the
     faults that the service found itself."""
+    found: list[FieldError] = []
     try:
         yield
     except InvalidInput as error:
-        merged = merge_faults(library_faults(error, body), faults)
-        if not merged:
+        found = library_faults(error, body)
+        if not found and not faults:
             raise
-        raise ApiError.of_fields(*merged) from None
-    except HandlerNotFound as error:
+    except MainspringError as error:
         if not faults:
             raise
-        raise ApiError.of_fields(*faults, FieldError("handler", str(error))) from None
+        if isinstance(error, HandlerNotFound):
+            found = [FieldError("handler", str(error))]
+    if found or faults:
+        merged = {fault.field: fault for fault in (*found, *faults)}
+        raise ApiError.of_fields(*merged.values())
 
 
 def _is_created_by(service: Service, job: Job, body: JobBody) -> bool:

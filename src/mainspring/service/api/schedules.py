@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import Query
+from pydantic.alias_generators import to_camel
 
 from mainspring.core import schedules
 from mainspring.core.forecast import MOST_DAYS
@@ -23,7 +24,6 @@ from mainspring.service.dependencies import Service, ServiceDep
 from mainspring.service.problems import ApiError, FieldError, field_errors
 from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.job import SCHEDULE_FORMS, schedule_text
-from mainspring.service.schemas.job_options import merge_faults
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.service.schemas.schedule import Forecast, Preview, PreviewBody, Slot
 
@@ -137,33 +137,33 @@ def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
 def _read(body: PreviewBody, now: datetime, default_zone: str) -> tuple[str, Schedule, datetime]:
     """The field with the schedule, the schedule, and the moment after which its slots are listed.
     Raises every error at once."""
-    sent, faults = body.sent, field_errors(body.type_errors)
-    forms = [alias for alias in SCHEDULE_FORMS.values() if body.as_sent.get(alias) is not None]
+    sent = body.sent
+    faults = field_errors(body.type_errors)
+    forms = [name for name in SCHEDULE_FORMS if sent.get(name) is not None]
     if len(forms) != 1:
         why = "give one of schedule, every, runAt"
-        faults += [FieldError(alias, why) for alias in forms or ["schedule"]]
+        faults += [FieldError(to_camel(name), why) for name in forms or ["schedule"]]
     try:
         if sent.get("after") is not None:
             now = moment(sent["after"], default_zone, "after")
     except InvalidInput as error:
         faults.append(FieldError("after", str(error)))
     schedule, timezone = None, sent.get("timezone")
-    read = [name for name in SCHEDULE_FORMS if sent.get(name) is not None]
-    alias = SCHEDULE_FORMS[read[0]] if read else "schedule"
+    field = to_camel(forms[0] if forms else "schedule")
     try:
-        if read:
+        if forms:
             schedule = schedules.parse(
-                sent[read[0]], timezone=timezone, default_timezone=default_zone
+                sent[forms[0]], timezone=timezone, default_timezone=default_zone
             )
         elif timezone is not None:
             check_zone(timezone)
     except InvalidInput as error:
         for fault in error.each():
-            field = "timezone" if fault.field == "timezone" else alias
-            faults.append(FieldError(field, str(fault)))
+            name = "timezone" if fault.field == "timezone" else field
+            faults.append(FieldError(name, str(fault)))
     if schedule is None or faults:
-        raise ApiError.of_fields(*merge_faults(reversed(faults))[::-1])
-    return alias, schedule, now
+        raise ApiError.of_fields(*{fault.field: fault for fault in reversed(faults)}.values())
+    return field, schedule, now
 
 
 def _slots(schedule: Schedule, count: int, after: datetime) -> list[datetime]:

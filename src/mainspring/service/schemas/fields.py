@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Self
+from collections.abc import Iterable, Set
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
+import msgspec
 from fastapi import Query
 from pydantic import (
     AfterValidator,
@@ -16,6 +18,7 @@ from pydantic import (
     PrivateAttr,
     StringConstraints,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -110,34 +113,32 @@ class Body(BaseModel):
 
 
 class TolerantBody(Body):
-    """A body that is read although some of its fields have a wrong type. Those errors are collected
-    in `type_errors`, so that the rules of the others are checked too and the client gets every
-    error at once."""
+    """A body that is read although some of its fields have a wrong type, so that the rules of the
+    others are checked too and the client gets every error at once."""
 
-    _type_errors: list[ErrorDetails] = PrivateAttr(default_factory=list)
+    ignored: ClassVar[Set[str]] = frozenset()
+    """Fields that may be sent as they were read, and mean nothing."""
     _as_sent: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _type_errors: list[ErrorDetails] = PrivateAttr(default_factory=list)
+
+    @property
+    def as_sent(self) -> dict[str, Any]:
+        """The JSON object, under the API's names, without fields of a wrong type."""
+        return self._as_sent
 
     @property
     def type_errors(self) -> list[ErrorDetails]:
         return self._type_errors
 
-    @property
-    def as_sent(self) -> dict[str, Any]:
-        """The JSON object, under the API's names."""
-        return self._as_sent
-
-    @classmethod
-    def clean(cls, value: Any) -> Any:
-        """The JSON object without what means nothing in it."""
-        return value
-
     @model_validator(mode="wrap")
     @classmethod
     def _keep_type_errors(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(value, dict):
+            return read(value)
         errors: list[ErrorDetails] = []
-        value = cls.clean(value)
+        known = {name: item for name, item in value.items() if name not in cls.ignored}
         try:
-            body = read(value)
+            body = read(known)
         except ValidationError as error:
             errors = error.errors()
             names = [field.alias or name for name, field in cls.model_fields.items()]
@@ -145,11 +146,46 @@ class TolerantBody(Body):
                 if details["type"] == "extra_forbidden" and len(details["loc"]) == 1:
                     details["ctx"] = {"fields": names}  # for a message that suggests one
             wrong = {details["loc"][0] for details in errors if details["loc"]}
-            if not isinstance(value, dict) or not wrong:
+            if not wrong:
                 raise
-            body = read({name: item for name, item in value.items() if name not in wrong})
+            value = {name: item for name, item in value.items() if name not in wrong}
+            body = read({name: item for name, item in known.items() if name not in wrong})
         body._type_errors, body._as_sent = errors, value
         return body
+
+
+class Sent(NamedTuple):
+    """As which type a client may send a field of a document: `Annotated[int, Sent(Count)]`."""
+
+    type: Any
+    option: str | None = None
+    """The library's name for it, if that is another."""
+    only: Literal["endpoint", "handler"] | None = None
+    """The kind of job that has the field. None: both."""
+    null: bool = True
+    """Whether null may be sent."""
+
+
+def sent_of(document: type[Document]) -> dict[str, Sent]:
+    """The fields of a document that may be sent."""
+    return {
+        field.name: note
+        for field in msgspec.structs.fields(document)
+        for note in getattr(field.type, "__metadata__", ())
+        if isinstance(note, Sent)
+    }
+
+
+def fields_of(shared: type[Document], names: Iterable[str]) -> type[Body]:
+    """A body with fields of a document, each of which may be left out."""
+    fields: dict[str, Any] = {}
+    for name, sent in sent_of(shared).items():
+        if name in names:
+            may_be_null = (sent.type | None, None)
+            fields[name] = may_be_null if sent.null else (sent.type, may_be_left_out())
+    body = create_model("Fields", __base__=Body, **fields)
+    body.document = shared
+    return body
 
 
 def may_be_left_out() -> Any:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Mapping
-from dataclasses import fields
 from datetime import timedelta
+from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from msgspec import UNSET, UnsetType
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import (
+    Field,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from mainspring.core import model
@@ -46,10 +49,13 @@ from mainspring.service.schemas.fields import (
     JsonValue,
     OneLine,
     Priority,
+    Sent,
     TolerantBody,
     bounds,
     field_fault,
+    fields_of,
     may_be_left_out,
+    sent_of,
 )
 from mainspring.service.schemas.json_format import (
     Time,
@@ -100,94 +106,152 @@ class BreakerDocument(Document):
     """How long the breaker stays open before one run is tried."""
 
 
+# -- what clients send in a job's fields -----------------------------------------------------------
+
+
+class BackoffBody(Body):
+    """How the wait before a retry grows."""
+
+    document = BackoffDocument
+    kind: Literal["fixed", "linear", "exponential"] = "exponential"
+    factor: Annotated[float, bounds(minimum=1)] = 2
+    cap: Duration = "1h"
+    jitter: bool | Annotated[float, Field(ge=0, le=1)] = True
+
+
+class MisfireBody(Body):
+    """What happens to slots that were not fired in time."""
+
+    document = MisfireDocument
+    kind: Literal["once", "skip", "all"] = "once"
+    grace: Duration = "60s"
+    limit: Count = 100
+
+
+class BreakerBody(Body):
+    """When runs wait because too many failed."""
+
+    document = BreakerDocument
+    failures: Count = 5
+    reset: Duration = "60s"
+
+
+def choices(kind: type[StrEnum]) -> Any:
+    return Literal[tuple(choice.value for choice in kind)]
+
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+ShortText = Annotated[str, Field(max_length=64)]
+Description = Annotated[str, bounds(maxLength=MAX_DESCRIPTION)]
+Failures = Annotated[int, Field(ge=1)]
+Upstream = Annotated[list[str], bounds(maxItems=MAX_UPSTREAM)]
+Memory = Annotated[int, bounds(minimum=1, maximum=MAX_MEMORY)]
+Tags = Annotated[
+    list[Annotated[str, bounds(minLength=1, maxLength=MAX_NAME)]], bounds(maxItems=MAX_TAGS)
+]
+Url = Annotated[str, bounds(maxLength=MAX_URL)]
+Headers = Annotated[dict[str, str], bounds(maxProperties=MAX_HEADERS)]
+HeaderNames = Annotated[list[str], bounds(maxItems=MAX_HEADERS)]
+StatusCodes = Annotated[
+    list[int | Annotated[str, StringConstraints(max_length=16)]], bounds(maxItems=MAX_STATUS_CODES)
+]
+
+
+# -- a job ----------------------------------------------------------------------------------------
+
+
 class Job(Document, kw_only=True):
     """A job."""
+
+    # `Sent` says as which type a client may send a field. The service sets those without it.
 
     id: Annotated[str, example("nightly")]
     """The job's name in URLs. If a request leaves it out, the service makes one from `name`, or
     from the endpoint's host."""
-    name: Annotated[str, example("Nightly report")]
+    name: Annotated[str, Sent(Text), example("Nightly report")]
     """A name for people. It becomes the id if a new job has none."""
-    description: Annotated[str, example("Sends the report of the day")]
+    description: Annotated[str, Sent(Description), example("Sends the report of the day")]
     """What the job is for."""
-    schedule: Annotated[str | None, example("0 30 2 * * *")]
+    schedule: Annotated[str | None, Sent(str), example("0 30 2 * * *")]
     """A cron expression of 5 to 7 fields, `@daily`, an interval (`5m`; `5m after end`: after the
     end of the run before), a date-time or an RRULE. Null: the job runs only when it is
     triggered."""
-    every: Milliseconds | None
+    every: Annotated[Milliseconds | None, Sent(Duration, "schedule")]
     """Instead of `schedule`: an interval."""
-    run_at: Time | None
+    run_at: Annotated[Time | None, Sent(DateTime, "schedule")]
     """Instead of `schedule`: one date-time."""
-    timezone: Annotated[str, example("Europe/Berlin")]
+    timezone: Annotated[str, Sent(OneLine), example("Europe/Berlin")]
     """The timezone of the schedule, such as `Europe/Berlin`. Without it: the one that the schedule
     names, else the scheduler's (UTC by default)."""
     schedule_description: Annotated[str | None, example("at 02:30:00")]
     """The schedule in words."""
-    jitter: Milliseconds | None
-    """Each run starts up to so much later than its slot."""
-    handler: Annotated[str, example("webhook")]
+    jitter: Annotated[Milliseconds | None, Sent(Duration)]
+    """Each run starts at most this much later than its slot."""
+    handler: Annotated[str, Sent(OneLine), example("webhook")]
     """Instead of `endpoint`: the name of a Python function that the program registered."""
-    payload: Any = UNSET
+    payload: Annotated[Any, Sent(JsonValue, null=False)] = UNSET
     """The handler's arguments. A value that JSON lacks is an object of one key, in answers and
     requests: `{"$datetime": "2030-01-01T09:00:00+00:00"}`, and `$date`, `$uuid`, `$decimal` and
     `$bytes` (base64) alike. An object that has such a name itself gets a second `$`."""
-    execution_type: Annotated[ExecutionType, example("AT_LEAST_ONCE")]
+    execution_type: Annotated[
+        ExecutionType, Sent(ExecutionType, "delivery"), example("AT_LEAST_ONCE")
+    ]
     """A run of an `AT_MOST_ONCE` job is never tried again. The handler of an `EFFECT_ONCE` job
     commits its writes together with the end of its run."""
-    enabled: Annotated[bool, example(True)]
+    enabled: Annotated[bool, Sent(bool, null=False), example(True)]
     """Whether the job's slots fire."""
-    retry_attempts: Annotated[int, example(3)]
+    retry_attempts: Annotated[int, Sent(CountOrZero, "retries"), example(3)]
     """How often a failed run is tried again. 0: never."""
-    retry_delay: Milliseconds
+    retry_delay: Annotated[Milliseconds, Sent(Duration)]
     """The wait before the first retry."""
-    backoff: BackoffDocument
+    backoff: Annotated[BackoffDocument, Sent(choices(BackoffKind) | BackoffBody)]
     """How the wait grows with each retry."""
-    timeout: Milliseconds | None
+    timeout: Annotated[Milliseconds | None, Sent(Duration)]
     """How long an attempt may take, by the wall clock. For a job that calls an endpoint: 30s if it
     is left out, at most 1h, and a number below 500 is refused (30 is 30 ms; write 30s)."""
-    start_deadline: Milliseconds | None
+    start_deadline: Annotated[Milliseconds | None, Sent(Duration)]
     """A run that has not started so long after it was due is skipped."""
-    priority: Annotated[int, example(5)]
+    priority: Annotated[int, Sent(Priority), example(5)]
     """0 to 9. Runs of a higher priority start first."""
-    queue: Annotated[str, example("default")]
+    queue: Annotated[str, Sent(str), example("default")]
     """The queue of the job's runs. A worker takes runs of its own queues."""
-    concurrency: int | None
+    concurrency: Annotated[int | None, Sent(Count)]
     """How many of the job's runs may run at once, over all instances."""
-    concurrency_key: str | None
+    concurrency_key: Annotated[str | None, Sent(str)]
     """Jobs with the same key share their limit."""
-    rate: Annotated[str | None, example("100/m")]
-    """How many of the job's runs may start in a span of time, over all instances."""
-    rate_key: str | None
+    rate: Annotated[str | None, Sent(ShortText), example("100/m")]
+    """How many of the job's runs may start in a span of time, as in `100/m`, over all instances."""
+    rate_key: Annotated[str | None, Sent(str)]
     """Jobs with the same key share their rate."""
-    overlap: Overlap
+    overlap: Annotated[Overlap, Sent(choices(Overlap))]
     """What happens to a slot whose predecessor's run has not ended: `skip` the slot, `queue` its
     run behind, `replace` the earlier run, or `allow` both."""
-    misfire: MisfireDocument
+    misfire: Annotated[MisfireDocument, Sent(choices(MisfireKind) | MisfireBody)]
     """What happens to slots that were not fired in time: run the newest `once`, `skip` them, or run
     `all`."""
-    breaker: BreakerDocument | None
+    breaker: Annotated[BreakerDocument | None, Sent(bool | Failures | BreakerBody)]
     """After so many failures in a row, counted over all nodes, runs wait; then one is tried, and if
     it succeeds the others start. Webhooks have a breaker by default; null: none."""
-    after: list[str]
+    after: Annotated[list[str], Sent(Upstream)]
     """The job runs when each of these jobs has succeeded."""
-    after_failure: AfterFailure
+    after_failure: Annotated[AfterFailure, Sent(choices(AfterFailure))]
     """What becomes of a run if one that it comes after did not succeed: `skip` or `run`."""
-    each_node: bool
+    each_node: Annotated[bool, Sent(bool)]
     """Whether a slot runs once on each live worker."""
-    isolation: Isolation
+    isolation: Annotated[Isolation, Sent(choices(Isolation), only="handler")]
     """Where the job's handler runs: on the event loop or in a thread, as its function needs
     (`auto`), in a `thread`, or in a `process` of its own. Not for endpoints."""
-    memory_limit: int | None
+    memory_limit: Annotated[int | None, Sent(Memory | ShortText, only="handler")]
     """How many bytes of memory a handler in a process of its own may use. A size such as `512MiB`
     may be sent. Null: any number."""
-    retention: Milliseconds | None
+    retention: Annotated[Milliseconds | None, Sent(Duration)]
     """How long the job's finished runs are kept. Null: as long as the service keeps runs."""
-    history: int | None
+    history: Annotated[int | None, Sent(CountOrZero)]
     """How many finished runs of the job are kept, the newest; 0: none. Null: as many as the service
     keeps of each job."""
-    tags: Annotated[list[str], example(["reports"])]
+    tags: Annotated[list[str], Sent(Tags), example(["reports"])]
     """Words to list jobs by."""
-    metadata: Annotated[dict[str, Any], example({"team": "data"})]
+    metadata: Annotated[dict[str, Any], Sent(dict[str, JsonValue]), example({"team": "data"})]
     """Any JSON object that you want to keep with the job. In a Python program it also holds the
     `name`, which is a field of its own here."""
     owner: Owner
@@ -210,23 +274,39 @@ class Job(Document, kw_only=True):
     """When the job was created."""
     updated_at: Time
     """When the job was last changed."""
-    endpoint: Annotated[str | UnsetType | None, example("https://api.example.com/webhook")] = UNSET
+    endpoint: Annotated[
+        str | UnsetType | None, Sent(Url, "url"), example("https://api.example.com/webhook")
+    ] = UNSET
     """The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a read
     key sees it: put secrets into headers, which are masked. A change to another scheme, host or
     port removes the secret headers that are not sent with it: compare `headers` in the answer."""
-    method: Annotated[str | UnsetType | None, example("POST")] = UNSET
+    method: Annotated[str | UnsetType | None, Sent(str, only="endpoint"), example("POST")] = UNSET
     """The method of the request. POST by default."""
-    headers: Annotated[dict[str, str] | UnsetType | None, example({"X-Team": "data"})] = UNSET
+    headers: Annotated[
+        dict[str, str] | UnsetType | None,
+        Sent(Headers, only="endpoint"),
+        example({"X-Team": "data"}),
+    ] = UNSET
     """The headers of the request. Answers show a mask instead of a secret one's value."""
-    secret_headers: list[str] | UnsetType | None = UNSET
+    secret_headers: Annotated[list[str] | UnsetType | None, Sent(HeaderNames, only="endpoint")] = (
+        UNSET
+    )
     """The names of headers to encrypt beside `Cookie` and those whose names contain token, secret,
     key, auth, password or credential."""
-    body: Annotated[Any, example({"event": "nightly", "timestamp": "{{timestamp}}"})] = UNSET
+    body: Annotated[
+        Any,
+        Sent(Any, only="endpoint", null=False),
+        example({"event": "nightly", "timestamp": "{{timestamp}}"}),
+    ] = UNSET
     """The body of the request: JSON or text. It may hold the templates `{{timestamp}}`,
     `{{scheduledAt}}`, `{{jobId}}`, `{{executionId}}` and `{{attempt}}`."""
-    success_codes: list[int | str] | UnsetType | None = UNSET
+    success_codes: Annotated[
+        list[int | str] | UnsetType | None, Sent(StatusCodes, "success", only="endpoint")
+    ] = UNSET
     """The status codes of a success: `[200, "202-204"]`. All 2xx by default."""
-    retry_on: list[int | str] | UnsetType | None = UNSET
+    retry_on: Annotated[list[int | str] | UnsetType | None, Sent(StatusCodes, only="endpoint")] = (
+        UNSET
+    )
     """The other status codes that are retried: `["5xx", 429]`. All by default."""
     signing_secret: Annotated[str | UnsetType | None, example("whsec_…")] = UNSET
     """The secret that signs the job's requests. Only the answer that made it shows it."""
@@ -407,15 +487,15 @@ def schedule_text(schedule: Schedule | None) -> str | None:
     if isinstance(schedule, Cron):
         return schedule.expression
     if isinstance(schedule, Interval):
-        return _interval_text(schedule.interval)
+        return interval_text(schedule.interval)
     if isinstance(schedule, FixedDelay):
-        return f"{_interval_text(schedule.interval)} after end"
+        return f"{interval_text(schedule.interval)} after end"
     if isinstance(schedule, Once):
         return to_iso(schedule.when)
     return schedule.text if isinstance(schedule, Recurrence) else schedule.describe()
 
 
-def _interval_text(interval: timedelta) -> str:
+def interval_text(interval: timedelta) -> str:
     """In the largest unit that gives a whole number: 7s, 90s, 15m."""
     for size, unit in _UNITS:
         count, rest = divmod(interval, size)
@@ -435,128 +515,43 @@ def _codes(ranges: tuple[tuple[int, int], ...]) -> list[int | str]:
 
 # -- what clients send ----------------------------------------------------------------------------
 
-StatusCodes = Annotated[
-    list[int | Annotated[str, StringConstraints(max_length=16)]],
-    bounds(maxItems=MAX_STATUS_CODES),
-]
-Tag = Annotated[str, bounds(minLength=1, maxLength=MAX_NAME)]
+SCHEDULE_FORMS = ("schedule", "every", "run_at")
+"""The fields that each stand for the option `schedule`."""
 
+SENT: Mapping[str, Sent] = sent_of(Job)
+"""The fields that clients may send. All that is made of a job's fields goes by it: the bodies, the
+options for the library, the dashboard's form and its table of the policy."""
 
-class BackoffBody(Body):
-    """How the wait before a retry grows."""
-
-    document = BackoffDocument
-    kind: Literal["fixed", "linear", "exponential"] = "exponential"
-    factor: Annotated[float, bounds(minimum=1)] = 2
-    cap: Duration = "1h"
-    jitter: bool | Annotated[float, Field(ge=0, le=1)] = True
-
-
-class MisfireBody(Body):
-    """What happens to slots that were not fired in time."""
-
-    document = MisfireDocument
-    kind: Literal["once", "skip", "all"] = "once"
-    grace: Duration = "60s"
-    limit: Count = 100
-
-
-class BreakerBody(Body):
-    """When runs wait because too many failed."""
-
-    document = BreakerDocument
-    failures: Count = 5
-    reset: Duration = "60s"
-
-
-class ScheduleFields(TolerantBody):
-    """The fields of a schedule."""
-
-    document = Job
-    schedule: str | None = None
-    every: Duration | None = None
-    run_at: DateTime | None = None
-    timezone: OneLine | None = None
-
-
-SCHEDULE_FORMS: Mapping[str, str] = {"schedule": "schedule", "every": "every", "run_at": "runAt"}
-"""The fields that each stand for the option `schedule`, and the API's name of each."""
-
-
-class JobFields(ScheduleFields):
-    """What can be sent of a job."""
-
-    name: Annotated[str, StringConstraints(min_length=1)] | None = None
-    description: Annotated[str, bounds(maxLength=MAX_DESCRIPTION)] | None = None
-    jitter: Duration | None = None
-    handler: OneLine | None = None
-    payload: JsonValue = None
-    execution_type: ExecutionType | None = None
-    enabled: bool = may_be_left_out()
-    retry_attempts: CountOrZero | None = None
-    retry_delay: Duration | None = None
-    backoff: Literal["fixed", "linear", "exponential"] | BackoffBody | None = None
-    timeout: Duration | None = None
-    start_deadline: Duration | None = None
-    priority: Priority | None = None
-    queue: str | None = None
-    concurrency: Count | None = None
-    concurrency_key: str | None = None
-    rate: Annotated[str, Field(max_length=64)] | None = None
-    rate_key: str | None = None
-    overlap: Literal["skip", "queue", "replace", "allow"] | None = None
-    misfire: Literal["once", "skip", "all"] | MisfireBody | None = None
-    breaker: bool | Annotated[int, Field(ge=1)] | BreakerBody | None = None
-    after: Annotated[list[str], bounds(maxItems=MAX_UPSTREAM)] | None = None
-    after_failure: Literal["skip", "run"] | None = None
-    each_node: bool | None = None
-    isolation: Literal["auto", "thread", "process"] | None = None
-    memory_limit: (
-        Annotated[int, bounds(minimum=1, maximum=MAX_MEMORY)]
-        | Annotated[str, Field(max_length=64)]
-        | None
-    ) = None
-    retention: Duration | None = None
-    history: CountOrZero | None = None
-    tags: Annotated[list[Tag], bounds(maxItems=MAX_TAGS)] | None = None
-    metadata: dict[str, JsonValue] | None = None
-    endpoint: Annotated[str, bounds(maxLength=MAX_URL)] | None = None
-    method: str | None = None
-    headers: Annotated[dict[str, str], bounds(maxProperties=MAX_HEADERS)] | None = None
-    secret_headers: Annotated[list[str], bounds(maxItems=MAX_HEADERS)] | None = None
-    body: Any = None
-    success_codes: StatusCodes | None = None
-    retry_on: StatusCodes | None = None
-
-
-OPTION_OF = {
-    "execution_type": "delivery",
-    "retry_attempts": "retries",
-    "endpoint": "url",
-    "success_codes": "success",
+OPTION_FIELDS = {
+    sent.option or name: name
+    for name, sent in SENT.items()
+    if sent.only != "endpoint" and (sent.option or name) in Policy.__dataclass_fields__
 }
-"""The fields of a job that the library calls otherwise."""
-
-_OPTION_NAMES = {OPTION_OF.get(name, name): to_camel(name) for name in JobFields.model_fields}
-_ORIGIN_NAMES = {
-    field.name: _OPTION_NAMES[field.name]
-    for field in fields(Policy)
-    if field.name in _OPTION_NAMES and field.name != "retry_on"  # here: status codes
-}
+"""The fields that are a policy option each, by the option."""
 
 
 def _origins(job: model.Job) -> Any:
     if (origins := job.origins) is None:
         return None
-    return {name: origins.get(option, "built_in") for option, name in _ORIGIN_NAMES.items()}
+    return {
+        to_camel(name): origins.get(option, "built_in") for option, name in OPTION_FIELDS.items()
+    }
 
 
-_SET_BY_SERVICE = frozenset(
-    to_camel(name)
-    for name in (*Job.__struct_fields__, "version")
-    if name not in JobFields.model_fields and name != "id"
-)
-_READ_ONLY = _SET_BY_SERVICE | {"id", "_id", "jobId"}
+_SET_BY_SERVICE = {to_camel(name) for name in (*Job.__struct_fields__, "version")} - {
+    *("id", *map(to_camel, SENT))
+}
+ID_NAMES = ("id", "_id", "jobId")
+
+
+class ScheduleFields(TolerantBody, fields_of(Job, (*SCHEDULE_FORMS, "timezone"))):  # type: ignore[misc]
+    """The fields of a schedule."""
+
+
+class JobFields(TolerantBody, fields_of(Job, SENT)):  # type: ignore[misc]
+    """What can be sent of a job."""
+
+    ignored = _SET_BY_SERVICE
 
 
 class JobBody(JobFields):
@@ -576,46 +571,15 @@ class JobBody(JobFields):
     }
     id: str | None = None
 
-    @classmethod
-    def clean(cls, value: Any) -> Any:
-        """A job that was read can be sent as a copy, with another id: its schedule is then in two
-        fields that say the same, and `handler` names the built-in one."""
-        if not isinstance(value, dict):
-            return value
-        copied = {name: item for name, item in value.items() if name not in _SET_BY_SERVICE}
-        schedule = copied.get("schedule")
-        if schedule is not None:
-            for name, same in (("every", _same_interval), ("runAt", operator.eq)):
-                if copied.get(name) is not None and same(schedule, copied[name]) is True:
-                    del copied[name]
-        if copied.get("endpoint") is not None and copied.get("handler") == "webhook":
-            del copied["handler"]
-        return copied
-
-
-def _same_interval(schedule: Any, every: Any) -> bool:
-    if isinstance(every, bool) or not isinstance(every, int | float):
-        return False
-    try:
-        return bool(_interval_text(timedelta(milliseconds=every)) == schedule)
-    except (OverflowError, ValueError):
-        return False
-
 
 class JobUpdateBody(JobFields):
     """Changes of a job. What is left out stays. Fields that the service sets (`_id`, `nextRunAt`,
     …) may be sent back as they were read, and change nothing."""
 
     example: ClassVar = {"schedule": "0 */10 * * * *", "enabled": True}
+    ignored = _SET_BY_SERVICE.union(ID_NAMES)
     rotate_secret: bool | None = None
     """True: sign with a new secret. The former one signs beside it for a day."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_read_only(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: item for name, item in value.items() if name not in _READ_ONLY}
 
 
 class TriggerBody(Body):

@@ -11,25 +11,29 @@ import dataclasses
 import re
 import secrets
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from pydantic.alias_generators import to_camel
 
 from mainspring.core.model import Job
 from mainspring.core.policy import Backoff, Policy
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.definitions import WEBHOOK_TIMEOUT
 from mainspring.service.problems import FieldError, field_errors
-from mainspring.service.schemas.fields import Body, TolerantBody
+from mainspring.service.schemas.fields import Body
 from mainspring.service.schemas.job import (
-    OPTION_OF,
+    ID_NAMES,
     SCHEDULE_FORMS,
+    SENT,
     BackoffBody,
     JobBody,
+    JobFields,
     JobUpdateBody,
+    interval_text,
     job_document,
     own_metadata,
     stored_name,
@@ -37,15 +41,11 @@ from mainspring.service.schemas.job import (
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks.service import HANDLER, masked_headers
 
-SHORTEST_BARE_TIMEOUT = 500
-"""Milliseconds. A smaller number without a unit was most likely meant as seconds."""
-
-_ALIAS = {name: field.alias or name for name, field in JobUpdateBody.model_fields.items()}
-_REQUEST = ("method", "headers", "secret_headers", "body", "success_codes", "retry_on")
-"""The fields that only a job with an endpoint has."""
+ALIAS = {name: field.alias or name for name, field in JobUpdateBody.model_fields.items()}
+_REQUEST = [name for name, sent in SENT.items() if sent.only == "endpoint"]
 _READ_APART = {
-    *("id", "name", *SCHEDULE_FORMS, "metadata", "retry_delay", "backoff"),
-    *("endpoint", "rotate_secret", *_REQUEST),
+    *("name", *SCHEDULE_FORMS, "metadata", "retry_delay", "backoff"),
+    *("endpoint", *_REQUEST),
 }
 """The fields that are not one option of the library each."""
 _NULL_IS_LEFT_OUT = {"timezone", "jitter", "handler", "execution_type", "retry_attempts"}
@@ -68,20 +68,29 @@ def new_job_id(body: JobBody) -> str:
     return f"{_slug(target or '')[:60] or 'job'}-{secrets.token_hex(4)}"
 
 
+def schedule_forms(sent: Mapping[str, Any]) -> list[str]:
+    """The fields that give a schedule. A job that was read has its interval or its date-time also
+    as the text in `schedule`."""
+    forms = [name for name in SCHEDULE_FORMS if sent.get(ALIAS[name]) is not None]
+    if len(forms) == 2 and forms[0] == "schedule":
+        other = sent[ALIAS[forms[1]]]
+        if isinstance(other, int | float):
+            other = interval_text(timedelta(milliseconds=other))
+        if other == sent["schedule"]:
+            return forms[:1]
+    return forms
+
+
 def job_options(
     body: JobBody, settings: ServiceSettings, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options of `add_job` beside the id. `defaults` are those of the scheduler."""
     sent = body.sent
     options = _options(sent)
-    # Without a handler it is a call, even if the endpoint is missing or has a wrong type: so the
-    # other fields of the call are checked.
-    as_sent = body.as_sent
-    calls = as_sent.get("endpoint") is not None or as_sent.get("handler") is None
-    options["defaults"] = _defaults(settings, defaults, calls=calls)
-    for name in SCHEDULE_FORMS:
-        if sent.get(name) is not None:
-            options["schedule"] = sent[name]
+    calls = sent.get("endpoint") is not None or sent.get("handler") is None
+    options["defaults"] = default_options(settings, defaults, calls=calls)
+    if forms := schedule_forms(body.as_sent):
+        options["schedule"] = sent[forms[0]]
     if calls:
         options.pop("handler", None)
         options["webhook"] = _webhook_options(sent)
@@ -97,7 +106,7 @@ def job_options(
     return options
 
 
-def _defaults(
+def default_options(
     settings: ServiceSettings, defaults: Mapping[str, Any], *, calls: bool
 ) -> dict[str, Any]:
     """The policy options of a job that sends none: what the operator has set for the service, then
@@ -125,9 +134,9 @@ def _options(sent: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are one option of the library each, under its names and in its forms."""
     options: dict[str, Any] = {}
     for name, value in sent.items():
-        option = OPTION_OF.get(name, name)
-        if name in _READ_APART or (value is None and name in _NULL_IS_LEFT_OUT):
+        if name not in SENT or name in _READ_APART or (value is None and name in _NULL_IS_LEFT_OUT):
             continue
+        option = SENT[name].option or name
         if value is None:  # the built-in value
             value = {"description": "", "tags": ()}.get(name, getattr(_BUILT_IN, option, None))
         elif isinstance(value, Body):
@@ -154,21 +163,22 @@ def read_edit(job: Job, body: JobUpdateBody) -> JobEdit:
     job is left out of the options: the faults report it."""
     document = job_document(job)
     changed = _changed_fields(job, document, body)
-    aliases = {_ALIAS[name]: value for name, value in changed.items()}
-    return JobEdit(
-        sorted(aliases), _changed_options(job, changed), _edit_faults(job, document, aliases, body)
-    )
+    as_sent = {name: body.as_sent[name] for name in map(ALIAS.get, changed) if name in body.as_sent}
+    faults = [*_edit_rules(job, body.as_sent, as_sent)]
+    faults += _rules(_edited_document(job, document, as_sent), as_sent)
+    faults += field_errors(body.type_errors)
+    return JobEdit(sorted(ALIAS[name] for name in changed), _changed_options(job, changed), faults)
 
 
-def _changed_fields(job: Job, document: Mapping[str, Any], body: TolerantBody) -> dict[str, Any]:
+def _changed_fields(job: Job, document: Mapping[str, Any], body: JobUpdateBody) -> dict[str, Any]:
     """A job that was read, changed in one field and sent back whole is an edit of that field."""
     as_sent, sent = body.as_sent, body.sent
     changed = {
         name
         for name in sent
         if name in ("body", "payload")
-        or _ALIAS[name] not in document
-        or as_sent[_ALIAS[name]] != document[_ALIAS[name]]
+        or ALIAS[name] not in document
+        or as_sent[ALIAS[name]] != document[ALIAS[name]]
     }
     schedules = [name for name in SCHEDULE_FORMS if name in changed and sent[name] is not None]
     if schedules:
@@ -200,56 +210,19 @@ def _changed_options(job: Job, changed: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _edit_faults(
-    job: Job, document: dict[str, Any], changed: Mapping[str, Any], body: TolerantBody
-) -> list[FieldError]:
-    sent = {name: body.as_sent.get(name) for name in changed}
-    faults = [*field_errors(body.type_errors), *_edit_rules(job, body.as_sent, changed)]
-    faults += _document_rules(_edited_document(job, document, changed), sent, body)
-    return merge_faults(reversed(faults))[::-1]
-
-
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def document_faults(body: JobBody) -> list[FieldError]:
-    """What is wrong with the document of a new job: types, and fields that do not fit each
-    other."""
-    sent = body.as_sent
-    faults = [*field_errors(body.type_errors), *_new_job_rules(sent)]
-    faults += _document_rules(sent, sent, body)
-    return merge_faults(reversed(faults))[::-1]
-
-
-def _document_rules(
-    document: Mapping[str, Any], sent: Mapping[str, Any], body: TolerantBody
-) -> Iterator[FieldError]:
-    """Of a job as the request would leave it. `sent`: what is new in it."""
-    yield from _rules(document)
-    if "secretHeaders" in sent:
-        yield from _secret_header_rules(document)
-    if "timeout" in sent and document.get("endpoint") is not None:
-        yield from _timeout_rules(sent["timeout"])
-    in_metadata = (body.sent.get("metadata") or {}).get("name")
-    if in_metadata and (isinstance(in_metadata, str) or "name" in sent):
-        why = "name is a field of its own: give it beside metadata, not in it"
-        yield FieldError("metadata", why)
-
-
-def merge_faults(*groups: Iterable[FieldError]) -> list[FieldError]:
-    """One error of each field: that of the last group. An error inside a field says more than one
-    of the field itself."""
-    merged = {fault.field: fault for group in groups for fault in group}
-    return [
-        fault
-        for field, fault in merged.items()
-        if not any(other.startswith(f"{field}.") for other in merged)
-    ]
-
-
-def library_faults(error: InvalidInput, body: TolerantBody) -> list[FieldError]:
+def library_faults(error: InvalidInput, body: JobFields) -> list[FieldError]:
     """The errors of the library, under the names that the client sent."""
-    names = _field_names(body)
+    names = {sent.option or name: ALIAS[name] for name, sent in SENT.items()}
+    forms = [name for name in SCHEDULE_FORMS if body.sent.get(name) is not None]
+    names |= {
+        "schedule": ALIAS[forms[0] if forms else "schedule"],
+        "secret_headers": "headers",
+        "signing_secret": "rotateSecret",
+        "webhook": "endpoint",
+    }
     return [
         FieldError.of_library(_client_name(fault.field, names), fault)
         for fault in error.each()
@@ -263,20 +236,16 @@ def _client_name(option: str, names: Mapping[str, str]) -> str:
     return f"{names.get(first, first)}{dot}{rest}"
 
 
-def _field_names(body: TolerantBody) -> dict[str, str]:
-    """The client's name for each option of the library."""
-    sent = [name for name in SCHEDULE_FORMS if body.sent.get(name) is not None]
-    return {
-        **{OPTION_OF.get(name, name): alias for name, alias in _ALIAS.items()},
-        "schedule": _ALIAS[sent[0] if sent else "schedule"],
-        "secret_headers": "headers",
-        "signing_secret": "rotateSecret",
-        "webhook": "endpoint",
-    }
+def new_job_faults(body: JobBody) -> list[FieldError]:
+    """What is wrong with the document of a new job: types, and fields that do not fit each
+    other."""
+    rules = [*_new_job_rules(body.as_sent), *_rules(body.as_sent, body.as_sent)]
+    return [*rules, *field_errors(body.type_errors)]
 
 
 def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
-    calls, runs = sent.get("endpoint") is not None, sent.get("handler") is not None
+    calls, handler = sent.get("endpoint") is not None, sent.get("handler")
+    runs = handler is not None and not (calls and handler == HANDLER)
     if calls is runs:
         why = (
             "give endpoint (the address to call) or handler (the name of a registered Python"
@@ -285,15 +254,14 @@ def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError("endpoint", why)
         if runs:
             yield FieldError("handler", why)
-    yield from _one_schedule(sent)
-    if not {*SCHEDULE_FORMS.values(), "after"} & sent.keys():
+    if not {*map(to_camel, SCHEDULE_FORMS), "after"} & sent.keys():
         yield FieldError(
             "schedule",
             "give schedule (such as '0 */5 * * * *'), every or runAt; schedule: null makes a job"
             " that only runs when it is triggered",
         )
     name = sent.get("name")
-    if isinstance(name, str) and sent.get("id") is None and not _slug(name):
+    if name is not None and sent.get("id") is None and not _slug(name):
         yield FieldError(
             "name", f"no id can be made of {name!r}: give one as id, as in 'report-eu'"
         )
@@ -302,11 +270,10 @@ def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
 def _edit_rules(
     job: Job, sent: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> Iterator[FieldError]:
-    for name in ("id", "_id", "jobId"):
+    for name in ID_NAMES:
         if sent.get(name) not in (None, job.id):
             why = f"is not {job.id!r}, and a job keeps its id: leave it out"
             yield FieldError.predicate(name, why)
-    yield from _one_schedule(changed)
     if job.webhook is None:
         if changed.get("endpoint") is not None:
             why = f"job {job.id!r} runs the handler {job.handler!r}: it calls no endpoint"
@@ -322,68 +289,61 @@ def _edit_rules(
         yield FieldError("handler", "a job that calls an endpoint has no other handler")
 
 
-def _one_schedule(sent: Mapping[str, Any]) -> Iterator[FieldError]:
-    forms = [alias for alias in SCHEDULE_FORMS.values() if sent.get(alias) is not None]
-    if len(forms) > 1:
-        for name in forms:
-            yield FieldError(name, f"give one of {', '.join(forms)}: a job has one schedule")
-
-
-def _rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Of a new job, or of a job as an edit would leave it."""
-    handler = document.get("handler")
-    if document.get("endpoint") is None and handler == HANDLER:
+def _rules(document: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Of a new job, or of a job as an edit would leave it. `sent`: what is new in it."""
+    calls, handler = document.get("endpoint") is not None, document.get("handler")
+    if not calls and handler == HANDLER:
         yield FieldError(
             "handler", f"{HANDLER!r} is what calls an endpoint: give endpoint, and no handler"
         )
-    elif document.get("endpoint") is None and handler is not None:
-        for name in _REQUEST:
-            if document.get(_ALIAS[name]) is not None:
-                yield FieldError.predicate(
-                    _ALIAS[name], "is for a job that calls an endpoint, and this job runs a handler"
-                )
-    if document.get("endpoint") is not None:
-        for name, usual in (("isolation", (None, "auto")), ("memoryLimit", (None,))):
-            if document.get(name) not in usual:
-                why = "is for a job that runs a handler, and this job calls an endpoint"
-                yield FieldError.predicate(name, why)
-    has_schedule = any(document.get(_ALIAS[name]) is not None for name in SCHEDULE_FORMS)
+    elif calls or handler is not None:
+        yield from _kind_rules(document, calls=calls)
+    if len(forms := schedule_forms(sent)) > 1:
+        for name in forms:
+            why = f"give one of {', '.join(map(to_camel, forms))}: a job has one schedule"
+            yield FieldError(ALIAS[name], why)
+    has_schedule = any(document.get(ALIAS[name]) is not None for name in SCHEDULE_FORMS)
     if not has_schedule and document.get("timezone") not in (None, "UTC"):
         yield FieldError.predicate("timezone", "is for a schedule, and this job has none")
+    if calls and isinstance(timeout := sent.get("timeout"), int | float) and 0 < timeout < 500:
+        why = (
+            f'{timeout:g} is milliseconds: write "{timeout:g}s" or {timeout * 1000:.0f} for'
+            f' seconds, "{timeout:g}ms" if you mean milliseconds'
+        )
+        yield FieldError("timeout", why)
+    headers = {name.lower() for name in document.get("headers") or ()}
+    if missing := sorted({name.lower() for name in sent.get("secretHeaders") or ()} - headers):
+        yield FieldError(
+            "secretHeaders", f"{', '.join(missing)}: there is no such header in headers"
+        )
+    in_metadata = (sent.get("metadata") or {}).get("name")
+    if in_metadata and (isinstance(in_metadata, str) or "name" in sent):
+        why = "name is a field of its own: give it beside metadata, not in it"
+        yield FieldError("metadata", why)
+
+
+def _kind_rules(document: Mapping[str, Any], *, calls: bool) -> Iterator[FieldError]:
+    """A field of the other kind of job may be there only if it says nothing."""
+    kinds = ("calls an endpoint", "runs a handler")
+    this, other = kinds if calls else kinds[::-1]
+    for name, field in SENT.items():
+        is_other = field.only == ("handler" if calls else "endpoint")
+        if is_other and document.get(ALIAS[name]) not in (None, "auto"):
+            why = f"is for a job that {other}, and this job {this}"
+            yield FieldError.predicate(ALIAS[name], why)
 
 
 def _edited_document(
     job: Job, document: dict[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The job as a client would read it after the edit."""
-    if set(SCHEDULE_FORMS.values()) & changed.keys():
-        document = document | dict.fromkeys((*SCHEDULE_FORMS.values(), "timezone", "jitter"))
+    forms = {ALIAS[name] for name in SCHEDULE_FORMS}
+    if forms & changed.keys():
+        document = document | dict.fromkeys((*forms, "timezone", "jitter"))
     kept = {"handler"} if job.webhook is not None else {"endpoint"}
     if changed.get("endpoint") is None:
         kept.add("endpoint")
     return document | {name: value for name, value in changed.items() if name not in kept}
-
-
-def _secret_header_rules(document: Mapping[str, Any]) -> Iterator[FieldError]:
-    marked, headers = document["secretHeaders"], document.get("headers")
-    names = [name for name in marked if isinstance(name, str)] if isinstance(marked, list) else []
-    there = {name.lower() for name in headers} if isinstance(headers, Mapping) else set()
-    if missing := sorted({name.lower() for name in names} - there):
-        yield FieldError(
-            "secretHeaders", f"{', '.join(missing)}: there is no such header in headers"
-        )
-
-
-def _timeout_rules(timeout: Any) -> Iterator[FieldError]:
-    """Refuse a number that is meant as seconds: no endpoint answers reliably in 30 ms."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        return
-    if 0 < timeout < SHORTEST_BARE_TIMEOUT:
-        why = (
-            f'{timeout:g} is milliseconds: write "{timeout:g}s" or {timeout * 1000:.0f} for'
-            f' seconds, "{timeout:g}ms" if you mean milliseconds'
-        )
-        yield FieldError("timeout", why)
 
 
 # -- steps ----------------------------------------------------------------------------------------
@@ -432,7 +392,7 @@ def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
 def _webhook_options(sent: Mapping[str, Any]) -> dict[str, Any]:
     names = ("endpoint", *_REQUEST) if sent.get("endpoint") is not None else _REQUEST
     options = {
-        OPTION_OF.get(name, name): sent[name]
+        SENT[name].option or name: sent[name]
         for name in names
         if name in sent and name != "secret_headers"
     }
