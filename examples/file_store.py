@@ -222,7 +222,7 @@ class FileStore:
         self._seen = found
         return True
 
-    async def add(self, runs: Sequence[Run]) -> list[protocol.Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[protocol.Added]:
         with self._data() as data:
             refused: set[str] = set()
             return [data.add(run, refused) for run in runs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ class OnMongo(StoreConformance):
         async with AsyncMongoClient[Document](self.url) as client:
             found = client.get_default_database().effects.find({}).sort("name")
             return [effect["name"] async for effect in found]
+
+    @asynccontextmanager
+    async def caller_transaction(self, store: Store) -> AsyncIterator[Any]:
+        async with (
+            AsyncMongoClient[Document](self.url) as client,
+            client.start_session() as session,
+            await session.start_transaction(),
+        ):
+            yield session
 
     async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
         return await self._damage("runs", run_id, part)

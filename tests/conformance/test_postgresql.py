@@ -8,9 +8,11 @@ Time is moved by a clock that takes the place of the server's, so that the suite
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
 
 from mainspring.stores.postgresql import PostgresStore
 from mainspring.stores.protocol import Store
@@ -36,6 +38,11 @@ class OnPostgres(StoreConformance):
 
     async def effects(self, store: Store) -> list[str]:
         return [name for (name,) in self.shared.execute("SELECT name FROM $.effects ORDER BY 1")]
+
+    @asynccontextmanager
+    async def caller_transaction(self, store: Store) -> AsyncIterator[Any]:
+        async with await AsyncConnection.connect(self.shared.server) as connection:
+            yield connection
 
     async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
         return self._damage("runs", run_id, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 from mainspring.stores.protocol import Store
@@ -35,6 +35,11 @@ class TestSqlite(StoreConformance):
             ).fetchone():
                 return []
             return [name for [name] in connection.execute("SELECT name FROM effects ORDER BY name")]
+
+    @asynccontextmanager
+    async def caller_transaction(self, store: Store) -> AsyncIterator[Any]:
+        with closing(sqlite3.connect(self.place / "jobs.db")) as connection, connection:
+            yield connection
 
     async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
         where = f'UPDATE mainspring_runs SET "{part}" = ? WHERE id = ?'

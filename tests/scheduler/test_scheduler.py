@@ -89,7 +89,7 @@ async def test_a_handler_may_use_its_scheduler_before_the_start_has_returned() -
     enqueued = threading.Event()
 
     class SlowStart(MemoryStore):
-        async def add(self, runs: Sequence[Run]) -> list[Added]:
+        async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
             if runs[0].source is Source.START:
                 assert await asyncio.to_thread(enqueued.wait, LONG)
             return await super().add(runs)

@@ -100,6 +100,11 @@ class CarriedClock:
         if self.now() < moment:
             self.correct(moment)
 
+    @property
+    def age(self) -> float:
+        """Seconds since the last reading."""
+        return self._monotonic() - self._reading.read_at
+
     def now(self) -> datetime:
         reading = self._reading
         return reading.time + timedelta(0, self._monotonic() - reading.read_at)

@@ -126,6 +126,7 @@ class EnqueueOptions(TypedDict, total=False):
     dedupe_for: Span | None
     after: RunRef | Sequence[RunRef] | None
     after_failure: AfterFailure | Literal["skip", "run"] | None
+    within: Any
 
 
 class RunFilter(TypedDict, total=False):
@@ -158,6 +159,8 @@ class CheckedEnqueueOptions:
     dedupe_for: Span | None = None
     after: RunRef | Sequence[RunRef] | None = None
     after_failure: AfterFailure | str | None = None
+    within: Any = None
+    """The connection or session whose transaction the runs are added in."""
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:

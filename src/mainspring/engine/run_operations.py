@@ -38,7 +38,7 @@ from mainspring.engine.worker import Worker
 from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.paging import read_note
-from mainspring.stores.protocol import NoteWrite, RunQuery
+from mainspring.stores.protocol import Added, NoteWrite, RunQuery
 
 log = logging.getLogger("mainspring")
 
@@ -61,6 +61,33 @@ class EnqueueBatch:
     payloads: Sequence[Any]
     options: CheckedEnqueueOptions
     checked_by: Handler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueuePlan:
+    """What an enqueue adds: for each payload a run (of an `each_node` job one for each node), and
+    the runs that follow it."""
+
+    instances: Sequence[tuple[Run, ...]]
+    upstream: tuple[str, ...]
+    """The runs that these come after, and that were there before."""
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for instance in self.instances for run in instance]
+
+    def results(self, added: Sequence[Added]) -> list[Run]:
+        """The run of each payload, as the store has it."""
+        stored: dict[str, Run] = {}
+        for run, result in zip(self.runs, added, strict=True):
+            stored[run.id] = result.run
+            if result.duplicate and result.run.job_id != run.job_id:
+                log.warning(
+                    "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
+                    " share the keys, so put the job's name into the key",
+                    *(run.job_id, result.run.id, result.run.job_id, result.run.dedupe_key),
+                )
+        return [stored[instance[0].id] for instance in self.instances]
 
 
 class RunOperations:
@@ -86,9 +113,31 @@ class RunOperations:
         """Add a run for each payload of each batch, all in one commit, and return them in order.
         The store encodes each payload, and refuses what is not JSON. An `each_node` job gets a run
         on each node; returned is the one on this node, if it is one, else that on the first."""
+        plan = await self.plan(batches, zone, source)
+        added = await self._engine.store.add(plan.runs)
+        if plan.upstream:  # it may have ended before its follower was added
+            with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
+                await self._releaser.release_followers(plan.upstream)
+        for item in added:
+            if not item.duplicate:
+                skipped = item.run.state is State.SKIPPED
+                self._engine.emit("run.skipped" if skipped else "run.enqueued", item.run)
+        return plan.results(added)
+
+    async def plan(
+        self,
+        batches: Sequence[EnqueueBatch],
+        zone: tzinfo,
+        source: Source,
+        *,
+        within: bool = False,
+    ) -> EnqueuePlan:
+        """Make the runs of an enqueue. With `within` they are added in the caller's transaction: it
+        alone may see the runs that they come after, and most enqueues then read nothing here."""
         upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
-        await self._check_upstream(upstream)
-        now = await self._engine.store.now()
+        if not within:
+            await self._check_upstream(upstream)
+        now = await (self._recent_time() if within else self._engine.store.now())
         roots: list[Run] = []
         jobs: dict[str, Job] = {}
         for batch in batches:
@@ -109,23 +158,14 @@ class RunOperations:
             )
             for root in roots
         ]
-        added = await self._engine.store.add(_flatten(instances))
-        if upstream:  # it may have ended before its follower was added
-            with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
-                await self._releaser.release_followers(upstream)
-        stored: dict[str, Run] = {}
-        for run, result in zip(_flatten(instances), added, strict=True):
-            stored[run.id] = result.run
-            if not result.duplicate:
-                skipped = result.run.state is State.SKIPPED
-                self._engine.emit("run.skipped" if skipped else "run.enqueued", result.run)
-            elif result.run.job_id != run.job_id:
-                log.warning(
-                    "no run of %s was added: %s, a run of %s, holds the dedupe key %r. All jobs"
-                    " share the keys, so put the job's name into the key",
-                    *(run.job_id, result.run.id, result.run.job_id, result.run.dedupe_key),
-                )
-        return [stored[instance[0].id] for instance in instances]
+        return EnqueuePlan(instances, upstream)
+
+    async def _recent_time(self) -> datetime:
+        """The store's time, by a reading that is at most a second old."""
+        time = self._engine.time
+        if time.age > self._engine.jobs.MAX_AGE:
+            time.correct(await self._engine.store.now())
+        return time.now()
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
         """The handlers that this process has for jobs, and the payloads of the jobs."""
@@ -431,7 +471,3 @@ def _as_link(follower: Run, link: Run) -> Run:
     """A link of a chain whose job follows an earlier link already."""
     after = tuple(dict.fromkeys((*follower.after, *link.after)))
     return replace(link, id=follower.id, after=after)
-
-
-def _flatten(instances: Sequence[tuple[Run, ...]]) -> list[Run]:
-    return [run for runs in instances for run in runs]

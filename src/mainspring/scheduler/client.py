@@ -660,7 +660,7 @@ class Client:
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
         """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after,
-        after_failure."""
+        after_failure, within."""
         [run] = await self._enqueue([_batch(job_id, [payload], options)])
         return run
 
@@ -988,7 +988,11 @@ class Client:
         self, batches: Sequence[EnqueueBatch], source: Source = Source.ENQUEUE
     ) -> list[Run]:
         """Queue a run for each payload of each batch."""
-        self._refuse_in_transaction()
+        within = batches[0].options.within if batches else None
+        if within is None:
+            self._refuse_in_transaction()
+        else:
+            self._check_within()
         self._running()
         unchecked = {batch.job_id for batch in batches if batch.checked_by is None}
         targets = await self._find_targets(list(unchecked)) if unchecked else {}
@@ -999,7 +1003,11 @@ class Client:
                 payloads = check_payloads(handler, batch.payloads, job_payload)
                 batch = dataclasses.replace(batch, payloads=payloads, checked_by=handler)
             checked.append(batch)
-        return await self._call(self._runs.enqueue(checked, self._zone, source))
+        if within is None:
+            return await self._call(self._runs.enqueue(checked, self._zone, source))
+        plan = await self._call(self._runs.plan(checked, self._zone, source, within=True))
+        # Here and not on the engine's loop: the connection belongs to this thread or loop.
+        return plan.results(await self._running().store.add(plan.runs, within=within))
 
     async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
         """The handlers and payloads of jobs, to check what is enqueued in the caller's thread."""
@@ -1013,7 +1021,22 @@ class Client:
         if context is not None and context.in_transaction:
             raise InvalidState(
                 f"run {context.run_id} is in its transaction, and what is enqueued would be no part"
-                " of it: enqueue before the block, or have a job come after this one"
+                " of it: give the block's session as `within`, enqueue before the block, or have a"
+                " job come after this one"
+            )
+
+    def _check_within(self) -> None:
+        info = self._store.info()
+        if info.within is None:
+            raise InvalidInput(
+                f"within cannot be used: {info.location} takes part in no transaction of yours."
+                " The stores on PostgreSQL, SQLite and MongoDB do",
+                field="within",
+            )
+        if info.file is not None and not self.started:
+            raise NotStarted(
+                "to open the file, Mainspring has to write to it, and your transaction may hold its"
+                f" lock: start the {self._name} before your transaction begins"
             )
 
     @property
@@ -1245,6 +1268,7 @@ def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBat
 
 def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
     """A batch of each `Enqueue` that `enqueue_many` is given."""
+    within = options.pop("within", None)
     listed = list(items) if isinstance(items, Iterable) and not isinstance(items, str) else [items]
     if options or not all(isinstance(item, Enqueue) for item in listed):
         raise InvalidInput(
@@ -1252,7 +1276,15 @@ def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
             " …), each with options of its own",
             field="payloads",
         )
-    return [EnqueueBatch(item.job_id, [item.payload], item.options) for item in listed]
+    if any(item.options.within is not None for item in listed):
+        raise InvalidInput(
+            "all runs of a call are added in one transaction: give within to enqueue_many itself",
+            field="within",
+        )
+    return [
+        EnqueueBatch(item.job_id, [item.payload], item.options.changed({"within": within}))
+        for item in listed
+    ]
 
 
 def _has_own_secret(given: Mapping[str, Any]) -> bool:

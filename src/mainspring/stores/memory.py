@@ -140,7 +140,7 @@ class MemoryStore:
             self._notes[key] = replace(note, expires_at=note.expires_at + step)
 
     @_atomic
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         now = self._now()
         runs = [_storable_run(run) for run in runs]  # a bad payload refuses all runs
         refused: set[str] = set()

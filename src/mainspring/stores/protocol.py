@@ -308,6 +308,9 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
     """Whether another process can open the same data."""
     no_transactions: str | None = None
     """Why `transaction` cannot be used; None where it can. Known once the store is open."""
+    within: str | None = None
+    """What `add` accepts as `within`, for messages; None: this store takes part in no transaction
+    of its callers."""
     setup_script: str | None = None
     """A script for an operator who wants to create by hand what `open` creates; None if there is
     none."""
@@ -392,7 +395,7 @@ class Store(Protocol):
         """
         ...
 
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         """Insert runs. Returns one `Added` for each run, in order, with the run as a later read
         returns it: a tuple in a payload has become a list.
 
@@ -406,6 +409,15 @@ class Store(Protocol):
         can write many records as one (memory, SQLite, object storage) also keeps this through a
         crash. On a store that cannot (MongoDB), a crash may leave the first of several independent
         runs; sending the call again completes it.
+
+        `within`: a connection or session of the caller. The runs are added in its transaction, so
+        they are there exactly if the caller commits. The statements are sent in the caller's thread
+        or on the caller's loop, whichever loop the store belongs to. The ids are new, and the
+        transaction must see each run that one comes `after` (else `RunNotFound`). `InvalidInput`
+        for what is not accepted: another library's, of another database, closed, or without a
+        transaction. The transaction can go on after both errors. Errors of the caller's connection
+        are raised as its library raises them. `info().within` says what is accepted; a store that
+        says nothing there is never given one.
         """
         ...
 

@@ -202,7 +202,7 @@ class LooseChain(MemoryStore):
 
 
 class KeyCheckedBefore(MemoryStore):
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         now = self._clock.now()
         held = {run.id: self._holder(run.dedupe_key, now) for run in runs}
         await _let_others_run()

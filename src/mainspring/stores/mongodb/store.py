@@ -26,6 +26,7 @@ from mainspring.core.model import FINISHED, Job, Note, Page, Run, replace
 from mainspring.core.statistics import WHOLE_STORE, ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import InvalidInput, MainspringError, StoreError, StoreMissing
+from mainspring.stores.caller_connection import call_on_loop
 from mainspring.stores.codec import from_us
 from mainspring.stores.mongodb import counters, dedupe, notes, queries, schema
 from mainspring.stores.mongodb.claim import (
@@ -57,6 +58,7 @@ from mainspring.stores.mongodb.url import (
     client_options,
     driver_defaults,
 )
+from mainspring.stores.mongodb.within import ACCEPTED, Callers, identity
 from mainspring.stores.paging import pages
 from mainspring.stores.protocol import (
     Added,
@@ -86,6 +88,7 @@ class _Session:
     clients: Clients
     loop: asyncio.AbstractEventLoop
     partition: ClaimPartition
+    callers: Callers = field(default_factory=Callers)
     unanswered: UnansweredClaims = field(default_factory=dict)
     releases: set[asyncio.Task[list[Run]]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
@@ -128,6 +131,7 @@ class MongoStore:
         return StoreInfo(
             kind="mongodb",
             location=without_password(self.mongo_url.url),
+            within=ACCEPTED,
             setup_script=schema.setup_script(self.mongo_url.database, self.mongo_url.prefix),
         )
 
@@ -166,7 +170,9 @@ class MongoStore:
         with translating():
             return from_us(await self._db.now())
 
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
+        if within is not None:
+            return await self._add_within(runs, within)
         with translating():
             new = await self._new_finished(runs)
             added = await dedupe.add(self._db, runs)
@@ -174,6 +180,14 @@ class MongoStore:
             await counters.count(self._db, map(ending_of, ended))
         self._notify()
         return added
+
+    async def _add_within(self, runs: Sequence[Run], within: Any) -> list[Added]:
+        session = self._open_session()
+
+        async def read_identity() -> Any:
+            return await call_on_loop(session.loop, identity(session.db))
+
+        return await session.callers.add(session.db, runs, within, read_identity)
 
     async def _new_finished(self, runs: Sequence[Run]) -> frozenset[str]:
         """The ids of the finished runs that the store does not have yet."""

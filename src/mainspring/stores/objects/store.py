@@ -161,7 +161,7 @@ class ObjectStore:
 
     # -- runs
 
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         # Encoded now: the caller may change a payload while the call waits for its round.
         added = await self._write_each(add_runs, list(map(run_to_record, runs)))
         self._compact_if_due()  # copies of stores add finished runs

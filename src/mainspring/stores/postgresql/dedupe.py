@@ -44,7 +44,7 @@ def as_stored(run: Run) -> Run:
 async def add_runs(tx: Transaction, runs: Sequence[Run]) -> list[Added]:
     runs = [new_run_by_clock(run, tx.time) for run in runs]
     known = await runs_by_id(tx, [run.id for run in runs])
-    duplicates = await _duplicates(tx, runs, known)
+    duplicates = await find_held_keys(tx, runs, known)
     fresh: dict[str, Run] = {}
     for at, run in enumerate(runs):
         if at not in duplicates and run.id not in known:
@@ -80,12 +80,20 @@ SELECT 1 FROM mainspring.runs WHERE done AND id = ANY(%s) AND EXISTS (
 UNION ALL
 SELECT 1 FROM mainspring.runs WHERE done AND dedupe_key = ANY(%s) AND dedupe_until > %s
 """
+_HELD_BY_ENDED = (
+    "SELECT 1 FROM mainspring.runs WHERE done AND dedupe_key = ANY(%s) AND dedupe_until > %s"
+)
 _HOLDERS = """
 WHERE (NOT done AND dedupe_key = ANY(%s)) OR (done AND dedupe_key = ANY(%s) AND dedupe_until > %s)
 """
 
 
-async def _duplicates(
+async def is_held_by_ended(tx: Transaction, keys: Sequence[str]) -> bool:
+    """Whether a run that has ended holds one of these keys."""
+    return bool(await tx.rows(_HELD_BY_ENDED, [list(keys), tx.now]))
+
+
+async def find_held_keys(
     tx: Transaction, runs: Sequence[Run], known: dict[str, Run]
 ) -> dict[int, Added]:
     """Those whose dedupe key is taken, by a stored run or by an earlier one, by position."""

@@ -159,7 +159,13 @@ CREATE TABLE mainspring.counter_log (
 );
 """
 
-MIGRATIONS: list[str] = [_CREATE]
+_IDENTITY = """
+INSERT INTO mainspring.meta
+VALUES ('identity', ('x' || substr(md5(gen_random_uuid()::text), 1, 15))::bit(60)::bigint);
+"""
+"""By it a connection is known to be to the same database as another one."""
+
+MIGRATIONS: list[str] = [_CREATE, _IDENTITY]
 """Step n takes a schema from version n to n + 1. A step that was released is never edited."""
 
 
@@ -195,6 +201,14 @@ async def prepare(db: Database) -> None:
     if await db.read(lambda tx: _version(tx, db)) == len(MIGRATIONS):
         return
     await db.transact(lambda tx: _migrate(tx, db))
+
+
+async def identity(db: Database) -> int:
+    """The number by which this schema differs from one of the same name in another database."""
+    rows = await db.read(
+        lambda tx: tx.rows("SELECT value FROM mainspring.meta WHERE name = 'identity'")
+    )
+    return int(rows[0][0]) if rows else 0
 
 
 async def _server_version(tx: Transaction) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from mainspring.core import transitions
 from mainspring.core.clock import Clock
@@ -14,18 +15,20 @@ from mainspring.core.model import Job, Note, Page, Run, replace
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreError, StoreMissing
+from mainspring.stores.caller_connection import call_on_loop
 from mainspring.stores.codec import from_us, to_us
 from mainspring.stores.postgresql import claim as claims
 from mainspring.stores.postgresql import counters, jobs, notes, queries, schema
 from mainspring.stores.postgresql.commit import EncodedChange, commit_changes, prune_runs
 from mainspring.stores.postgresql.database import Database, Transaction
-from mainspring.stores.postgresql.dedupe import add_runs, as_stored
+from mainspring.stores.postgresql.dedupe import add_runs, as_stored, is_held_by_ended
 from mainspring.stores.postgresql.handler_transaction import (
     HandlerConnections,
     PostgresTransaction,
 )
 from mainspring.stores.postgresql.notifier import Notifier
 from mainspring.stores.postgresql.url import PostgresUrl
+from mainspring.stores.postgresql.within import ACCEPTED, Callers, add_within
 from mainspring.stores.protocol import (
     Added,
     Claim,
@@ -51,6 +54,7 @@ class _Session:
     db: Database
     notifier: Notifier
     handlers: HandlerConnections
+    callers: Callers
     loop: asyncio.AbstractEventLoop
     releases: set[asyncio.Task[None]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
@@ -71,6 +75,7 @@ class PostgresStore:
         return StoreInfo(
             kind="postgresql",
             location=self._url.location,
+            within=ACCEPTED,
             setup_script=schema.setup_script(self._url.schema),
         )
 
@@ -83,6 +88,7 @@ class PostgresStore:
             if not create and not await schema.is_there(db):
                 raise StoreMissing(f"{self._url.location} holds no Mainspring data")
             await schema.prepare(db)
+            callers = Callers(self._url.schema, await schema.identity(db), self._clock)
         except BaseException:
             await db.close()
             raise
@@ -90,7 +96,8 @@ class PostgresStore:
             await db.close()
             return
         handlers = HandlerConnections(self._url, self._clock)
-        self._session = _Session(db, Notifier(db), handlers, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._session = _Session(db, Notifier(db), handlers, callers, loop)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -105,13 +112,28 @@ class PostgresStore:
     async def now(self) -> datetime:
         return from_us(await self._db.now())
 
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         db = self._db
         stored = [as_stored(run) for run in runs]
         if not stored:
             return []
+        if within is not None:
+            return await self._add_within(stored, within)
         added = await db.transact(lambda tx: add_runs(tx, stored))
         self._notify()
+        return added
+
+    async def _add_within(self, runs: Sequence[Run], within: Any) -> list[Added]:
+        session = self._open_session()
+        tx, caller = await session.callers.transaction(within)
+
+        async def is_held(keys: list[str]) -> bool:
+            reading = session.db.read(lambda own: is_held_by_ended(own, keys))
+            return await call_on_loop(session.loop, reading)
+
+        added = await add_within(tx, runs, is_held)
+        if caller.on_commit is not None:
+            caller.on_commit(self._notify_from_any_thread)
         return added
 
     async def claim(self, claim: Claim) -> Claimed:
@@ -229,13 +251,14 @@ class PostgresStore:
     def transaction(
         self, held: Held, limit: timedelta, *, blocking: bool = False
     ) -> PostgresTransaction:
-        session = self._open_session()
+        committed = self._notify_from_any_thread
+        handlers = self._open_session().handlers
+        return PostgresTransaction(handlers, held, blocking=blocking, committed=committed)
 
-        def committed() -> None:
-            with suppress(RuntimeError):  # the store was closed meanwhile
-                session.loop.call_soon_threadsafe(session.notifier.notify)
-
-        return PostgresTransaction(session.handlers, held, blocking=blocking, committed=committed)
+    def _notify_from_any_thread(self) -> None:
+        if self._session is not None:
+            with suppress(RuntimeError):  # the store is closed by now
+                self._session.loop.call_soon_threadsafe(self._notify)
 
     def _open_session(self) -> _Session:
         if self._session is None:

@@ -51,6 +51,7 @@ from mainspring.stores.sqlite.handler_transaction import SqliteTransaction
 from mainspring.stores.sqlite.jobs import drop_jobs, fire, put_jobs
 from mainspring.stores.sqlite.schema import exists
 from mainspring.stores.sqlite.threads import CLOSED, NOW, Operation, Reader
+from mainspring.stores.sqlite.within import ACCEPTED, add_within
 from mainspring.stores.sqlite.writer import Writer
 
 _open_here: dict[Writer, Path] = {}
@@ -85,7 +86,8 @@ class SqliteStore:
 
     def info(self) -> StoreInfo:
         file = self._file() if self._session is None else self._session.file
-        return StoreInfo(kind="sqlite", location=f"sqlite:///{self._path}", file=file)
+        location = f"sqlite:///{self._path}"
+        return StoreInfo(kind="sqlite", location=location, file=file, within=ACCEPTED)
 
     def _file(self) -> Path:
         """The database file itself. Its lock, its reserve and its key lie beside it, so two names
@@ -137,7 +139,11 @@ class SqliteStore:
         self._open_session()
         return self._clock.now()
 
-    async def add(self, runs: Sequence[Run]) -> list[Added]:
+    async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
+        if within is not None:
+            session = self._open_session()
+            session.writer.identity.check()
+            return await add_within(session.file, session.writer.clock, runs, within)
         added: list[Added] = await self._write(add_runs, [NewRun.of(r) for r in runs])
         return added
 

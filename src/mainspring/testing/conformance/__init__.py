@@ -9,7 +9,8 @@ A store that reads `self.clock` sets `reads_clock`, and the suite also sets that
 forward. A store that reads its own clock sets `tick` to a fraction of a second and overrides
 `advance` to sleep. `make_peer` returns a second client of the same data. For a store with
 transactions override `write_effect`, `write_effect_blocking` and `effects`, which write and read
-as a handler does. `damage_run` and `damage_job` damage a stored record; other records must still
+as a handler does; for one that takes part in transactions of its callers also
+`caller_transaction`. `damage_run` and `damage_job` damage a stored record; other records must still
 work.
 """
 
@@ -34,6 +35,7 @@ from mainspring.testing.conformance.round_trip import NameTests, RoundTripTests
 from mainspring.testing.conformance.statistics import StatisticsTests
 from mainspring.testing.conformance.transactions import TransactionTests
 from mainspring.testing.conformance.unreadable import UnreadableTests
+from mainspring.testing.conformance.within import WithinTests
 
 __all__ = ["StoreConformance"]
 
@@ -65,6 +67,7 @@ class StoreConformance(
     NoteTests,
     RaceTests,
     TransactionTests,
+    WithinTests,
     UnreadableTests,
     ClockStepTests,
 ):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,11 @@ class Suite:
     async def effects(self, store: Store) -> list[str]:
         """The names of the effects that were committed, sorted."""
         raise NotImplementedError("say how effects are read: override effects()")
+
+    def caller_transaction(self, store: Store) -> AbstractAsyncContextManager[Any]:
+        """Begin a transaction on a connection that is not the store's, and give what `within` and
+        `write_effect` take. It is committed at the end of the block, and rolled back on errors."""
+        raise NotImplementedError("say how a caller begins: override caller_transaction()")
 
     async def damage_run(self, store: Store, run_id: str, part: str) -> Repair:
         """Damage a part of a run's record, behind the store's back, so that it cannot be read.
