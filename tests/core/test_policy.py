@@ -86,11 +86,6 @@ class TestBackoff:
         [wait] = waits(Backoff(delay="1ms", factor=factor, cap="1h", jitter=0), failures)
         assert 0 < wait <= 3600
 
-    def test_it_grows_beyond_64_failures(self) -> None:
-        slow = Backoff(delay="1s", factor=1.05, cap="10w", jitter=0)
-        [early, late] = waits(slow, 65, 130)
-        assert late > 20 * early
-
     @pytest.mark.parametrize(("jitter", "spread"), [(True, 0.1), (0.5, 0.5), (1, 1.0)])
     def test_jitter_spreads_both_ways_and_no_further(self, jitter: float, spread: float) -> None:
         backoff, rng = Backoff("fixed", "100s", jitter=jitter), random.Random(2)
@@ -118,53 +113,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"retrys": 3},
         r"unknown option 'retrys' \(did you mean 'retries'\?\); options are after, after_",
     ),
-    ({"a": 2, "b": 1}, "unknown options 'a', 'b'"),
     ({"retries": -1}, "retries is 0 or more, not -1"),
     ({"retries": True}, "retries is a whole number, not True"),
     ({"backoff": "quadratic"}, "backoff is one of fixed, linear, exponential, not 'quadratic'"),
-    ({"backoff": []}, "backoff is one of"),
     ({"retry_delay": "soon"}, "retry_delay"),
-    ({"retry_delay": "-1s"}, "retry_delay"),
     (
         {"retry_delay": 1, "backoff": Backoff()},
         "give retry_delay or a Backoff with its delay, not both",
     ),
     ({"retry_on": [int]}, "retry_on takes error classes or their names, not <class 'int'>"),
-    ({"retry_on": [""]}, "retry_on takes error classes or their names, not ''"),
     ({"retry_on": 5}, "retry_on takes one name or a list of them, not 5"),
-    ({"give_up_on": [None]}, "give_up_on takes error classes or their names, not None"),
     ({"timeout": 0}, "timeout must be longer than zero, or left out for none, not 0"),
-    ({"timeout": "ten"}, "timeout"),
     ({"priority": 10}, "priority is 0 to 9, not 10"),
     ({"queue": ""}, "queue is 1 to 200 printable characters, not ''"),
-    ({"queue": "a\nb"}, "queue is 1 to 200 printable characters"),
     ({"queue": "x" * 201}, "queue is 1 to 200 printable characters"),
     ({"concurrency": 0}, "concurrency is 1 or more, not 0"),
     (
         {"concurrency_key": "k"},
         "a concurrency key needs a concurrency: how many runs that share the key may run at once",
     ),
-    ({"concurrency_key": "", "concurrency": 1}, "concurrency_key is 1 to 200 printable"),
-    ({"overlap": "never"}, "overlap is one of skip, queue, replace, allow, not 'never'"),
-    ({"misfire": "twice"}, "misfire is one of once, skip, all, not 'twice'"),
-    ({"start_deadline": 0}, "start_deadline must be longer than zero"),
     ({"delivery": "exactly_once"}, "delivery is one of at_least_once, at_most_once, effect_once"),
     (
         {"retries": 1, "delivery": "at_most_once"},
         "a run that is delivered at most once is started once: it takes no retries",
     ),
-    ({"isolation": "vm"}, "isolation is one of auto, thread, process, not 'vm'"),
     (
         {"memory_limit": "1GB"},
         'memory_limit needs isolation="process": only a process has memory of its own',
     ),
     ({"memory_limit": "lots"}, "memory_limit is bytes or text like '512MiB' or '2GB', not 'lots'"),
-    ({"memory_limit": "inf"}, "memory_limit is bytes or text"),
     ({"memory_limit": "-1GB"}, "memory_limit is 1 or more"),
     ({"breaker": 0}, "breaker failures is 1 or more, not 0"),
     ({"breaker": "often"}, "breaker failures is a whole number, not 'often'"),
     ({"after": 5}, "after takes one name or a list of them, not 5"),
-    ({"after": [""]}, "after is 1 to 200 printable characters, not ''"),
     ({"run_on_start": 1}, "run_on_start is True or False, not 1"),
     ({"rate_key": "shared"}, "a rate key needs a rate"),
 ]
@@ -185,16 +166,12 @@ def test_what_makes_no_sense_is_refused_with_the_reason_and_its_field(
     [
         ("backoff.factor", Backoff, 0.5, "a backoff factor is 1 or more, not 0.5"),
         ("backoff.factor", Backoff, float("nan"), "a backoff factor is 1 or more, not nan"),
-        ("backoff.factor", Backoff, "2", "a backoff factor is 1 or more, not '2'"),
         ("backoff.jitter", Backoff, 1.5, "backoff jitter is True, False or 0 to 1, not 1.5"),
-        ("backoff.jitter", Backoff, -0.1, "backoff jitter is True, False or 0 to 1"),
         ("backoff.jitter", Backoff, "wide", "backoff jitter is True, False or 0 to 1"),
         ("backoff.delay", Backoff, "-5s", "backoff delay"),
         ("backoff.cap", Backoff, "never", "backoff cap"),
         ("breaker.failures", Breaker, 0, "breaker failures is 1 or more"),
-        ("breaker.reset", Breaker, "x", "breaker reset"),
         ("misfire.limit", Misfire, 0, "misfire limit is 1 or more"),
-        ("misfire.grace", Misfire, "x", "misfire grace"),
     ],
 )
 def test_values_refuse_what_makes_no_sense(field: str, value: Any, part: Any, message: str) -> None:
@@ -264,9 +241,6 @@ class TestReading:
 class TestRetryingErrors:
     def retries(self, error: type[BaseException], **policy: Any) -> bool:
         return Policy.make(**policy).retries_error(error_names(error))
-
-    def test_every_error_unless_told(self) -> None:
-        assert self.retries(KeyError)
 
     def test_by_class_name_and_base(self) -> None:
         assert self.retries(ConnectionResetError, retry_on=ConnectionError)

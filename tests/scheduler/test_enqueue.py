@@ -20,7 +20,7 @@ from mainspring.errors import (
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
 from mainspring.testing import VirtualClock, run_virtual
-from tests.support.engine import EventRecorder, ended
+from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -37,38 +37,6 @@ class Gauge:
 
     async def __aexit__(self, *error: object) -> None:
         self.now -= 1
-
-
-async def test_concurrency_is_exact_over_two_schedulers(file: str) -> None:
-    gauge, shared = Gauge(), Gauge()
-    nodes = [Scheduler(file, workers=10), Scheduler(file, workers=10)]
-    for node in nodes:
-
-        @node.job(concurrency=3)
-        async def work() -> None:
-            async with gauge:
-                await asyncio.sleep(0.005)
-
-        @node.job(concurrency=2, concurrency_key="api")
-        async def one() -> None:
-            async with shared:
-                await asyncio.sleep(0.005)
-
-        @node.job(concurrency=2, concurrency_key="api")
-        async def other() -> None:
-            async with shared:
-                await asyncio.sleep(0.005)
-
-    async with nodes[0], nodes[1]:
-        runs = [
-            run
-            for job in ("work", "one", "other")
-            for run in await nodes[0].enqueue_many(job, [None] * 20)
-        ]
-        for run in runs:
-            assert (await ended(nodes[1], run)).attempt == 1
-    assert (gauge.most, gauge.total) == (3, 20)
-    assert (shared.most, shared.total) == (2, 40)
 
 
 async def test_the_process_works_on_no_more_than_its_places(make: Make) -> None:
@@ -128,35 +96,6 @@ async def test_delay_and_at(make: Make) -> None:
 
 
 # Keys
-
-
-async def test_a_dedupe_key_gives_the_run_that_is_there(make: Make) -> None:
-    scheduler = make()
-    go = asyncio.Event()
-    recorder = EventRecorder(scheduler)
-
-    @scheduler.job()
-    async def work(n: int) -> int:
-        await go.wait()
-        return n
-
-    async with scheduler:
-        queue = work.options(dedupe_key="welcome:42")
-        first = await queue.enqueue(n=1)
-        again = await queue.enqueue(n=2)
-        assert (first.duplicate, again.duplicate, again.id) == (False, True, first.id)
-        assert again.payload == {"n": 1}
-        await recorder.until("run.started")
-        running = await queue.enqueue(n=3)
-        assert (running.id, running.state) == (first.id, State.RUNNING)
-        other = await work.options(dedupe_key="welcome:43").enqueue(n=4)
-        assert other.duplicate is False
-        go.set()
-        assert (await ended(scheduler, first)).result == 1
-        fresh = await queue.enqueue(n=5)  # free again once its run has ended
-        assert (fresh.duplicate, fresh.id != first.id) == (False, True)
-        assert (await ended(scheduler, fresh)).result == 5
-    assert len(recorder.of("run.enqueued")) == 3
 
 
 async def test_a_dedupe_key_that_another_job_holds_is_warned_of(
@@ -350,37 +289,6 @@ async def test_enqueue_after_runs_waits_and_hands_results_on(make: Make) -> None
 
 
 # Looking
-
-
-async def test_list_runs_pages_newest_first(make: Make) -> None:
-    scheduler = make(workers=0)
-
-    @scheduler.job()
-    async def work(n: int) -> None: ...
-
-    @scheduler.job()
-    async def other() -> None: ...
-
-    async with scheduler:
-        for n in range(5):
-            await work.enqueue(n=n)
-        cancelled = await other.enqueue()
-        await scheduler.cancel(cancelled.id)
-        seen: list[int] = []
-        cursor = None
-        while True:
-            page = await scheduler.list_runs(job="work", limit=2, cursor=cursor)
-            seen += [run.payload["n"] for run in page.items]
-            if (cursor := page.cursor) is None:
-                break
-        assert seen == [4, 3, 2, 1, 0]
-        by_state = await scheduler.list_runs(state="cancelled")
-        assert [run.id for run in by_state.items] == [cancelled.id]
-        both = await scheduler.list_runs(state=[State.PENDING, "cancelled"])
-        assert len(both.items) == 6
-        for wrong in ("nonsense", "é"):
-            with pytest.raises(InvalidInput, match="cursor"):
-                await scheduler.list_runs(cursor=wrong)
 
 
 async def test_wait_gives_up_in_time_and_not_too_early(make: Make) -> None:

@@ -16,7 +16,6 @@ from mainspring.testing import (
     FakeClock,
     SimulationLimit,
     VirtualClock,
-    VirtualLoop,
     run_virtual,
 )
 
@@ -133,14 +132,6 @@ print(trace)
         run_virtual(main)
         assert ended == ["background", "generator"]
 
-    def test_the_error_of_main_comes_out(self) -> None:
-        async def main() -> None:
-            await asyncio.sleep(5)
-            raise KeyError("mine")
-
-        with pytest.raises(KeyError, match="mine"):
-            run_virtual(main)
-
     def test_timeouts_and_threads_work_on_virtual_time(self) -> None:
         async def main() -> tuple[bool, int]:
             try:
@@ -165,24 +156,6 @@ print(trace)
             assert right.now() - ahead.now() == timedelta(minutes=1)
 
         run_virtual(main)
-
-    def test_virtual_clock_reaches_the_moment_slept_for(self) -> None:
-        async def main() -> None:
-            clock = VirtualClock()
-            rng = random.Random(1)
-            for _ in range(2000):
-                target = clock.now() + timedelta(microseconds=rng.randrange(10**8))
-                await asyncio.sleep((target - clock.now()).total_seconds())
-                assert clock.now() >= target
-
-        run_virtual(main)
-
-    def test_a_loop_can_be_driven_by_hand(self) -> None:
-        loop = VirtualLoop(seed=1)
-        assert loop.run_until_complete(asyncio.sleep(5, "done")) == "done"
-        assert loop.time() == 5
-        loop.finish()
-        loop.close()
 
 
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
