@@ -34,7 +34,11 @@ def test_a_scheduler_or_a_function_that_gives_one(folder: Path, spec: str) -> No
         ("app:number", "app:number is of type int, not a Scheduler", "name a Scheduler"),
         ("app:Scheduler", "the class Scheduler", "name a Scheduler"),
         ("app:make_nothing", "app:make_nothing() is of type NoneType", "name a Scheduler"),
-        ("app:needs", "cannot be called without arguments", "without arguments"),
+        (
+            "app:needs",
+            "app:needs() failed: TypeError: needs() missing",
+            "MAINSPRING_DEBUG",
+        ),
         ("app:breaks", "failed: RuntimeError: no database today (", "MAINSPRING_DEBUG"),
         ("app:make_async", "async function", "plain"),
         ("app:send_email", "is the job 'send_email'", "scheduler it belongs to"),

@@ -215,13 +215,6 @@ def test_system_lines_have_a_user() -> None:
     ]
 
 
-def test_a_user_in_the_place_of_the_command_gets_the_hint_to_add_system() -> None:
-    made = imported("*/5 * * * * root /usr/bin/thing\n0 0 * * * /usr/bin/thing\n0 1 * * * sh -c x")
-    assert [str(one) for one in made.remarks] == [
-        "line 1: root: 'root' is a user here and no program: if the line names a user, add --system"
-    ]
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [

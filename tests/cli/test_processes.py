@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -16,33 +15,15 @@ from mainspring.cli.processes import Replacements, end_quietly_on_signals
 from mainspring.testing import FakeClock
 
 
-def replaced(environment: dict[str, str], lasted: float) -> float:
-    """The pause before a process is replaced that worked so many seconds."""
+@pytest.mark.parametrize(("lasted", "pause"), [(5, 10), (59, 10), (60, 0)])
+def test_a_process_that_reaches_its_limit_at_once_is_replaced_after_a_pause(
+    lasted: float, pause: float, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = FakeClock()
-    process = Replacements(clock, environment)
+    process = Replacements(clock)
     clock.advance(lasted)
-    return process.pause()
-
-
-def test_pauses_double_up_to_a_minute_while_processes_last_less_than_one() -> None:
-    environment: dict[str, str] = {}
-    pauses = [replaced(environment, 5) for _ in range(9)]
-    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-def test_a_process_that_lasted_is_replaced_at_once_and_ends_the_row() -> None:
-    environment: dict[str, str] = {}
-    assert [replaced(environment, lasted) for lasted in (5, 5, 60, 5)] == [1, 2, 0, 1]
-
-
-def test_the_log_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    environment: dict[str, str] = {}
-    for _ in range(3):
-        replaced(environment, 5)
-    words = caplog.records[-1].getMessage()
-    assert caplog.records[-1].levelno == logging.ERROR
-    assert "5 s after its start, as the 2 before it did: it is replaced in 4 s" in words
-    assert "Give it a higher limit" in words
+    assert process.pause() == pause
+    assert ("Give it a higher limit" in caplog.records[-1].getMessage()) == (pause > 0)
 
 
 def test_a_replaced_process_loses_no_output_and_no_signal(tmp_path: Path) -> None:

@@ -121,7 +121,6 @@ def _check(name: str, detail: str, *, warn: str = "", fail: str = "") -> Check:
 
 async def run_checks(choice: StoreChoice) -> list[Check]:
     clock = SystemClock()
-    began = clock.now(), clock.monotonic()
     checks = [
         _check("python", f"{platform.python_version()} at {sys.executable}"),
         _check("mainspring", __version__),
@@ -142,7 +141,7 @@ async def run_checks(choice: StoreChoice) -> list[Check]:
     finally:
         with contextlib.suppress(Exception):
             await located.store.close()
-    return [*checks, _check_clock_steady(began, (clock.now(), clock.monotonic()))]
+    return checks
 
 
 _REACH = "check the URL, the permissions and the disk; --store names another store"
@@ -197,16 +196,6 @@ def _find_system_tzdata() -> tuple[str, str]:
                 return text.splitlines()[0].removeprefix("# version").strip(), str(folder)
             return "", str(folder)
     return "", ""
-
-
-def _check_clock_steady(began: tuple[datetime, float], ended: tuple[datetime, float]) -> Check:
-    """Whether wall time and monotonic time advanced equally during the checks."""
-    wall = (ended[0] - began[0]).total_seconds()
-    drift = wall - (ended[1] - began[1])
-    steady = ended[1] >= began[1] and abs(drift) <= 0.5
-    advice = "the system clock was set just now, or is being slewed hard: check NTP"
-    detail = f"{drift * 1000:+.1f} ms against the monotonic clock"
-    return _check("clock steady", detail, warn="" if steady else advice)
 
 
 # The store

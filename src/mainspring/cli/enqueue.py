@@ -4,26 +4,31 @@ runs one after another."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
-from collections.abc import Iterator
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TextIO
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.json_values import parse_json, read_payload, run_document
-from mainspring.cli.options import JobArgument, argument, complete_job, flag, option, read_duration
+from mainspring.cli.options import (
+    JobArgument,
+    argument,
+    complete_job,
+    duration_option,
+    flag,
+    option,
+)
 from mainspring.cli.output import Output, progress_bar, when
 from mainspring.cli.runs import print_run
+from mainspring.core import codec
 from mainspring.core.plurals import plural
 from mainspring.core.schedules.base import moment
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from mainspring.core.model import Run
     from mainspring.scheduler import Client
 
@@ -47,26 +52,26 @@ async def enqueue(
     payload: str | None = argument(
         "JSON; - reads it from stdin. Default: the job's own payload.", "PAYLOAD", default=None
     ),
-    delay: str | None = option("Run it after this long, as in 5m or 1h30m.", "DURATION"),
+    delay: timedelta | None = duration_option("Run it after this long, as in 5m or 1h30m."),
     at: str | None = option("Run it at this time: ISO 8601; UTC if it has no offset.", "TIME"),
     priority: int | None = option("0 to 9; higher runs first."),
     queue: str | None = option("Use this queue instead of the job's."),
     dedupe_key: str | None = option("Add no run while an unfinished run has this key."),
-    dedupe_for: str | None = option("Keep the key at least this long.", "DURATION"),
+    dedupe_for: timedelta | None = duration_option("Keep the key at least this long."),
     wait: bool = flag("--wait", "Wait until the run ends; exit code 1 unless it succeeds."),
-    timeout: str | None = option("With --wait: stop waiting after this long.", "DURATION"),
+    timeout: timedelta | None = duration_option("With --wait: stop waiting after this long."),
     many: str | None = option(
         "Queue a run for each line of JSON in this file; - is stdin.", "FILE"
     ),
 ) -> None:
     """Queue a run of a job. With --app the handler's arguments are checked first."""
-    given = {
-        "delay": _duration(delay, "--delay"),
-        "at": _moment(at),
+    given: dict[str, Any] = {
+        "delay": delay,
+        "at": None if at is None else moment(at, "UTC", "--at"),
         "priority": priority,
         "queue": queue,
         "dedupe_key": dedupe_key,
-        "dedupe_for": _duration(dedupe_for, "--dedupe-for"),
+        "dedupe_for": dedupe_for,
     }
     options = {name: value for name, value in given.items() if value is not None}
     if timeout is not None and not wait:
@@ -81,12 +86,11 @@ async def enqueue(
         await _enqueue_many(call, job, many, options)
         return
     content = None if payload is None else read_payload(payload, "PAYLOAD")
-    patience = _duration(timeout, "--timeout")  # refused before anything is queued
     async with call.client(with_code=True) as client:
         run = await client.enqueue(job, content, **options)
         if wait:
             with call.output.waiting(f"waiting for run {run.id} of {job}"):
-                run = await _wait_for_end(client, run, patience)
+                run = await _wait_for_end(client, run, timeout)
     if not wait:
         _print_queued(call.output, run)
         return
@@ -130,7 +134,7 @@ def _print_queued(output: Output, run: Run) -> None:
 async def _enqueue_many(call: Call, job_id: str, name: str, options: dict[str, Any]) -> None:
     async with call.client(with_code=True) as client:
         await client.get_job(job_id)
-        count = await enqueue_lines(client, job_id, name, options, quiet=call.output.as_json)
+        count = await _enqueue_lines(client, job_id, name, options, quiet=call.output.as_json)
     call.output.document({"job_id": job_id, "enqueued": count})
     if count:
         call.output.line(f"enqueued {plural(count, 'run')} of {job_id}")
@@ -138,81 +142,45 @@ async def _enqueue_many(call: Call, job_id: str, name: str, options: dict[str, A
         call.output.line("the file has no lines: nothing was enqueued")
 
 
-def _duration(text: str | None, option: str) -> timedelta | None:
-    return None if text is None else read_duration(text, option)
-
-
-def _moment(text: str | None) -> Any:
-    if text is None:
-        return None
-    return moment(text, "UTC", "--at")
-
-
-async def enqueue_lines(
+async def _enqueue_lines(
     client: Client, job_id: str, name: str, options: dict[str, Any], *, quiet: bool
 ) -> int:
-    """Enqueue a run for each line of a file (`-` is stdin). Returns how many. Each chunk is queued
-    completely or not at all.
-
-    A file is checked first, so that an invalid line is found before anything is queued.
-    """
-    total = _checked(name)
-    with _opened(name) as lines, progress_bar(quiet=quiet) as move:
-        payloads, done = _payloads(lines, name), 0
-        while True:
+    """Enqueue a run for each line of a file (`-` is stdin). Returns how many. All lines are read
+    first, so that an invalid one is found before anything is queued. Each chunk is queued
+    completely or not at all."""
+    payloads, done = _read_lines(name), 0
+    with progress_bar(quiet=quiet) as move:
+        while chunk := payloads[done : done + CHUNK]:
             try:
-                chunk = [payload for _, payload in islice(payloads, CHUNK)]
-                if not chunk:
-                    return done
                 await client.enqueue_many(job_id, chunk, **options)
             except Exception as error:
                 if done:
                     error.add_note(f"enqueued before that: {plural(done, 'line')}")
                 raise
             done += len(chunk)
-            move(done, total)
+            move(done, len(payloads))
+    return done
 
 
-def _checked(name: str) -> int | None:
-    """The number of payloads in a file, after checking each; None for stdin."""
-    if name == "-":
-        return None
-    from mainspring.core import codec
-
-    count = 0
-    with _opened(name) as lines:
-        for number, payload in _payloads(lines, name):
-            codec.encode(payload, what=f"payload of line {number}")
-            count += 1
-    return count
-
-
-def _payloads(lines: TextIO, name: str) -> Iterator[tuple[int, Any]]:
-    place = "stdin" if name == "-" else name
-    for number, line in enumerate(lines, start=1):
+def _read_lines(name: str) -> list[Any]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except OSError as error:
+        raise CommandError(f"{name} cannot be read: {error.strerror}", code=BAD_INPUT) from None
+    payloads = []
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
-            yield number, parse_json(line)
+            payloads.append(parse_json(line))
         except ValueError as error:
             raise CommandError(
-                f"{place}, line {number} is not JSON: {error}",
+                f"{'stdin' if name == '-' else name}, line {number} is not JSON: {error}",
                 code=BAD_INPUT,
                 advice="write one JSON payload on each line",
             ) from None
-
-
-@contextlib.contextmanager
-def _opened(name: str) -> Iterator[TextIO]:
-    if name == "-":
-        yield sys.stdin
-        return
-    try:
-        file = open(name, encoding="utf-8")  # noqa: SIM115 - only errors of open() are caught
-    except OSError as error:
-        raise CommandError(f"{name} cannot be read: {error.strerror}", code=BAD_INPUT) from None
-    with file:
-        yield file
+        codec.encode(payloads[-1], what=f"payload of line {number}")
+    return payloads
 
 
 @command(

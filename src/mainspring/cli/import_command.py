@@ -6,7 +6,6 @@ import json
 import keyword
 import os
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,9 +276,6 @@ def _add(
     if system:
         why = f"the command runs as the worker's user, not as {parts[count]!r}"
         imported.remark(number, parts[count], why)
-    elif _is_user(first := command.split()[0]):
-        why = f"{first!r} is a user here and no program: if the line names a user, add --system"
-        imported.remark(number, first, why)
 
 
 def _program(command: str) -> str:
@@ -289,19 +285,6 @@ def _program(command: str) -> str:
         command = command[change.end() :]
     words = [word for word in command.split() if not word.startswith("-")]
     return Path(words[0]).stem if words else "job"
-
-
-def _is_user(word: str) -> bool:
-    """Whether a word is a user of this machine, and no program that a shell would find."""
-    try:
-        import pwd  # Windows has none
-    except ImportError:
-        return False
-    try:
-        pwd.getpwnam(word)
-    except KeyError:
-        return False
-    return shutil.which(word) is None
 
 
 def _split_stdin(command: str) -> tuple[str, str | None]:
@@ -595,7 +578,7 @@ class Imported:
         self.jobs[name] = {**options, **handler}
         call = "".join(f"        {argument},\n" for argument in arguments)
         body = f"return run(\n{call}    )" if arguments else "raise NotImplementedError"
-        self.functions.append(f"def {name}() -> str:\n    {_docstring(about)}\n    {body}\n")
+        self.functions.append(f"def {name}() -> str:\n    {about!r}\n    {body}\n")
         return True
 
     def toml(self) -> str:
@@ -654,12 +637,6 @@ def _free_name(text: str, taken: Mapping[str, Any]) -> str:
         plain = f"job_{plain}"
     names = chain([plain], (f"{plain}_{number}" for number in count(2)))
     return next(name for name in names if name not in taken)
-
-
-def _docstring(text: str) -> str:
-    """A text as a literal that stands well as the docstring of a function."""
-    plain = "\\" not in text and '"' not in text and text.isprintable()
-    return f'"""{text}"""' if plain else repr(text)
 
 
 def _lines(table: Mapping[str, Any]) -> list[str]:

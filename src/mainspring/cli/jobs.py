@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import shlex
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,9 +21,9 @@ from mainspring.cli.options import (
     LimitOption,
     YesOption,
     argument,
+    duration_option,
     flag,
     option,
-    read_duration,
     shared_flag,
 )
 from mainspring.cli.output import Column, Output, time_column
@@ -545,19 +546,16 @@ def _print_saved(
 async def rotate_secret(
     call: Call,
     job: JobArgument,
-    old_valid_for: str = option(
-        "How long requests are also signed with the old secret, as in 1h.",
-        "DURATION",
-        default="24h",
+    old_valid_for: timedelta = duration_option(
+        "How long requests are also signed with the old secret, as in 1h.", default="24h"
     ),
 ) -> None:
     """Give a webhook job a new signing secret, and print it. It cannot be shown again.
 
     Give it to the receiver while requests are also signed with the old one.
     """
-    span = read_duration(old_valid_for, "--old-valid-for")
     async with call.client(with_code=True) as client:
-        secret = await client.rotate_secret(job, old_valid_for=span)
+        secret = await client.rotate_secret(job, old_valid_for=old_valid_for)
     call.output.document({"id": job, "signing_secret": secret})
     call.output.line(secret)
     call.output.note(f"the new signing secret of {job}, shown only now")

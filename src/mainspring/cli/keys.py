@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import typer
 
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import argument, option, read_duration
+from mainspring.cli.options import argument, duration_option, option
 from mainspring.cli.output import Column, when
 from mainspring.cli.store_access import StoreChoice, check_shared, find_store, open_existing
 from mainspring.cli.time_format import seconds
@@ -31,12 +32,13 @@ async def create(
     scope: str = option(
         "read, write (includes read) or admin (includes both, and keys).", default="read"
     ),
-    expires: str | None = option("How long it is valid, as in 90d. Default: for ever.", "DURATION"),
+    expires: timedelta | None = duration_option(
+        "How long it is valid, as in 90d. Default: for ever."
+    ),
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
-    span = None if expires is None else read_duration(expires, "--expires")
     async with _keys(call.choice) as keys:
-        key, text = await keys.create(name, scope, span)
+        key, text = await keys.create(name, scope, expires)
     call.output.document({**key.to_dict(key.created_at), "key": text})
     call.output.line(text)
     call.output.note(f"{key.scope} key {key.id} ({key.name}). Keep it safe: it is not shown again.")
@@ -71,12 +73,7 @@ async def revoke(
         try:
             revoked, now = await keys.revoke(key), await keys.now()
         except NotFound as error:
-            named = [other.id for other in await keys.list() if other.name == key]
-            advice = (
-                f"revoke takes the id of a key: {' or '.join(named)} is named {key!r}"
-                if named
-                else "`mainspring keys list` lists the keys"
-            )
+            advice = "revoke takes the id of a key: `mainspring keys list` lists them"
             raise CommandError(str(error), code=BAD_INPUT, advice=advice) from None
     call.output.document(revoked.to_dict(now))
     call.output.line(f"key {revoked.id} ({revoked.name}) is revoked")

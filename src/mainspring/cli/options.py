@@ -11,9 +11,10 @@ import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.store_access import DEFAULT_STORE, StoreChoice, existing_store, open_existing
-from mainspring.core.durations import duration, humanize
+from mainspring.core.durations import duration
 from mainspring.core.model import State
 from mainspring.core.policy import memory_size
+from mainspring.engine.settings import read_prune_every
 from mainspring.errors import InvalidInput
 from mainspring.stores.protocol import JobQuery, RunQuery
 
@@ -155,47 +156,45 @@ def either_app(argument: str | None, option: str | None) -> str | None:
     return option if argument is None else argument
 
 
-def read_duration(
-    text: str,
-    option: str,
-    *,
-    least: timedelta = timedelta(0),
-    most: timedelta | None = None,
-) -> timedelta:
-    """The duration that an option gives: 90s, 5m; a bare number is seconds."""
+def value_option(
+    help: str, metavar: str, *names: str, read: Callable[[str], Any], allowed: str, **how: Any
+) -> Any:
+    """An option whose text `read` turns into its value, or refuses with InvalidInput."""
 
-    def refused(allowed: str) -> InvalidInput:
-        message = f"{option} is {allowed}, not {text!r}"
-        return InvalidInput(message, field=option, given=text, allowed=allowed)
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except InvalidInput:
+            raise typer.BadParameter(f"{text!r} is not {allowed}") from None
 
-    try:
-        number: str | float = float(text)
-    except ValueError:
-        number = text
-    try:
-        span = duration(number)
-    except InvalidInput:
-        raise refused("a duration such as 90s, 5m or 1h30m (a bare number is seconds)") from None
-    if most is not None and not least <= span <= most:
-        low = f"{humanize(least)} to " if least else "at most "
-        raise refused(f"{low}{humanize(most)}")
-    return span
+    return option(help, metavar, *names, parser=parse, **how)
 
 
-def read_prune_interval(text: str | None) -> timedelta | None:
-    """The value of --prune-every, within the limits that the engine sets."""
-    if text is None:
-        return None
-    shortest, longest = timedelta(seconds=1), timedelta(days=1)
-    return read_duration(text, "--prune-every", least=shortest, most=longest)
+def duration_option(
+    help: str,
+    *names: str,
+    read: Callable[[str | float], timedelta] = duration,
+    allowed: str = "a duration such as 90s, 5m or 1h30m (a bare number is seconds)",
+    default: str | None = None,
+) -> Any:
+    """An option such as 90s or 5m, read as a timedelta; a bare number is seconds."""
+
+    def seconds_or_text(text: str) -> timedelta:
+        try:
+            number: str | float = float(text)
+        except ValueError:
+            number = text
+        return read(number)
+
+    return value_option(
+        help, "DURATION", *names, read=seconds_or_text, allowed=allowed, default=default
+    )
 
 
-def check_memory_limit(text: str | None) -> str | None:
-    """The value of --memory-limit, refused before anything starts if it is no size."""
-    try:
-        memory_size(text)
-    except InvalidInput:
-        allowed = "a size such as 512MiB or 2GB, or a number of bytes"
-        message = f"--memory-limit is {allowed}, not {text!r}"
-        raise InvalidInput(message, field="--memory-limit", given=text, allowed=allowed) from None
-    return text
+def prune_option(help: str) -> Any:
+    return duration_option(help, read=read_prune_every, allowed="1 second to 1 day, as in 10m")
+
+
+def memory_option(help: str) -> Any:
+    allowed = "a size such as 512MiB or 2GB, or a number of bytes"
+    return value_option(help, "SIZE", read=memory_size, allowed=allowed)

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -32,9 +32,7 @@ STABLE_AFTER = 60.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 PLACE = "MAINSPRING_PLACE"
-QUICK_REPLACEMENTS = "MAINSPRING_QUICK_REPLACEMENTS"
-FIRST_REPLACEMENT_PAUSE = 1.0
-LONGEST_REPLACEMENT_PAUSE = 60.0
+QUICK_REPLACEMENT_PAUSE = 10.0
 
 YOUNG_THRESHOLD = 10_000
 """New objects before the collector scans the youngest generation (Python's default is 700)."""
@@ -171,38 +169,27 @@ class Replacements:
     and has drained: no run may grow on during the pause.
 
     A limit a little above what a process holds when it starts is reached again by each new process,
-    within seconds. The number of such replacements in a row is passed on in an environment
-    variable, because nothing else of the old process survives."""
+    within seconds."""
 
-    def __init__(
-        self, clock: Clock | None = None, environment: MutableMapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._environment = environment
         self._began = self._clock.monotonic()
 
     def pause(self) -> float:
-        """Seconds to wait before this process is replaced. They double with each process in a row
-        that reached its limit within a minute; the log then says what to do."""
+        """Seconds to wait before this process is replaced, if it lasted less than a minute."""
         lasted = self._clock.monotonic() - self._began
         if lasted >= STABLE_AFTER:
-            self._environment.pop(QUICK_REPLACEMENTS, None)
             worker_log.warning("this process has reached its memory limit: it is replaced")
             return 0.0
-        count = int(self._environment.get(QUICK_REPLACEMENTS, "0")) + 1
-        self._environment[QUICK_REPLACEMENTS] = str(count)
-        pause = min(FIRST_REPLACEMENT_PAUSE * 2.0 ** min(count - 1, 10), LONGEST_REPLACEMENT_PAUSE)
         worker_log.error(
-            "this process has reached its memory limit %.0f s after its start%s: it is replaced in"
-            " %.0f s. Processes that reach it so soon do little work; the pauses grow to %.0f s."
-            " Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit= in the code),"
-            " or find the job that takes so much memory",
+            "this process has reached its memory limit %.0f s after its start: it is replaced in"
+            " %.0f s. Processes that reach it so soon do little work. Give it a higher limit"
+            " (--memory-limit, MEMORY_LIMIT, or memory_limit= in the code), or find the job that"
+            " takes so much memory",
             lasted,
-            "" if count == 1 else f", as the {count - 1} before it did",
-            pause,
-            LONGEST_REPLACEMENT_PAUSE,
+            QUICK_REPLACEMENT_PAUSE,
         )
-        return pause
+        return QUICK_REPLACEMENT_PAUSE
 
 
 def replace_process(

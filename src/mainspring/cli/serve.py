@@ -25,12 +25,12 @@ from mainspring.cli.options import (
     QuietOption,
     StoreOption,
     VerboseOption,
-    check_memory_limit,
+    duration_option,
     either_app,
     flag,
+    memory_option,
     option,
-    read_duration,
-    read_prune_interval,
+    prune_option,
 )
 from mainspring.cli.output import Output
 from mainspring.cli.processes import (
@@ -40,14 +40,22 @@ from mainspring.cli.processes import (
     tune_garbage_collector,
 )
 from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
+from mainspring.core.durations import duration
 from mainspring.core.plurals import plural
-from mainspring.errors import MainspringError
+from mainspring.errors import InvalidInput, MainspringError
 
 if TYPE_CHECKING:
     from mainspring.scheduler import Scheduler
     from mainspring.service.settings import ServiceSettings
 
 commands = typer.Typer()
+
+
+def _at_most_an_hour(given: str | float) -> timedelta:
+    span = duration(given)
+    if span > timedelta(hours=1):
+        raise InvalidInput("longer than an hour")
+    return span
 
 
 @command(
@@ -74,19 +82,18 @@ def serve(
     workers: int | None = option(
         "How many runs to work on at once (env MAX_CONCURRENT_JOBS). Default: 10", min=0
     ),
-    drain_timeout: str | None = option(
+    drain_timeout: timedelta | None = duration_option(
         "How long running work may take to end after the first signal, or at the memory"
         " limit, as in 90s or 5m (env DRAIN_TIMEOUT, in milliseconds). Default: 30s",
-        "DURATION",
+        read=_at_most_an_hour,
+        allowed="a duration of at most 1 hour, such as 90s or 5m",
     ),
-    prune_every: str | None = option(
-        "How often old finished runs are deleted, as in 10m (env PRUNE_EVERY). Default: 1m",
-        "DURATION",
+    prune_every: timedelta | None = prune_option(
+        "How often old finished runs are deleted, as in 10m (env PRUNE_EVERY). Default: 1m"
     ),
-    memory_limit: str | None = option(
+    memory_limit: int | None = memory_option(
         "Replace the process when it holds so much memory, as in 1GB or 512MiB (env"
-        " MEMORY_LIMIT). Default: no limit.",
-        "SIZE",
+        " MEMORY_LIMIT). Default: no limit."
     ),
     leader_election: bool | None = flag(
         "--leader-election/--no-leader-election",
@@ -123,14 +130,15 @@ def serve(
     from mainspring.service.server import serve as serving
     from mainspring.service.settings import ServiceSettings
 
+    drain = timedelta(0) if demo and drain_timeout is None else drain_timeout
     settings = ServiceSettings.read(
         host=host,
         port=port,
         max_concurrent_jobs=workers,
-        drain_timeout=_milliseconds(drain_timeout or ("0s" if demo else None)),
+        drain_timeout=None if drain is None else drain // timedelta(milliseconds=1),
         leader_election=leader_election,
-        prune_every=read_prune_interval(prune_every),
-        memory_limit=check_memory_limit(memory_limit),
+        prune_every=prune_every,
+        memory_limit=memory_limit,
     )
     app = either_app(app, app_option)
     if demo and (store or app or file):
@@ -181,13 +189,6 @@ def serve(
             demo_folder.cleanup()
     if must_replace:
         replace_process(folder)
-
-
-def _milliseconds(drain_timeout: str | None) -> int | None:
-    if drain_timeout is None:
-        return None
-    span = read_duration(drain_timeout, "--drain-timeout", most=timedelta(hours=1))
-    return span // timedelta(milliseconds=1)
 
 
 def make_scheduler(settings: ServiceSettings, choice: StoreChoice, allow: list[str]) -> Scheduler:

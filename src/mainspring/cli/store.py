@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from mainspring.stores.protocol import Store
 
 group = typer.Typer(help="Copy a store, print its set-up script, re-encrypt its secrets.")
-
-PROGRESS_INTERVAL = 100_000
 
 
 @command(
@@ -50,7 +47,7 @@ async def copy(
 
     output = call.output
     here, there = _find_shared_store(source, "FROM"), _find_shared_store(target, "TO")
-    if _location_key(source) == _location_key(target):
+    if here.from_anywhere == there.from_anywhere:
         raise CommandError(
             "FROM and TO are the same store", code=BAD_INPUT, advice="name another target"
         )
@@ -69,7 +66,7 @@ async def copy(
             _print(output, seen, source=here.name, target=there.name, already=already.total)
             return
         async with _open_store(there.store):
-            with _progress(output) as progress:
+            with progress_bar(quiet=output.as_json) as progress:
                 copied = await copy_all(here.store, there.store, progress)
             missing_keys = copied.key_ids - _keep_key(copied.store_key, there.store.info().file)
     document = {
@@ -190,30 +187,6 @@ def _find_shared_store(url: str, which: str) -> LocatedStore:
     return located
 
 
-def _location_key(url: str) -> object:
-    """What two names of one store have in common, as far as names tell."""
-    path = database_file(url)
-    if path is not None:
-        return path.resolve()
-    from mainspring.stores.objects.url import SCHEMES, Address
-
-    scheme = url.partition("://")[0]
-    if scheme in SCHEMES:
-        bucket = Address.of(url)
-        if bucket.scheme == "file":
-            return Path(bucket.bucket).resolve()
-        return bucket.scheme, bucket.bucket, bucket.prefix, bucket.endpoint, bucket.account
-    if scheme in ("postgresql", "postgres"):
-        from mainspring.stores.postgresql.url import PostgresUrl
-
-        return PostgresUrl.of(url).place
-    from mainspring.stores.mongodb.url import MongoUrl
-
-    address = MongoUrl.of(url)
-    hosts = address.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-    return frozenset(hosts.split(",")), address.database, address.prefix
-
-
 async def _read_store(store: Store) -> StoreContents:
     from mainspring.stores.copy import StoreContents, read_contents
 
@@ -231,21 +204,3 @@ async def _open_store(store: Store, *, create: bool = True) -> AsyncIterator[Non
         yield
     finally:
         await store.close()
-
-
-@contextlib.contextmanager
-def _progress(output: Output) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; in a log, a line now and then."""
-    told = 0
-
-    def note(done: int, total: int) -> None:
-        nonlocal told
-        if done // PROGRESS_INTERVAL > told:
-            told = done // PROGRESS_INTERVAL
-            output.note(f"{done:,} of {plural(total, 'run')}")
-
-    if output.as_json or not sys.stderr.isatty():
-        yield note
-        return
-    with progress_bar(quiet=False) as show:
-        yield show

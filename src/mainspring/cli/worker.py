@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -24,12 +25,12 @@ from mainspring.cli.options import (
     QuietOption,
     StoreOption,
     VerboseOption,
-    check_memory_limit,
+    duration_option,
     either_app,
     flag,
+    memory_option,
     option,
-    read_duration,
-    read_prune_interval,
+    prune_option,
 )
 from mainspring.cli.output import Column, Output, time_column
 from mainspring.cli.processes import (
@@ -48,7 +49,7 @@ from mainspring.errors import MainspringError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from mainspring.cli.processes import Place
     from mainspring.core.model import Job, Page
@@ -99,20 +100,17 @@ def worker(
         "Elect one process, in the store, to fire slots first. Default: what the code says.",
         default=None,
     ),
-    prune_every: str | None = option(
+    prune_every: timedelta | None = prune_option(
         "How often old finished runs are deleted, as in 10m. Default: what the code or the file"
-        " says.",
-        "DURATION",
+        " says."
     ),
-    memory_limit: str | None = option(
+    memory_limit: int | None = memory_option(
         "Replace a process that holds so much memory, as in 1GB or 512MiB. Default: what"
-        " the code says.",
-        "SIZE",
+        " the code says."
     ),
-    drain_timeout: str = option(
+    drain_timeout: timedelta = duration_option(
         "How long running work may take to end after the first signal, or at the memory"
         " limit, as in 90s or 5m.",
-        "DURATION",
         default="30s",
     ),
     verbose: VerboseOption = False,
@@ -126,14 +124,13 @@ def worker(
     """
     app = either_app(app, app_option) or os.environ.get("MAINSPRING_APP") or None
     _check_source(app, file, store)
-    drain = read_duration(drain_timeout, "--drain-timeout")
     settings: dict[str, Any] = {
         "queues": _names(queues),
         "workers": workers,
         "leader_election": leader_election,
-        "prune_every": read_prune_interval(prune_every),
-        "memory_limit": check_memory_limit(memory_limit),
-        "drain_timeout": drain,
+        "prune_every": prune_every,
+        "memory_limit": memory_limit,
+        "drain_timeout": drain_timeout,
         # Each run only on a terminal: a worker may do thousands a second.
         "log_each_run": verbose or sys.stderr.isatty(),
     }
@@ -168,7 +165,7 @@ def worker(
             )
         replacements = Replacements()
         shown = call.output if is_first and not quiet else None
-        cause = run_coroutine(_run(scheduler, drain, place, shown))
+        cause = run_coroutine(_run(scheduler, drain_timeout, place, shown))
         if cause == "memory":
             time.sleep(replacements.pause())  # after the drain: no run goes on meanwhile
         if cause is not None:
