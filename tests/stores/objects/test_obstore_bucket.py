@@ -16,7 +16,6 @@ from mainspring.errors import InvalidInput, StoreError, StoreUnavailable
 from mainspring.stores.objects import obstore_bucket
 from mainspring.stores.objects.bucket import Bucket
 from mainspring.stores.objects.obstore_errors import Failure, StorageErrors
-from mainspring.stores.objects.storage_clock import StorageClock
 from mainspring.stores.objects.store import make_bucket
 from mainspring.stores.objects.url import Address
 from tests.support.servers.proxy import Line, Proxy
@@ -328,21 +327,6 @@ async def test_the_clock_is_the_storages_and_its_error_is_bounded(
     true = bucket.clock.now() + timedelta(seconds=offset)
     passed = timedelta(seconds=bucket.clock.monotonic() - first.read_at)
     assert first.earliest + passed <= true <= first.latest + passed + timedelta(milliseconds=1)
-    await bucket.close()
-
-
-async def test_later_readings_narrow_the_bounds_and_are_still_right(stub: S3Stub) -> None:
-    bucket = await open_stub(stub)
-    clock = StorageClock(bucket)
-    await clock.read_if_due()
-    first = clock.error
-    narrowing = clock._narrowing
-    assert narrowing is not None
-    await narrowing
-    assert clock.error < first / 2
-    early = timedelta(milliseconds=1)
-    bounds = clock.bounds(0)
-    assert bounds.earliest - early <= bucket.clock.now() <= clock.bounds(0).latest + early
     await bucket.close()
 
 

@@ -6,8 +6,8 @@ readings, so each one narrows the bounds. What is due, lapsed or expired is deci
 time, and what is to last for a while is stamped from the latest: so no client ends early what
 another one has stamped.
 
-Object storage says its time to the second, so one reading leaves a second and a round trip.
-Readings at chosen moments of a second follow beside the calls, each of which halves that.
+Object storage says its time to the second, so one reading leaves a second and a round trip. Further
+readings follow every half minute, until a quarter of a second is left.
 
 A bucket on this machine has no clock of its own. Then the machine's wall clock is the storage's,
 without an error; and when somebody sets it, leases, terms and retries move with it (`clock_step`).
@@ -15,15 +15,14 @@ without an error; and when somebody sets it, leases, terms and retries move with
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import datetime, timedelta
 
 from msgspec import Struct
 
-from mainspring.core.clock import EPOCH, SteadyClock, from_us, to_us
+from mainspring.core.clock import SteadyClock, from_us, to_us
 from mainspring.core.durations import humanize
-from mainspring.errors import StoreError, StoreUnavailable
+from mainspring.errors import StoreUnavailable
 from mainspring.stores.codec import RUN, update_record
 from mainspring.stores.evaluation import fields_of_clock_step
 from mainspring.stores.objects.bucket import Bucket, ClockReading
@@ -38,11 +37,9 @@ clock by up to 500 ppm for a while; what that adds in ten minutes is below what 
 NARROW_ENOUGH = timedelta(milliseconds=250)
 """Bounds that are closer than this are good enough: they are read again only now and then."""
 
-READ_SOON, READ_RARELY = 30.0, 600.0
-"""Seconds between two readings while the bounds are wide, and when they are narrow."""
-
-MORE_READINGS = 4
-"""They follow a reading that left the bounds wide: five leave about a sixteenth of a second."""
+READ_SOON, READ_RARELY = 30.38, 600.0
+"""Seconds between two readings while the bounds are wide, and when they are narrow. Not whole
+seconds, so that each reading falls into another part of the storage's second."""
 
 SERVERS_DIFFER = timedelta(seconds=1)
 """The servers of one storage may differ by so much, without a warning."""
@@ -71,7 +68,6 @@ class StorageClock:
         self._steady = SteadyClock(bucket.clock)
         self._known: ClockReading | None = None
         self._next_reading = 0.0
-        self._narrowing: asyncio.Task[None] | None = None
         self._failures = 0
         self._rejected_time = 0
         """A stored time that is ahead of the clock even after a new reading, so it is ignored."""
@@ -96,7 +92,6 @@ class StorageClock:
 
     async def _replace_bounds(self, stored: int) -> None:
         """Replace what is known by a reading that begins now."""
-        await self.close()  # a reading that began before may be wrong
         reading = await self._bucket.read_clock()
         assert reading is not None
         log.warning(
@@ -129,30 +124,6 @@ class StorageClock:
             self._is_machine_clock = True
         else:
             self._take_reading(reading)
-            if self._width() > NARROW_ENOUGH and self._narrowing is None:
-                self._narrowing = asyncio.get_running_loop().create_task(self._narrow())
-
-    async def _narrow(self) -> None:
-        """Read the clock at moments that halve the bounds: when the storage's clock shows the next
-        second if the time is in the later half, and not yet if it is in the earlier one."""
-        try:
-            for _ in range(MORE_READINGS):
-                bounds = self._current_bounds()
-                middle = bounds.earliest + (bounds.latest - bounds.earliest) / 2
-                await asyncio.sleep(-(middle - EPOCH).total_seconds() % 1.0)
-                reading = await self._bucket.read_clock()
-                assert reading is not None
-                self._take_reading(reading)
-        except StoreError:
-            pass  # the next reading that is due begins again
-        finally:
-            self._narrowing = None
-
-    async def close(self) -> None:
-        """Stop the readings that are under way."""
-        if (narrowing := self._narrowing) is not None:
-            narrowing.cancel()
-            await asyncio.wait([narrowing])
 
     @property
     def error(self) -> timedelta:

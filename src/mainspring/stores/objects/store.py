@@ -138,7 +138,6 @@ class ObjectStore:
         with suppress(StoreError):
             await self.finish_compaction()
         await group_commit.drain()
-        await group_commit.clock.close()
         await self.bucket.close()
 
     def info(self) -> StoreInfo:
