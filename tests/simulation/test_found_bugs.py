@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-
 from mainspring import Breaker, RunContext, Scheduler
-from mainspring.core import transitions
 from mainspring.core.model import Run, State
-from mainspring.core.policy import Delivery
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, Store
-from mainspring.testing import FakeClock, FaultyStore, Injection, VirtualClock
-from mainspring.testing.store_calls import claim_runs, get_runs
+from mainspring.stores.protocol import Store
+from mainspring.testing import FaultyStore, Injection, VirtualClock
+from mainspring.testing.store_calls import get_runs
 from tests.support.engine import on_virtual_time
 
 LEASE = timedelta(seconds=6)
@@ -146,34 +142,3 @@ async def test_an_open_breaker_is_no_busy_loop() -> None:
     ended.append(await one.wait(run.id, timeout="60s"))
     assert [run.state for run in ended] == [State.FAILED]
     assert ended[0].token < 50
-
-
-async def claimed(store: MemoryStore, clock: FakeClock) -> Run:
-    now = clock.now()
-    run = Run(id="r", job_id="j", handler="h", created_at=now, scheduled_at=now, run_at=now)
-    await store.add([run])
-    claim = Claim(worker="w", handlers=frozenset({"h"}), limit=1, lease=LEASE)
-    [held] = await claim_runs(store, claim)
-    return held
-
-
-@pytest.mark.parametrize("delivery", list(Delivery))
-async def test_a_rescue_does_not_undo_a_cancel_that_came_between(delivery: Delivery) -> None:
-    clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
-    store = MemoryStore(clock)
-    run = await claimed(store, clock)
-    clock.advance(7)
-    rescue = transitions.rescued(run, clock.now(), delivery)
-    assert await store.commit([transitions.request_cancel(run, "enough")]) == [True]
-    assert await store.commit([rescue]) == [False]
-    again = transitions.rescued((await get_runs(store, ["r"]))["r"], clock.now(), delivery)
-    assert await store.commit([again]) == [True]
-    assert (await get_runs(store, ["r"]))["r"].state is State.CANCELLED
-
-
-async def test_a_run_that_came_too_late_does_not_undo_a_cancel() -> None:
-    clock = FakeClock(datetime(2030, 1, 1, tzinfo=UTC))
-    store = MemoryStore(clock)
-    run = await claimed(store, clock)
-    assert await store.commit([transitions.request_cancel(run, "enough")]) == [True]
-    assert await store.commit([transitions.skipped(run, clock.now(), "expired")]) == [False]

@@ -27,12 +27,12 @@ from tests.support.records import a_run
 NOW = datetime(2030, 1, 31, tzinfo=UTC)
 JOBS = 50
 RUNS = 100_000
-SEGMENT = 1000
+FIRST, EVERY = NOW - timedelta(days=30), timedelta(seconds=25)
 
 
 def finished(number: int) -> Run:
     """Each job fails once in about a hundred runs."""
-    at = NOW - timedelta(days=30) + number * timedelta(seconds=25)
+    at = FIRST + number * EVERY
     state = State.FAILED if number * 7919 % 100 == 0 else State.SUCCEEDED
     times: Any = {"started_at": at, "finished_at": at}
     failures = int(state is State.FAILED)
@@ -40,62 +40,40 @@ def finished(number: int) -> Run:
     return a_run(at, f"run{number}", job_id=f"job{number * 31 % JOBS}", **fields)
 
 
-def make_bucket() -> Objects:
-    """A hundred thousand finished runs, as rounds and compactions leave them."""
-    objects = Objects(FakeClock(NOW))
-    by_kind: dict[bool, dict[str, Any]] = {False: {}, True: {}}
-    segments: list[Segment] = []
-
-    def write(runs: dict[str, Any]) -> None:
-        name = f"history/{len(segments)}"
-        objects.put(name, encode_body({"runs": runs}), None)
-        segments.append(describe_segment(name, runs))
-
-    for number in range(RUNS):
-        run = finished(number)
-        of_kind = by_kind[run.state is State.FAILED]
-        of_kind[run.id] = {**run_to_record(run), "number": number + 1}
-        if len(of_kind) == SEGMENT:
-            write(of_kind)
-            by_kind[run.state is State.FAILED] = {}
-    for runs in by_kind.values():
-        if runs:
-            write(runs)
-    _write_head(objects, segments, RUNS)
-    return objects
-
-
 @pytest.fixture(scope="module")
 def many() -> Objects:
-    return make_bucket()
+    """A hundred thousand finished runs, as rounds and compactions leave them: failures in other
+    segments than successes."""
+    runs = [finished(number) for number in range(RUNS)]
+    kinds = ([r for r in runs if r.failures], [r for r in runs if not r.failures])
+    return write_history(
+        [kind[at : at + 1000] for kind in kinds for at in range(0, len(kind), 1000)]
+    )
 
 
 def write_history(runs: list[list[Run]], *, full_filters: bool = False) -> Objects:
     """A store with a segment for each of these lists. `full_filters`: each may hold any id."""
     objects = Objects(FakeClock(NOW))
     segments: list[Segment] = []
-    number = 0
     for at, of_segment in enumerate(runs):
-        records = {}
-        for run in of_segment:
-            number += 1
-            records[run.id] = {**run_to_record(run), "number": number}
+        records = {r.id: {**run_to_record(r), "number": _number(r)} for r in of_segment}
         name = part_name("history", at, "a" * 12, 1)
         objects.put(name, encode_body({"runs": records}), None)
         segment = describe_segment(name, records)
         if full_filters:
             segment = replace(segment, ids=b"\xff" * len(segment.ids))
         segments.append(segment)
-    _write_head(objects, segments, number)
+    catalogue = part_name("catalogue", 0, "a" * 12, 1)
+    objects.put(catalogue, encode_body(catalogue_body(segments)), None)
+    meta = {"history": {"catalogue": catalogue}, "runs": {"last_number": RUNS}}
+    delta = msgspec.Raw(msgspec.json.encode({"meta": meta}))
+    objects.put(HEAD, encode_head(Head().with_write(Entry(1, delta), "tester", "n", 0)), None)
     return objects
 
 
-def _write_head(objects: Objects, segments: list[Segment], last_number: int) -> None:
-    catalogue = part_name("catalogue", 0, "a" * 12, 1)
-    objects.put(catalogue, encode_body(catalogue_body(segments)), None)
-    meta = {"history": {"catalogue": catalogue}, "runs": {"last_number": last_number}}
-    delta = msgspec.Raw(msgspec.json.encode({"meta": meta}))
-    objects.put(HEAD, encode_head(Head().with_write(Entry(1, delta), "tester", "n", 0)), None)
+def _number(run: Run) -> int:
+    """Runs were added in the order of their times."""
+    return 1 + (run.created_at - FIRST) // EVERY
 
 
 async def spent(objects: Objects, query: RunQuery) -> tuple[Page[Run], Counter[str]]:

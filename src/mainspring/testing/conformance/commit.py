@@ -99,8 +99,10 @@ class CommitTests(Suite):
         late = [
             transitions.succeeded(run, self.start, 1),
             transitions.retrying(run, self.start, Failure("boom"), self.at(9)),
+            transitions.skipped(run, self.start, "expired"),
+            *(transitions.rescued(run, self.start, delivery) for delivery in Delivery),
         ]
-        assert await store.commit(late) == [False, False]
+        assert await store.commit(late) == [False] * len(late)
         [asked] = await self.renew(store, run)
         assert await store.commit([transitions.cancelled(run, self.start, asked.reason)]) == [True]
         assert await self.states(store, "run") == [State.CANCELLED]
