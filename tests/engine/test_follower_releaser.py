@@ -134,6 +134,45 @@ async def test_a_skip_just_before_the_retry_is_undone(bulk: bool) -> None:
         assert (await scheduler.wait(f"last@{root.id}", 20)).state is State.SUCCEEDED
 
 
+class SkippedMeanwhile(MemoryStore):
+    """While a retry lets runs wait again, one of them is skipped once more, so that its change is
+    refused, and then, because of it, one that comes after it and waits again already."""
+
+    upstream = follower = ""
+
+    async def commit(self, changes: Sequence[Change]) -> list[bool]:
+        if not self.upstream or self.upstream not in {change.id for change in changes}:
+            return await super().commit(changes)
+        upstream, self.upstream = self.upstream, ""
+        run = (await self.find(RunQuery(ids=frozenset({upstream})))).items[0]
+        await super().commit([transitions.waiting_again(run)])
+        await self._skip(upstream)
+        done = await super().commit(changes)
+        await self._skip(self.follower)
+        return done
+
+    async def _skip(self, run_id: str) -> None:
+        [run] = (await self.find(RunQuery(ids=frozenset({run_id})))).items
+        skip = transitions.skipped(run, await self.now(), transitions.UPSTREAM_FAILED)
+        assert await super().commit([skip]) == [True]
+
+
+@on_virtual_time()
+async def test_a_follower_that_was_skipped_between_two_rounds_of_a_retry_waits_again() -> None:
+    store = SkippedMeanwhile(VirtualClock())
+    async with on(store, workers=0) as scheduler:
+        root = await scheduler.enqueue("first", delay="1h")
+        direct = [await scheduler.enqueue("second", after=root.id) for _ in range(2)]
+        last = await scheduler.enqueue("second", after=[run.id for run in direct])
+        await scheduler.cancel(root.id)
+        assert (await scheduler.wait(last.id, 5)).state is State.SKIPPED
+        store.upstream, store.follower = direct[1].id, last.id
+        await scheduler.retry(root.id)
+        await asyncio.sleep(1)
+        runs = [await scheduler.get_run(run.id) for run in (*direct, last)]
+        assert [run.state for run in runs] == [State.WAITING] * 3
+
+
 class FailsAfterRetry(MemoryStore):
     """Cannot be read for a while after a run was made pending again."""
 

@@ -197,10 +197,11 @@ async def revive_followers(engine: EngineContext, runs: Sequence[Run]) -> list[s
     skipped run comes before them. Refuse what was decided about those that still wait. Return the
     runs that others may wait for: these, and what waits again.
 
-    Each run is changed once: a releaser that skips it later has read the current state of the
-    upstream runs.
+    Each run is changed once after the last of those before it: a releaser that skips it later has
+    read their current state.
     """
-    changed: dict[str, None] = {}
+    reached = dict.fromkeys(run.id for run in runs)
+    changed: dict[str, Run] = {}
     refused: set[tuple[str, State, int]] = set()  # e.g. another run has taken the dedupe key
     while True:
         left = [
@@ -209,15 +210,20 @@ async def revive_followers(engine: EngineContext, runs: Sequence[Run]) -> list[s
             if run.id not in changed and (run.id, run.state, run.token) not in refused
         ]
         if not left:
-            return [*(run.id for run in runs), *changed]
+            return list(reached)
+        newest: dict[str, Run] = {}
         for start in range(0, len(left), BATCH):
             part = left[start : start + BATCH]
             done = await engine.store.commit([transitions.waiting_again(run) for run in part])
             for run, kept in zip(part, done, strict=True):
                 if kept:
-                    changed[run.id] = None
+                    newest[run.id] = run
                 else:
                     refused.add((run.id, run.state, run.token))
+        # One that was changed before these may have been skipped since because of them.
+        changed = {i: run for i, run in changed.items() if newest.keys().isdisjoint(run.after)}
+        changed |= newest
+        reached |= dict.fromkeys(newest)
 
 
 async def _followers(engine: EngineContext, runs: Sequence[Run]) -> list[Run]:
