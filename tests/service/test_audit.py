@@ -72,7 +72,7 @@ async def test_what_a_request_created_is_logged(api: Api) -> None:
         "jobs/report/pause": None,
         "keys": key["id"],
     }
-    assert f"Created a job: {job}" in (await api.get("/audit")).text
+    assert f"Create a job: {job}" in (await api.get("/audit")).text
 
 
 async def test_what_was_done_is_logged_where_the_path_does_not_say_it(api: Api) -> None:
@@ -98,7 +98,7 @@ async def test_what_was_done_is_logged_where_the_path_does_not_say_it(api: Api) 
         f'cancel 1 of 1 run: {{"ids":["{run.id}"]}}',
         "greet, report",
     ]
-    assert "Changed many jobs: delete 2 of 3 jobs: a, b" in (await api.get("/audit")).text
+    assert "Change many jobs: delete 2 of 3 jobs: a, b" in (await api.get("/audit")).text
 
 
 async def test_only_an_admin_reads_it(make: Make) -> None:

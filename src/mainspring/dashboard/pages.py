@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Callable, Coroutine
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
-from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from msgspec import Struct
 
 from mainspring import __version__
 from mainspring.dashboard import formats
-from mainspring.errors import MainspringError
 from mainspring.service.access import CheckedRoute, access
 from mainspring.service.api_keys import SCOPES
 from mainspring.service.dependencies import Service, key_of
-from mainspring.service.problems import ApiError, from_library_error, from_validation_error
+from mainspring.service.problems import ApiError
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -148,23 +145,8 @@ def templates() -> Environment:
     return environment
 
 
-class PageRoute(CheckedRoute):
-    """A route of a page: what goes wrong is shown as a page."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handled(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except ApiError as error:
-                return error_page(request, error)
-            except MainspringError as error:
-                return error_page(request, from_library_error(error))
-            except RequestValidationError as error:
-                return error_page(request, from_validation_error(error.errors()))
-
-        return handled
+def page_router() -> APIRouter:
+    return APIRouter(include_in_schema=False, route_class=CheckedRoute)
 
 
 def error_page(request: Request, error: ApiError) -> Response:
@@ -211,7 +193,7 @@ def _to_sign_in(request: Request) -> Response:
     return Response(status_code=303, headers={"Location": where})
 
 
-assets_router = APIRouter(include_in_schema=False, route_class=CheckedRoute)
+assets_router = page_router()
 
 FOLDER = Path(__file__).parent / "assets"
 MEDIA_TYPES = {

@@ -9,12 +9,10 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -22,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mainspring.service.access import Access, CheckedRoute
 from mainspring.service.api_keys import Key
-from mainspring.service.dependencies import DRY_RUN, SAFE_METHODS, Service
+from mainspring.service.dependencies import SAFE_METHODS, Service
 from mainspring.service.middleware import host_name
 from mainspring.service.problems import ApiError, FieldError, local_path, too_many
 from mainspring.service.rate_limiter import RateLimiter
@@ -42,8 +40,6 @@ PROXY_HEADERS = {
     "true-client-ip",
 }
 """Headers that a proxy adds, beside X-Forwarded-…: its client may be on any machine."""
-
-DRY_RUN_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
 BODY_SECONDS = 20.0
 DISCARD_SECONDS, DISCARD_IDLE_SECONDS, DISCARD_BYTES = 10.0, 1.0, 64 * 1024 * 1024
@@ -89,7 +85,6 @@ class Admission:
         await self.check_caller(route.access, scope, headers)
         _check_content_type(scope["method"], headers)
         state = scope.setdefault("state", {})
-        state["dry_run"] = _read_dry_run(route, scope)
         held = _HeldBytes(self, state["key"].id if "key" in state else "")
         try:
             body, last = await self._read_body(headers, receive, held)
@@ -356,32 +351,6 @@ def _check_content_type(method: str, headers: Headers) -> None:
     if coding not in ("", "identity"):
         why = f"Content-Encoding {coding[:100]!r} is not supported: send the body uncompressed"
         raise ApiError(415, why, headers={"Accept-Encoding": "identity"})
-
-
-def _read_dry_run(route: CheckedRoute, scope: Scope) -> bool:
-    """Whether the request is a dry run. Refuses one of a request that has none, other spellings of
-    the parameter and other values than true, false, 1 and 0: the client expects that nothing is
-    done, and the audit log and the route must read the value alike."""
-    method = scope["method"]
-    if method in SAFE_METHODS or not scope.get("query_string"):
-        return False
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    for name in given:
-        if name != DRY_RUN and re.sub(r"[^a-z]", "", name.lower()) in ("dryrun", "dry"):
-            why = f"is the spelling, not {name[:100]!r}: nothing was done"
-            raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
-    value = given.get(DRY_RUN, "false")
-    if value.lower() not in DRY_RUN_VALUES:
-        why = f"is true, false, 1 or 0, not {value[:100]!r}: nothing was done"
-        raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
-    dry_run = DRY_RUN_VALUES[value.lower()]
-    if dry_run and not route.takes_dry_run:
-        why = (
-            "is for creating, triggering and backfilling a job and for pruning orphans, not for"
-            f" {method} {local_path(scope)}: nothing was done"
-        )
-        raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
-    return dry_run
 
 
 def _key_texts(headers: Headers) -> list[str]:

@@ -41,7 +41,7 @@ COMPATIBILITY = "compatibility"
 its clients need no change."""
 
 DRY_RUN = "dryRun"
-"""A parameter that every route accepts as false; the middleware refuses it where it is true."""
+DRY_RUN_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
 SIGN_INS_A_MINUTE = 10
 """How often one key may begin a session: each leaves an entry in the audit log."""
@@ -182,6 +182,11 @@ async def check_query(request: Request) -> None:
     counts = Counter(name for name, _ in request.query_params.multi_items())
     if faults := _query_faults(_parameters(route), counts):
         raise ApiError.of_fields(*faults)
+    if (value := request.query_params.get(DRY_RUN)) is not None:  # the audit log reads it, too
+        if value.lower() not in DRY_RUN_VALUES:
+            why = f"is true, false, 1 or 0, not {value[:100]!r}: nothing was done"
+            raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
+        request.scope.setdefault("state", {})["dry_run"] = DRY_RUN_VALUES[value.lower()]
 
 
 def _check_headers(route: APIRoute, given: Headers) -> None:
@@ -206,7 +211,7 @@ def _query_faults(known: dict[str, bool], counts: Counter[str]) -> list[FieldErr
     faults = []
     for name, times in counts.items():
         shown = name[:100]
-        if name not in known and name != DRY_RUN:
+        if name not in known:
             faults.append(FieldError.remark(shown, f"there is no such parameter; {allowed}"))
         elif times > 1 and not known.get(name):
             faults.append(FieldError.predicate(shown, f"is given {times} times: give it once"))

@@ -2,8 +2,7 @@
 nothing from other hosts.
 
 FastAPI describes the parameters and bodies of the routes. What is added here: the documents that
-they return, errors by status, headers of responses, both ways to send a key, and an example of each
-body and response, which is made from the schemas.
+they return, errors by status, headers of responses, and both ways to send a key.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from functools import cache
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +64,12 @@ def description(app: FastAPI) -> Schema:
         for path, operations in made["paths"].items():
             for verb, operation in operations.items():
                 method = verb.upper()
-                _complete(path, method, operation, schemas, routes[method, path])
+                _complete(path, method, operation, routes[method, path])
         app.openapi_schema = made
     return app.openapi_schema
 
 
-def _complete(
-    path: str, method: str, operation: Schema, schemas: dict[str, Schema], route: CheckedRoute
-) -> None:
+def _complete(path: str, method: str, operation: Schema, route: CheckedRoute) -> None:
     needed = route.access
     responses: dict[str, Schema] = operation["responses"]
     responses.pop("default", None)
@@ -83,9 +79,6 @@ def _complete(
             responses["200"] = _response("What a dry run shows.", shown)
         responses[own] = _response(responses[own]["description"], route.documents[0])
     for status, response in responses.items():
-        for content in response.get("content", {}).values():
-            if "schema" in content and "$ref" in content["schema"]:
-                content["example"] = example(content["schema"], schemas)
         if headers := _headers(path, method, int(status)):
             response["headers"] = _header_schemas(headers)
     if needed.needed == "open":
@@ -100,7 +93,6 @@ def _complete(
     for content in (body or {}).get("content", {}).values():
         # A body that may be left out cannot be null: generated clients would send null.
         content["schema"] = _without_null(content["schema"])
-        content["example"] = example(content["schema"], schemas)
     is_change = needed.is_change and method not in SAFE_METHODS and "/keys" not in path
     for refusal in _statuses(path, operation, is_change=is_change):
         responses[str(refusal)] = _error(path, refusal)
@@ -132,27 +124,10 @@ def _statuses(path: str, operation: Schema, *, is_change: bool) -> list[int]:
 
 
 def _error(path: str, status: int) -> Schema:
-    own = path.startswith(V1)
-    code = STATUSES[status].example or STATUSES[status].code
-    if status == 404 and "/jobs" not in path:
-        code = "run_not_found" if "/runs" in path else "not_found"
-    detail = STATUSES[status].meaning
-    shown: Schema = {
-        "type": f"urn:mainspring:problem:{code}",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "code": code,
-        "detail": detail,
-        "instance": path.replace("{id}", "nightly"),
-    }
-    if not own:
-        shown = {"success": False, "error": detail, **shown}
-    name = "Problem" if own else "ProblemDocument"
+    name = "Problem" if path.startswith(V1) else "ProblemDocument"
     error: Schema = {
-        "description": detail,
-        "content": {
-            "application/problem+json": {"schema": {"$ref": REFERENCE + name}, "example": shown}
-        },
+        "description": STATUSES[status].meaning,
+        "content": {"application/problem+json": {"schema": {"$ref": REFERENCE + name}}},
     }
     if status in (429, 503):
         error["headers"] = _header_schemas(_RETRY_AFTER)
@@ -182,35 +157,6 @@ def _header_schemas(headers: dict[str, tuple[str, str]]) -> Schema:
         name: {"description": text, "schema": {"type": kind}}
         for name, (kind, text) in headers.items()
     }
-
-
-# -- examples -------------------------------------------------------------------------------------
-
-
-def example(schema: Schema, schemas: dict[str, Schema]) -> Any:
-    """A value that fits the schema: its own example, or one made of its parts."""
-    if schema.get("examples"):
-        return schema["examples"][0]
-    if "$ref" in schema:
-        return example(schemas[schema["$ref"].removeprefix(REFERENCE)], schemas)
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "anyOf" in schema:
-        nullable = {"type": "null"} in schema["anyOf"]
-        return None if nullable else example(schema["anyOf"][0], schemas)
-    kind = schema.get("type")
-    if kind == "object" and "properties" in schema:
-        return {
-            name: example(part, schemas)
-            for name, part in schema["properties"].items()
-            if name in schema.get("required", ()) or part.get("examples")
-        }
-    if schema.get("format") == "date-time":
-        return "2026-03-01T01:30:00.000Z"
-    if kind == "array":
-        return [example(schema["items"], schemas)] if "items" in schema else []
-    plain = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "object": {}}
-    return plain.get(str(kind))
 
 
 # -- pages ----------------------------------------------------------------------------------------

@@ -95,36 +95,37 @@ CODES = {
 
 
 class Status(NamedTuple):
-    """An HTTP status that an error can have: its code where the error names none, what it means,
-    and a code of it for examples (by default the same)."""
+    """An HTTP status that an error can have: its code where the error names none, and what it
+    means."""
 
     code: str
     meaning: str
-    example: str = ""
 
 
 STATUSES = {
-    400: Status("bad_request", "The request cannot be read.", "invalid_json"),
+    400: Status("bad_request", CODES["bad_request"]),
     401: Status(
-        "key_missing",
-        "The request needs an API key, or its key is unknown, revoked or expired.",
+        "key_missing", "The request needs an API key, or its key is unknown, revoked or expired."
     ),
     403: Status(
         "origin_refused",
         "The key's scope is too small, or the request comes from a page of another site.",
-        "scope_too_small",
     ),
-    404: Status("not_found", "There is no such job, run or key.", "job_not_found"),
-    405: Status("method_not_allowed", CODES["method_not_allowed"]),
-    408: Status("body_timeout", CODES["body_timeout"]),
-    409: Status("conflict", CODES["conflict"]),
-    412: Status("job_changed", CODES["job_changed"]),
-    413: Status("body_too_large", CODES["body_too_large"]),
-    415: Status("unsupported_media_type", CODES["unsupported_media_type"]),
+    404: Status("not_found", "There is no such job, run or key."),
     422: Status("invalid_input", "A field, a parameter or a header is wrong."),
     429: Status("rate_limited", "Too many requests."),
-    500: Status("internal_error", CODES["internal_error"]),
-    503: Status("stopping", "The store is away, or the service is stopping.", "store_unavailable"),
+    503: Status("stopping", "The store is away, or the service is stopping."),
+} | {
+    status: Status(code, CODES[code])
+    for status, code in (
+        (405, "method_not_allowed"),
+        (408, "body_timeout"),
+        (409, "conflict"),
+        (412, "job_changed"),
+        (413, "body_too_large"),
+        (415, "unsupported_media_type"),
+        (500, "internal_error"),
+    )
 }
 
 _LISTED = "\n".join(f"- `{code}`: {meaning}" for code, meaning in CODES.items())

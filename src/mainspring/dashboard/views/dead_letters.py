@@ -9,16 +9,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from msgspec import Struct
 
 from mainspring.core.model import Run, State
 from mainspring.dashboard.formats import first_line
-from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.service.access import access
 from mainspring.service.api.runs import find_runs
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 RUNS_GROUPED = 1000
 """The newest failed runs, which are read to be grouped."""

@@ -11,13 +11,13 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from msgspec import Struct, UnsetType
 from pydantic.alias_generators import to_camel
 
 from mainspring.core.model import Job, Owner
 from mainspring.dashboard.formats import pretty_json
-from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.service.access import access
 from mainspring.service.dependencies import JobPath
@@ -27,7 +27,7 @@ from mainspring.service.schemas.job import Job as JobDocument
 from mainspring.service.schemas.json_format import to_iso
 from mainspring.webhooks.service import HANDLER
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE", "HEAD")
 SLOTS_SHOWN = 10

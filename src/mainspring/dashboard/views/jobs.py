@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from mainspring.core.model import Job, Page, State
 from mainspring.core.policy import Backoff, Breaker, Misfire, Origin, Policy
@@ -17,7 +17,7 @@ from mainspring.core.schedules.base import moment
 from mainspring.dashboard.charts import draw_runs, draw_workflow
 from mainspring.dashboard.demo import sample_job
 from mainspring.dashboard.formats import percent, plural, span
-from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.errors import InvalidInput
 from mainspring.scheduler.client import Client
 from mainspring.scheduler.explanation import Explanation
@@ -29,7 +29,7 @@ from mainspring.service.schemas.job import OPTION_FIELDS, job_document
 from mainspring.service.schemas.job import Job as JobDocument
 from mainspring.stores.protocol import JobOrder
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 JOBS_PER_PAGE = 25
 RUNS_SHOWN = 20

@@ -3,45 +3,19 @@ to the API, which answers with the cookie of a session."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Annotated
-from urllib.parse import unquote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
+from starlette.routing import BaseRoute, Match
 
-from mainspring.dashboard.pages import PageRoute, render, service_of
-from mainspring.service.access import access
-from mainspring.service.audit import RETENTION
+from mainspring.dashboard.pages import page_router, render, service_of
+from mainspring.service.access import CheckedRoute, access
+from mainspring.service.audit import RETENTION, AuditEntry
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 ENTRIES_SHOWN = 100
-
-CHANGES = {
-    "POST session": "Signed in",
-    "DELETE session": "Signed out",
-    "POST jobs": "Created a job",
-    "PUT jobs/(.+)": "Changed the job {}",
-    "PATCH jobs/(.+)": "Changed the job {}",
-    "DELETE jobs/(.+)": "Deleted the job {}",
-    "POST jobs/bulk": "Changed many jobs",
-    "POST jobs/prune-orphans": "Deleted jobs that no code defines any more",
-    "POST jobs/(.+)/trigger": "Ran the job {} now",
-    "POST jobs/(.+)/backfill": "Queued past slots of the job {}",
-    "POST jobs/(.+)/pause": "Paused the job {}",
-    "POST jobs/(.+)/resume": "Resumed the job {}",
-    "POST jobs/(.+)/breaker/reset": "Reset the circuit breaker of the job {}",
-    "POST chains": "Queued a chain of runs",
-    "POST runs/bulk": "Changed many runs",
-    "POST runs/(.+)/cancel": "Cancelled the run {}",
-    "POST runs/(.+)/retry": "Retried the run {}",
-    "DELETE runs/(.+)": "Deleted the run {}",
-    "POST pause": "Paused all firing",
-    "POST resume": "Resumed firing",
-    "POST keys": "Created an API key",
-    "DELETE keys/(.+)": "Revoked the API key {}",
-}
-"""What a request that changes something did: its method and its path below `/api/v1` or `/api`."""
 
 
 @router.get("/keys")
@@ -73,24 +47,21 @@ async def audit(
         "audit.html",
         page="audit",
         title="Audit log",
-        entries=[
-            (entry, describe_change(entry.method, entry.path, entry.created, entry.detail))
-            for entry in page.items
-        ],
+        entries=[(entry, describe_change(request.app.routes, entry)) for entry in page.items],
         older=page.cursor,
         is_newest=cursor is None,
         kept_days=RETENTION.days,
     )
 
 
-def describe_change(method: str, path: str, created: str = "", detail: str = "") -> str | None:
-    """What a request did, in words. None for an address that has none here."""
-    asked = f"{method} " + re.sub(r"^.*?/api/(v1/)?", "", path)
-    for pattern, words in CHANGES.items():
-        if found := re.fullmatch(pattern, asked):
-            text = words.format(*map(unquote, found.groups()))
-            more = detail if not created else f"{created} ({detail})" if detail else created
-            return f"{text}: {more}" if more else text
+def describe_change(routes: Iterable[BaseRoute], entry: AuditEntry) -> str | None:
+    """What a request did: the summary of its route, and whom it concerned."""
+    scope = {"type": "http", "method": entry.method, "path": entry.path}
+    for route in routes:
+        match, found = route.matches(scope)
+        if match is Match.FULL and isinstance(route, CheckedRoute) and route.summary:
+            parts = (*found["path_params"].values(), entry.created, entry.detail)
+            return ": ".join([route.summary.partition(";")[0], *filter(None, parts)])
     return None
 
 

@@ -7,20 +7,20 @@ import math
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from msgspec import Struct
 
 from mainspring.core.forecast import Forecast
 from mainspring.core.plurals import plural
 from mainspring.core.schedules.zones import zone_named
-from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.errors import InvalidInput, MainspringError
 from mainspring.service.access import access
 from mainspring.service.api.schedules import one_at_a_time
 from mainspring.service.dependencies import Service
 from mainspring.service.problems import ApiError, FieldError
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 SHADES = 7

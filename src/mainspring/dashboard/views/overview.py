@@ -4,19 +4,18 @@ at `/workers` (what each worker is doing, when it was last seen, and what it can
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from mainspring.core.model import Run, State
 from mainspring.dashboard.demo import sample_job
-from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.service.access import access
+from mainspring.service.api.health import read_statistics
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
-DAY = timedelta(days=1)
 FAILURES_SHOWN = 8
 
 
@@ -25,18 +24,16 @@ FAILURES_SHOWN = 8
 async def overview(
     request: Request, window: Annotated[Literal["1h", "24h", "7d"], Query()] = "24h"
 ) -> Response:
-    client = service_of(request).client
-    now = await client.now()
-    counts, health, workers, failures, breakers = await asyncio.gather(
-        client.counts(since=now - DAY),
+    service = service_of(request)
+    client = service.client
+    figures, health, workers, failures, breakers = await asyncio.gather(
+        read_statistics(service),
         client.health(),
         client.list_workers(),
         client.list_runs(state=State.FAILED, brief=True, limit=FAILURES_SHOWN),
         client.open_breakers(),
     )
-    jobs = await client.list_jobs(limit=1, last_runs=False, with_total=True)
-    enabled = await client.list_jobs(limit=1, last_runs=False, with_total=True, enabled=True)
-    if not jobs.total:
+    if not figures.jobs.total:
         return render(
             request,
             "welcome.html",
@@ -46,20 +43,13 @@ async def overview(
             health=health,
             address=str(request.base_url).rstrip("/"),
         )
-    due = sum(waiting.count for waiting in counts.due.values())
     return render(
         request,
         "overview.html",
         page="",
         title="Overview",
         window=window,
-        jobs=jobs.total or 0,
-        enabled_jobs=enabled.total or 0,
-        running=counts.total(State.RUNNING),
-        pending=counts.total(State.PENDING),
-        due=due,
-        succeeded=counts.ended.get(State.SUCCEEDED, 0),
-        failed=counts.ended.get(State.FAILED, 0),
+        figures=figures,
         health=health,
         workers=workers,
         failures=failures.items,

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from shlex import quote
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from msgspec import Struct
 
 from mainspring.core.model import LIVE, MAX_ATTEMPTS_KEPT, Attempt, Run, State
 from mainspring.dashboard import formats
-from mainspring.dashboard.pages import PageRoute, render, service_of, viewer_of
+from mainspring.dashboard.pages import page_router, render, service_of, viewer_of
 from mainspring.errors import JobNotFound
 from mainspring.scheduler.client import Client
 from mainspring.scheduler.workflow import Workflow, WorkflowNode
@@ -25,7 +25,7 @@ from mainspring.service.api.runs import find_runs
 from mainspring.service.dependencies import Moment, RunPath, read_moment
 from mainspring.service.schemas.json_format import to_json_value
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 RUNS_PER_PAGE = 50
 WINDOWS = {"1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}

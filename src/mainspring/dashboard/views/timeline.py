@@ -13,18 +13,18 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from msgspec import Struct
 
 from mainspring.core.model import Job, Run, State
 from mainspring.core.statistics import HOUR, Period, period_start
 from mainspring.dashboard import formats
 from mainspring.dashboard.charts import TONES
-from mainspring.dashboard.pages import PageRoute, render, service_of
+from mainspring.dashboard.pages import page_router, render, service_of
 from mainspring.scheduler.client import Client
 from mainspring.service.access import access
 
-router = APIRouter(include_in_schema=False, route_class=PageRoute)
+router = page_router()
 
 JOBS_SHOWN = 30
 MOST_MARKS = 48

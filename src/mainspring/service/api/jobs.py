@@ -168,7 +168,7 @@ async def list_jobs(
 
 @router.post(
     "/bulk",
-    summary="Create, pause, resume, trigger or delete many jobs",
+    summary="Change many jobs; create, pause, resume, trigger or delete them",
 )
 @access("write")
 async def bulk_jobs(
@@ -253,7 +253,7 @@ async def trigger_job(
 @router.post(
     "/{id}/backfill",
     status_code=202,
-    summary="Run past slots that have not run",
+    summary="Run past slots of a job that have not run",
 )
 @access("write")
 async def backfill_job(
@@ -273,7 +273,7 @@ async def backfill_job(
 
 @router.post(
     "/{id}/pause",
-    summary="Fire no more slots until the job is resumed",
+    summary="Pause a job; its slots fire no more until it is resumed",
 )
 @access("write")
 async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
@@ -282,7 +282,7 @@ async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) 
 
 @router.post(
     "/{id}/resume",
-    summary="Go on with the next slot",
+    summary="Resume a job; it goes on with its next slot",
 )
 @access("write")
 async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
@@ -291,7 +291,7 @@ async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
 
 @router.post(
     "/{id}/breaker/reset",
-    summary="Close the circuit breaker and let its waiting runs start",
+    summary="Reset the circuit breaker of a job; its waiting runs start",
 )
 @access("write")
 async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
@@ -356,13 +356,13 @@ def _job(
 firing = api_router(prefix="/api/v1", tags=["jobs"])
 
 
-@firing.post("/pause", summary="Fire no slots of any job, on any node, until firing is resumed")
+@firing.post("/pause", summary="Pause all firing; no node fires slots until it is resumed")
 @access("write")
 async def pause_all(service: ServiceDep) -> Reply[Firing]:
     return Reply(Firing(paused_since=to_iso(await service.client.pause_all())))
 
 
-@firing.post("/resume", summary="Fire slots again, from now on")
+@firing.post("/resume", summary="Resume all firing; slots fire from now on")
 @access("write")
 async def resume_all(service: ServiceDep) -> Reply[Firing]:
     await service.client.resume_all()

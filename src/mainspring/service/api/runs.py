@@ -88,7 +88,7 @@ async def list_runs(
 
 @router.post(
     "/runs/bulk",
-    summary="Cancel, retry or delete many runs",
+    summary="Change many runs; cancel, retry or delete them",
 )
 @access("write")
 async def bulk_runs(
