@@ -74,8 +74,7 @@ class Events:
     """
 
     def __init__(self) -> None:
-        self._listeners: dict[str, list[Listener]] = {}
-        self._conditional: dict[str, tuple[Callable[[], bool], Listener]] = {}
+        self._listeners: dict[str, list[tuple[Listener, Callable[[], bool]]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context = contextvars.copy_context()
         self._outbox: deque[Event] = deque()
@@ -83,26 +82,26 @@ class Events:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on(
-        self, name: str, listener: Listener, *, only_if: Callable[[], bool] | None = None
+        self, name: str, listener: Listener, *, only_if: Callable[[], bool] = lambda: True
     ) -> Callable[[], None]:
-        """Add a listener; the function returned removes it.
-
-        A listener with `only_if` is called only while that returns true; while it returns false,
-        `wanted` ignores the listener. An event has at most one such listener, and it stays.
-        """
+        """Add a listener, which is called while `only_if` returns true. The function returned
+        removes it."""
         names = [n for n in EVENTS if _matches(name, n)]
         if not names:
             raise InvalidInput(
                 f"there is no event {name!r}; known are {', '.join(sorted(EVENTS))},"
                 " and patterns such as 'run.*' and '*'"
             )
-        if only_if is not None:
-            for n in names:
-                self._conditional[n] = (only_if, listener)
-            return lambda: None
+        added = (listener, only_if)
         for n in names:
-            self._listeners.setdefault(n, []).append(listener)
-        return lambda: self._forget(names, listener)
+            self._listeners.setdefault(n, []).append(added)
+
+        def remove() -> None:
+            for n in names:
+                if added in self._listeners.get(n, ()):
+                    self._listeners[n].remove(added)
+
+        return remove
 
     def deliver_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
         self._loop = loop
@@ -111,10 +110,7 @@ class Events:
 
     def wanted(self, name: str) -> bool:
         """Whether there is a listener. Callers check this first, to save making events in vain."""
-        if self._listeners.get(name):
-            return True
-        conditional = self._conditional.get(name)
-        return conditional is not None and conditional[0]()
+        return any(only_if() for _, only_if in self._listeners.get(name, ()))
 
     def emit(self, event: Event) -> None:
         """Pass an event to its listeners, soon. It is dropped if their loop is closed."""
@@ -147,12 +143,9 @@ class Events:
             self._deliver(self._outbox.popleft())
 
     def _deliver(self, event: Event) -> None:
-        listeners = list(self._listeners.get(event.name, ()))
-        conditional = self._conditional.get(event.name)
-        if conditional is not None and conditional[0]():
-            listeners.append(conditional[1])
-        for listener in listeners:
-            self._context.copy().run(self._call, listener, event)
+        for listener, only_if in list(self._listeners.get(event.name, ())):
+            if only_if():
+                self._context.copy().run(self._call, listener, event)
 
     def _call(self, listener: Listener, event: Event) -> None:
         try:
@@ -163,11 +156,6 @@ class Events:
                 task.add_done_callback(self._tasks.discard)
         except BaseException:  # SystemExit too: a listener must not end the program
             log.exception("a listener to %s failed", event.name)
-
-    def _forget(self, names: list[str], listener: Listener) -> None:
-        for name in names:
-            if listener in self._listeners.get(name, ()):
-                self._listeners[name].remove(listener)
 
 
 async def _guarded(answer: Awaitable[None], event: Event) -> None:

@@ -7,7 +7,6 @@ are both "every 15 minutes".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise, product
 from math import prod
@@ -26,7 +25,7 @@ from mainspring.core.schedules.cron_syntax import (
     Field,
     Fields,
 )
-from mainspring.core.schedules.rrule_syntax import Freq, Rule
+from mainspring.core.schedules.rrule_syntax import Freq, Rule, with_implied_days
 
 _MOST_TIMES = 6
 _UNITS = {SECOND: "second", MINUTE: "minute", HOUR: "hour", MONTH_DAY: "day"}
@@ -244,7 +243,7 @@ def _years(items: Iterable[Sequence[int]]) -> str:
 
 def rule_in_words(rule: Rule, dtstart: datetime | None) -> str:
     """`FREQ=WEEKLY;INTERVAL=2;BYDAY=MO` → `Every 2 weeks, on Monday, at 09:00`."""
-    rule, unit = _with_implied_days(rule, dtstart), rule.freq.period
+    rule, unit = with_implied_days(rule, dtstart), rule.freq.period
     phrases = [f"Every {rule.interval} {unit}s" if rule.interval > 1 else f"Every {unit}"]
     if rule.months:
         phrases.append(_months(rule.months))
@@ -264,19 +263,6 @@ def rule_in_words(rule: Rule, dtstart: datetime | None) -> str:
     if rule.until is not None:
         phrases.append(f"until {_stamp_in_words(rule.until)}")
     return ", ".join(phrases)
-
-
-def _with_implied_days(rule: Rule, dtstart: datetime | None) -> Rule:
-    """The rule with the days that it takes from DTSTART."""
-    if dtstart is None or rule.weeks or rule.year_days or rule.month_days or rule.weekdays:
-        return rule
-    if rule.freq is Freq.WEEKLY:
-        return replace(rule, weekdays=((0, dtstart.weekday()),))
-    if rule.freq is Freq.MONTHLY:
-        return replace(rule, month_days=(dtstart.day,))
-    if rule.freq is Freq.YEARLY:
-        return replace(rule, months=rule.months or (dtstart.month,), month_days=(dtstart.day,))
-    return rule
 
 
 def _rule_days(rule: Rule) -> str:

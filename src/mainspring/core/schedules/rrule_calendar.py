@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from calendar import isleap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from itertools import product
@@ -26,37 +27,36 @@ from mainspring.core.schedules.calendar import (
     mask_of,
     month_lengths,
 )
-from mainspring.core.schedules.rrule_syntax import Freq, Rule, parse_rule, read_stamp
+from mainspring.core.schedules.rrule_syntax import (
+    Freq,
+    Rule,
+    parse_rule,
+    read_stamp,
+    with_implied_days,
+)
 from mainspring.errors import InvalidSchedule
 
 _EACH_SEVENTH = sum(1 << 7 * n for n in range(54))
 _WEEK = (1 << 7) - 1
 
 
-def matching_days(
-    year: int,
-    rule: Rule,
-    *,
-    months: tuple[int, ...],
-    month_days: tuple[int, ...],
-    weekdays: tuple[tuple[int, int], ...],
-) -> int:
-    """The days of a year; months, days of months and weekdays with DTSTART's put in."""
+def matching_days(year: int, rule: Rule) -> int:
+    """The days of a year; the rule has the days that it takes from DTSTART."""
     lengths = month_lengths(isleap(year))
     size = sum(lengths)
     days = (2 << size) - 2
-    if months:
-        days &= _of_months(months, lengths)
-    if month_days:
-        days &= _of_month_days(month_days, lengths)
+    if rule.months:
+        days &= _of_months(rule.months, lengths)
+    if rule.month_days:
+        days &= _of_month_days(rule.month_days, lengths)
     if rule.year_days:
         days &= _numbered(rule.year_days, size)
     if rule.weeks:
         days &= _of_weeks(year, rule, size)
-    if weekdays:
+    if rule.weekdays:
         in_year = rule.freq is Freq.YEARLY and not rule.months
         spans = [(0, size)] if in_year else _spans(lengths)
-        days &= _of_weekdays(year, weekdays, spans, size)
+        days &= _of_weekdays(year, rule.weekdays, spans, size)
     return days
 
 
@@ -436,19 +436,10 @@ class _RuleMasks(WallTimes):
             mask_of(rule.minutes or _default(freq >= Freq.MINUTELY, 60, dtstart.minute)),
             mask_of(rule.seconds or _default(freq >= Freq.SECONDLY, 60, dtstart.second)),
         )
-        self._rule = rule
-        self._months, self._month_days = rule.months, rule.month_days
-        self._weekdays = rule.weekdays
+        self._rule = with_implied_days(rule, dtstart)
         if freq is not Freq.YEARLY or rule.months:  # counted within months, which have five at most
-            in_month = tuple(day for day in rule.weekdays if abs(day[0]) <= 5)
-            self._weekdays = in_month or rule.weekdays[:1]
-        if not (rule.weeks or rule.year_days or rule.month_days or rule.weekdays):
-            if freq is Freq.YEARLY:
-                self._months = rule.months or (dtstart.month,)
-            if freq in (Freq.YEARLY, Freq.MONTHLY):
-                self._month_days = (dtstart.day,)
-            if freq is Freq.WEEKLY:
-                self._weekdays = ((0, dtstart.weekday()),)
+            in_month = tuple(day for day in self._rule.weekdays if abs(day[0]) <= 5)
+            self._rule = replace(self._rule, weekdays=in_month or rule.weekdays[:1])
         self._years: dict[int, Days] = {}
         self._calendars: dict[tuple[int, tuple[bool, bool, bool]], Days] = {}
 
@@ -508,13 +499,7 @@ class _RuleMasks(WallTimes):
         ]
 
     def _matching(self, year: int) -> Days:
-        matching = matching_days(
-            year,
-            self._rule,
-            months=self._months,
-            month_days=self._month_days,
-            weekdays=self._weekdays,
-        )
+        matching = matching_days(year, self._rule)
         months, offset = [], 0
         for length in month_lengths(isleap(year)):
             months.append(matching >> offset & (2 << length) - 2)

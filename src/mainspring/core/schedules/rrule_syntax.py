@@ -11,7 +11,7 @@ Times are naive here: wall time in the schedule's zone.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import IntEnum
 
@@ -184,6 +184,19 @@ def parse_rule(text: str) -> Rule:
         weekdays=_weekdays(parts["BYDAY"], freq) if "BYDAY" in parts else (),
         **lists,
     )
+
+
+def with_implied_days(rule: Rule, dtstart: datetime | None) -> Rule:
+    """The rule with the days that it takes from DTSTART."""
+    if dtstart is None or rule.weeks or rule.year_days or rule.month_days or rule.weekdays:
+        return rule
+    if rule.freq is Freq.WEEKLY:
+        return replace(rule, weekdays=((0, dtstart.weekday()),))
+    if rule.freq is Freq.MONTHLY:
+        return replace(rule, month_days=(dtstart.day,))
+    if rule.freq is Freq.YEARLY:
+        return replace(rule, months=rule.months or (dtstart.month,), month_days=(dtstart.day,))
+    return rule
 
 
 def _positive(name: str, text: str) -> int:
