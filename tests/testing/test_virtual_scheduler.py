@@ -307,7 +307,7 @@ async def test_time_moves_forwards_and_by_the_test_alone() -> None:
             await test.tick(until="2029-12-31T00:00Z")
         with pytest.raises(InvalidInput, match="not both"):
             await test.tick("1h", until="2030-01-02T00:00Z")
-        with pytest.raises(InvalidInput, match="until is a moment such as"):
+        with pytest.raises(InvalidInput, match="until is a datetime or text such as"):
             await test.tick(until="tomorrow")
         run = await test.run(meddler)
         assert "moved by the test, not by a handler" in (run.error or "")

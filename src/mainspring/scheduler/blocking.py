@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from mainspring.core.events import running_loop
+from mainspring.engine.loop_thread import run_in_this_thread
 from mainspring.errors import InvalidState
 
 P = ParamSpec("P")
@@ -59,6 +60,22 @@ class BlockingMethod(Generic[P, T]):
             )
 
         return call
+
+
+def wait_in_plain_code(
+    coroutine: Coroutine[Any, Any, T],
+    called: str,
+    instead: str,
+    prepare: Callable[[], object] = lambda: None,
+) -> T:
+    """Run a coroutine in this thread, after `prepare`, and wait for its result (see `WaitFor`)."""
+    try:
+        refuse_running_loop(called, instead)
+        prepare()
+    except BaseException:
+        coroutine.close()
+        raise
+    return run_in_this_thread(coroutine)
 
 
 def refuse_running_loop(called: str, instead: str) -> None:

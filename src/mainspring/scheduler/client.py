@@ -65,7 +65,7 @@ from mainspring.errors import (
     refused,
 )
 from mainspring.scheduler import statistics
-from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
+from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop, wait_in_plain_code
 from mainspring.scheduler.definitions import (
     AppliedJobs,
     adopt_job,
@@ -1067,13 +1067,7 @@ class Client:
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
         """Run a coroutine of this client in plain code (see `WaitFor`)."""
-        try:
-            refuse_running_loop(called, instead)
-            self._running()
-        except BaseException:
-            coroutine.close()
-            raise
-        return run_in_this_thread(coroutine)
+        return wait_in_plain_code(coroutine, called, instead, self._running)
 
     @property
     def _is_forked(self) -> bool:

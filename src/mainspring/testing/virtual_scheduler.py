@@ -27,12 +27,13 @@ from mainspring.core.durations import duration, humanize
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.model import FINISHED, Job, Owner, Run, State
 from mainspring.core.options import EnqueueOptions, JobRef, job_id_of
+from mainspring.core.plurals import plural
 from mainspring.core.policy import Isolation, Span
 from mainspring.core.transitions import Change
 from mainspring.engine.loop_thread import LoopThread, wait_for_event
-from mainspring.errors import InvalidInput, InvalidState, NotStarted
+from mainspring.errors import InvalidInput, InvalidState, NotStarted, refused
 from mainspring.scheduler import Scheduler
-from mainspring.scheduler.blocking import refuse_running_loop
+from mainspring.scheduler.blocking import BlockingMethod, wait_in_plain_code
 from mainspring.scheduler.queries import state_set
 from mainspring.stores.memory import MemoryStore, copy_for_caller
 from mainspring.stores.protocol import Claim, Claimed, NoteWrite
@@ -104,9 +105,8 @@ class Inspection:
         `error`, that text is in the error of each. Returns them, oldest first."""
         __tracebackhide__ = True
         failed = self._expect(job, State.FAILED, times)
-        for run in failed:
-            if error is not None and error not in (run.error or ""):
-                self._fail(job, f"a run of {job_id_of(job)!r} failed, but not with {error!r}")
+        if any((error or "") not in (run.error or "") for run in failed):
+            self._fail(job, f"a run of {job_id_of(job)!r} failed, but not with {error!r}")
         return failed
 
     def assert_skipped(
@@ -116,16 +116,14 @@ class Inspection:
         is in the reason of each. Returns them, oldest first."""
         __tracebackhide__ = True
         skipped = self._expect(job, State.SKIPPED, times)
-        for run in skipped:
-            if reason is not None and reason not in (run.reason or ""):
-                self._fail(job, f"a run of {job_id_of(job)!r} was skipped, but not for {reason!r}")
+        if any((reason or "") not in (run.reason or "") for run in skipped):
+            self._fail(job, f"a run of {job_id_of(job)!r} was skipped, but not for {reason!r}")
         return skipped
 
     def assert_not_run(self, job: JobRef) -> None:
         """No handler of the job has begun."""
         __tracebackhide__ = True
-        begun = [run for run in self.runs(job) if run.attempt > 0]
-        if begun:
+        if any(run.attempt for run in self.runs(job)):
             self._fail(job, f"{job_id_of(job)!r} was not expected to run, but did")
 
     def _expect(
@@ -133,14 +131,12 @@ class Inspection:
     ) -> list[Run]:
         __tracebackhide__ = True
         runs = self.runs(job, state=state)
-        enough = len(runs) >= 1 if times is None else len(runs) == times
-        if not enough or unwanted:
+        expected = bool(runs) if times is None else len(runs) == times
+        if not expected or unwanted:
             wanted = "at least 1" if times is None else str(times)
             also = f" and {len(unwanted)} failed" if unwanted else ""
-            self._fail(
-                job,
-                f"expected {wanted} {state} of {job_id_of(job)!r}, found {len(runs)}{also}",
-            )
+            message = f"expected {wanted} {state} of {job_id_of(job)!r}, found {len(runs)}{also}"
+            self._fail(job, message)
         return runs
 
     def _fail(self, job: JobRef, message: str) -> None:
@@ -181,7 +177,7 @@ class TestScheduler(Inspection):
     @cached_property
     def blocking(self) -> BlockingTestScheduler:
         """The same for plain tests: `with TestScheduler(scheduler).blocking as test:`."""
-        return BlockingTestScheduler(self._bench)
+        return BlockingTestScheduler(self)
 
     async def start(self) -> Self:
         """Take the scheduler over. `async with` calls this, and `stop` at its end."""
@@ -225,44 +221,27 @@ class TestScheduler(Inspection):
 class BlockingTestScheduler(Inspection):
     """The methods of `TestScheduler` for plain tests: each waits for its result."""
 
-    def start(self) -> Self:
-        refuse_running_loop("test.blocking.start", "test.start()")
-        self._bench.open()
-        try:
-            self._bench.call_blocking(self._bench.start)
-        except BaseException:
-            self._bench.close()
-            raise
-        return self
+    name = "test"
 
-    def stop(self) -> None:
-        if self._bench.started:
-            self._call(self._bench.stop, "stop")
-            self._bench.close()
+    def __init__(self, test: TestScheduler) -> None:
+        super().__init__(test._bench)
+        self.client = test
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
+        return wait_in_plain_code(coroutine, called, instead)
+
+    start = BlockingMethod(TestScheduler.start)
+    stop = BlockingMethod(TestScheduler.stop)
+    tick = BlockingMethod(TestScheduler.tick)
+    wait = BlockingMethod(TestScheduler.wait)
+    run = BlockingMethod(TestScheduler.run)
 
     def __enter__(self) -> Self:
-        return self.start()
+        self.start()
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-
-    def tick(self, span: Span | None = None, *, until: datetime | str | None = None) -> list[Run]:
-        """Let time pass, and run all that comes due, also at its very end. `tick()` runs what is
-        due now. Returns the runs that ended meanwhile, oldest first."""
-        return self._call(lambda: self._bench.tick(span, until), "tick")
-
-    def wait(self, run: Run | str, *, within: Span = "1d") -> Run:
-        """Let time pass until the run has ended, and return it. An AssertionError if it has not
-        ended within that time."""
-        return self._call(lambda: self._bench.wait(run, within), "wait")
-
-    def run(self, job: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Run:
-        """Enqueue one run, let time pass until it has ended, and return it."""
-        return self._call(lambda: self._bench.run(job, payload, options), "run")
-
-    def _call(self, make: Callable[[], Coroutine[Any, Any, T]], name: str) -> T:
-        refuse_running_loop(f"test.blocking.{name}", f"test.{name}(…)")
-        return self._bench.call_blocking(make)
 
 
 class Bench:
@@ -311,9 +290,6 @@ class Bench:
         if asyncio.get_running_loop() is self._loop:
             raise InvalidState("time is moved by the test, not by a handler, a hook or a listener")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(make(), self._loop))
-
-    def call_blocking(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
 
     def open(self) -> None:
         """Make the loop and its thread, for `start`."""
@@ -762,23 +738,14 @@ def _process_resources(resources: Mapping[str, Any]) -> ProcessResources:
 
 
 def _moment(given: datetime | str, timezone: str, field: str) -> datetime:
+    """The moment in UTC; one without an offset is wall time in this zone."""
     try:
         moment = datetime.fromisoformat(given) if isinstance(given, str) else given
-    except ValueError:
-        raise InvalidInput(
-            f"{field} is a moment such as '2026-03-29T00:00Z', not {given!r}",
-            field=field,
-            given=given,
-        ) from None
-    if not isinstance(moment, datetime):
-        raise InvalidInput(
-            f"{field} is a datetime or text such as '2026-03-29T00:00Z', not {given!r}",
-            field=field,
-            given=given,
-        )
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=ZoneInfo(timezone))
-    return moment.astimezone(UTC)
+        zoned = moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(timezone))
+    except (AttributeError, ValueError):
+        rule = "is a datetime or text such as '2026-03-29T00:00Z'"
+        raise refused(field, given, rule) from None
+    return zoned.astimezone(UTC)
 
 
 async def _nothing(*_: object, **__: object) -> None:
@@ -791,7 +758,8 @@ MOST_RUNS = 20
 
 def describe_runs(now: datetime, jobs: Sequence[Job], runs: Sequence[Run]) -> str:
     """The runs, oldest first, and of jobs without runs when they would run."""
-    lines = [f"At {short_time(now)} there {_are(len(runs), 'run')}:"]
+    are = "is" if len(runs) == 1 else "are"
+    lines = [f"At {short_time(now)} there {are} {plural(len(runs), 'run') if runs else 'no runs'}:"]
     if len(runs) > MOST_RUNS:
         lines.append(f"  … {len(runs) - MOST_RUNS} earlier ones")
     for run in runs[-MOST_RUNS:]:
@@ -811,7 +779,7 @@ def short_time(moment: datetime) -> str:
 def _run_lines(run: Run) -> list[str]:
     facts = [f"for {short_time(run.scheduled_at)}"]
     if run.attempt:
-        facts.append(f"{run.attempt} attempt{'s' if run.attempt > 1 else ''}")
+        facts.append(plural(run.attempt, "attempt"))
     if not run.finished and run.run_at > run.scheduled_at:
         facts.append(f"due {'again ' if run.attempt else ''}at {short_time(run.run_at)}")
     if run.reason:
@@ -836,7 +804,3 @@ def _job_line(job: Job) -> str:
     if job.next_run_at is None:
         return f"  {job.id} has no run: it has no schedule, so it runs when it is enqueued"
     return f"  {job.id} has no run: its next slot is at {short_time(job.next_run_at)}"
-
-
-def _are(count: int, noun: str) -> str:
-    return f"is 1 {noun}" if count == 1 else f"are {count or 'no'} {noun}s"
