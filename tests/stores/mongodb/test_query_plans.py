@@ -178,6 +178,18 @@ async def test_runs_that_were_tried_are_found_among_many_that_were_not(
     await drop_runs(store, [again.id])
 
 
+async def test_the_newest_run_of_each_job_is_found_by_steps(
+    store: MongoStore, sent: SentCommands
+) -> None:
+    """From job to job in the index, past their other runs."""
+    found = await store.find(RunQuery(jobs=frozenset({"job", "nobody"}), tried=True, limit=1))
+    assert [run.job_id for run in found.items] == ["job"]
+    few, stepped = await explained(store, sent)
+    assert few.keys <= 3
+    assert "DISTINCT_SCAN" in stepped.stages
+    assert stepped.keys <= 2 * 2
+
+
 async def some(store: MongoStore, name: str, count: int, **fields: Any) -> list[Run]:
     """Due runs of a job and a handler of their own."""
     now = await store.now()

@@ -218,6 +218,14 @@ class FindTests(Suite):
         tried = {claimed.job_id: [claimed.id]}
         assert await newest(1, "a", "b", "c", tried=True) == tried
         assert await newest(1, "a", "b", "c", tried=True, states=pending) == {}
+        retried = [claimed, *await self.claim(store, 10)]
+        last = {run.job_id: [run.id] for run in sorted(retried, key=lambda run: run.created_at)}
+        retries = [transitions.retrying(r, self.start, Failure("no"), self.start) for r in retried]
+        assert all(await store.commit(retries))
+        assert len(retried) == 5
+        assert await newest(1, "a", "b", "c", tried=True) == last
+        assert await newest(1, "a", tried=True, states=pending) == {"a": last["a"]}
+        assert await newest(1, "a", "b") == {"a": ["a3"], "b": ["b1"]}
         assert (
             await newest(1)
             == await newest(0, "a")
