@@ -10,7 +10,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, TypeVar, get_type_hints
@@ -394,7 +394,7 @@ class Policy:
     option is annotated with the function that reads what a user gives for it."""
 
     retries: Annotated[int, _whole_number(0)] = 0
-    backoff: Annotated[Backoff, _value(Backoff)] = field(default_factory=Backoff)
+    backoff: Annotated[Backoff, _value(Backoff)] = Backoff()
     retry_on: Annotated[tuple[str, ...], _kinds] = ()
     give_up_on: Annotated[tuple[str, ...], _kinds] = ()
     timeout: Annotated[timedelta | None, _or_none(_positive)] = None
@@ -405,7 +405,7 @@ class Policy:
     rate: Annotated[Rate | None, _or_none(Rate.read)] = None
     rate_key: Annotated[str | None, _or_none(_name)] = None
     overlap: Annotated[Overlap, _choice(Overlap)] = Overlap.SKIP
-    misfire: Annotated[Misfire, _value(Misfire)] = field(default_factory=Misfire)
+    misfire: Annotated[Misfire, _value(Misfire)] = Misfire()
     start_deadline: Annotated[timedelta | None, _or_none(_positive)] = None
     delivery: Annotated[Delivery, _choice(Delivery)] = Delivery.AT_LEAST_ONCE
     isolation: Annotated[Isolation, _choice(Isolation)] = Isolation.AUTO
@@ -432,7 +432,7 @@ class Policy:
     def collect(cls, errors: InputErrors, base: Policy | None = None, /, **given: Any) -> Policy:
         """As `make`, but what is wrong is added to `errors`. An option that is wrong keeps the
         value of `base`, so that the others can be checked."""
-        policy, wrong = cls._read(errors, base or cls(), given)
+        policy, wrong = cls._read(errors, base or _DEFAULT, given)
         policy._check(errors, wrong)
         return policy
 
@@ -440,7 +440,7 @@ class Policy:
     def make_unchecked(cls, base: Policy | None = None, /, **given: Any) -> Policy:
         """As `make`, but options that do not fit each other are allowed."""
         errors = InputErrors()
-        policy, _ = cls._read(errors, base or cls(), given)
+        policy, _ = cls._read(errors, base or _DEFAULT, given)
         errors.check()
         return policy
 
@@ -594,7 +594,7 @@ def check_defaults(given: Mapping[str, Any] | None, field: str = "defaults") -> 
         errors.add(_named(InvalidInput(why), "after", field))
     wrong_options = InputErrors()
     options = {name: value for name, value in given.items() if name in known}
-    policy, wrong = Policy._read(wrong_options, Policy(), options)
+    policy, wrong = Policy._read(wrong_options, _DEFAULT, options)
     policy._check(wrong_options, wrong | (OPTIONS.keys() - given.keys()))
     for error in wrong_options.each():
         errors.add(_named(error, error.field or "", field))
@@ -629,19 +629,25 @@ def merge_policy(
         used.pop("retry_delay", None)
     if longest_timeout is not None:
         _leave_out_for_webhook(used, longest_timeout)
-    base = Policy.make_unchecked(**{**built_in, **used})
-    merged, _ = Policy._read(InputErrors(), base, given)
-    for conflict in (EFFECT_ONCE_IN_PROCESS, *CONFLICTS) if used else ():
-        if conflict.exists(merged):
-            left_out = conflict.option if conflict.other not in used else conflict.other
-            if left_out == conflict.option or conflict.option in given:
-                used.pop(left_out, None)
-            base = Policy.make_unchecked(**{**built_in, **used})
-            merged, _ = Policy._read(InputErrors(), base, given)
     more = {}
     if "backoff" in given and "retry_delay" in used:  # a kind alone keeps the default's delay
         more["retry_delay"] = used["retry_delay"]
-    policy = Policy.collect(errors, base, **more, **given)
+
+    def merge() -> tuple[Policy, Set[str], InputErrors]:
+        found = InputErrors()
+        base = Policy.make_unchecked(**{**built_in, **used})
+        return *Policy._read(found, base, {**more, **given}), found
+
+    policy, wrong, found = merge()
+    for conflict in (EFFECT_ONCE_IN_PROCESS, *CONFLICTS) if used else ():
+        if conflict.exists(policy):
+            left_out = conflict.option if conflict.other not in used else conflict.other
+            if left_out == conflict.option or conflict.option in given:
+                used.pop(left_out, None)
+            policy, wrong, found = merge()
+    for error in found.each():
+        errors.add(error)
+    policy._check(errors, wrong)
     origins = {field_of(name): str(Origin.DEFAULTS) for name in used}
     origins |= {field_of(name): str(Origin.JOB) for name in given}
     return policy, {f.name: origins[f.name] for f in fields(Policy) if f.name in origins}

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from msgspec import Struct
 from pydantic.alias_generators import to_camel
 from starlette.types import Receive, Scope, Send
 
-from mainspring.service.dependencies import COMPATIBILITY, DRY_RUN, check_query
+from mainspring.service.dependencies import COMPATIBILITY, DRY_RUN
 from mainspring.service.schemas.documents import Document, Reply
 
 Needed = Literal["open", "read", "write", "admin"]
@@ -80,10 +80,9 @@ def _documents_of(endpoint: Callable[..., Any]) -> list[type[Document]]:
 
 
 def api_router(**options: Any) -> APIRouter:
-    """A router whose routes refuse unknown query parameters and have readable operation ids."""
+    """A router whose routes declare their access and have readable operation ids."""
     return APIRouter(
         route_class=CheckedRoute,
-        dependencies=[Depends(check_query)],
         generate_unique_id_function=operation_id,
         responses={"default": {"description": "A problem."}},  # openapi.py lists them by status
         **options,

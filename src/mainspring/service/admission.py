@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from mainspring.service.access import Access, CheckedRoute
 from mainspring.service.api_keys import Key
-from mainspring.service.dependencies import SAFE_METHODS, Service
+from mainspring.service.dependencies import SAFE_METHODS, Service, check_query
 from mainspring.service.middleware import host_name
 from mainspring.service.problems import ApiError, FieldError, local_path, too_many
 from mainspring.service.rate_limiter import RateLimiter
@@ -85,6 +85,7 @@ class Admission:
         await self.check_caller(route.access, scope, headers)
         _check_content_type(scope["method"], headers)
         state = scope.setdefault("state", {})
+        check_query(route, scope, headers)
         held = _HeldBytes(self, state["key"].id if "key" in state else "")
         try:
             body, last = await self._read_body(headers, receive, held)

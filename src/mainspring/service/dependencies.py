@@ -14,7 +14,8 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 from fastapi import Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from msgspec import Raw
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Scope
 
 from mainspring.core.clock import Clock, SystemClock
 from mainspring.core.events import Event
@@ -163,30 +164,27 @@ JobPath = Annotated[str, Depends(_job_path)]
 RunPath = Annotated[str, Depends(_run_path)]
 
 
-async def check_query(request: Request) -> None:
+def check_query(route: APIRoute, scope: Scope, headers: Headers) -> None:
     """Refuse unknown and repeated query parameters, and headers that the route ignores.
 
     A misspelt filter would give everything, and of two values one would be dropped. A condition
     that is not checked might allow what it forbids, and a change that is sent again might be done
     twice.
     """
-    route = request.scope["route"]
-    if request.method not in SAFE_METHODS:
-        _check_headers(route, request.headers)
-    if (
-        not request.query_params
-        or not route.path.startswith("/api/")
-        or route.path in _ANY_PARAMETER_PATHS
-    ):
+    if scope["method"] not in SAFE_METHODS:
+        _check_headers(route, headers)
+    given = scope.get("query_string")
+    if not given or not route.path.startswith("/api/") or route.path in _ANY_PARAMETER_PATHS:
         return
-    counts = Counter(name for name, _ in request.query_params.multi_items())
+    parameters = QueryParams(given)
+    counts = Counter(name for name, _ in parameters.multi_items())
     if faults := _query_faults(_parameters(route), counts):
         raise ApiError.of_fields(*faults)
-    if (value := request.query_params.get(DRY_RUN)) is not None:  # the audit log reads it, too
+    if (value := parameters.get(DRY_RUN)) is not None:  # the audit log reads it, too
         if value.lower() not in DRY_RUN_VALUES:
             why = f"is true, false, 1 or 0, not {value[:100]!r}: nothing was done"
             raise ApiError.of_fields(FieldError.predicate(DRY_RUN, why))
-        request.scope.setdefault("state", {})["dry_run"] = DRY_RUN_VALUES[value.lower()]
+        scope.setdefault("state", {})["dry_run"] = DRY_RUN_VALUES[value.lower()]
 
 
 def _check_headers(route: APIRoute, given: Headers) -> None:
