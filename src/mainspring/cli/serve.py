@@ -37,6 +37,7 @@ from mainspring.cli.processes import (
     Replacements,
     end_quietly_on_signals,
     replace_process,
+    share_the_interpreter,
     tune_garbage_collector,
 )
 from mainspring.cli.store_access import LocatedStore, StoreChoice, warn_of_other_store
@@ -167,6 +168,7 @@ def serve(
 
     async def on_listening(url: str) -> None:
         tune_garbage_collector()
+        share_the_interpreter()
         if not quiet:
             _greet(url, scheduler, call.output, demo=demo)
         if demo:
