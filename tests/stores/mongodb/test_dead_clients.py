@@ -153,15 +153,15 @@ async def test_a_client_that_ends_or_freezes_in_its_transactions_holds_up_nobody
                 assert json.loads(await other.stdout.readline()) == [False, False, False]
         runs = (await store.find(RunQuery())).items
         after = await due_job(store)
-    assert sorted(one.id for one in runs if one.job_id != "due") == [
+    assert sorted(run.id for run in runs if run.job_id != "due") == [
         "limited-0",
         "limited-1",
         "ours",
     ]
-    assert [one.id for one in runs if one.job_id == "due"] == [
+    assert [run.id for run in runs if run.job_id == "due"] == [
         slot_run_id("due", before.created_at)
     ]
-    assert [one.worker for one in runs if one.state is State.RUNNING] == ["ours"]
+    assert [run.worker for run in runs if run.state is State.RUNNING] == ["ours"]
     assert after.version == before.version + 1
 
 

@@ -85,7 +85,7 @@ async def test_a_claim_that_a_shard_took_to_itself_is_found_again(
             with suppress(StoreUnavailable):
                 held += await claim_runs(store, CLAIM)
     held += await claim_runs(store, CLAIM)
-    assert {(one.id, one.token) for one in held} == {(run_id, 1) for run_id in ids}
+    assert {(run.id, run.token) for run in held} == {(run_id, 1) for run_id in ids}
 
 
 async def test_a_duplicate_of_what_may_be_rolled_back_is_not_acknowledged(
@@ -156,8 +156,8 @@ async def test_a_workflow_is_there_as_a_whole_or_not_at_all(
         runs = (await store.find(RunQuery(limit=1000))).items
         upstream = frozenset(one_id for one in runs for one_id in one.after)
         found = (await store.find(RunQuery(ids=upstream))).items
-        assert {one.id for one in found} == upstream
-        return {one.id for one in runs} | upstream
+        assert {run.id for run in found} == upstream
+        return {run.id for run in runs} | upstream
 
     async def enqueue(n: int) -> None:
         root = a_run(now, f"r{n}", dedupe_key=f"k{n}")

@@ -83,7 +83,7 @@ async def job(store: MongoStore, id: str = "job", **policy: Any) -> Job:
 
 
 async def seen(store: MongoStore) -> set[str]:
-    return {one.id for one in (await store.find(RunQuery())).items}
+    return {run.id for run in (await store.find(RunQuery())).items}
 
 
 # -- add ------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ async def test_a_revival_does_not_come_beside_a_newcomer(
     monkeypatch.setattr(commit, "take_keys", meanwhile := Meanwhile(dedupe.take_keys))
     meanwhile.work = lambda: store.add([run("b", dedupe_key="k")])
     assert await store.commit([transitions.revived(dead, CLOCK.now())]) == [False]
-    assert [one.duplicate for one in meanwhile.answer] == [False]
+    assert [added.duplicate for added in meanwhile.answer] == [False]
 
 
 # -- fire -----------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ async def test_a_batch_of_firings_that_was_cut_off_leaves_nothing(
     assert await seen(store) == set()
     assert (await store.jobs(JobQuery())).items == before
     assert [one.done for one in await store.fire(firings)] == [True] * 4 + [False]
-    assert await seen(store) == {one.id for name in names[:4] for one in slot(name).runs}
+    assert await seen(store) == {run.id for name in names[:4] for run in slot(name).runs}
     assert len(await claim_runs(store, CLAIM)) == 4
 
 
@@ -295,7 +295,7 @@ async def test_a_firing_that_was_cut_off_cancels_nothing(
         await store.fire([second])
     assert await get_runs(store, [first.runs[0].id]) == {first.runs[0].id: first.runs[0]}
     [again] = await store.fire([second])
-    assert [one.id for one in again.replaced] == [first.runs[0].id]
+    assert [run.id for run in again.replaced] == [first.runs[0].id]
 
 
 async def test_a_firing_whose_plan_is_too_old_when_it_would_commit_is_not_done(
@@ -369,7 +369,7 @@ async def test_a_run_that_is_cancelled_while_it_is_claimed_leaves_its_place_to_t
     await store.add([first, second])
     monkeypatch.setattr(claim, "_send", meanwhile := Meanwhile(claim._send))
     meanwhile.work = lambda: store.commit([transitions.cancelled(first, CLOCK.now(), "no")])
-    assert [one.id for one in await claim_runs(store, CLAIM)] == ["b"]
+    assert [run.id for run in await claim_runs(store, CLAIM)] == ["b"]
     assert meanwhile.answer == [True]
 
 
@@ -417,7 +417,7 @@ async def test_a_set_of_jobs_that_was_cut_off_leaves_the_jobs_as_they_were(
     assert (await store.jobs(JobQuery())).items == [old, removed]
     assert await store.put_jobs(writes) == [True, True, True]
     found = (await store.jobs(JobQuery())).items
-    assert [(one.id, one.description) for one in found] == [("a", "changed"), ("c", "")]
+    assert [(run.id, run.description) for run in found] == [("a", "changed"), ("c", "")]
     await store.add([run("second", job_id="a")])
     assert len(await claim_runs(store, CLAIM)) == 1  # the limit holds also for the older run
 

@@ -100,7 +100,7 @@ async def late_claim(objects: Objects) -> tuple[list[str], list[str]]:
     store = await opened(objects, Script(BucketFault("late", delay=0.1), on_its_way))
     taken = (await store.claim(claim())).runs
     running = (await first.find(RunQuery(states=frozenset({State.RUNNING})))).items
-    return [one.id for one in taken], [one.id for one in running]
+    return [run.id for run in taken], [run.id for run in running]
 
 
 @on_virtual_time
@@ -173,7 +173,7 @@ async def test_many_large_calls_make_several_writes_of_bounded_size(objects: Obj
     assert len(seen) < 10
     other = await opened(objects)
     stored = (await other.find(RunQuery(limit=1000))).items
-    assert {one.id: one.payload for one in stored} == {
+    assert {run.id: run.payload for run in stored} == {
         f"r{n}": text for n, text in enumerate(payloads)
     }
 
@@ -192,7 +192,7 @@ async def test_an_invalid_operation_does_not_affect_the_others_of_its_round(
     answers = await asyncio.gather(submitted, added, return_exceptions=True)
     assert isinstance(answers[0], InvalidInput)
     assert not isinstance(answers[1], BaseException)
-    assert [one.run.id for one in answers[1]] == ["a"]
+    assert [added.run.id for added in answers[1]] == ["a"]
     assert store.group_commit.state.get("notes", "half") is None
 
 
@@ -201,7 +201,7 @@ async def test_close_finishes_the_calls_that_were_accepted(objects: Objects) -> 
     adding = asyncio.ensure_future(store.add([run("a")]))
     await asyncio.sleep(0)
     await store.close()
-    assert [one.run.id for one in await adding] == ["a"]
+    assert [added.run.id for added in await adding] == ["a"]
     with pytest.raises(StoreError):
         await store.find(RunQuery())
 
@@ -215,7 +215,7 @@ async def test_a_cancelled_call_is_not_done_if_its_round_has_not_begun(objects: 
     await asyncio.sleep(0)
     second.cancel()
     await first
-    assert [one.id for one in (await store.find(RunQuery())).items] == ["a"]
+    assert [run.id for run in (await store.find(RunQuery())).items] == ["a"]
 
 
 # -- damage
@@ -408,7 +408,7 @@ async def stalls(objects: Objects) -> list[str]:
         go_on.set()
         await moving
     other = await opened(objects)
-    return [one.id for one in (await other.find(RunQuery())).items]
+    return [run.id for run in (await other.find(RunQuery())).items]
 
 
 async def test_garbage_is_collected_and_a_client_that_stalled_loses_nothing(
@@ -432,7 +432,7 @@ async def test_a_snapshot_that_is_about_to_be_named_is_not_collected(objects: Ob
     CLOCK.advance(7200)
     await store.maintain(CLOCK.now() - timedelta(days=1), 10)
     other = await opened(objects)
-    assert [one.id for one in (await other.find(RunQuery())).items] == ["a"]
+    assert [run.id for run in (await other.find(RunQuery())).items] == ["a"]
 
 
 async def test_a_segment_that_is_about_to_be_named_is_not_collected(objects: Objects) -> None:

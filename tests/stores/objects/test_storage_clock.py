@@ -119,7 +119,7 @@ async def test_a_client_whose_time_stood_still_hands_out_no_lease_that_has_lapse
     await sleeper.renew([Held(held.id, held.token)], LEASE)
     assert (await sleeper.claim(claim(limit=9))).runs
     running = (await other.find(RunQuery(states=frozenset({State.RUNNING})))).items
-    assert {"held", "backlog"} <= {one.id for one in running}
+    assert {"held", "backlog"} <= {run.id for run in running}
     for one in running:
         assert one.lease_until is not None
         assert one.lease_until >= storage.now() + LEASE

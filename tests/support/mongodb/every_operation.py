@@ -111,7 +111,7 @@ async def _keep_jobs(store: Any) -> None:
     job = Job(id="slots", handler="work", created_at=now, updated_at=now, next_run_at=now)
     assert await add_jobs(store, [job, replace(job, id="other")]) == [True, True]
     due = (await store.jobs(JobQuery(due=now, with_total=True))).items
-    assert [one.id for one in due] == ["other", "slots"]
+    assert [run.id for run in due] == ["other", "slots"]
     [slot] = await some_runs(store, "slot")
     slot = replace(slot, job_id="slots", source=Source.SCHEDULE)
     firing = a_firing(due[1], slot, overlap=Overlap.REPLACE, next_run_at=None)

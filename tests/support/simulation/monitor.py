@@ -733,7 +733,7 @@ class Monitor:
     def _check_order(self, run: Run) -> None:
         """A run may start from now on: those that it comes after have ended as it demands."""
         upstream = [self._runs[name] for name in run.after if name in self._runs]
-        if any(one.id in self.may_revive for one in upstream):
+        if any(run.id in self.may_revive for run in upstream):
             return
         for one in upstream:
             if not one.finished or not (run.after_any or one.state is State.SUCCEEDED):

@@ -34,8 +34,8 @@ async def find_runs(group_commit: GroupCommit, query: RunQuery) -> Page[Run]:
         look_up: Operation[Page[Run]] = Operation(lambda work: _look_up(work, query), writes=False)
         return await group_commit.submit(look_up)
     if query.jobs is not None:
-        of_job = (replace(query, job=job, jobs=None) for job in sorted(query.jobs))
-        pages = await asyncio.gather(*(find_runs(group_commit, one) for one in of_job))
+        of_each = (replace(query, job=job, jobs=None) for job in sorted(query.jobs))
+        pages = await asyncio.gather(*(find_runs(group_commit, of_job) for of_job in of_each))
         return Page([run for page in pages for run in page.items])
     if query.upstream is not None:
         wanted = FOLLOWING if query.states is None else FOLLOWING & query.states

@@ -65,12 +65,6 @@ class OpenTests(Suite):
 
 
 class AddTests(Suite):
-    async def test_an_added_run_can_be_found(self, store: Store) -> None:
-        run = self.run(payload={"a": 1})
-        [added] = await store.add([run])
-        assert (added.run, added.duplicate) == (run, False)
-        assert await self.one(store) == run
-
     async def test_an_empty_list_gives_an_empty_list(self, store: Store) -> None:
         for call in (store.add, store.commit, store.put_jobs, store.put_notes, store.fire):
             assert await call([]) == []

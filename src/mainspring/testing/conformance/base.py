@@ -148,8 +148,8 @@ class Suite:
 
     async def put(self, store: Store, job_id: str = "job", **policy: Any) -> Job:
         """Make or change a job's policy, and read it back."""
-        found = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
-        job = found[0] if found else self.job(job_id, next_run_at=self.start)
+        stored = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
+        job = stored[0] if stored else self.job(job_id, next_run_at=self.start)
         assert await put_job(store, replace(job, policy=Policy.make(job.policy, **policy)))
         return (await store.jobs(JobQuery(ids=frozenset({job_id})))).items[0]
 

@@ -16,25 +16,6 @@ from mainspring.testing.store_calls import drop_job, get_runs
 
 
 class ClaimTests(Suite):
-    async def test_only_due_runs_are_claimed(self, store: Store) -> None:
-        await store.add([self.run("now"), self.run("later", run_at=self.at(10))])
-        assert await self.claim_ids(store) == ["now"]
-        await self.pass_ticks(8)
-        assert await self.claim_ids(store) == []
-        await self.pass_ticks(2)
-        assert await self.claim_ids(store) == ["later"]
-
-    async def test_only_pending_runs_are_claimed(self, store: Store) -> None:
-        over = {"finished_at": self.start}
-        await store.add(
-            [
-                self.run("waiting", state=State.WAITING, after=("x",)),
-                self.run("skipped", state=State.SKIPPED, **over),
-                self.run("failed", state=State.FAILED, **over),
-            ]
-        )
-        assert await self.claim_ids(store) == []
-
     async def test_a_claimed_run_names_its_worker_and_lease(self, store: Store) -> None:
         await store.add([self.run(payload=[1])])
         before = await store.now()
@@ -277,10 +258,13 @@ class ClaimTests(Suite):
                 self.run("soon", run_at=self.at(40), priority=0),
                 self.run("waiting", run_at=self.at(5), state=State.WAITING, after=("x",)),
                 self.run("over", run_at=self.at(6), state=State.SKIPPED, finished_at=self.start),
+                self.run("dead", run_at=self.at(7), state=State.FAILED, finished_at=self.start),
             ]
         )
         assert await self.due_next(store) == self.at(40)
-        await self.pass_ticks(40)
+        await self.pass_ticks(38)
+        assert await self.claim_ids(store) == []
+        await self.pass_ticks(2)
         assert await self.claim_ids(store) == ["soon"]
         assert await self.due_next(store) == self.at(90)
         await self.pass_ticks(50)

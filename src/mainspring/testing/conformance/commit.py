@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import Outcome, Run, State, replace
@@ -17,27 +16,11 @@ from mainspring.testing.store_calls import get_runs
 
 
 class CommitTests(Suite):
-    async def test_a_success_is_stored(self, store: Store) -> None:
-        run = await self.running(store)
-        await self.pass_ticks(2)
-        change = transitions.succeeded(run, self.at(2), {"n": 1}, log=("line",))
-        assert await store.commit([change]) == [True]
-        done = await self.one(store)
-        assert done == change.after(run)
-        assert (done.state, done.result, done.duration) == (
-            State.SUCCEEDED,
-            {"n": 1},
-            (self.at(2) - (run.started_at or self.start)).total_seconds(),
-        )
-        assert [(a.number, a.outcome, a.log) for a in done.attempts] == [
-            (1, Outcome.SUCCEEDED, ("line",))
-        ]
-
     async def test_every_outcome_is_stored_as_its_change_says(self, store: Store) -> None:
         failure = Failure("ValueError: no", "Traceback…", Outcome.TIMED_OUT)
         later = self.at(50)
         changes: list[Callable[[Run], Change]] = [
-            lambda r: transitions.succeeded(r, self.at(1), [1, None]),
+            lambda r: transitions.succeeded(r, self.at(1), [1, None], log=("line",)),
             lambda r: transitions.retrying(r, self.at(1), failure, later, ("a", "b")),
             lambda r: transitions.failed(r, self.at(1), failure, reason="gave up"),
             lambda r: transitions.request_cancel(r, "asked"),
@@ -148,21 +131,15 @@ class CommitTests(Suite):
         change = Change("run", {"lease_until": None, "token": 0}, {"reason": "seen"})
         assert await store.commit([change]) == [True]
 
-    @pytest.mark.parametrize("result", [None, 5, {"a": [1, {"b": None}]}, (1, (2, 3)), "☃\x00"])
-    async def test_repeating_a_change_is_true_and_harmless(self, store: Store, result: Any) -> None:
-        """A caller whose answer was lost sends the same change again."""
-        run = await self.running(store)
-        change = transitions.succeeded(run, self.start, result, ("log",))
-        assert await store.commit([change]) == [True]
-        done = await self.one(store)
-        assert await store.commit([change]) == [True]
-        assert await store.commit([change, change]) == [True, True]
-        assert await self.one(store) == done
-        assert len(done.attempts) == 1
-
     async def test_repeating_any_outcome_is_true_and_harmless(self, store: Store) -> None:
+        """A caller whose answer was lost sends the same change again."""
         failure = Failure("boom", "trace")
+        results: list[Any] = [None, 5, {"a": [1, {"b": None}]}, (1, (2, 3)), "☃\x00"]
         makers: list[Callable[[Run], Change]] = [
+            *(
+                partial(transitions.succeeded, now=self.start, result=result, log=("log",))
+                for result in results
+            ),
             lambda r: transitions.failed(r, self.start, failure),
             lambda r: transitions.retrying(r, self.start, failure, self.at(999)),
             lambda r: transitions.request_cancel(r, "asked"),
@@ -177,6 +154,7 @@ class CommitTests(Suite):
             assert await store.commit([change]) == [True]
             stands = await self.one(store, run.id)
             assert await store.commit([change]) == [True], change
+            assert await store.commit([change, change]) == [True, True], change
             assert await self.one(store, run.id) == stands
 
     async def test_a_repeat_after_a_claim_is_true_and_changes_nothing(self, store: Store) -> None:

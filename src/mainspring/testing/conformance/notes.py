@@ -67,14 +67,14 @@ class NoteTests(Suite):
         for kind, name in reversed(keys):
             await put_note(store, Note(kind=kind, name=name, value=1))
         for limit in (1, 2, 9, 10):
-            found: list[tuple[str, str]] = []
+            listed: list[tuple[str, str]] = []
             cursor: str | None = None
             while True:
                 page = await store.notes(NoteQuery(limit=limit, cursor=cursor))
-                found += [(note.kind, note.name) for note in page.items]
+                listed += [(note.kind, note.name) for note in page.items]
                 if (cursor := page.cursor) is None:
                     break
-            assert found == keys
+            assert listed == keys
         some = await store.notes(NoteQuery(names=frozenset({"x", "nowhere"})))
         assert [(note.kind, note.name) for note in some.items] == [
             (k, "x") for k in ("a", "b", "ba")

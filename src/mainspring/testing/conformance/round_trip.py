@@ -206,7 +206,8 @@ class RoundTripTests(Suite):
         _differs_everywhere(
             RUN, self.run(), {"unreadable", "brief", "handler", "job_id", "duplicate"}
         )
-        await store.add([RUN])
+        [added] = await store.add([RUN])
+        assert (added.run, added.duplicate) == (RUN, False)
         assert await self.one(store, RUN.id) == RUN
         assert (await store.find(RunQuery())).items == [RUN]
 

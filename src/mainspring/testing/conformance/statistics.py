@@ -46,8 +46,8 @@ class StatisticsTests(Suite):
         assert (await self.totals(store, "a")).ended == {State.SUCCEEDED: 2, State.FAILED: 1}
         assert (await self.totals(store, "b")).ended == {State.CANCELLED: 1}
         counts = await store.counts()
-        found = [counts.total(s) for s in (State.SUCCEEDED, State.FAILED, State.CANCELLED)]
-        assert found == [2, 1, 1]
+        ended = [counts.total(s) for s in (State.SUCCEEDED, State.FAILED, State.CANCELLED)]
+        assert ended == [2, 1, 1]
 
     async def test_a_change_that_is_sent_again_is_counted_once(self, store: Store) -> None:
         change = self.failing(await self.running(store))
