@@ -265,7 +265,7 @@ async def test_outcomes_and_renewals_are_written_by_ids(
     sent.commands.clear()
     assert len(await store.renew([Held(run.id, run.token) for run in held], HOUR)) == 40
     renewal = await explained(store, sent)
-    assert [plan.kind for plan in renewal] == ["find", "update", "find"]
+    assert [plan.kind for plan in renewal] == ["find", "update"]
     by_ids(renewal, 40)
 
     now = await store.now()
@@ -358,7 +358,7 @@ async def test_keys_are_looked_up_by_name(store: MongoStore, sent: SentCommands)
     keyed = [a_run(now, f"k{n}", handler="keyed", dedupe_key=f"key{n}") for n in range(5)]
     await store.add(keyed)
     again = await store.add([replace(run, id=f"again{run.id}") for run in keyed])
-    assert all(one.duplicate for one in again)
+    assert all(added.duplicate for added in again)
     plans = await explained(store, sent)
     assert of(plans, "find", "keys")
     assert max(plan.keys for plan in plans) <= 11

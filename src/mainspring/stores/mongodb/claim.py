@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
@@ -35,6 +35,7 @@ from pymongo import UpdateMany
 from pymongo.errors import PyMongoError
 
 from mainspring.core.model import Run
+from mainspring.errors import StoreUnavailable
 from mainspring.stores.codec import progress_text
 from mainspring.stores.limits import ClaimLimits, Turns, first_round, turn_order
 from mainspring.stores.mongodb.codec import (
@@ -74,8 +75,9 @@ FIRST_LANES = 200
 """So many lanes more than it might need a claim reads at first."""
 MOST_EXPECTED_JOBS = 500
 ORDER = {"run_at": 1, "created_at": 1}
-_RENEWED_FIELDS = {"cancel_requested": 1, "reason": 1}
-_LEASE_FIELDS = dict.fromkeys(("job_id", "token", "leased_at", "evicted"), 1)
+_LEASE_FIELDS = dict.fromkeys(
+    ("job_id", "token", "leased_at", "evicted", "cancel_requested", "reason"), 1
+)
 
 UnansweredClaims = dict[ObjectId, tuple[str, list[str]]]
 """Claims of this client that ended with an error and may have taken runs: the worker and the ids
@@ -474,36 +476,28 @@ async def renew_leases(db: Database, held: Sequence[Held], lease: timedelta) -> 
 
 
 async def _renew(db: Database, held: Mapping[str, Held], lease: int) -> dict[str, Renewed]:
-    nonce = ObjectId()
-    kept: dict[str, Renewed] = {}
-    left = dict(held)
+    """If an update matches fewer runs than were read, some were taken away since, or a chunk that
+    moves hid them for a moment: then all are read again."""
     for _ in range(TRIES):
-        mine = await _mine(db, left.values())
-        if not mine:
-            break
-        items = [left[run_id] for run_id in mine]
-        lapsed_jobs = {job_of(run) for run in mine.values() if _has_lapsed(run)}
+        runs = await _still_held(db, held)
+        lapsed_jobs = {job_of(run) for run in runs.values() if _has_lapsed(run)}
         if (await read_limits(db, lapsed_jobs)).limits:
-            await in_transaction(db, partial(_extend_within_limits, items, lease, nonce))
-        else:
-            await _extend(db, [(left[run_id], run) for run_id, run in mine.items()], lease, nonce)
-        done = {"_id": {"$in": list(mine)}, "state": "running", "renewed": nonce}
-        async for run in db.runs.find(done, _RENEWED_FIELDS, hint=BY_ID):
-            wish = bool(run.get("cancel_requested"))
-            kept[run["_id"]] = Renewed(run["_id"], wish, run.get("reason"))
-        left = {run_id: left[run_id] for run_id in mine if run_id not in kept}
-        if not left:
-            break
-    return kept
+            runs = await in_transaction(db, partial(_extend_within_limits, held, lease))
+        elif runs and await _extend(db, held, runs, lease) < len(runs):
+            continue
+        return {
+            run_id: Renewed(run_id, bool(run.get("cancel_requested")), run.get("reason"))
+            for run_id, run in runs.items()
+        }
+    raise StoreUnavailable(f"{len(held)} leases changed each time that they were renewed")
 
 
-async def _mine(db: Database, held: Iterable[Held]) -> dict[str, Document]:
+async def _still_held(db: Database, held: Mapping[str, Held]) -> dict[str, Document]:
     """Those that are running under the token held."""
-    tokens = {item.id: item.token for item in held}
-    where = {"_id": {"$in": list(tokens)}, "state": "running"}
+    where = {"_id": {"$in": list(held)}, "state": "running"}
     shown = {**_LEASE_FIELDS, "lapsed": lapsed_condition(db)}
     walk = db.runs.find(where, shown, hint=BY_ID, session=db.session)
-    return {run["_id"]: run async for run in walk if run.get("token") == tokens[run["_id"]]}
+    return {run["_id"]: run async for run in walk if run.get("token") == held[run["_id"]].token}
 
 
 def _has_lapsed(run: Document) -> bool:
@@ -511,52 +505,51 @@ def _has_lapsed(run: Document) -> bool:
 
 
 async def _extend_within_limits(
-    held: Iterable[Held], lease: int, nonce: ObjectId, db: Database
-) -> None:
-    """Extend the leases that are valid, have no limit, or fit under their limit. Called in a
-    transaction."""
-    items = {item.id: item for item in held}
-    seen = await _mine(db, items.values())
+    held: Mapping[str, Held], lease: int, db: Database
+) -> dict[str, Document]:
+    """Extend the leases that are valid, have no limit, or fit under their limit. Gives their runs.
+    Called in a transaction."""
+    seen = await _still_held(db, held)
     jobs = {job_of(run) for run in seen.values() if _has_lapsed(run)}
     capacity = await read_limits(db, jobs)
     await capacity.lock(db, jobs)
     await capacity.count(db)
-    kept = []
+    fitting = {}
     for run_id, run in seen.items():
         if _has_lapsed(run):
             if not capacity.left(job_of(run)):
                 continue
             capacity.take(job_of(run))
-        kept.append((items[run_id], run))
-    if kept:
-        await _extend(db, kept, lease, nonce)
+        fitting[run_id] = run
+    if fitting and await _extend(db, held, fitting, lease) < len(fitting):
+        raise WriteConflict
+    return fitting
 
 
 async def _extend(
-    db: Database, runs: Sequence[tuple[Held, Document]], lease: int, nonce: ObjectId
-) -> None:
-    """Extend leases. A lapsed one is extended only if nobody has renewed it since it was read."""
+    db: Database, held: Mapping[str, Held], runs: Mapping[str, Document], lease: int
+) -> int:
+    """Extend leases; gives how many. A lapsed one is extended only if nobody has renewed it since
+    it was read."""
     groups: dict[Any, list[str]] = {}
-    updates: list[tuple[Document, Document]] = []
-    for item, run in runs:
-        progress = progress_text(item.progress)
+    operations: list[UpdateMany] = []
+    for run_id, run in runs.items():
+        token, progress = held[run_id].token, progress_text(held[run_id].progress)
         if not _has_lapsed(run):
-            groups.setdefault((item.token, progress), []).append(item.id)
+            groups.setdefault((token, progress), []).append(run_id)
             continue
-        seen = {"leased_at": run["leased_at"]}
-        where = {"_id": item.id, "state": "running", "token": item.token, **seen}
-        change = _extension(db, lease, nonce, progress)
-        updates.append((where, {**change, "$unset": {"evicted": ""}}))
+        seen = {"state": "running", "token": token, "leased_at": run["leased_at"]}
+        change = {**_extension(db, lease, progress), "$unset": {"evicted": ""}}
+        operations.append(UpdateMany({"_id": run_id, **seen}, change, hint=BY_ID))
     for (token, progress), ids in groups.items():
         alike = {"_id": {"$in": ids}, "state": "running", "token": token, "evicted": None}
-        updates.append((alike, _extension(db, lease, nonce, progress)))
-    operations = [UpdateMany(where, change, hint=BY_ID) for where, change in updates]
-    await db.runs.bulk_write(operations, ordered=False, session=db.session)
+        operations.append(UpdateMany(alike, _extension(db, lease, progress), hint=BY_ID))
+    result = await db.runs.bulk_write(operations, ordered=False, session=db.session)
+    return result.matched_count
 
 
-def _extension(db: Database, lease: int, nonce: ObjectId, progress: str | None) -> Document:
-    put = {"lease": lease, "renewed": nonce, "progress": progress}
-    return db.time.stamped({"$set": put}, "leased_at")
+def _extension(db: Database, lease: int, progress: str | None) -> Document:
+    return db.time.stamped({"$set": {"lease": lease, "progress": progress}}, "leased_at")
 
 
 # -- several clients ------------------------------------------------------------------------
