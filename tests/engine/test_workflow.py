@@ -573,7 +573,7 @@ async def test_a_follower_alone_is_not_tried_again_after_a_failed_run(make: Make
 async def test_cancelled_slots_of_a_queue_are_tried_again_one_by_one(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if there are more of them than one commit takes."""
+    """Even if there are more of them than one commit takes."""
     monkeypatch.setattr(bulk_operations, "PAGE", 2)
     scheduler = make()
     running, most, done = 0, 0, 0

@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Startable:
-    """`start` begins the block and `stop` ends it, also if `start` fails."""
+    """`start` begins the block and `stop` ends it, even if `start` fails."""
 
     def start(self) -> Self:
         raise NotImplementedError

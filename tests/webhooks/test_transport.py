@@ -459,7 +459,7 @@ async def test_broken_chunks_are_told_at_once(rest: bytes) -> None:
         for part in (head, rest):
             writer.write(part)
             await writer.drain()
-            await asyncio.sleep(0.5)  # the client reads the parts one by one, also if it is slow
+            await asyncio.sleep(0.5)  # the client reads the parts one by one, even if it is slow
         await asyncio.Event().wait()
 
     async with serving(serve) as port, scheduler() as mainspring:

@@ -209,7 +209,7 @@ async def _check_reads(located: LocatedStore, clock: SystemClock) -> Check:
         taken.append(clock.monotonic() - sent)
     median = statistics.median(taken)
     slow = "that is slow: claims and renewals wait for it" if median > SLOW_SECONDS else ""
-    return _check("store", f"{located.name} answers in {median * 1000:.1f} ms", warn=slow)
+    return _check("store", f"{located.name} responds in {median * 1000:.1f} ms", warn=slow)
 
 
 async def _check_writes(store: Store, clock: SystemClock) -> Check:

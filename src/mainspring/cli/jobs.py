@@ -661,7 +661,7 @@ async def prune_orphans(
     call: Call,
     dry_run: bool = flag("--dry-run", "List the jobs; remove none."),
     yes: YesOption = False,
-    force: bool = flag("--force", "Also if no worker is alive to say which handlers exist."),
+    force: bool = flag("--force", "Even if no worker is alive to say which handlers exist."),
 ) -> None:
     """Remove jobs whose code is gone.
 

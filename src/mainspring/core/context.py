@@ -55,7 +55,7 @@ class UpstreamResults(dict[str, Any]):
 
     It holds the jobs whose run succeeded. `failed` holds the others, by job id, each with its
     state, error and reason: a job with `after_failure="run"` looks there. Both hold one run of each
-    job. `runs` holds every run in the order in which `after` names them, also if many of them are
+    job. `runs` holds every run in the order in which `after` names them, even if many of them are
     runs of one job, and `failed_runs` those of them that did not succeed.
     """
 

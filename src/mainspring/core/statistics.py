@@ -45,7 +45,7 @@ _SMALLEST = 0.001
 
 class Ending(Struct, frozen=True, gc=False, array_like=True):
     """The end of a run, as far as it is counted. Times are in seconds. `started_at` is None if the
-    run was never tried, `duration` also if no attempt ended with it."""
+    run was never tried, `duration` even if no attempt ended with it."""
 
     run_id: str
     job_id: str

@@ -420,6 +420,7 @@ class SlotFirer:
         self._gaps_logged += 1
         if self._gaps_logged <= MOST_GAPS_LOGGED:
             slots = "the slot of" if gap.count == 1 else f"{gap.count} slots up to"
-            log.warning("job %s missed %s %s", run.job_id, slots, gap.last)
+            last = f"{gap.last:%Y-%m-%dT%H:%M:%SZ}"
+            log.warning("job %s missed %s %s", run.job_id, slots, last)
         elif self._gaps_logged == MOST_GAPS_LOGGED + 1:
             log.warning("more jobs have missed slots; catching up")

@@ -75,7 +75,7 @@ def plan(
     """
     assert job.schedule is not None
     assert job.next_run_at is not None
-    now = max(now, job.next_run_at)  # also if the store's clock was set back
+    now = max(now, job.next_run_at)  # even if the store's clock was set back
     until = now
     for begin, end in pauses:
         # A pause that ends so late was recorded before the store's clock was set back.
@@ -189,7 +189,7 @@ def make_run(
         id=run_id,
         job_id=job.id,
         handler=job.handler,
-        created_at=max(now, job.created_at),  # also if a clock was set back
+        created_at=max(now, job.created_at),  # even if a clock was set back
         source=source,
         scheduled_at=scheduled_at,
         run_at=run_at,

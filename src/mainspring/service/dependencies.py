@@ -132,7 +132,7 @@ def caller(request: Request) -> str:
 
 
 def path_of(request: Request, path: str) -> str:
-    """The path of a document, also if the API is mounted below another path."""
+    """The path of a document, even if the API is mounted below another path."""
     return f"{request.scope.get('root_path', '')}{path}"
 
 

@@ -241,7 +241,7 @@ class NoteWrite(Struct, frozen=True):
     """An insert, an update or a delete of a note: done if the stored note still has the version
     expected (0: there is none, or it has expired; None: whatever it has). `note=None` deletes.
 
-    With a `ttl` the store itself sets `expires_at`: so long from now, by its own clock, also if
+    With a `ttl` the store itself sets `expires_at`: so long from now, by its own clock, even if
     somebody sets that clock meanwhile. The store keeps counting the version of such a note for at
     least a day after it has expired, because elections number their terms by it.
     """

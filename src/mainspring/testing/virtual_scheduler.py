@@ -672,7 +672,7 @@ class TestStore(MemoryStore):
 
 
 class _NoJitter(random.Random):
-    """Random numbers in the middle of their range: a retry comes after its delay exactly."""
+    """Random numbers at the median of their range: a retry comes after its delay exactly."""
 
     def random(self) -> float:
         return 0.5

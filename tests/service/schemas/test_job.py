@@ -113,7 +113,7 @@ async def test_a_name_in_the_metadata_is_not_taken_for_the_jobs(api: Api) -> Non
     assert told["errors"] == [
         {
             "field": "metadata",
-            "message": "name is a field of its own: give it beside metadata, not in it",
+            "message": "name is a field of its own: give it next to metadata, not in it",
         }
     ]
     assert (await job(api, job_id))["name"] == "Mine"

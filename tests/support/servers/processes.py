@@ -46,7 +46,7 @@ class Process(msgspec.Struct, frozen=True):
 
     @contextmanager
     def _handle(self) -> Iterator[int | None]:
-        """A descriptor that means this process, also if its pid is used again meanwhile."""
+        """A descriptor that means this process, even if its pid is used again meanwhile."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:

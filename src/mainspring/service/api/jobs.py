@@ -78,7 +78,7 @@ BackfillDryRun = Annotated[
     bool, Query(alias="dryRun", description="Only say what would be added; add nothing.")
 ]
 Force = Annotated[
-    bool, Query(description="Also if no worker is alive to say which handlers exist.")
+    bool, Query(description="Even if no worker is alive to say which handlers exist.")
 ]
 SlotTime = Annotated[
     str | None,

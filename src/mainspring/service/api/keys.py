@@ -65,7 +65,7 @@ async def revoke_key(
     id: str,
     service: ServiceDep,
     request: Request,
-    force: Annotated[bool, Query(description="Also if it is the only admin key.")] = False,
+    force: Annotated[bool, Query(description="Even if it is the only admin key.")] = False,
 ) -> Response:
     if not id.isalnum() or not id.isascii():
         raise NotFound(f"there is no key {id[:50]!r}")

@@ -291,8 +291,8 @@ class Job(Document, kw_only=True):
     secret_headers: Annotated[list[str] | UnsetType | None, Sent(HeaderNames, only="endpoint")] = (
         UNSET
     )
-    """The names of headers to encrypt beside `Cookie` and those whose names contain token, secret,
-    key, auth, password or credential."""
+    """The names of headers to encrypt, in addition to `Cookie` and those whose names contain token,
+    secret, key, auth, password or credential."""
     body: Annotated[
         Any,
         Sent(Any, only="endpoint", null=False),
@@ -579,7 +579,7 @@ class JobUpdateBody(JobFields):
     example: ClassVar = {"schedule": "0 */10 * * * *", "enabled": True}
     ignored = _SET_BY_SERVICE.union(ID_NAMES)
     rotate_secret: bool | None = None
-    """True: sign with a new secret. The former one signs beside it for a day."""
+    """True: sign with a new secret. The former one signs too for a day."""
 
 
 class TriggerBody(Body):

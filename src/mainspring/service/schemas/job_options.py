@@ -318,7 +318,7 @@ def _rules(document: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[Fie
         )
     in_metadata = (sent.get("metadata") or {}).get("name")
     if in_metadata and (isinstance(in_metadata, str) or "name" in sent):
-        why = "name is a field of its own: give it beside metadata, not in it"
+        why = "name is a field of its own: give it next to metadata, not in it"
         yield FieldError("metadata", why)
 
 

@@ -6,7 +6,7 @@ If another client changes the run's document after the first step (a cancel, a r
 fails, and the whole transaction with it. The update comes last, so that the document is locked no
 longer than the commit takes.
 
-A worker that is killed in the middle leaves an open transaction. MongoDB keeps the documents that
+A worker that is killed halfway leaves an open transaction. MongoDB keeps the documents that
 it wrote locked for a minute, and a rescue or the next attempt would wait for that. So the run's
 document says which session its transaction belongs to. A client that finds the lease lapsed ends
 that session first (`end_orphans`).

@@ -230,7 +230,7 @@ class FireTests(Suite):
     async def test_a_firing_planned_for_a_dropped_job_does_not_fire_a_new_job_of_its_id(
         self, store: Store
     ) -> None:
-        """Also if the new job was written as often as the old one."""
+        """Even if the new job was written as often as the old one."""
         job = await self.put(store)
         job = await self.put(store, priority=1)
         await self.make_anew(store, next_run_at=self.at(600))

@@ -36,7 +36,7 @@ class FindTests(Suite):
         assert await get_runs(store, []) == {}
 
     async def test_reads_change_nothing_and_wake_no_waiter(self, store: Store) -> None:
-        """Also if there is something to repair, to delete and to rescue."""
+        """Even if there is something to repair, to delete and to rescue."""
         await self.put(store, concurrency=1)
         await put_note(store, Note(kind="key", name="a", value=1, expires_at=self.at(1)))
         await put_note(store, Note(kind="key", name="b", value=1))
