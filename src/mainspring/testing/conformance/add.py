@@ -97,8 +97,7 @@ class AddTests(Suite):
         assert (added.run.id, added.duplicate, added.run.duplicate) == ("a", True, True)
         assert added.run.state is state
         assert await self.all_ids(store) == ["a"]
-        [again] = await store.add([self.run("a", dedupe_key="k")])
-        assert again.duplicate is False
+        assert await self.added(store, "a", dedupe_key="k") == ("a", False)
         assert (await self.one(store, "a")).duplicate is False
 
     async def test_a_key_is_free_after_the_run_has_ended(self, store: Store) -> None:
@@ -113,18 +112,15 @@ class AddTests(Suite):
         self, store: Store
     ) -> None:
         await self.finished(store, "a", dedupe_key="k", dedupe_until=self.at(20))
-        [held] = await store.add([self.run("b", dedupe_key="k")])
-        assert (held.run.id, held.duplicate) == ("a", True)
+        assert await self.added(store, "b", dedupe_key="k") == ("a", True)
         await self.pass_ticks(21)
-        [free] = await store.add([self.run("b", dedupe_key="k")])
-        assert (free.run.id, free.duplicate) == ("b", False)
+        assert await self.added(store, "b", dedupe_key="k") == ("b", False)
 
     async def test_a_live_run_holds_its_key_after_dedupe_until(self, store: Store) -> None:
         """`dedupe_until` makes a run hold its key longer, never shorter."""
         await store.add([self.run("a", dedupe_key="k", dedupe_until=self.at(1))])
         await self.pass_ticks(2)
-        [held] = await store.add([self.run("b", dedupe_key="k")])
-        assert (held.run.id, held.duplicate) == ("a", True)
+        assert await self.added(store, "b", dedupe_key="k") == ("a", True)
 
     async def test_a_key_that_occurs_twice_in_a_batch_is_added_once(self, store: Store) -> None:
         given = [self.run("a", dedupe_key="k"), self.run("b"), self.run("c", dedupe_key="k")]
@@ -155,8 +151,7 @@ class AddTests(Suite):
             [added] = await store.add([self.run(f"r{n}", dedupe_key=key)])
             assert (added.run.dedupe_key, added.duplicate) == (key, False)
         for n, key in enumerate(keys):
-            [added] = await store.add([self.run(f"again{n}", dedupe_key=key)])
-            assert (added.run.id, added.duplicate) == (f"r{n}", True)
+            assert await self.added(store, f"again{n}", dedupe_key=key) == (f"r{n}", True)
 
     async def test_a_batch_with_an_invalid_run_adds_nothing(self, store: Store) -> None:
         bad = self.run("b", payload=object())

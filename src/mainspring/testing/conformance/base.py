@@ -174,9 +174,18 @@ class Suite:
         return run
 
     async def finished(self, store: Store, run_id: str = "run", **fields: Any) -> Run:
-        run = await self.running(store, run_id, **fields)
-        assert await store.commit([transitions.succeeded(run, await store.now(), None)]) == [True]
+        await self.succeed(store, await self.running(store, run_id, **fields))
         return await self.one(store, run_id)
+
+    async def succeed(self, store: Store, *held: Run) -> None:
+        now = await store.now()
+        ends = [transitions.succeeded(run, now, None) for run in held]
+        assert await store.commit(ends) == [True] * len(held)
+
+    async def added(self, store: Store, run_id: str, **fields: Any) -> tuple[str, bool]:
+        """Add a run; gives the id of the run that is stored, and whether it holds the key."""
+        [added] = await store.add([self.run(run_id, **fields)])
+        return added.run.id, added.duplicate
 
     async def renew(self, store: Store, *runs: Run, lease: float = 30) -> list[Renewed]:
         return await store.renew([Held(r.id, r.token) for r in runs], self.ticks(lease))

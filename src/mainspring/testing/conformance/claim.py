@@ -313,7 +313,7 @@ class LimitTests(Suite):
         held = [*await self.hold(store, 2), *await self.hold(store, worker="w2")]
         assert len(held) == 3
         assert await self.hold(store) == []
-        await store.commit([transitions.succeeded(held[0], await store.now(), None)])
+        await self.succeed(store, held[0])
         assert len(await self.hold(store)) == 1
 
     async def test_every_outcome_of_an_attempt_frees_capacity(self, store: Store) -> None:
@@ -363,7 +363,7 @@ class LimitTests(Suite):
         [other] = await self.hold(store, 1)
         assert await self.renew(store, paused) == []
         assert [r.id for r in await self.renew(store, other)] == [other.id]
-        await store.commit([transitions.succeeded(other, await store.now(), None)])
+        await self.succeed(store, other)
         assert [r.id for r in await self.renew(store, paused)] == [paused.id]
 
     async def test_runs_at_their_limit_do_not_block_others(self, store: Store) -> None:
@@ -395,8 +395,7 @@ class LimitTests(Suite):
         held = await self.hold(store, 3)
         await self.put(store, concurrency=2)
         assert await self.hold(store) == []
-        now = await store.now()
-        await store.commit([transitions.succeeded(run, now, None) for run in held[:2]])
+        await self.succeed(store, *held[:2])
         assert len(await self.hold(store)) == 1
         await self.put(store, concurrency=3)
         assert len(await self.hold(store)) == 1
@@ -420,8 +419,7 @@ class LimitTests(Suite):
             ]
             held = [run for taken in await asyncio.gather(*claims) for run in taken]
             assert len(held) == min(5, 40 - done)
-            now = await store.now()
-            assert all(await peer.commit([transitions.succeeded(r, now, None) for r in held]))
+            await self.succeed(peer, *held)
             done += len(held)
 
 

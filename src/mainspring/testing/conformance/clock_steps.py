@@ -60,8 +60,7 @@ class ClockStepTests(Suite):
         await store.add([self.run("a", dedupe_key="k", dedupe_until=self.at(10), **fields)])
         dead = await self.one(store, "a")
         await self.pass_ticks(11)
-        [added] = await store.add([self.run("b", dedupe_key="k")])
-        assert not added.duplicate
+        assert await self.added(store, "b", dedupe_key="k") == ("b", False)
         other = await self.set_clock(store, self.ticks(-8))
         assert await other.commit([transitions.revived(dead, await other.now())]) == [False]
 

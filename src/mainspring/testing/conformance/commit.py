@@ -276,8 +276,7 @@ class ReviveTests(Suite):
     async def test_a_revival_is_repeated_harmlessly(self, store: Store) -> None:
         revive = transitions.revived(await self.failed(store, dedupe_key="k"), self.start)
         assert await store.commit([revive, revive]) == [True, True]
-        [added] = await store.add([self.run("b", dedupe_key="k")])
-        assert (added.run.id, added.duplicate) == ("run", True)
+        assert await self.added(store, "b", dedupe_key="k") == ("run", True)
         assert await store.commit([revive]) == [True]
 
     async def test_a_run_is_not_revived_while_a_live_run_holds_its_key(self, store: Store) -> None:

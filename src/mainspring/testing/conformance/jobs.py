@@ -10,6 +10,7 @@ import pytest
 from mainspring.core import transitions
 from mainspring.core.model import Job, Page, Source, State, replace, slot_run_id
 from mainspring.core.policy import Overlap, Policy
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import Fired, Firing, JobQuery, JobWrite, RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import add_jobs, drop_job, get_runs, put_job
@@ -144,14 +145,8 @@ class JobTests(Suite):
             await put_job(store, self.job(name))
         assert await self.ids(store) == sorted(names)
         for limit in (1, 2, 4, 9):
-            seen: list[str] = []
-            cursor = None
-            while True:
-                page = await store.jobs(JobQuery(limit=limit, cursor=cursor))
-                seen += [job.id for job in page.items]
-                if (cursor := page.cursor) is None:
-                    break
-            assert seen == sorted(names)
+            listed = all_items(store.jobs, JobQuery(limit=limit))
+            assert [job.id async for job in listed] == sorted(names)
 
     async def test_jobs_are_found_by_their_ids(self, store: Store) -> None:
         for name in "abc":

@@ -10,6 +10,7 @@ import pytest
 from mainspring.core import note_kinds, transitions
 from mainspring.core.model import Note, replace
 from mainspring.stores.election import elect
+from mainspring.stores.paging import all_items
 from mainspring.stores.protocol import NoteQuery, NoteWrite, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import drop_note, put_job, put_note
@@ -17,13 +18,8 @@ from mainspring.testing.store_calls import drop_note, put_job, put_note
 
 class NoteTests(Suite):
     async def names(self, store: Store, kind: str = "key", limit: int = 100) -> list[str]:
-        names: list[str] = []
-        cursor = None
-        while True:
-            page = await store.notes(NoteQuery(kind=kind, limit=limit, cursor=cursor))
-            names += [note.name for note in page.items]
-            if (cursor := page.cursor) is None:
-                return names
+        query = NoteQuery(kind=kind, limit=limit)
+        return [note.name async for note in all_items(store.notes, query)]
 
     async def note(self, store: Store, name: str = "a", kind: str = "key") -> Note | None:
         page = await store.notes(NoteQuery(kind=kind, names=frozenset({name})))
@@ -67,14 +63,8 @@ class NoteTests(Suite):
         for kind, name in reversed(keys):
             await put_note(store, Note(kind=kind, name=name, value=1))
         for limit in (1, 2, 9, 10):
-            listed: list[tuple[str, str]] = []
-            cursor: str | None = None
-            while True:
-                page = await store.notes(NoteQuery(limit=limit, cursor=cursor))
-                listed += [(note.kind, note.name) for note in page.items]
-                if (cursor := page.cursor) is None:
-                    break
-            assert listed == keys
+            listed = all_items(store.notes, NoteQuery(limit=limit))
+            assert [(note.kind, note.name) async for note in listed] == keys
         some = await store.notes(NoteQuery(names=frozenset({"x", "nowhere"})))
         assert [(note.kind, note.name) for note in some.items] == [
             (k, "x") for k in ("a", "b", "ba")

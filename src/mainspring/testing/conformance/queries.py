@@ -503,12 +503,10 @@ class PruneTests(Suite):
         held = {"dedupe_key": "k", "dedupe_until": self.at(20)}
         await store.add([self.ended("a", -20, **held), self.ended("b", -20)])
         assert await store.maintain(self.start, 100) == 1
-        [added] = await store.add([self.run("c", dedupe_key="k")])
-        assert (added.run.id, added.duplicate) == ("a", True)
+        assert await self.added(store, "c", dedupe_key="k") == ("a", True)
         await self.pass_ticks(21)
         assert await store.maintain(self.start, 100) == 1
-        [added] = await store.add([self.run("c", dedupe_key="k")])
-        assert added.duplicate is False
+        assert await self.added(store, "c", dedupe_key="k") == ("c", False)
 
     async def test_runs_that_are_kept_do_not_use_up_the_limit(self, store: Store) -> None:
         keys = [

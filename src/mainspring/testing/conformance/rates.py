@@ -110,9 +110,7 @@ class RateTests(Suite):
         await store.add(self.runs(*"abcdef"))
         held = await self.claim(store)
         assert len(held) == 2
-        now = await store.now()
-        done = [transitions.succeeded(run, now, None) for run in held]
-        assert await store.commit(done) == [True, True]
+        await self.succeed(store, *held)
         assert len(await self.claim_ids(store)) == 1
 
     async def test_a_damaged_count_stops_no_other_job(self, store: Store) -> None:

@@ -434,7 +434,7 @@ class NameTests(Suite):
         await put_note(store, Note(kind="key", name="plain", value=1))
         await store.add([self.run("plain")])
         [run] = await self.claim(store)
-        assert await store.commit([transitions.succeeded(run, await store.now(), None)]) == [True]
+        await self.succeed(store, run)
         for query in (JobQuery(ids=frozenset({nul})), JobQuery(tag=nul), JobQuery(text=nul)):
             assert (await store.jobs(query)).items == []
         assert (await store.notes(NoteQuery(kind="key", names=frozenset({nul})))).items == []

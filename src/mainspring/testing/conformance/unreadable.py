@@ -131,8 +131,7 @@ class UnreadableTests(Suite):
         await self.damage_run(store, "bad", "payload")
         kept = await store.renew([Held(run.id, run.token) for run in held], self.ticks(30))
         assert len(kept) == 2
-        now = await store.now()
-        assert await store.commit([transitions.succeeded(r, now, None) for r in held]) == [True] * 2
+        await self.succeed(store, *held)
 
     @_each_run_part
     async def test_cancelling_an_unreadable_run_leaves_the_damaged_part(
@@ -167,8 +166,7 @@ class UnreadableTests(Suite):
             assert [run.state for run in fired.runs] == [State.PENDING]
             await self.pass_ticks(1)
             [held] = await self.claim(store)
-            now = await store.now()
-            assert await store.commit([transitions.succeeded(held, now, None)]) == [True]
+            await self.succeed(store, held)
 
     async def test_a_slot_waits_for_an_unreadable_run_that_is_running(self, store: Store) -> None:
         job = await self.put(store)

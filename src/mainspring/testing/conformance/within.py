@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mainspring.core import transitions
 from mainspring.core.model import State
 from mainspring.errors import InvalidInput, InvalidPayload, RunNotFound
 from mainspring.stores.protocol import Store
@@ -81,8 +80,7 @@ class WithinTests(Suite):
         async with self.caller(store) as session:
             [added] = await store.add([self.run("b", dedupe_key="k")], session)
         assert added.duplicate is False
-        [held] = await store.add([self.run("c", dedupe_key="k")])
-        assert (held.run.id, held.duplicate) == ("b", True)
+        assert await self.added(store, "c", dedupe_key="k") == ("b", True)
 
     async def test_a_run_may_follow_one_of_the_same_transaction(self, store: Store) -> None:
         async with self.caller(store) as session:
@@ -94,7 +92,7 @@ class WithinTests(Suite):
         assert sorted(await self.all_ids(store)) == ["a", "b"]
         assert await self.all_ids(store, upstream=frozenset({"a"})) == ["b"]
         [run] = await self.claim(store)
-        assert await store.commit([transitions.succeeded(run, await store.now(), None)]) == [True]
+        await self.succeed(store, run)
 
     async def test_what_cannot_be_kept_leaves_the_transaction_usable(self, store: Store) -> None:
         async with self.caller(store) as session:
