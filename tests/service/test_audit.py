@@ -10,7 +10,7 @@ from tests.support.service import WEBHOOK, Api, Make
 
 def change(path: str) -> AuditEntry:
     return AuditEntry(
-        key="", key_name="", address="127.0.0.1", method="POST", path=path, status=200
+        key_id="", key_name="", address="127.0.0.1", method="POST", path=path, status=200
     )
 
 

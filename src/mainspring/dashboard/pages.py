@@ -213,7 +213,7 @@ class Asset(Struct, frozen=True):
 @cache
 def _assets() -> tuple[str, dict[str, Asset]]:
     """A hash of all files, and each file by its path. They are read once: 250 KB."""
-    found: dict[str, Asset] = {}
+    assets: dict[str, Asset] = {}
     whole = hashlib.sha256()
     for path in sorted(FOLDER.rglob("*")):
         if path.suffix in MEDIA_TYPES:
@@ -221,8 +221,8 @@ def _assets() -> tuple[str, dict[str, Asset]]:
             whole.update(content)
             name = path.relative_to(FOLDER).as_posix()
             gzipped = gzip.compress(content, mtime=0)
-            found[name] = Asset(content, gzipped, MEDIA_TYPES[path.suffix])
-    return whole.hexdigest()[:12], found
+            assets[name] = Asset(content, gzipped, MEDIA_TYPES[path.suffix])
+    return whole.hexdigest()[:12], assets
 
 
 def asset_address(name: str) -> str:

@@ -32,20 +32,20 @@ _LAST = 2**63 - 1
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True):
-    """A change that was done. `key` and `key_name` are empty where no key was needed, `created` (an
-    id) where the request created nothing that it did not name in its path, `detail` where the path
-    says it all."""
+    """A change that was done. `key_id` and `key_name` are None where no key was needed,
+    `created_id` where the request created nothing that it did not name in its path, `detail` where
+    the path says it all."""
 
     at: datetime = EPOCH
     """When it was written; the log sets it."""
-    key: str
-    key_name: str
-    address: str
+    key_id: str | None
+    key_name: str | None
+    address: str | None
     method: str
     path: str
     status: int
-    created: str = ""
-    detail: str = ""
+    created_id: str | None = None
+    detail: str | None = None
 
 
 class AuditLog:
@@ -106,6 +106,6 @@ def _note(now: datetime, entry: AuditEntry) -> Note:
     value = structs.asdict(entry) | {
         "at": now,
         "path": entry.path[:500],
-        "detail": entry.detail[:LONGEST_DETAIL],
+        "detail": entry.detail and entry.detail[:LONGEST_DETAIL],
     }
     return Note(kind=note_kinds.AUDIT, name=name, value=value, expires_at=now + RETENTION)

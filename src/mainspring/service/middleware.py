@@ -92,14 +92,14 @@ class RequestChecks:
         key = state.get("key")
         self._service.audit.record(
             AuditEntry(
-                key="" if key is None else key.id,
-                key_name="" if key is None else key.name,
-                address=(scope.get("client") or ("",))[0],
+                key_id=None if key is None else key.id,
+                key_name=None if key is None else key.name,
+                address=(scope.get("client") or (None,))[0],
                 method=scope["method"],
                 path=local_path(scope),
                 status=status,
-                created=state.get("created", ""),
-                detail=state.get("detail", ""),
+                created_id=state.get("created"),
+                detail=state.get("detail") or None,
             )
         )
 

@@ -29,14 +29,14 @@ _RETRY_AFTER = {"Retry-After": ("integer", "Seconds to wait before the next try.
 
 def description(app: FastAPI) -> Schema:
     if app.openapi_schema is None:
-        made = get_openapi(
+        document = get_openapi(
             title=app.title,
             version=app.version,
             description=app.description,
             routes=app.routes,
             openapi_version="3.1.0",
         )
-        parts = made.setdefault("components", {})
+        parts = document.setdefault("components", {})
         schemas = parts.setdefault("schemas", {})
         routes = {
             (method, route.path_format): route
@@ -60,12 +60,12 @@ def description(app: FastAPI) -> Schema:
                 "description": "The same key in another header.",
             },
         }
-        made["security"] = [{"bearer": []}, {"apiKey": []}, {}]
-        for path, operations in made["paths"].items():
+        document["security"] = [{"bearer": []}, {"apiKey": []}, {}]
+        for path, operations in document["paths"].items():
             for verb, operation in operations.items():
                 method = verb.upper()
                 _complete(path, method, operation, routes[method, path])
-        app.openapi_schema = made
+        app.openapi_schema = document
     return app.openapi_schema
 
 
@@ -104,7 +104,7 @@ def _response(about: str, document: type[Document]) -> Schema:
 
 
 def _without_null(schema: Schema) -> Schema:
-    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
     return kinds[0] if len(kinds) == 1 else schema
 
 

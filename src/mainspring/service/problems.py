@@ -475,8 +475,8 @@ _KINDS = frozenset({"str", "int", "float", "bool", "BackoffBody", "MisfireBody",
 def _message(field: str, error: Any) -> FieldError:
     kind, context = error["type"], error.get("ctx", {})
     if kind == NAMED_FIELD:
-        made = FieldError.predicate if context["predicate"] else FieldError
-        return made(field, context["message"])
+        make = FieldError.predicate if context["predicate"] else FieldError
+        return make(field, context["message"])
     if kind == "missing":
         return FieldError.remark(field, "this is required")
     if kind == "extra_forbidden":
@@ -487,8 +487,8 @@ def _message(field: str, error: Any) -> FieldError:
         )
     if kind == "value_error":
         why = context["error"]
-        made = FieldError.predicate if isinstance(why, WrongFormat) else FieldError.remark
-        return made(field, str(why))
+        make = FieldError.predicate if isinstance(why, WrongFormat) else FieldError.remark
+        return make(field, str(why))
     given = _given(error, field)
     if kind in ("literal_error", "enum"):
         return FieldError.predicate(field, f"is one of {context['expected']}, not {given}")

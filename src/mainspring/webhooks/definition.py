@@ -192,20 +192,20 @@ def _fields(given: Given) -> dict[str, Any]:
 
 def _check_fields(fields: Mapping[str, Any], errors: InputErrors) -> dict[str, Any]:
     """Check the fields that need neither keys nor the old webhook. None means the default."""
-    made: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     if "method" in fields:
         with errors, _errors_of("webhook.method"):
-            made["method"] = _method(fields["method"])
+            checked["method"] = _method(fields["method"])
     if "body" in fields:
         with errors, _errors_of("webhook.body"):
-            made["body"] = check_body(fields["body"])
+            checked["body"] = check_body(fields["body"])
     if "success" in fields:
         with errors, _errors_of("webhook.success"):
-            made["success"] = _codes(fields["success"]) or ((200, 299),)
+            checked["success"] = _codes(fields["success"]) or ((200, 299),)
     if "retry_on" in fields:
         with errors, _errors_of("webhook.retry_on"):
-            made["retry_on"] = _codes(fields["retry_on"])
-    return made
+            checked["retry_on"] = _codes(fields["retry_on"])
+    return checked
 
 
 def _method(given: Any) -> str:
@@ -270,8 +270,8 @@ def _url(given: Any, allow: AllowList) -> str:
     netloc = f"[{host}]" if ":" in host else host
     netloc += f":{port}" if port is not None else ""
     path, query = quote(parts.path or "/", safe=_UNESCAPED), quote(parts.query, safe=_UNESCAPED)
-    made: str = urlunsplit((parts.scheme, netloc, path, query, ""))
-    return made
+    canonical: str = urlunsplit((parts.scheme, netloc, path, query, ""))
+    return canonical
 
 
 def _quoted_url(url: str, before: str) -> str:

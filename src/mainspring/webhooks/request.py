@@ -63,7 +63,7 @@ def check_templates(value: Any, where: str) -> None:
 
 def strip_template_spaces(text: str) -> str:
     """The text without spaces inside `{{ }}`, for URLs, which cannot contain spaces."""
-    return _MARK.sub(lambda found: f"{{{{{found[1].strip()}}}}}", text)
+    return _MARK.sub(lambda mark: f"{{{{{mark[1].strip()}}}}}", text)
 
 
 class Template(Struct, frozen=True):
@@ -76,11 +76,11 @@ class Template(Struct, frozen=True):
     def of(cls, text: str) -> Template:
         """Split a text. Unknown names, which `check_templates` refuses, stay as text."""
         texts, names, end = [], [], 0
-        for found in _MARK.finditer(text):
-            if (name := found[1].strip()) in TEMPLATE_NAMES:
-                texts.append(text[end : found.start()])
+        for mark in _MARK.finditer(text):
+            if (name := mark[1].strip()) in TEMPLATE_NAMES:
+                texts.append(text[end : mark.start()])
                 names.append(name)
-                end = found.end()
+                end = mark.end()
         return cls((*texts, text[end:]), tuple(names))
 
     @classmethod

@@ -86,12 +86,12 @@ class WebhookSettings:
         MAINSPRING_RETRY_AFTER_CAP, for a scheduler that is given none."""
         environ = os.environ if environ is None else environ
         allow = environ.get(ALLOW_VARIABLE, "").split(",")
-        found: dict[str, Any] = {"allow": [entry for entry in map(str.strip, allow) if entry]}
+        settings: dict[str, Any] = {"allow": [entry for entry in map(str.strip, allow) if entry]}
         if text := environ.get(PER_HOST_VARIABLE, "").strip():
-            found["per_host"] = _per_host(text)
+            settings["per_host"] = _per_host(text)
         if text := environ.get(CAP_VARIABLE, "").strip():
-            found["retry_after_cap"] = duration(text, what=CAP_VARIABLE)
-        return cls(**found)
+            settings["retry_after_cap"] = duration(text, what=CAP_VARIABLE)
+        return cls(**settings)
 
 
 def _per_host(text: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 from mainspring.core import schedules
 from mainspring.core.options import JobOptions, PolicyOptions, option_names
 from mainspring.core.policy import OPTIONS
+from mainspring.service.schemas import job
 from mainspring.service.schemas.job import SENT, JobBody
 from mainspring.service.schemas.job_options import job_options
 from mainspring.service.settings import ServiceSettings
@@ -66,6 +67,22 @@ async def test_a_new_job_is_defined_and_its_schedule_parsed_once(
         "POST", "/api/v1/jobs", json={**WEBHOOK, "successCodes": [200], "retryOn": ["5xx"]}
     )
     assert sorted(calls) == ["define", "parse"]
+
+
+async def test_an_edit_renders_the_stored_job_once_and_the_new_one_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await api.ok("POST", "/api/v1/jobs", json=WEBHOOK)
+    rendered: list[int] = []
+    render = job.Job.of
+
+    def counted(stored: Any, *more: Any, **options: Any) -> Any:
+        rendered.append(stored.version)
+        return render(stored, *more, **options)
+
+    monkeypatch.setattr(job.Job, "of", counted)
+    await api.ok("PATCH", f"/api/v1/jobs/{made['id']}", json={**made, "priority": 7})
+    assert len(rendered) == len({*rendered}) == 2
 
 
 @pytest.mark.parametrize("timeout", [30, 2, 499, 0.5])

@@ -99,11 +99,11 @@ async def dead_letters(
 
 def _groups(runs: Sequence[Run]) -> list[Group]:
     """The largest first, then the one that failed last."""
-    found: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+    alike: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in runs:
-        found[run.job_id, _pattern(run)].append(run)
-    groups = [Group(job_id, pattern, runs) for (job_id, pattern), runs in found.items()]
-    return sorted(groups, key=lambda one: -len(one.runs))
+        alike[run.job_id, _pattern(run)].append(run)
+    groups = [Group(job_id, pattern, runs) for (job_id, pattern), runs in alike.items()]
+    return sorted(groups, key=lambda group: -len(group.runs))
 
 
 def _pattern(run: Run) -> str:

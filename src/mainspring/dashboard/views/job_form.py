@@ -250,7 +250,7 @@ def duration_text(milliseconds: int | None) -> str:
         return ""
     if milliseconds == 0:
         return "0s"
-    size, unit = next(one for one in _UNITS if milliseconds % one[0] == 0)
+    size, unit = next(unit for unit in _UNITS if milliseconds % unit[0] == 0)
     return f"{milliseconds // size}{unit}"
 
 

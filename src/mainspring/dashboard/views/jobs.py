@@ -113,7 +113,7 @@ async def jobs(
         match={name: value for name, value in match.items() if value is not None},
         sort=sort,
         desc=desc,
-        tags=sorted({one for job in listed.items for one in job.tags}),
+        tags=sorted({tag_of_job for job in listed.items for tag_of_job in job.tags}),
         queues=_queues(listed.items, workers),
         paused_since=paused_since,
         sample=sample_job(workers),

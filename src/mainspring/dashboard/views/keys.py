@@ -58,9 +58,9 @@ def describe_change(routes: Iterable[BaseRoute], entry: AuditEntry) -> str | Non
     """What a request did: the summary of its route, and whom it concerned."""
     scope = {"type": "http", "method": entry.method, "path": entry.path}
     for route in routes:
-        match, found = route.matches(scope)
+        match, matched = route.matches(scope)
         if match is Match.FULL and isinstance(route, CheckedRoute) and route.summary:
-            parts = (*found["path_params"].values(), entry.created, entry.detail)
+            parts = (*matched["path_params"].values(), entry.created_id, entry.detail)
             return ": ".join([route.summary.partition(";")[0], *filter(None, parts)])
     return None
 

@@ -233,13 +233,13 @@ class Milestone(Struct, frozen=True):
 def _phases(run: Run, now: datetime) -> list[Phase]:
     """The run's life in parts, each as wide as the logarithm of its time: a wait of a day beside an
     attempt of a millisecond."""
-    found: list[tuple[str, str, float]] = []
+    parts: list[tuple[str, str, float]] = []
     at = run.created_at
 
     def until(moment: datetime, name: str, tone: str = "") -> None:
         nonlocal at
         if moment > at or tone:
-            found.append((name, tone, max(0.0, (moment - at).total_seconds())))
+            parts.append((name, tone, max(0.0, (moment - at).total_seconds())))
             at = max(at, moment)
 
     ended = run.finished_at or now
@@ -266,9 +266,9 @@ def _phases(run: Run, now: datetime) -> list[Phase]:
         until(now, "waiting for the next attempt" if spans else name)
     elif not spans:
         until(ended, f"{run.state} without an attempt")
-    weights = [1 + math.log1p(seconds * 20) for _, _, seconds in found]
+    weights = [1 + math.log1p(seconds * 20) for _, _, seconds in parts]
     total, left, phases = sum(weights), 0.0, []
-    for (name, tone, seconds), weight in zip(found, weights, strict=True):
+    for (name, tone, seconds), weight in zip(parts, weights, strict=True):
         width = 100 * weight / total
         phases.append(Phase(name, tone, seconds, round(left, 2), round(width, 2)))
         left += width
@@ -301,7 +301,7 @@ def _milestones(run: Run) -> list[Milestone]:
     if run.finished_at is not None:
         name = str(run.state).capitalize()
         events.append(Milestone(name, run.finished_at, TONES.get(run.state, ""), run.reason or ""))
-    return sorted(events, key=lambda one: one.at)
+    return sorted(events, key=lambda event: event.at)
 
 
 # -- attempts ---------------------------------------------------------------------------------

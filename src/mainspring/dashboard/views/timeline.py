@@ -147,7 +147,7 @@ async def _rows(client: Client, chosen: set[str], axis: Axis, *, is_paused: bool
             _row(name, by_id.get(name), shown, periods if is_frequent else None, axis, is_paused)
         )
     far = axis.end + HOUR
-    return sorted(rows, key=lambda one: (one.next or far, one.job_id))
+    return sorted(rows, key=lambda row: (row.next or far, row.job_id))
 
 
 def _row(

@@ -237,20 +237,20 @@ async def _add_job(
 def _named_fields(body: JobFields, faults: Sequence[FieldError] = ()) -> Iterator[None]:
     """Report the library's errors under the names of the fields that the client sent, beside the
     faults that the service found itself."""
-    found: list[FieldError] = []
+    errors: list[FieldError] = []
     try:
         yield
     except InvalidInput as error:
-        found = library_faults(error, body)
-        if not found and not faults:
+        errors = library_faults(error, body)
+        if not errors and not faults:
             raise
     except MainspringError as error:
         if not faults:
             raise
         if isinstance(error, HandlerNotFound):
-            found = [FieldError("handler", str(error))]
-    if found or faults:
-        merged = {fault.field: fault for fault in (*found, *faults)}
+            errors = [FieldError("handler", str(error))]
+    if errors or faults:
+        merged = {fault.field: fault for fault in (*errors, *faults)}
         raise ApiError.of_fields(*merged.values())
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Self
 from msgspec import UNSET, UnsetType
 
 from mainspring.service.api_keys import Key, KeyState, Scope
-from mainspring.service.audit import AuditEntry
 from mainspring.service.schemas.documents import Cursor, Document, example
 from mainspring.service.schemas.fields import Body, Duration, OneLine
 from mainspring.service.schemas.json_format import Time, to_iso
@@ -93,20 +92,6 @@ class Audit(Document):
     detail: Annotated[str | None, example("schedule, enabled")]
     """What was done, where the path does not say it: the fields of a job that changed, or the
     action on many and whom it concerned."""
-
-    @classmethod
-    def of(cls, entry: AuditEntry) -> Self:
-        return cls(
-            at=to_iso(entry.at),
-            key_id=entry.key or None,
-            key_name=entry.key_name or None,
-            address=entry.address or None,
-            method=entry.method,
-            path=entry.path,
-            status=entry.status,
-            created_id=entry.created or None,
-            detail=entry.detail or None,
-        )
 
 
 class AuditList(Document):

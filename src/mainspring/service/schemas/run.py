@@ -222,14 +222,9 @@ class Explanation(Document):
 
     @classmethod
     def of(cls, reason: explanation.Explanation) -> Self:
-        return cls(
-            code=reason.code,
-            sentence=reason.sentence,
-            job_id=reason.job_id,
-            run_id=reason.run_id,
-            at=to_iso(reason.at),
-            facts=camel_case(reason.facts),
-        )
+        document = super().of(reason)
+        document.facts = camel_case(reason.facts)
+        return document
 
 
 class Backfill(Document):
