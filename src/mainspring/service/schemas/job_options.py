@@ -41,11 +41,13 @@ from mainspring.service.schemas.job import (
 from mainspring.service.settings import ServiceSettings
 from mainspring.webhooks.service import HANDLER, masked_headers
 
+FORMS = tuple(map(to_camel, SCHEDULE_FORMS))
 ALIAS = {name: field.alias or name for name, field in JobUpdateBody.model_fields.items()}
-_REQUEST = [name for name, sent in SENT.items() if sent.only == "endpoint"]
+ENDPOINT_ONLY = tuple(name for name, sent in SENT.items() if sent.only == "endpoint")
+HANDLER_ONLY = tuple(name for name, sent in SENT.items() if sent.only == "handler")
 _READ_APART = {
     *("name", *SCHEDULE_FORMS, "metadata", "retry_delay", "backoff"),
-    *("endpoint", *_REQUEST),
+    *("endpoint", *ENDPOINT_ONLY),
 }
 """The fields that are not one option of the library each."""
 _NULL_IS_LEFT_OUT = {"timezone", "jitter", "handler", "execution_type", "retry_attempts"}
@@ -69,11 +71,11 @@ def new_job_id(body: JobBody) -> str:
 
 
 def schedule_forms(sent: Mapping[str, Any]) -> list[str]:
-    """The fields that give a schedule. A job that was read has its interval or its date-time also
-    as the text in `schedule`."""
-    forms = [name for name in SCHEDULE_FORMS if sent.get(ALIAS[name]) is not None]
+    """The API's names of the fields that give a schedule. A job that was read has its interval or
+    its date-time also as the text in `schedule`."""
+    forms = [name for name in FORMS if sent.get(name) is not None]
     if len(forms) == 2 and forms[0] == "schedule":
-        other = sent[ALIAS[forms[1]]]
+        other = sent[forms[1]]
         if isinstance(other, int | float):
             other = interval_text(timedelta(milliseconds=other))
         if other == sent["schedule"]:
@@ -89,7 +91,7 @@ def job_options(
     options = _options(sent)
     calls = sent.get("endpoint") is not None or sent.get("handler") is None
     options["defaults"] = default_options(settings, defaults, calls=calls)
-    if forms := schedule_forms(body.as_sent):
+    if forms := [name for name in SCHEDULE_FORMS if sent.get(name) is not None]:
         options["schedule"] = sent[forms[0]]
     if calls:
         options.pop("handler", None)
@@ -254,7 +256,7 @@ def _new_job_rules(sent: Mapping[str, Any]) -> Iterator[FieldError]:
         yield FieldError("endpoint", why)
         if runs:
             yield FieldError("handler", why)
-    if not {*map(to_camel, SCHEDULE_FORMS), "after"} & sent.keys():
+    if not {*FORMS, "after"} & sent.keys():
         yield FieldError(
             "schedule",
             "give schedule (such as '0 */5 * * * *'), every or runAt; schedule: null makes a job"
@@ -300,9 +302,8 @@ def _rules(document: Mapping[str, Any], sent: Mapping[str, Any]) -> Iterator[Fie
         yield from _kind_rules(document, calls=calls)
     if len(forms := schedule_forms(sent)) > 1:
         for name in forms:
-            why = f"give one of {', '.join(map(to_camel, forms))}: a job has one schedule"
-            yield FieldError(ALIAS[name], why)
-    has_schedule = any(document.get(ALIAS[name]) is not None for name in SCHEDULE_FORMS)
+            yield FieldError(name, f"give one of {', '.join(forms)}: a job has one schedule")
+    has_schedule = any(document.get(name) is not None for name in FORMS)
     if not has_schedule and document.get("timezone") not in (None, "UTC"):
         yield FieldError.predicate("timezone", "is for a schedule, and this job has none")
     if calls and isinstance(timeout := sent.get("timeout"), int | float) and 0 < timeout < 500:
@@ -326,9 +327,8 @@ def _kind_rules(document: Mapping[str, Any], *, calls: bool) -> Iterator[FieldEr
     """A field of the other kind of job may be there only if it says nothing."""
     kinds = ("calls an endpoint", "runs a handler")
     this, other = kinds if calls else kinds[::-1]
-    for name, field in SENT.items():
-        is_other = field.only == ("handler" if calls else "endpoint")
-        if is_other and document.get(ALIAS[name]) not in (None, "auto"):
+    for name in HANDLER_ONLY if calls else ENDPOINT_ONLY:
+        if document.get(ALIAS[name]) not in (None, "auto"):
             why = f"is for a job that {other}, and this job {this}"
             yield FieldError.predicate(ALIAS[name], why)
 
@@ -337,9 +337,8 @@ def _edited_document(
     job: Job, document: dict[str, Any], changed: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The job as a client would read it after the edit."""
-    forms = {ALIAS[name] for name in SCHEDULE_FORMS}
-    if forms & changed.keys():
-        document = document | dict.fromkeys((*forms, "timezone", "jitter"))
+    if {*FORMS} & changed.keys():
+        document = document | dict.fromkeys((*FORMS, "timezone", "jitter"))
     kept = {"handler"} if job.webhook is not None else {"endpoint"}
     if changed.get("endpoint") is None:
         kept.add("endpoint")
@@ -390,7 +389,7 @@ def _schedule_changes(job: Job, sent: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _webhook_options(sent: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("endpoint", *_REQUEST) if sent.get("endpoint") is not None else _REQUEST
+    names = ("endpoint", *ENDPOINT_ONLY) if sent.get("endpoint") is not None else ENDPOINT_ONLY
     options = {
         SENT[name].option or name: sent[name]
         for name in names
