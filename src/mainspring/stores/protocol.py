@@ -430,7 +430,7 @@ class Store(Protocol):
         job gives its due run with the earliest `run_at`, if its limits allow another one. When each
         job has had its turn, the next round begins, until `limit` is reached or no job has a run to
         give. On MongoDB clients that compete for runs take turns within a part of the runs each,
-        and over all runs once a second (claim_partition.py).
+        and over all runs once a second (`mongodb/claim.py`).
 
         No job exceeds its `concurrency`, counted over running runs with a valid lease: its own, or
         those of all stored jobs that share its `concurrency_key` (a run of a job that was removed

@@ -152,7 +152,7 @@ async def test_a_lock_that_is_held_too_long_is_unavailable(
     path = tmp_path / "bucket"
     bucket = await opened(path)
     etag = await bucket.put("a", b"1", expected_etag=None)
-    [lock] = (path / ".mainspring").glob("lock-*")
+    lock = path / ".mainspring" / "lock"
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StoreUnavailable, match="another process has held this lock"):
@@ -166,7 +166,7 @@ async def test_a_lock_file_that_was_deleted_is_made_again(tmp_path: Path) -> Non
     path = tmp_path / "bucket"
     bucket = await opened(path)
     etag = await bucket.put("a", b"1", expected_etag=None)
-    [lock] = (path / ".mainspring").glob("lock-*")
+    lock = path / ".mainspring" / "lock"
     lock.unlink()
     assert await bucket.put("a", b"2", expected_etag=etag) is not None
     await bucket.close()

@@ -1,11 +1,11 @@
 """`file:///dir`: a directory as a bucket, with a compare-and-swap made of file locks and renames.
 
     DIR/SHARD/head              an object: one line with its entity tag and size, then its content
-    DIR/.mainspring/lock-NN     held while an object is replaced or deleted; each key has one
+    DIR/.mainspring/lock        held while an object is replaced or deleted
     DIR/.mainspring/new-ETAG    the next version of an object, until it is renamed into its place
 
-A writer writes the new version completely and flushes it to the disk. Then it takes the lock of the
-key, compares the entity tag, and renames the new version into its place. A rename is atomic, so a
+A writer writes the new version completely and flushes it to the disk. Then it takes the lock,
+compares the entity tag, and renames the new version into its place. A rename is atomic, so a
 reader sees the old version or the new one and never a part. The lock is not held while the disk
 works: a process that is stopped (SIGSTOP, a debugger) while it holds the lock blocks all writers,
 and so that is rare. The kernel releases the lock of a writer that dies. What it had written stays
@@ -25,7 +25,6 @@ import re
 import secrets
 import stat
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +51,6 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _OWN_FOLDER: Final = ".mainspring"
-_LOCKS: Final = 32
 _HEADER: Final = re.compile(rb"mainspring object ([0-9a-f]{32}) ([0-9]{15})\n")
 _HEADER_SIZE: Final = 67
 _THREADS: Final = 8
@@ -78,6 +76,7 @@ class DirectoryBucket:
             raise InvalidInput("file:// needs file locks of POSIX, which this system does not have")
         self._path = Path(path).absolute()
         self._own_folder = self._path / _OWN_FOLDER
+        self._lock = self._own_folder / "lock"
         self._threads: ThreadPoolExecutor | None = None
         self._process = 0
         self.location = f"file://{quote(str(self._path))}"
@@ -194,7 +193,7 @@ class DirectoryBucket:
         new = self._own_folder / f"new-{etag}"
         try:
             _write_durably(new, b"mainspring object %b %015d\n" % (etag.encode(), len(data)), data)
-            with self._locked(zlib.crc32(key.encode()) % _LOCKS):
+            with self._locked():
                 if _etag_of(file) != expected_etag:
                     return None
                 new.rename(file)
@@ -209,7 +208,7 @@ class DirectoryBucket:
             file = self._path / key
             if file.exists():
                 # A file that is no object belongs to somebody else, whatever its name.
-                with suppress(StoreDamaged), self._locked(zlib.crc32(key.encode()) % _LOCKS):
+                with suppress(StoreDamaged), self._locked():
                     if _etag_of(file) is not None:
                         file.unlink(missing_ok=True)
                 changed.add(file.parent)
@@ -243,9 +242,9 @@ class DirectoryBucket:
                 _flush_directory(path.parent)
 
     @contextmanager
-    def _locked(self, number: int) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         for _ in range(_LOCK_TRIES):
-            if (descriptor := self._try_lock(number)) is not None:
+            if (descriptor := self._try_lock()) is not None:
                 try:
                     yield
                 finally:
@@ -253,14 +252,13 @@ class DirectoryBucket:
                 return
             time.sleep(random.uniform(0, _LOCK_PAUSE))
         raise StoreUnavailable(
-            f"{self._own_folder / f'lock-{number:02}'}: another process has held this lock for"
+            f"{self._lock}: another process has held this lock for"
             f" {_LOCK_TRIES * _LOCK_PAUSE / 2:g} s; it will be tried again"
         )
 
-    def _try_lock(self, number: int) -> int | None:
+    def _try_lock(self) -> int | None:
         """The descriptor that holds the lock, or None if another has it."""
-        path = self._own_folder / f"lock-{number:02}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -268,7 +266,7 @@ class DirectoryBucket:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             return None
-        if _is_at(descriptor, path):
+        if _is_at(descriptor, self._lock):
             return descriptor
         os.close(descriptor)  # somebody deleted the file: other writers lock a new one
         return None
