@@ -43,24 +43,6 @@ async def test_several_values_are_for_those_that_take_them(api: Api) -> None:
     assert told["detail"] == "job is given 2 times: give it once"
 
 
-@pytest.mark.parametrize("values", [("true", "false"), ("false", "true"), ("false", "false")])
-async def test_a_dry_run_that_is_asked_for_twice_does_nothing(
-    api: Api, values: tuple[str, str]
-) -> None:
-    await created(api, id="mine")
-    twice = "&".join(f"dryRun={value}" for value in values)
-    for method, path, body in (
-        ("POST", "/api/v1/jobs", {**WEBHOOK, "id": "new"}),
-        ("POST", "/api/v1/jobs/mine/trigger", None),
-        ("DELETE", "/api/v1/jobs/mine", None),
-    ):
-        told = await refused(api, method, f"{path}?{twice}", 422, json=body)
-        assert told["errors"][0]["field"] == "dryRun"
-    assert (await api.get("/api/v1/jobs/new")).status_code == 404
-    assert (await api.ok("GET", "/api/v1/runs?job=mine"))["items"] == []
-    await api.ok("GET", "/api/v1/jobs/mine")
-
-
 async def test_probes_take_whatever_a_monitor_adds(api: Api) -> None:
     for path in ("/livez", "/readyz", "/metrics", "/docs", "/api/observability/health"):
         assert (await api.get(f"{path}?_=1&verbose")).status_code == 200

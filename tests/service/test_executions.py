@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mainspring.core import transitions
 from mainspring.core.model import Attempt, Outcome, Page, Run, replace
 from mainspring.service.compat import executions_of
 from mainspring.stores.protocol import RunQuery
@@ -26,22 +25,6 @@ BODIES = [
 async def ids(api: Api, job: str, **params: Any) -> list[str]:
     answer = await api.ok("GET", f"/api/jobs/{job}/executions", params=params)
     return [one["_id"] for one in answer["data"]]
-
-
-@pytest.mark.parametrize("others", ["pending", "skipped", "cancelled"])
-async def test_runs_that_never_began_hide_no_attempt(working: Api, others: str) -> None:
-    api = working
-    ran = [await finished(api, name=str(n)) for n in range(3)]
-    delayed = await api.scheduler.enqueue_many("greet", [None] * 60, delay="1d")
-    if others == "skipped":
-        now = await api.scheduler.now()
-        changes = [transitions.skipped(run, now, "misfire") for run in delayed]
-        assert all(await api.scheduler.store.commit(changes))
-    elif others == "cancelled":
-        assert (await api.scheduler.cancel_runs([run.id for run in delayed])).done == 60
-    newest = [f"{run}:1" for run in reversed(ran)]
-    assert await ids(api, "greet") == newest
-    assert await ids(api, "greet", limit=2) == newest[:2]
 
 
 @pytest.mark.parametrize("others", ["pending", "cancelled"])

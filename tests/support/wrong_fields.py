@@ -1,12 +1,9 @@
-"""Documents with two wrong fields: values of each field of a job and of a preview that are refused.
-
-Tests send each pair of fields once, `chaos/` with each combination of their values.
-"""
+"""Documents with two wrong fields: values of each field of a job and a preview that are refused."""
 
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 from tests.support.service import Api
@@ -64,21 +61,18 @@ def fields_of(body: Any) -> list[str]:
     return [field.alias for field in body.model_fields.values()]
 
 
-def pairs(
-    fields: list[str], first: str, wrong: dict[str, list[Any]], *, every: bool = False
-) -> list[dict[str, Any]]:
-    """Documents with a wrong value in the first field and one in another field: not both of a wrong
-    type, because pydantic reports those at once. `every`: all combinations of two fields, and not
-    one of them in turn."""
+def pairs(fields: list[str], wrong: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """A document for each two fields, with a wrong value in both: not both of a wrong type, because
+    pydantic reports those at once."""
     documents = []
-    for number, second in enumerate(fields[fields.index(first) + 1 :]):
+    for number, (first, second) in enumerate(combinations(fields, 2)):
         ours, others = wrong.get(first, STRANGE), wrong.get(second, STRANGE)
-        combinations = [
-            {first: one, second: other}
-            for one, other in product(ours, others)
-            if one is ours[-1] or other is others[-1]
+        both = [
+            {first: value, second: other}
+            for value, other in product(ours, others)
+            if value is ours[-1] or other is others[-1]
         ]
-        documents += combinations if every else [combinations[number % len(combinations)]]
+        documents.append(both[number % len(both)])
     return documents
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Self
 
@@ -19,25 +20,21 @@ KIB = 1024
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?", re.IGNORECASE | re.ASCII)
 
 
-def _span(given: Any) -> timedelta:
-    try:
-        return duration(given)
-    except InvalidInput:
-        raise ValueError("a span with its unit, such as 12h or 30d") from None
+def _read_by(read: Callable[[Any], Any], allowed: str) -> BeforeValidator:
+    """Reads a setting with a reader of the library. The error says what is allowed."""
+
+    def validate(given: Any) -> Any:
+        try:
+            return None if given is None else read(given)
+        except InvalidInput:
+            raise ValueError(allowed) from None
+
+    return BeforeValidator(validate)
 
 
-def _prune_every(given: Any) -> timedelta | None:
-    try:
-        return None if given is None else read_prune_every(given)
-    except InvalidInput:
-        raise ValueError("1 second to 1 day, with its unit, such as 10m") from None
-
-
-def _size(given: Any) -> int | None:
-    try:
-        return memory_size(given)
-    except InvalidInput:
-        raise ValueError("a number of bytes, or a size such as 512MiB or 2GB") from None
+Span = _read_by(duration, "a span with its unit, such as 12h or 30d")
+PruneEvery = _read_by(read_prune_every, "1 second to 1 day, with its unit, such as 10m")
+Size = _read_by(memory_size, "a number of bytes, or a size such as 512MiB or 2GB")
 
 
 def _hosts(given: str) -> str:
@@ -97,14 +94,14 @@ class ServiceSettings(BaseSettings):
     With them an API key is needed. A name may have a port (jobs.example.org:8443): then pages of
     that port count as this service's own. Without one, those of ports 80 and 443 do."""
     drain_timeout: int = Field(30_000, ge=0, le=3_600_000)
-    retention: Annotated[timedelta, BeforeValidator(_span)] = timedelta(days=30)
+    retention: Annotated[timedelta, Span] = timedelta(days=30)
     """How long finished runs are kept, with a unit as in 30d. A bare number is refused: it would be
     seconds, and somebody who means days would lose the history."""
     history: int | None = Field(None, ge=0)
     """How many finished runs of each job are kept."""
-    prune_every: Annotated[timedelta | None, BeforeValidator(_prune_every)] = None
+    prune_every: Annotated[timedelta | None, PruneEvery] = None
     """How often finished runs are deleted."""
-    memory_limit: Annotated[int | None, BeforeValidator(_size)] = None
+    memory_limit: Annotated[int | None, Size] = None
     """At so much memory, as in 1GB, the process is replaced."""
     leader_election: Annotated[bool, BeforeValidator(_true_or_false)] = True
     """Whether the store elects a leader among all processes. False: each acts as if it led."""

@@ -45,22 +45,14 @@ _RANGE = re.compile(r"([1-5])xx|([1-5]\d\d)(?:\s*-\s*([1-5]\d\d))?")
 _UNESCAPED = "/%:@!$&'()*+,;=~?[]{}"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e\xa0-\U0010ffff]*")
-_RESERVED_HEADERS = {
-    "host": "it is made from the URL",
-    "content-length": "it is made from the body",
-    "transfer-encoding": "bodies are sent whole",
-    "connection": "Mainspring sets the headers that control the connection",
-    "keep-alive": "Mainspring sets the headers that control the connection",
-    "proxy-connection": "Mainspring sets the headers that control the connection",
-    "proxy-authorization": "no proxy is used",
-    "te": "Mainspring sets the headers that control the connection",
-    "trailer": "bodies are sent whole",
-    "upgrade": "Mainspring sets the headers that control the connection",
-    "expect": "bodies are sent at once",
-    "webhook-id": "every request is signed with it",
-    "webhook-timestamp": "every request is signed with it",
-    "webhook-signature": "every request is signed with it",
-}
+_RESERVED_HEADERS = frozenset(
+    {
+        *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade"),
+        *("proxy-connection", "proxy-authorization", "te", "trailer", "expect"),
+        *("webhook-id", "webhook-timestamp", "webhook-signature"),
+    }
+)
+"""Headers of the connection and of the signature."""
 
 
 def define(job_id: str, given: Given, vault: Vault, allow: AllowList) -> Webhook:
@@ -333,7 +325,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
             )
         lower = name.lower()
         if lower in _RESERVED_HEADERS:
-            raise InvalidInput(f"the header {name} cannot be set: {_RESERVED_HEADERS[lower]}")
+            raise InvalidInput(f"the header {name} cannot be set: Mainspring sets it itself")
         if lower in seen:
             raise InvalidInput(f"the header {name} is given twice")
         seen.add(lower)

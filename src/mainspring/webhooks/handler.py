@@ -11,7 +11,7 @@ import email.utils
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from itertools import accumulate, chain
@@ -103,7 +103,8 @@ class WebhookHandler(Handler):
                 seconds = self._clock.monotonic() - began
                 _keep_detail(ctx, _detail(request, response, opened.redactor, seconds))
             assert response.status is not None
-            span.set_attribute("http.response.status_code", response.status)
+            if span is not None:
+                span.set_attribute("http.response.status_code", response.status)
             if _is_within(response.status, webhook.success):
                 return {"status": response.status}
             answered = _answered(response, opened.redactor)
@@ -282,32 +283,15 @@ def _first_headers(headers: Collection[Pair]) -> Collection[Pair]:
 # tracer provider. Spans contain neither secrets nor query strings.
 
 
-class Span(Protocol):
-    """The part of a span that this module uses."""
-
-    def set_attribute(self, key: str, value: Any) -> None: ...
-
-
-class _NoSpan:
-    def set_attribute(self, key: str, value: Any) -> None: ...
-
-
-CallSpan = AbstractContextManager[tuple[Span, Mapping[str, str]]]
-_UNTRACED: CallSpan = nullcontext((_NoSpan(), {}))
-
-
-def trace_call(request: PreparedRequest, ctx: RunContext) -> CallSpan:
-    """The span of a call, and the headers that carry it to the endpoint."""
+@contextmanager
+def trace_call(
+    request: PreparedRequest, ctx: RunContext
+) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    """The span of a call, or None, and the headers that carry it to the endpoint."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return _UNTRACED
-    return _span(trace, request, ctx)
-
-
-@contextmanager
-def _span(
-    trace: Any, request: PreparedRequest, ctx: RunContext
-) -> Iterator[tuple[Span, Mapping[str, str]]]:
+        yield None, {}
+        return
     from opentelemetry import propagate
 
     where = urlsplit(request.url)

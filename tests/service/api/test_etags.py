@@ -145,22 +145,6 @@ async def test_concurrent_edits_of_different_fields_are_all_kept(
         assert shown == value, field
 
 
-async def test_every_one_of_many_concurrent_edits_is_done(api: Api) -> None:
-    job_id = await created(api)
-    edits: list[dict[str, Any]] = [
-        *({"metadata": {"team": "x"}}, {"name": "Mine"}, {"backoff": "linear"}),
-        *({"retryDelay": 7000}, {"timezone": "Europe/Berlin"}, {"tags": ["a"]}, {"priority": 7}),
-    ]
-    await asyncio.gather(
-        *(api.ok("PATCH", f"/api/v1/jobs/{job_id}", json=one) for one in 5 * edits)
-    )
-    stored = await job(api, job_id)
-    assert stored["backoff"]["kind"] == "linear"
-    for one in edits:
-        for field, value in one.items():
-            assert field == "backoff" or stored[field] == value, field
-
-
 RULE = "DTSTART:20270101T090000\nRRULE:FREQ=DAILY;COUNT=3"
 
 

@@ -52,10 +52,7 @@ OfJob = Annotated[str | None, Query(max_length=200, description="Only events of 
 )
 @access("read")
 async def follow_events(
-    service: ServiceDep,
-    request: Request,
-    event: EventNames = None,
-    job: OfJob = None,
+    service: ServiceDep, request: Request, event: EventNames = None, job: OfJob = None
 ) -> Response:
     for pattern in event or ():
         _check_pattern(pattern)
@@ -64,13 +61,7 @@ async def follow_events(
         raise ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     names = _names(event or ["*"])
     session = session_cookie(request.scope) if by_session(request) else None
-    return EventStream(
-        service,
-        names,
-        job,
-        key_id=caller(request) or None,
-        session=session,
-    )
+    return EventStream(service, names, job, key_id=caller(request) or None, session=session)
 
 
 def _check_stream_limits(service: Service, key_id: str) -> None:

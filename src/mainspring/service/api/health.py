@@ -31,11 +31,7 @@ from mainspring.service.schemas.health import (
     Worker,
     WorkerList,
 )
-from mainspring.service.schemas.json_format import (
-    seconds_to_milliseconds,
-    to_iso,
-    to_milliseconds,
-)
+from mainspring.service.schemas.json_format import seconds_to_milliseconds, to_iso, to_milliseconds
 
 router = api_router(tags=["health"])
 
@@ -95,17 +91,13 @@ async def read_statistics(service: Service) -> Statistics:
         jobs=JobCounts(total=jobs.total or 0, enabled=enabled.total or 0),
         runs={state: counts.total(state) for state in State},
         last_day=LastDay(
-            succeeded=counts.ended.get(State.SUCCEEDED, 0),
-            failed=counts.ended.get(State.FAILED, 0),
+            succeeded=counts.ended.get(State.SUCCEEDED, 0), failed=counts.ended.get(State.FAILED, 0)
         ),
         due=sum(due.count for due in counts.due.values()),
     )
 
 
-@router.get(
-    "/api/v1/statistics/history",
-    summary="Show how runs ended over time",
-)
+@router.get("/api/v1/statistics/history", summary="Show how runs ended over time")
 @access("read")
 async def get_history(
     service: ServiceDep,
@@ -166,10 +158,7 @@ def _point(start: datetime, periods: list[Period]) -> HistoryPoint:
     )
 
 
-@router.get(
-    "/api/v1/breakers",
-    summary="List the circuit breakers that are open",
-)
+@router.get("/api/v1/breakers", summary="List the circuit breakers that are open")
 @access("read")
 async def list_open_breakers(service: ServiceDep) -> Reply[OpenBreakerList]:
     breakers = await service.client.open_breakers()
@@ -179,10 +168,7 @@ async def list_open_breakers(service: ServiceDep) -> Reply[OpenBreakerList]:
     return Reply(OpenBreakerList(items=items, next_cursor=None))
 
 
-@router.get(
-    "/api/v1/workers",
-    summary="List the workers that are alive",
-)
+@router.get("/api/v1/workers", summary="List the workers that are alive")
 @access("read")
 async def list_workers(service: ServiceDep) -> Reply[WorkerList]:
     items = [Worker.of(worker) for worker in await service.client.list_workers()]

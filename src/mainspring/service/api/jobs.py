@@ -86,11 +86,7 @@ SlotTime = Annotated[
 ]
 
 
-@router.post(
-    "",
-    status_code=201,
-    summary="Create a job",
-)
+@router.post("", status_code=201, summary="Create a job")
 @access("write")
 async def create_job(
     body: JobBody,
@@ -166,10 +162,7 @@ async def list_jobs(
     return await list_reply(JobList, read, document, limit=limit, cursor=cursor)
 
 
-@router.post(
-    "/bulk",
-    summary="Change many jobs; create, pause, resume, trigger or delete them",
-)
+@router.post("/bulk", summary="Change many jobs; create, pause, resume, trigger or delete them")
 @access("write")
 async def bulk_jobs(
     body: JobsBulkBody, service: ServiceDep, request: Request
@@ -183,10 +176,7 @@ async def bulk_jobs(
     )
 
 
-@router.post(
-    "/prune-orphans",
-    summary="Delete the jobs of code that is gone",
-)
+@router.post("/prune-orphans", summary="Delete the jobs of code that is gone")
 @access("write")
 async def prune_orphans(
     service: ServiceDep, request: Request, dry_run: PruneDryRun = False, force: Force = False
@@ -202,10 +192,7 @@ async def get_job(id: JobPath, service: ServiceDep) -> Reply[Job]:
     return _job(await service.client.get_job(id))
 
 
-@router.patch(
-    "/{id}",
-    summary="Change a job; what is left out stays",
-)
+@router.patch("/{id}", summary="Change a job; what is left out stays")
 @access("write")
 async def update_job(
     id: JobPath,
@@ -224,11 +211,7 @@ async def delete_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None)
     return Response(status_code=204)
 
 
-@router.post(
-    "/{id}/trigger",
-    status_code=202,
-    summary="Run a job now",
-)
+@router.post("/{id}/trigger", status_code=202, summary="Run a job now")
 @access("write")
 async def trigger_job(
     id: JobPath,
@@ -250,11 +233,7 @@ async def trigger_job(
     return Reply(Run.whole(run), 202, headers)
 
 
-@router.post(
-    "/{id}/backfill",
-    status_code=202,
-    summary="Run past slots of a job that have not run",
-)
+@router.post("/{id}/backfill", status_code=202, summary="Run past slots of a job that have not run")
 @access("write")
 async def backfill_job(
     id: JobPath, body: BackfillBody, service: ServiceDep, dry_run: BackfillDryRun = False
@@ -271,46 +250,33 @@ async def backfill_job(
     return Reply(Backfill.of(backfill), 200 if dry_run else 202)
 
 
-@router.post(
-    "/{id}/pause",
-    summary="Pause a job; its slots fire no more until it is resumed",
-)
+@router.post("/{id}/pause", summary="Pause a job; its slots fire no more until it is resumed")
 @access("write")
 async def pause_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
     return _job(await operations.set_job_enabled(service, id, if_match, enabled=False))
 
 
-@router.post(
-    "/{id}/resume",
-    summary="Resume a job; it goes on with its next slot",
-)
+@router.post("/{id}/resume", summary="Resume a job; it goes on with its next slot")
 @access("write")
 async def resume_job(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
     return _job(await operations.set_job_enabled(service, id, if_match, enabled=True))
 
 
 @router.post(
-    "/{id}/breaker/reset",
-    summary="Reset the circuit breaker of a job; its waiting runs start",
+    "/{id}/breaker/reset", summary="Reset the circuit breaker of a job; its waiting runs start"
 )
 @access("write")
 async def reset_breaker(id: JobPath, service: ServiceDep, if_match: IfMatch = None) -> Reply[Job]:
     return _job(await operations.close_breaker(service, id, if_match))
 
 
-@router.get(
-    "/{id}/health",
-    summary="Show the health of a job",
-)
+@router.get("/{id}/health", summary="Show the health of a job")
 @access("read")
 async def get_job_health(id: JobPath, service: ServiceDep) -> Reply[JobHealth]:
     return Reply(JobHealth.of(await service.client.job_health(id)))
 
 
-@router.get(
-    "/{id}/metrics",
-    summary="Show the metrics of a job",
-)
+@router.get("/{id}/metrics", summary="Show the metrics of a job")
 @access("read")
 async def get_job_metrics(
     id: JobPath, service: ServiceDep, window: Window = "24h"
@@ -321,20 +287,14 @@ async def get_job_metrics(
         raise ApiError.of_fields(FieldError("window", str(error))) from None
 
 
-@router.get(
-    "/{id}/workflow",
-    summary="Show the workflow that a job belongs to",
-)
+@router.get("/{id}/workflow", summary="Show the workflow that a job belongs to")
 @access("read")
 async def get_job_workflow(id: JobPath, service: ServiceDep) -> Reply[Workflow]:
     job = await service.client.get_job(id)
     return Reply(Workflow.of(await service.client.workflow(job)))
 
 
-@router.get(
-    "/{id}/explain",
-    summary="Say why a job does not run, or did not",
-)
+@router.get("/{id}/explain", summary="Say why a job does not run, or did not")
 @access("read")
 async def explain_job(id: JobPath, service: ServiceDep, at: SlotTime = None) -> Reply[Explanation]:
     await service.client.get_job(id)

@@ -22,14 +22,7 @@ from mainspring.service.dependencies import (
 from mainspring.service.problems import ApiError, too_many
 from mainspring.service.schemas.documents import Reply
 from mainspring.service.schemas.json_format import Time, to_iso
-from mainspring.service.schemas.key import (
-    ApiKey,
-    ApiKeyList,
-    Audit,
-    AuditList,
-    KeyBody,
-    Session,
-)
+from mainspring.service.schemas.key import ApiKey, ApiKeyList, Audit, AuditList, KeyBody, Session
 from mainspring.service.sessions import (
     HOST_PREFIX,
     SESSION_TTL,

@@ -86,10 +86,7 @@ async def list_runs(
     return await list_reply(RunList, read, Run.of, limit=limit, cursor=cursor)
 
 
-@router.post(
-    "/runs/bulk",
-    summary="Change many runs; cancel, retry or delete them",
-)
+@router.post("/runs/bulk", summary="Change many runs; cancel, retry or delete them")
 @access("write")
 async def bulk_runs(
     body: RunsBulkBody, service: ServiceDep, request: Request
@@ -107,20 +104,14 @@ async def get_run(id: RunPath, service: ServiceDep) -> Reply[Run]:
     return await _run(service, id)
 
 
-@router.get(
-    "/runs/{id}/workflow",
-    summary="Show the workflow that a run belongs to",
-)
+@router.get("/runs/{id}/workflow", summary="Show the workflow that a run belongs to")
 @access("read")
 async def get_run_workflow(id: RunPath, service: ServiceDep) -> Reply[Workflow]:
     run = await service.client.get_run(id)
     return Reply(Workflow.of(await service.client.workflow(run.id)))
 
 
-@router.get(
-    "/runs/{id}/explain",
-    summary="Say why a run has not run",
-)
+@router.get("/runs/{id}/explain", summary="Say why a run has not run")
 @access("read")
 async def explain_run(id: RunPath, service: ServiceDep) -> Reply[Explanation]:
     await service.client.get_run(id)
@@ -155,11 +146,7 @@ async def delete_run(id: RunPath, service: ServiceDep) -> Response:
     return Response(status_code=204)
 
 
-@router.post(
-    "/chains",
-    status_code=202,
-    summary="Run jobs one after the other",
-)
+@router.post("/chains", status_code=202, summary="Run jobs one after the other")
 @access("write")
 async def enqueue_chain(
     body: ChainBody, service: ServiceDep, request: Request

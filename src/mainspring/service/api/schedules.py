@@ -45,19 +45,13 @@ MAX_WAIT_SECONDS = 2.0
 """How long a preview waits for the ones before it."""
 
 
-@router.post(
-    "/preview",
-    summary="Show the next slots of a schedule",
-)
+@router.post("/preview", summary="Show the next slots of a schedule")
 @access("read")
 async def preview_schedule(body: PreviewBody, service: ServiceDep) -> Reply[Preview]:
     return Reply(await _compute_preview(service, body))
 
 
-@router.get(
-    "/forecast",
-    summary="Forecast the load that the schedules of all jobs make",
-)
+@router.get("/forecast", summary="Forecast the load that the schedules of all jobs make")
 @access("read")
 async def forecast_schedules(
     service: ServiceDep,
@@ -124,10 +118,7 @@ def _preview(body: PreviewBody, now: datetime, default_zone: str) -> Preview:
         description=schedule.describe(),
         timezone=schedule.timezone,
         slots=[
-            Slot(
-                utc=to_iso(slot),
-                local=slot.astimezone(zone).isoformat(timespec="milliseconds"),
-            )
+            Slot(utc=to_iso(slot), local=slot.astimezone(zone).isoformat(timespec="milliseconds"))
             for slot in slots
         ],
         warnings=warnings[:20],
