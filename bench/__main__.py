@@ -27,6 +27,7 @@ BENCHMARKS = {
     "mongodb_scale": "four processes, a limit over them, and a claim among a million, on MongoDB",
     "objects": "drain, latency, requests and their price on object storage, beside SQLite",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
+    "within": "a run in the program's own transaction, beside a bare insert in it",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",
     "peers": "Mainspring beside Huey, APScheduler, Celery, Dramatiq, Taskiq and RQ, in one table",

@@ -45,6 +45,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "SETTLE_SECONDS": 0.1,
     },
     "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
+    "within": {"TRANSACTIONS": 3, "WARM_UP": 1},
     "statistics": {"RUNS_DRAINED": 20, "ROUNDS": 1, "MANY_RUNS": 60, "FEW_RUNS": 40, "TIMES": 1},
     "sizing": {"RUNS_STORED": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
     "peers": {"DRIVEN": {"RUNS": 20, "SAMPLES": 3, "IDLE": 0.2, "TICKS": 2, "TICK_SECONDS": 2}},

@@ -6,7 +6,7 @@ What must be exact (limits, overlap, versions) is decided inside the store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from mainspring.core.clock import Clock
 from mainspring.core.model import Job
@@ -62,6 +62,17 @@ class JobCache:
             if edits == self._edits:  # otherwise an edit came during the read: these may be older
                 self._remember(jobs.values(), now)
         return answer
+
+    def cached(self, ids: Collection[str]) -> tuple[dict[str, Job], Followers] | None:
+        """The jobs and the followers, if all of them are in the cache and can be used without a
+        read. May be called from any thread."""
+        oldest = self._clock.monotonic() - self.MAX_AGE
+        known, followers = [self._known.get(job_id) for job_id in ids], self._followers
+        jobs = {entry[1].id: entry[1] for entry in known if entry and entry[0] >= oldest}
+        usable = len(jobs) == len(ids) and all(job.unreadable is None for job in jobs.values())
+        if not usable or followers is None or followers[0] < oldest:
+            return None
+        return jobs, followers[1]
 
     def last_known(self, ids: Iterable[str]) -> list[Job]:
         """Return those of the jobs that are in the cache, however old: for a first guess."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -30,12 +30,12 @@ from mainspring.engine.follower_releaser import (
 )
 from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.jobs_without_worker import followers_to_run
-from mainspring.engine.live_workers import LiveWorkers, find_workers, process_is_gone
+from mainspring.engine.live_workers import LiveWorker, LiveWorkers, find_workers, process_is_gone
 from mainspring.engine.run_waiters import RunWaiters
 from mainspring.engine.slots import job_was_removed, make_run, on_nodes, with_followers
 from mainspring.engine.store_retry import TRIES, contended
 from mainspring.engine.worker import Worker
-from mainspring.engine.workflow import refuse_cycle_of_links, upstream_first
+from mainspring.engine.workflow import Followers, refuse_cycle_of_links, upstream_first
 from mainspring.errors import InvalidState, RecordUnreadable, RunNotFound, StoreError
 from mainspring.stores.paging import read_note
 from mainspring.stores.protocol import Added, NoteWrite, RunQuery
@@ -64,13 +64,21 @@ class EnqueueBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class EnqueueFacts:
+    """What the runs of an enqueue are made from."""
+
+    jobs: Mapping[str, Job]
+    followers: Followers
+    workers: Sequence[LiveWorker]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class EnqueuePlan:
     """What an enqueue adds: for each payload a run (of an `each_node` job one for each node), and
     the runs that follow it."""
 
     instances: Sequence[tuple[Run, ...]]
-    upstream: tuple[str, ...]
-    """The runs that these come after, and that were there before."""
 
     @property
     def runs(self) -> list[Run]:
@@ -113,59 +121,65 @@ class RunOperations:
         """Add a run for each payload of each batch, all in one commit, and return them in order.
         The store encodes each payload, and refuses what is not JSON. An `each_node` job gets a run
         on each node; returned is the one on this node, if it is one, else that on the first."""
-        plan = await self.plan(batches, zone, source)
+        upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
+        await self._check_upstream(upstream)
+        facts = await self.read_facts({batch.job_id for batch in batches}, source)
+        plan = self.plan(batches, facts, zone, source)
         added = await self._engine.store.add(plan.runs)
-        if plan.upstream:  # it may have ended before its follower was added
+        if upstream:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
-                await self._releaser.release_followers(plan.upstream)
+                await self._releaser.release_followers(upstream)
         for item in added:
             if not item.duplicate:
                 skipped = item.run.state is State.SKIPPED
                 self._engine.emit("run.skipped" if skipped else "run.enqueued", item.run)
         return plan.results(added)
 
-    async def plan(
-        self,
-        batches: Sequence[EnqueueBatch],
-        zone: tzinfo,
-        source: Source,
-        *,
-        within: bool = False,
-    ) -> EnqueuePlan:
-        """Make the runs of an enqueue. With `within` they are added in the caller's transaction: it
-        alone may see the runs that they come after, and most enqueues then read nothing here."""
-        upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
-        if not within:
-            await self._check_upstream(upstream)
-        now = await (self._recent_time() if within else self._engine.store.now())
-        roots: list[Run] = []
-        jobs: dict[str, Job] = {}
-        for batch in batches:
-            job = jobs[batch.job_id] = await self._jobs.get_cached_job(batch.job_id)
-            handler = self._engine.registry.find(job.handler)
-            payloads = batch.payloads
-            if handler is not None and handler is not batch.checked_by:  # the job has changed since
-                payloads = check_payloads(handler, payloads, job.payload)
-            made_at = now + timedelta(microseconds=len(roots))
-            roots += self._make_runs(job, payloads, batch.options, zone, source, made_at)
+    async def read_facts(self, job_ids: Collection[str], source: Source) -> EnqueueFacts:
+        """Read what the plan of an enqueue needs to know."""
+        now = await self._engine.store.now()
+        self._engine.time.correct(now)
+        jobs = {job_id: await self._jobs.get_cached_job(job_id) for job_id in job_ids}
         followers = await followers_to_run(self._engine, jobs.keys())
         workers = await self._live_workers.find_nodes(
             [*jobs.values(), *followers.after(jobs).values()], only_here=source is Source.START
         )
+        return EnqueueFacts(jobs, followers, workers, now)
+
+    def known_facts(self, job_ids: Collection[str]) -> EnqueueFacts | None:
+        """The same where all of it was read within the last second, and no run follows or belongs
+        to a node. May be called from any thread."""
+        cached, time = self._engine.jobs.cached(job_ids), self._engine.time
+        if cached is None or time.age > self._engine.jobs.MAX_AGE:
+            return None
+        jobs, followers = cached
+        if followers.after(jobs) or any(job.policy.each_node for job in jobs.values()):
+            return None
+        return EnqueueFacts(jobs, followers, (), time.now())
+
+    def plan(
+        self, batches: Sequence[EnqueueBatch], facts: EnqueueFacts, zone: tzinfo, source: Source
+    ) -> EnqueuePlan:
+        """Make the runs of an enqueue."""
+        roots: list[Run] = []
+        for batch in batches:
+            job = facts.jobs[batch.job_id]
+            handler = self._engine.registry.find(job.handler)
+            payloads = batch.payloads
+            if handler is not None and handler is not batch.checked_by:  # the job has changed since
+                payloads = check_payloads(handler, payloads, job.payload)
+            made_at = facts.now + timedelta(microseconds=len(roots))
+            roots += self._make_runs(job, payloads, batch.options, zone, source, made_at)
         instances = [
             with_followers(
-                on_nodes(root, jobs[root.job_id], now, workers), followers, root.created_at, workers
+                on_nodes(root, facts.jobs[root.job_id], facts.now, facts.workers),
+                facts.followers,
+                root.created_at,
+                facts.workers,
             )
             for root in roots
         ]
-        return EnqueuePlan(instances, upstream)
-
-    async def _recent_time(self) -> datetime:
-        """The store's time, by a reading that is at most a second old."""
-        time = self._engine.time
-        if time.age > self._engine.jobs.MAX_AGE:
-            time.correct(await self._engine.store.now())
-        return time.now()
+        return EnqueuePlan(instances)
 
     async def find_targets(self, job_ids: Iterable[str]) -> dict[str, Target]:
         """The handlers that this process has for jobs, and the payloads of the jobs."""

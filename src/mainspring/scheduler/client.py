@@ -174,6 +174,7 @@ class Client:
             make_worker_id(self._rng), poll=poll, wait_for_store=wait_for_store
         )
         self._inline = inline
+        self._takes_within = False  # not yet known
         self._resources: Mapping[str, Any] = {}
         self._registry = Registry()
         self.webhooks = Webhooks(self._store, webhooks)
@@ -661,7 +662,8 @@ class Client:
     ) -> Run:
         """Queue one run. Options: delay, at, priority, queue, dedupe_key, dedupe_for, after,
         after_failure, within."""
-        [run] = await self._enqueue([_batch(job_id, [payload], options)])
+        within = options.pop("within", None)
+        [run] = await self._enqueue([_batch(job_id, [payload], options)], within=within)
         return run
 
     async def enqueue_many(
@@ -674,9 +676,10 @@ class Client:
 
         For runs of several jobs, or with options of their own, give a list instead:
         `enqueue_many([Enqueue("mail", {"to": "ada"}, delay="5m"), Enqueue("report")])`."""
+        within = options.pop("within", None)
         if payloads is None:
-            return await self._enqueue(_batches(job_id, options))
-        return await self._enqueue([_batch(job_id, list(payloads), options)])
+            return await self._enqueue(_batches(job_id, options), within=within)
+        return await self._enqueue([_batch(job_id, list(payloads), options)], within=within)
 
     async def chain(
         self,
@@ -723,7 +726,9 @@ class Client:
         self, job_id: JobRef, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> Run:
         """Run a job now, also a paused one. Options are those of `enqueue`."""
-        [run] = await self._enqueue([_batch(job_id, [payload], options)], Source.TRIGGER)
+        within = options.pop("within", None)
+        batch = _batch(job_id, [payload], options)
+        [run] = await self._enqueue([batch], Source.TRIGGER, within=within)
         return run
 
     async def backfill(
@@ -985,14 +990,16 @@ class Client:
     # Steps
 
     async def _enqueue(
-        self, batches: Sequence[EnqueueBatch], source: Source = Source.ENQUEUE
+        self,
+        batches: Sequence[EnqueueBatch],
+        source: Source = Source.ENQUEUE,
+        *,
+        within: Any = None,
     ) -> list[Run]:
         """Queue a run for each payload of each batch."""
-        within = batches[0].options.within if batches else None
-        if within is None:
-            self._refuse_in_transaction()
-        else:
-            self._check_within()
+        if within is not None:
+            return await self._enqueue_within(batches, source, within)
+        self._refuse_in_transaction()
         self._running()
         unchecked = {batch.job_id for batch in batches if batch.checked_by is None}
         targets = await self._find_targets(list(unchecked)) if unchecked else {}
@@ -1003,10 +1010,21 @@ class Client:
                 payloads = check_payloads(handler, batch.payloads, job_payload)
                 batch = dataclasses.replace(batch, payloads=payloads, checked_by=handler)
             checked.append(batch)
-        if within is None:
-            return await self._call(self._runs.enqueue(checked, self._zone, source))
-        plan = await self._call(self._runs.plan(checked, self._zone, source, within=True))
-        # Here and not on the engine's loop: the connection belongs to this thread or loop.
+        return await self._call(self._runs.enqueue(checked, self._zone, source))
+
+    async def _enqueue_within(
+        self, batches: Sequence[EnqueueBatch], source: Source, within: Any
+    ) -> list[Run]:
+        """The same in the caller's transaction. Its connection belongs to this thread or loop, so
+        the store sends its statements from here. Most enqueues need no turn of the engine's loop:
+        that took longer than they do."""
+        if not (self._takes_within and self.started):
+            self._check_within()
+        job_ids = {batch.job_id for batch in batches}
+        facts = self._runs.known_facts(job_ids)
+        if facts is None:
+            facts = await self._call(self._runs.read_facts(job_ids, source))
+        plan = self._runs.plan(batches, facts, self._zone, source)
         return plan.results(await self._running().store.add(plan.runs, within=within))
 
     async def _find_targets(self, job_ids: Sequence[str]) -> dict[str, Target]:
@@ -1038,6 +1056,7 @@ class Client:
                 "to open the file, Mainspring has to write to it, and your transaction may hold its"
                 f" lock: start the {self._name} before your transaction begins"
             )
+        self._takes_within = True
 
     @property
     def _jobs(self) -> JobOperations:
@@ -1262,7 +1281,6 @@ def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBat
 
 def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
     """A batch of each `Enqueue` that `enqueue_many` is given."""
-    within = options.pop("within", None)
     listed = list(items) if isinstance(items, Iterable) and not isinstance(items, str) else [items]
     if options or not all(isinstance(item, Enqueue) for item in listed):
         raise InvalidInput(
@@ -1275,10 +1293,7 @@ def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
             "all runs of a call are added in one transaction: give within to enqueue_many itself",
             field="within",
         )
-    return [
-        EnqueueBatch(item.job_id, [item.payload], item.options.changed({"within": within}))
-        for item in listed
-    ]
+    return [EnqueueBatch(item.job_id, [item.payload], item.options) for item in listed]
 
 
 def _has_own_secret(given: Mapping[str, Any]) -> bool:

@@ -478,7 +478,7 @@ class Scheduler(Client):
         await self._settle_late_jobs()
         if (error := self._refused_late_jobs.get(batch.job_id)) is not None:
             raise error
-        return await self._enqueue([batch])
+        return await self._enqueue([batch], within=batch.options.within)
 
 
 _STARTED: weakref.WeakSet[Scheduler] = weakref.WeakSet()

@@ -14,7 +14,8 @@ from weakref import WeakSet
 
 from mainspring.core.model import Run
 from mainspring.stores.caller_connection import check_upstream, recognise, refuse
-from mainspring.stores.mongodb.database import BY_ID, Database
+from mainspring.stores.mongodb.codec import read_run
+from mainspring.stores.mongodb.database import BY_ID, Database, chunks
 from mainspring.stores.mongodb.dedupe import add_in_transaction, run_documents
 from mainspring.stores.protocol import Added
 
@@ -57,7 +58,11 @@ class Callers:
                 {"_id": {"$in": list(upstream)}}, {"_id": 1}, hint=BY_ID, session=within
             )
             check_upstream(runs, {run["_id"] async for run in walk})
-        return await add_in_transaction(bound, runs, documents)
+        if any(run.dedupe_key is not None for run in runs):
+            return await add_in_transaction(bound, runs, documents)
+        for part in chunks(documents):
+            await bound.runs.insert_many(part, ordered=False, session=within)
+        return [Added(read_run(document)) for document in documents]
 
 
 async def identity(db: Database) -> Any:

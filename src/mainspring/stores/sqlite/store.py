@@ -142,8 +142,7 @@ class SqliteStore:
     async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         if within is not None:
             session = self._open_session()
-            session.writer.identity.check()
-            return await add_within(session.file, session.writer.clock, runs, within)
+            return await add_within(session.file.absolute(), session.writer.clock, runs, within)
         added: list[Added] = await self._write(add_runs, [NewRun.of(r) for r in runs])
         return added
 

@@ -59,7 +59,7 @@ def _begin(connection: sqlite3.Connection, path: Path) -> None:
         [(_, _, file), *_] = connection.execute("PRAGMA database_list").fetchall()  # it is "main"
     except sqlite3.ProgrammingError as error:
         refuse(connection, f"this connection cannot be used ({error})", ACCEPTED)
-    if not file or not os.path.samefile(file, path):
+    if file != str(path) and not (file and os.path.samefile(file, path)):
         refuse(connection, f"this connection is to {file or 'memory'}, not to {path}", ACCEPTED)
     if connection.in_transaction:
         return
