@@ -19,22 +19,22 @@ MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
 
 
 def job(name: str, schedule: str | None, *, zone: str = "UTC", **more: Any) -> Job:
-    made = None if schedule is None else parse(schedule, timezone=zone).bind(name, MONDAY)
+    bound = None if schedule is None else parse(schedule, timezone=zone).bind(name, MONDAY)
     return Job(
         id=name,
         handler=name,
         created_at=MONDAY,
         updated_at=MONDAY,
-        schedule=made,
+        schedule=bound,
         enabled=more.pop("enabled", True),
         policy=Policy.make(**more),
     )
 
 
-def bounded(one: Job, **bounds: Any) -> Job:
+def bounded(unbounded: Job, **bounds: Any) -> Job:
     """The job with other bounds, or another jitter, of its schedule."""
-    assert one.schedule is not None
-    return replace(one, schedule=dataclasses.replace(one.schedule, **bounds))
+    assert unbounded.schedule is not None
+    return replace(unbounded, schedule=dataclasses.replace(unbounded.schedule, **bounds))
 
 
 def test_runs_are_counted_by_hour_and_weekday() -> None:
@@ -44,19 +44,19 @@ def test_runs_are_counted_by_hour_and_weekday() -> None:
         job("idle", None),
         job("asleep", "@hourly", enabled=False),
     ]
-    found = forecast_load(jobs, MONDAY, 14)
-    assert (found.runs, found.paused, found.unscheduled) == (16, 1, 1)
-    assert [row[2] for row in found.heat] == [1.0] * 7
-    assert (found.heat[6][23], found.heat[5][23]) == (1.0, 0.0)
-    assert [(load.job_id, load.runs, load.shortest_gap) for load in found.jobs] == [
+    forecast = forecast_load(jobs, MONDAY, 14)
+    assert (forecast.runs, forecast.paused, forecast.unscheduled) == (16, 1, 1)
+    assert [row[2] for row in forecast.heat] == [1.0] * 7
+    assert (forecast.heat[6][23], forecast.heat[5][23]) == (1.0, 0.0)
+    assert [(load.job_id, load.runs, load.shortest_gap) for load in forecast.jobs] == [
         ("nightly", 14, 86400.0),
         ("sunday", 2, 604800.0),
     ]
 
 
 def test_hours_are_those_of_the_given_zone() -> None:
-    found = forecast_load([job("nightly", "0 2 * * *")], MONDAY, 7, "Asia/Kolkata")
-    assert found.heat[0][7] == 1.0
+    forecast = forecast_load([job("nightly", "0 2 * * *")], MONDAY, 7, "Asia/Kolkata")
+    assert forecast.heat[0][7] == 1.0
     with pytest.raises(InvalidInput, match="Mars/Base"):
         forecast_load([], MONDAY, 7, "Mars/Base")
 
@@ -82,27 +82,30 @@ def test_frequent_jobs_count_the_same_by_arithmetic(
 def test_jobs_that_start_in_the_same_second_collide() -> None:
     midnight = [job(f"j{n}", "0 0 * * *") for n in range(12)]
     others = [job("free", "5 0 * * *"), job("hourly", "@hourly")]
-    found = forecast_load([*midnight, *others], MONDAY, 7)
-    [collision] = found.collisions
+    forecast = forecast_load([*midnight, *others], MONDAY, 7)
+    [collision] = forecast.collisions
     assert (collision.time, collision.most, collision.days) == ("00:00:00", 13, 7)
     assert len(collision.jobs) == 13
-    [suggestion] = found.suggestions
+    [suggestion] = forecast.suggestions
     assert suggestion.most_before == 13
     assert 1 <= suggestion.most_after < 6
     assert suggestion.schedules["j3"] == "H 0 * * *"
     assert suggestion.schedules["hourly"] == "H * * * *"
     changed = [job(name, text) for name, text in suggestion.schedules.items()]
     after = forecast_load(changed, MONDAY, 7)
-    assert max((one.most for one in after.collisions), default=1) <= suggestion.most_after + 1
+    assert (
+        max((collision.most for collision in after.collisions), default=1)
+        <= suggestion.most_after + 1
+    )
 
 
 def test_suggestions_leave_out_jobs_whose_bounds_leave_no_room() -> None:
     end = MONDAY + timedelta(days=1, hours=9)
     start = end - timedelta(minutes=1)
     jobs = [bounded(job(f"j{n}", "0 9 * * *"), start=start, end=end) for n in range(3)]
-    found = forecast_load(jobs, MONDAY, 3)
-    assert found.runs == 3
-    [suggestion] = found.suggestions
+    forecast = forecast_load(jobs, MONDAY, 3)
+    assert forecast.runs == 3
+    [suggestion] = forecast.suggestions
     assert "jitter" in suggestion.advice
     assert suggestion.schedules == {}
 
@@ -118,24 +121,28 @@ def test_suggestions_count_the_minutes_of_schedules_with_bounds() -> None:
 
 def test_a_collision_that_only_a_clock_change_makes_needs_no_suggestion() -> None:
     jobs = [job(f"j{n}", f"{n} 2 * * *", zone="Europe/Berlin") for n in (15, 45)]
-    found = forecast_load(jobs, MONDAY, 30, "Europe/Berlin")
-    assert [(one.time, one.days) for one in found.collisions] == [("03:00:00", 1)]
-    assert len(found.clock_changes) == 2
-    assert found.suggestions == ()
+    forecast = forecast_load(jobs, MONDAY, 30, "Europe/Berlin")
+    assert [(collision.time, collision.days) for collision in forecast.collisions] == [
+        ("03:00:00", 1)
+    ]
+    assert len(forecast.clock_changes) == 2
+    assert forecast.suggestions == ()
 
 
 def test_a_job_for_every_node_is_noted() -> None:
-    found = forecast_load([job("clean", "@hourly", each_node=True), job("a", "@daily")], MONDAY, 1)
-    assert found.runs == 25
-    assert found.notes == (
+    forecast = forecast_load(
+        [job("clean", "@hourly", each_node=True), job("a", "@daily")], MONDAY, 1
+    )
+    assert forecast.runs == 25
+    assert forecast.notes == (
         "clean: a slot runs on every node, and counts once here. It makes one run for each live"
         " worker",
     )
 
 
 def test_intervals_of_one_anchor_are_advised_to_jitter() -> None:
-    found = forecast_load([job("a", "1h"), job("b", "2h")], MONDAY, 2)
-    [suggestion] = found.suggestions
+    forecast = forecast_load([job("a", "1h"), job("b", "2h")], MONDAY, 2)
+    [suggestion] = forecast.suggestions
     assert 'jitter="1m"' in suggestion.advice
     assert (suggestion.jobs, suggestion.most_before, suggestion.most_after) == (("a", "b"), 2, 1)
 
@@ -147,11 +154,11 @@ def test_jobs_with_jitter_do_not_collide() -> None:
 
 def test_changes_of_the_clocks_are_listed_with_their_jobs() -> None:
     jobs = [job(name, "30 2 * * *", zone="Europe/Berlin") for name in ("b", "a")]
-    found = forecast_load([*jobs, job("utc", "30 2 * * *")], MONDAY, 30)
-    [change] = found.clock_changes
+    forecast = forecast_load([*jobs, job("utc", "30 2 * * *")], MONDAY, 30)
+    [change] = forecast.clock_changes
     assert change.effect == "2026-03-29 02:30 does not exist in Europe/Berlin: runs at 03:00"
     assert change.jobs == ("a", "b")
-    assert found.runs == 90
+    assert forecast.runs == 90
 
 
 def test_jobs_that_take_longer_than_their_interval_overrun() -> None:
@@ -160,22 +167,24 @@ def test_jobs_that_take_longer_than_their_interval_overrun() -> None:
         job("queued", "* * * * *", overlap="queue"),
         job("fine", "@hourly"),
     ]
-    found = add_overruns(
+    forecast = add_overruns(
         forecast_load(jobs, MONDAY, 1), jobs, {"slow": 90.0, "queued": 61.0, "fine": 90.0}
     )
-    assert [(one.job_id, one.p95_duration, one.interval) for one in found.overruns] == [
+    assert [
+        (overrun.job_id, overrun.p95_duration, overrun.interval) for overrun in forecast.overruns
+    ] == [
         ("slow", 90.0, 60.0),
         ("queued", 61.0, 60.0),
     ]
-    assert "skipped" in found.overruns[0].effect
-    assert "pile up" in found.overruns[1].effect
+    assert "skipped" in forecast.overruns[0].effect
+    assert "pile up" in forecast.overruns[1].effect
 
 
 def test_same_schedules_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SLOTS", 2000)
     jobs = [job(f"j{n}", "* * * * *") for n in range(1000)]
-    found = forecast_load(jobs, MONDAY, 1)
-    assert (found.runs, found.notes) == (1_440_000, ())
+    forecast = forecast_load(jobs, MONDAY, 1)
+    assert (forecast.runs, forecast.notes) == (1_440_000, ())
     hashed = [job(f"j{n}", "H * * * *") for n in range(1000)]
     assert forecast_load(hashed, MONDAY, 1).runs == 24_000
 
@@ -195,8 +204,8 @@ def test_forecast_that_would_leave_the_calendar_is_refused() -> None:
 def test_an_hour_that_the_forecast_sees_at_both_ends_counts_once() -> None:
     start = datetime(2026, 11, 17, 4, 20, tzinfo=UTC)
     jobs = [job("often", "*/10 * * * *")]
-    found = forecast_load(jobs, start, 7)
-    assert {mean for row in found.heat for mean in row} == {6.0}
+    forecast = forecast_load(jobs, start, 7)
+    assert {mean for row in forecast.heat for mean in row} == {6.0}
 
 
 @pytest.mark.parametrize("days", [7, 30])
@@ -204,5 +213,5 @@ def test_a_daily_job_is_one_run_at_whatever_minute_the_forecast_starts(days: int
     jobs = [job("daily", "0 9 * * *")]
     for minutes in range(0, 24 * 60, 7):
         start = datetime(2026, 11, 17, 0, 1, 30, tzinfo=UTC) + timedelta(minutes=minutes)
-        found = forecast_load(jobs, start, days, "Asia/Kolkata")
-        assert [row[14] for row in found.heat] == [1.0] * 7, start
+        forecast = forecast_load(jobs, start, days, "Asia/Kolkata")
+        assert [row[14] for row in forecast.heat] == [1.0] * 7, start

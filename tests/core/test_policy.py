@@ -101,11 +101,11 @@ class TestBackoff:
         jitter=st.one_of(st.booleans(), st.floats(0, 1)),
         failures=st.integers(1, 10**7),
     )
-    def test_never_negative_never_past_the_cap(self, failures: int, **made: Any) -> None:
-        made["cap"] += made["delay"]
-        backoff = Backoff(**made)
+    def test_never_negative_never_past_the_cap(self, failures: int, **options: Any) -> None:
+        options["cap"] += options["delay"]
+        backoff = Backoff(**options)
         wait = backoff.wait(failures, random.Random(3))
-        assert timedelta() <= wait <= timedelta(seconds=made["cap"])
+        assert timedelta() <= wait <= timedelta(seconds=options["cap"])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -392,9 +392,9 @@ def both(
     given: dict[str, Any], defaults: dict[str, Any], built_in: dict[str, Any], **more: Any
 ) -> tuple[Policy, dict[str, str]]:
     errors = InputErrors()
-    made = merge_policy(given, defaults, built_in, errors, **more)
+    merged_policy = merge_policy(given, defaults, built_in, errors, **more)
     errors.check()
-    return made
+    return merged_policy
 
 
 def merged(given: dict[str, Any], defaults: dict[str, Any]) -> Policy:
@@ -458,5 +458,5 @@ def test_wrong_default_is_refused_by_its_name(given: Any, field: str, message: s
 def test_all_wrong_defaults_are_named_at_once() -> None:
     with pytest.raises(InvalidInput) as refusal:
         check_defaults({"retries": -1, "queue": "", "speed": 9})
-    fields = {one.field for one in refusal.value.each()}
+    fields = {error.field for error in refusal.value.each()}
     assert fields == {"defaults.retries", "defaults.queue", "defaults.speed"}

@@ -123,10 +123,10 @@ def seconds() -> st.SearchStrategy[float]:
 
 @given(st.lists(seconds(), min_size=1, max_size=200), st.floats(min_value=0, max_value=1))
 def test_percentiles_are_within_the_accuracy(values: list[float], share: float) -> None:
-    found = Distribution.of(values).percentile(share)
+    median = Distribution.of(values).percentile(share)
     rank = max(-(-len(values) * share // 1), 1)
     true = sorted(values)[int(rank) - 1]
-    assert found == pytest.approx(true, rel=ACCURACY * 1.001)
+    assert median == pytest.approx(true, rel=ACCURACY * 1.001)
 
 
 @given(st.lists(st.lists(seconds(), max_size=20), max_size=10))
@@ -140,8 +140,8 @@ def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
 
 
 def test_what_is_shorter_than_a_millisecond_counts_as_a_millisecond() -> None:
-    found = Distribution.of([0.0, 1e-6, 0.0005])
-    assert found.percentile(0.5) == 0.0005  # no percentile is above the maximum
+    distribution = Distribution.of([0.0, 1e-6, 0.0005])
+    assert distribution.percentile(0.5) == 0.0005  # no percentile is above the maximum
     assert Distribution().percentile(0.5) is None
     assert Distribution().average is None
 
@@ -166,9 +166,9 @@ def test_the_order_of_ends_decides_which_failures_are_consecutive() -> None:
 
 def test_each_job_is_counted_by_the_hour_and_all_together_by_the_minute() -> None:
     hour = period_start(NOW, HOUR)
-    found = tally([end(State.SUCCEEDED, hour), end(State.FAILED, hour + MINUTE, "other")], NOW)
-    assert set(found.totals) == {"job", "other", WHOLE_STORE}
-    assert set(found.periods) == {
+    delta = tally([end(State.SUCCEEDED, hour), end(State.FAILED, hour + MINUTE, "other")], NOW)
+    assert set(delta.totals) == {"job", "other", WHOLE_STORE}
+    assert set(delta.periods) == {
         ("job", hour),
         ("other", hour),
         (WHOLE_STORE, hour),
@@ -177,8 +177,8 @@ def test_each_job_is_counted_by_the_hour_and_all_together_by_the_minute() -> Non
 
 
 def test_a_run_whose_job_cannot_be_read_is_counted_for_all_jobs_alone() -> None:
-    found = tally([end(State.CANCELLED, job_id="")], NOW)
-    assert found.totals[WHOLE_STORE].ended == {State.CANCELLED: 1}
+    delta = tally([end(State.CANCELLED, job_id="")], NOW)
+    assert delta.totals[WHOLE_STORE].ended == {State.CANCELLED: 1}
 
 
 def test_the_error_of_the_last_run_is_kept_short() -> None:
@@ -202,7 +202,7 @@ def test_ends_that_are_added_up_together_count_like_each_alone() -> None:
         together = tally(ends, now)
         totals: dict[str, Totals] = {}
         periods: dict[tuple[str, datetime], Period] = {}
-        for alone in (tally([one], now) for one in ends):
+        for alone in (tally([ending], now) for ending in ends):
             for job_id, counted in alone.totals.items():
                 totals[job_id] = totals.get(job_id, Totals()).plus(counted)
             for key, period in alone.periods.items():

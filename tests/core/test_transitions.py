@@ -30,13 +30,19 @@ BOOM = Failure("ValueError: boom", "Traceback…", Outcome.TIMED_OUT)
 
 
 def pending(**fields: Any) -> Run:
-    given = {"id": "r", "job_id": "j", "handler": "h", "created_at": BEGAN, "scheduled_at": BEGAN}
-    return Run(**{**given, "run_at": BEGAN, **fields})
+    defaults = {
+        "id": "r",
+        "job_id": "j",
+        "handler": "h",
+        "created_at": BEGAN,
+        "scheduled_at": BEGAN,
+    }
+    return Run(**{**defaults, "run_at": BEGAN, **fields})
 
 
 def running(**fields: Any) -> Run:
     """In its second attempt."""
-    given = {
+    defaults = {
         "state": State.RUNNING,
         "attempt": 2,
         "token": 4,
@@ -48,7 +54,7 @@ def running(**fields: Any) -> Run:
         "error": "first",
         "attempts": (FIRST,),
     }
-    return pending(**{**given, **fields})
+    return pending(**{**defaults, **fields})
 
 
 def applies(change: Change | None, run: Run) -> bool:

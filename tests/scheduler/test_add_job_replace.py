@@ -33,10 +33,10 @@ async def program(scheduler: Scheduler, **changes: Any) -> Any:
 
     handlers = {"greet": scheduler.job()(greet), "shout": scheduler.job()(shout)}
     await scheduler.start()
-    given: dict[str, Any] = {"handler": "greet", "schedule": "1h", "payload": {"name": "Ada"}}
-    given |= changes
-    given["handler"] = handlers[given["handler"]]
-    return await scheduler.add_job("greet-ada", replace=True, **given)
+    options: dict[str, Any] = {"handler": "greet", "schedule": "1h", "payload": {"name": "Ada"}}
+    options |= changes
+    options["handler"] = handlers[options["handler"]]
+    return await scheduler.add_job("greet-ada", replace=True, **options)
 
 
 async def test_the_same_job_at_each_start_changes_nothing() -> None:
@@ -106,10 +106,10 @@ async def test_a_moment_that_has_come_meanwhile_is_no_error_at_the_next_start(ma
     async with scheduler:
         soon = await scheduler.now() + timedelta(seconds=2)
         recorder = EventRecorder(scheduler, "run.succeeded")
-        given: dict[str, Any] = {"handler": handler, "schedule": at(soon), "replace": True}
-        await scheduler.add_job("once", **given)
+        options: dict[str, Any] = {"handler": handler, "schedule": at(soon), "replace": True}
+        await scheduler.add_job("once", **options)
         await recorder.until("run.succeeded")
-        job = await scheduler.add_job("once", **given)
+        job = await scheduler.add_job("once", **options)
         assert job.next_run_at is None
         assert len((await scheduler.list_runs(job="once")).items) == 1
 
@@ -126,11 +126,11 @@ async def test_a_webhook_keeps_its_signing_secret() -> None:
         assert second.webhook is not None
         assert second.webhook.signing == first.webhook.signing
         assert second.webhook.secret_headers != first.webhook.secret_headers
-        given = {**other, "signing_secret": new_signing_secret()}
-        third = await scheduler.add_job("call", webhook=given, replace=True)
+        signed = {**other, "signing_secret": new_signing_secret()}
+        third = await scheduler.add_job("call", webhook=signed, replace=True)
         assert third.webhook is not None
         assert third.webhook.signing != first.webhook.signing
-        assert await scheduler.add_job("call", webhook=given, replace=True) == third
+        assert await scheduler.add_job("call", webhook=signed, replace=True) == third
 
 
 async def test_a_producer_adds_jobs_for_a_handler_that_a_worker_has() -> None:

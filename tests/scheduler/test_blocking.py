@@ -53,11 +53,11 @@ def test_plain_code_with_blocking(file: str) -> None:
         later = child.blocking.options(delay="1h").enqueue(n=9)
         assert blocking.cancel(later.id) is True
 
-        found: list[Any] = []
-        other = threading.Thread(target=lambda: found.append(child.blocking.enqueue(n=5)))
+        runs: list[Any] = []
+        other = threading.Thread(target=lambda: runs.append(child.blocking.enqueue(n=5)))
         other.start()
         other.join(10)
-        assert blocking.wait(found[0].id, 10).result == 5
+        assert blocking.wait(runs[0].id, 10).result == 5
         with pytest.raises(AttributeError, match="no attribute 'job'"):
             blocking.job  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(NotStarted, match="not started"):

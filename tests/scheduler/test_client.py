@@ -53,7 +53,7 @@ async def test_runs_of_a_client_are_worked_on_by_a_scheduler(tmp_path: Path) -> 
         done = await client.wait(run.id, "10s")
         assert (done.state, done.result) == (State.SUCCEEDED, 42)
         many = await client.enqueue_many("double", [{"n": 1}, {"n": 2}])
-        assert [(await client.wait(one.id, "10s")).result for one in many] == [2, 4]
+        assert [(await client.wait(run.id, "10s")).result for run in many] == [2, 4]
 
 
 async def test_a_client_runs_no_handler(tmp_path: Path) -> None:
@@ -225,10 +225,10 @@ async def test_a_forecast_finds_jobs_that_take_longer_than_their_interval() -> N
 
     async with test:
         await test.tick("2h")
-        found = await test.scheduler.forecast(days=1)
-    assert found.start == test.now
-    assert found.runs == 24 * 60 + 24
-    [overrun] = found.overruns
+        forecast = await test.scheduler.forecast(days=1)
+    assert forecast.start == test.now
+    assert forecast.runs == 24 * 60 + 24
+    [overrun] = forecast.overruns
     assert (overrun.job_id, overrun.interval) == ("slow", 60.0)
     assert overrun.p95_duration == pytest.approx(90, rel=0.05)  # as exact as the counters
 
@@ -292,7 +292,7 @@ async def test_add_update_remove(make: Make) -> None:
         assert (off.enabled, off.next_run_at) == (False, None)
 
         page = await scheduler.list_jobs(tag="people")
-        assert [one.id for one in page.items] == ["greet-ada"]
+        assert [job.id for job in page.items] == ["greet-ada"]
 
         pending = await scheduler.enqueue("greet-ada", delay="1h")
         await scheduler.remove_job("greet-ada")
@@ -348,7 +348,7 @@ async def test_a_job_that_takes_the_id_of_another_has_none_of_its_runs(make: Mak
         go.set()
         done = await ended(scheduler, run)
         assert (done.state, done.reason) == (State.CANCELLED, "job removed")
-        assert [one.error for one in done.attempts if one.error] == ["ValueError: old"]
+        assert [attempt.error for attempt in done.attempts if attempt.error] == ["ValueError: old"]
         with pytest.raises(InvalidState, match="its job 'temp' was removed"):
             await scheduler.retry(run.id)  # nor does an operator bring it back
         assert (await ended(scheduler, await scheduler.trigger("temp"))).result == "new"
@@ -360,7 +360,7 @@ async def test_a_removal_spares_the_runs_of_a_job_that_takes_the_id_meanwhile(
 ) -> None:
     store = opened(place)
     scheduler = make(store, workers=0)
-    made: list[Run] = []
+    delayed_runs: list[Run] = []
 
     @scheduler.job()
     async def work() -> None: ...
@@ -368,7 +368,7 @@ async def test_a_removal_spares_the_runs_of_a_job_that_takes_the_id_meanwhile(
     async def make_anew() -> None:
         monkeypatch.undo()
         await scheduler.add_job("temp", handler="work")
-        made.extend([await scheduler.enqueue("temp", delay="1h") for _ in range(2)])
+        delayed_runs.extend([await scheduler.enqueue("temp", delay="1h") for _ in range(2)])
 
     async def put_jobs(writes: Sequence[JobWrite]) -> list[bool]:
         done = await put(writes)
@@ -386,11 +386,11 @@ async def test_a_removal_spares_the_runs_of_a_job_that_takes_the_id_meanwhile(
         old = [await scheduler.enqueue("temp", delay="1h") for _ in range(2)]
         monkeypatch.setattr(store, moment, put_jobs if moment == "put_jobs" else find_runs)
         await scheduler.remove_job("temp")
-        assert len(made) == 2
+        assert len(delayed_runs) == 2
         for run in old:
             done = await scheduler.get_run(run.id)
             assert (done.state, done.reason) == (State.CANCELLED, "job removed")
-        left = [await scheduler.get_run(run.id) for run in made]
+        left = [await scheduler.get_run(run.id) for run in delayed_runs]
         assert [run.state for run in left] == [State.PENDING] * 2
 
 
@@ -406,8 +406,8 @@ async def test_a_job_made_anew_elsewhere_is_not_held_for_gone(file: str) -> None
             raise ValueError
         return "done"
 
-    for one in (worker, other):
-        one.job(id="work")(work)
+    for node in (worker, other):
+        node.job(id="work")(work)
     async with worker, other:
         # A worker knows jobs as they were a second ago: so long it goes on with the old one.
         await other.add_job("temp", handler="work", retries=99, retry_delay="50ms")
@@ -633,9 +633,9 @@ async def test_jobs_are_listed_in_another_order_by_offset(make: Make) -> None:
         with pytest.raises(InvalidInput, match="order is one of id, next_run_at") as wrong:
             await scheduler.list_jobs(order="colour")  # type: ignore[arg-type]
         assert wrong.value.field == "order"
-        for given in ({"order": "updated_at"}, {"descending": True}):
+        for options in ({"order": "updated_at"}, {"descending": True}):
             with pytest.raises(InvalidInput, match="by offset") as wrong:
-                await scheduler.list_jobs(cursor="a", **given)
+                await scheduler.list_jobs(cursor="a", **options)
             assert wrong.value.field == "cursor"
 
 

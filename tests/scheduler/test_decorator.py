@@ -131,6 +131,8 @@ def test_wrong_calls_are_found_by_pyright(tmp_path: Path) -> None:
     checker = [sys.executable, "-m", "basedpyright", "--project", str(tmp_path)]
     command = [*checker, "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    told = json.loads(done.stdout)["generalDiagnostics"]
-    found = {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"}
-    assert found == marked(CALLS), done.stdout
+    reports = json.loads(done.stdout)["generalDiagnostics"]
+    lines = {
+        report["range"]["start"]["line"] + 1 for report in reports if report["severity"] == "error"
+    }
+    assert lines == marked(CALLS), done.stdout

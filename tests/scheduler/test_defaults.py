@@ -30,11 +30,11 @@ async def test_job_has_the_defaults_that_it_does_not_override() -> None:
         assert (second.policy.retries, second.policy.timeout) == (3, timedelta(minutes=5))
         assert first.origins == {"retries": "job", "timeout": "defaults"}
         assert second.origins == {"retries": "defaults", "timeout": "defaults"}
-        made = await scheduler.add_job("made", handler=other, queue="mail")
-        assert (made.policy.retries, made.policy.queue) == (3, "mail")
-        assert made.policy_origins() is not None
-        assert (made.policy_origins() or {})["queue"] == "job"
-        assert (made.policy_origins() or {})["priority"] == "built_in"
+        job = await scheduler.add_job("made", handler=other, queue="mail")
+        assert (job.policy.retries, job.policy.queue) == (3, "mail")
+        assert job.policy_origins() is not None
+        assert (job.policy_origins() or {})["queue"] == "job"
+        assert (job.policy_origins() or {})["priority"] == "built_in"
 
 
 async def test_other_defaults_at_the_next_start_reach_the_jobs_of_the_code_alone() -> None:
@@ -49,11 +49,11 @@ async def test_other_defaults_at_the_next_start_reach_the_jobs_of_the_code_alone
             if retries == 3:
                 await scheduler.add_job("made", handler="work", schedule="1h")
             assert (await scheduler.get_job("work")).policy.retries == retries
-            made = await scheduler.get_job("made")
-            assert made.policy.retries == 3
+            job = await scheduler.get_job("made")
+            assert job.policy.retries == 3
     async with Client(store, defaults={"retries": 7}) as client:
         again = await client.add_job("made", handler="work", schedule="1h", replace=True)
-        assert (again.policy.retries, again.next_run_at) == (7, made.next_run_at)
+        assert (again.policy.retries, again.next_run_at) == (7, job.next_run_at)
 
 
 async def test_edit_makes_a_value_the_jobs_own() -> None:

@@ -52,7 +52,7 @@ def test_the_name_of_a_file_gets_the_url_that_was_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("url", "meant"),
     [
         ("sqlite:jobs.db", "sqlite:///jobs.db"),
         ("sqlite:/srv/jobs.db", "sqlite:////srv/jobs.db"),
@@ -61,10 +61,10 @@ def test_the_name_of_a_file_gets_the_url_that_was_meant() -> None:
     ],
 )
 def test_a_sqlite_url_with_too_few_slashes_gets_the_one_that_was_meant(
-    given: str, meant: str
+    url: str, meant: str
 ) -> None:
     with pytest.raises(InvalidInput, match=rf"(did you mean|write) {re.escape(meant)}(\?\)|$)"):
-        Scheduler(given)
+        Scheduler(url)
 
 
 def test_a_path_or_nothing_is_no_store() -> None:
@@ -278,16 +278,16 @@ def test_a_rule_of_a_webhook_names_its_field(
 
 
 @pytest.mark.parametrize(
-    ("field", "given"),
+    ("field", "options"),
     [
         ("payload", {"payload": {"a": 1}}),
         ("timeout", {"timeout": "2h"}),
         ("isolation", {"isolation": "thread"}),
     ],
 )
-def test_a_rule_of_a_webhook_job_names_its_field(field: str, given: dict[str, Any]) -> None:
+def test_a_rule_of_a_webhook_job_names_its_field(field: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
-        Client("memory://").draft("a", webhook="https://example.org", **given)
+        Client("memory://").draft("a", webhook="https://example.org", **options)
     assert caught.value.field == field
 
 
@@ -349,23 +349,23 @@ IN_BERLIN: list[Any] = [
 Drafted = Callable[..., Schedule | None]
 
 
-def decorated(zone: str, **given: Any) -> Schedule | None:
+def decorated(zone: str, **options: Any) -> Schedule | None:
     scheduler = Scheduler("memory://", timezone=zone)
 
-    @scheduler.job(**given)
+    @scheduler.job(**options)
     def handler() -> None: ...
 
     [job] = scheduler.code_jobs
     return job.schedule
 
 
-def added(zone: str, **given: Any) -> Schedule | None:
+def added(zone: str, **options: Any) -> Schedule | None:
     scheduler = Scheduler("memory://", timezone=zone)
 
     @scheduler.job()
     def handler() -> None: ...
 
-    return scheduler.draft("another", handler="handler", **given).schedule
+    return scheduler.draft("another", handler="handler", **options).schedule
 
 
 def first(schedule: Schedule | None) -> datetime | None:
@@ -373,27 +373,27 @@ def first(schedule: Schedule | None) -> datetime | None:
     return schedule.next(AFTER)
 
 
-@pytest.mark.parametrize("made", [decorated, added])
+@pytest.mark.parametrize("draft", [decorated, added])
 @pytest.mark.parametrize("spec", WITHOUT_ZONE, ids=repr)
 def test_a_schedule_without_a_zone_takes_the_jobs_then_the_schedulers(
-    spec: Any, made: Drafted
+    spec: Any, draft: Drafted
 ) -> None:
-    assert first(made("UTC", schedule=spec)) == UTC_NINE
-    assert first(made("Europe/Berlin", schedule=spec)) == BERLIN_NINE
-    assert first(made("Europe/Berlin", schedule=spec, timezone="Asia/Kolkata")) == KOLKATA_NINE
+    assert first(draft("UTC", schedule=spec)) == UTC_NINE
+    assert first(draft("Europe/Berlin", schedule=spec)) == BERLIN_NINE
+    assert first(draft("Europe/Berlin", schedule=spec, timezone="Asia/Kolkata")) == KOLKATA_NINE
     assert first(parse(spec)) == UTC_NINE
 
 
-@pytest.mark.parametrize("made", [decorated, added])
+@pytest.mark.parametrize("draft", [decorated, added])
 @pytest.mark.parametrize("spec", IN_BERLIN, ids=repr)
 def test_a_schedule_keeps_its_zone_and_another_beside_it_is_refused(
-    spec: Any, made: Drafted
+    spec: Any, draft: Drafted
 ) -> None:
-    assert first(made("Asia/Kolkata", schedule=spec)) == BERLIN_NINE
-    assert first(made("UTC", schedule=spec, timezone="Europe/Berlin")) == BERLIN_NINE
+    assert first(draft("Asia/Kolkata", schedule=spec)) == BERLIN_NINE
+    assert first(draft("UTC", schedule=spec, timezone="Europe/Berlin")) == BERLIN_NINE
     for other in ("UTC", "Asia/Kolkata"):
         with pytest.raises(InvalidSchedule, match=f"Europe/Berlin.*{other}.*leave out one"):
-            made("Europe/Berlin", schedule=spec, timezone=other)
+            draft("Europe/Berlin", schedule=spec, timezone=other)
 
 
 def test_moments_with_an_offset_stay_where_they_are() -> None:

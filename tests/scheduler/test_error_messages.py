@@ -107,13 +107,13 @@ async def test_a_job_is_named_by_its_id_by_its_function_or_as_it_was_read() -> N
         return to
 
     async with scheduler:
-        for one in ("send", send, await scheduler.get_job(send)):
-            run = await scheduler.enqueue(one, {"to": "ada"})
+        for job in ("send", send, await scheduler.get_job(send)):
+            run = await scheduler.enqueue(job, {"to": "ada"})
             assert (await scheduler.wait(run.id, 10)).result == "ada"
             assert run.job_id == "send"
-            assert (await scheduler.pause_job(one)).enabled is False
-            assert (await scheduler.resume_job(one)).enabled is True
-            assert (await scheduler.job_metrics(one)).job_id == "send"
+            assert (await scheduler.pause_job(job)).enabled is False
+            assert (await scheduler.resume_job(job)).enabled is True
+            assert (await scheduler.job_metrics(job)).job_id == "send"
         assert len((await scheduler.list_runs(job=send)).items) == 3
 
 

@@ -257,9 +257,9 @@ def test_a_slot_is_explained_by_its_code_and_a_sentence(
     async def main() -> None:
         async with SharedStore().program(**options) as scheduler:
             await until(scheduler, now)
-            found = await scheduler.explain("report", slot)
-            assert (found.code, found.sentence) == (code, sentence)
-            assert slot in (None, found.at)
+            explanation = await scheduler.explain("report", slot)
+            assert (explanation.code, explanation.sentence) == (code, sentence)
+            assert slot in (None, explanation.at)
             for edge in (datetime.min, datetime.max):
                 odd = await scheduler.explain("report", edge.replace(tzinfo=UTC))
                 assert "is not a slot of its schedule" in odd.sentence
@@ -284,14 +284,14 @@ async def test_a_paused_job_says_so_for_now_and_for_its_slots(shared: SharedStor
         await scheduler.pause_job("report")
         await until(scheduler, at(1, 30))
         for moment in (None, at(1), at(2)):
-            found = await scheduler.explain("report", moment)
-            assert found.code == "paused"
-            assert found.sentence == "the job is paused, so no slot fires"
+            explanation = await scheduler.explain("report", moment)
+            assert explanation.code == "paused"
+            assert explanation.sentence == "the job is paused, so no slot fires"
         await scheduler.resume_job("report")
-        found = await scheduler.explain("report", at(1))
-        assert found.code == "no_record"
+        explanation = await scheduler.explain("report", at(1))
+        assert explanation.code == "no_record"
         assert "the job was changed at 2030-01-01T01:30:00Z, and may have been paused" in (
-            found.sentence
+            explanation.sentence
         )
 
 
@@ -307,9 +307,9 @@ async def test_a_paused_follower_says_so(shared: SharedStore) -> None:
         await scheduler.trigger("report")
         await asyncio.sleep(1)
         assert (await scheduler.list_runs(job="load")).items == []
-        found = await scheduler.explain("load")
-        assert (found.code, found.is_well) == ("paused", False)
-        assert found.sentence == "the job is paused, so no run of it is made after report"
+        explanation = await scheduler.explain("load")
+        assert (explanation.code, explanation.is_well) == ("paused", False)
+        assert explanation.sentence == "the job is paused, so no run of it is made after report"
         await scheduler.resume_job("load")
         assert (await scheduler.explain("load")).code == "no_schedule"
 
@@ -319,18 +319,22 @@ async def test_a_slot_while_firing_is_switched_off_on_every_worker(shared: Share
     off = "firing is switched off (enabled=False) on every worker that is alive."
     async with shared.program(enabled=False) as scheduler:
         await until(scheduler, at(0, 30))
-        found = await scheduler.explain("report")
-        assert (found.code, found.at) == ("disabled", None)
-        assert found.sentence == f"no slot fires: {off} Start one that fires"
+        explanation = await scheduler.explain("report")
+        assert (explanation.code, explanation.at) == ("disabled", None)
+        assert explanation.sentence == f"no slot fires: {off} Start one that fires"
         await until(scheduler, at(1, 30))
         late = "its slot at 2030-01-01T01:00:00Z has not been fired for 30 minutes"
         [worker] = await scheduler.list_workers()
         assert worker.fires is False
         for moment in (None, at(1)):
-            found = await scheduler.explain("report", moment)
-            assert (found.code, found.at, found.is_well) == ("disabled", at(1), False)
-            assert found.sentence == f"{late}: {off} Start one that fires"
-            assert found.facts["workers"] == [worker.id]
+            explanation = await scheduler.explain("report", moment)
+            assert (explanation.code, explanation.at, explanation.is_well) == (
+                "disabled",
+                at(1),
+                False,
+            )
+            assert explanation.sentence == f"{late}: {off} Start one that fires"
+            assert explanation.facts["workers"] == [worker.id]
         async with shared.program(workers=0) as looking:  # by the worker's note
             assert (await looking.explain("report")).code == "disabled"
         async with shared.program():
@@ -343,27 +347,29 @@ async def test_a_slot_while_firing_is_switched_off_on_every_worker(shared: Share
 async def test_an_overlap_names_the_run_that_had_not_ended(shared: SharedStore) -> None:
     async with shared.program(takes=90 * MINUTE) as scheduler:
         await until(scheduler, at(2, 10))
-        found = await scheduler.explain("report", at(2))
+        explanation = await scheduler.explain("report", at(2))
         first = "report@20300101T010000Z"
-        assert (found.code, found.facts) == ("overlap", {"unfinished": [first]})
-        assert found.sentence == (
+        assert (explanation.code, explanation.facts) == ("overlap", {"unfinished": [first]})
+        assert explanation.sentence == (
             "an earlier run of the job had not ended, and its overlap policy is to skip:"
             f" {first}, which is running"
         )
         await until(scheduler, at(2, 40))
-        found = await scheduler.explain("report", at(2))
-        assert found.sentence.endswith(f"{first}, which ended at 2030-01-01T02:30:00Z")
+        explanation = await scheduler.explain("report", at(2))
+        assert explanation.sentence.endswith(f"{first}, which ended at 2030-01-01T02:30:00Z")
 
 
 @virtual
 async def test_a_running_run_names_who_holds_its_lease(shared: SharedStore) -> None:
     async with shared.program(takes=10 * MINUTE) as scheduler:
         await until(scheduler, at(1, 1))
-        found = await scheduler.explain("report")
+        explanation = await scheduler.explain("report")
         [worker] = await scheduler.list_workers()
-        assert (found.code, found.facts["worker"]) == ("running", worker.id)
-        assert found.sentence.startswith(f"it is running: {worker.id} holds its lease until 2030-")
-        assert found.problem is None
+        assert (explanation.code, explanation.facts["worker"]) == ("running", worker.id)
+        assert explanation.sentence.startswith(
+            f"it is running: {worker.id} holds its lease until 2030-"
+        )
+        assert explanation.problem is None
 
 
 @virtual
@@ -374,14 +380,14 @@ async def test_a_dead_worker_holds_the_lease_until_it_lapses(shared: SharedStore
             worker="dead", handlers=frozenset({"report"}), limit=1, lease=timedelta(seconds=30)
         )
         await claim_runs(shared.store, claim)
-        found = await scheduler.explain(run.id)
-        assert found.sentence == (
+        explanation = await scheduler.explain(run.id)
+        assert explanation.sentence == (
             "it is running: dead holds its lease until 2030-01-01T00:00:30Z; if that worker is"
             " gone, another takes it over then"
         )
         await asyncio.sleep(MINUTE)
-        found = await scheduler.explain(run.id)
-        assert "its worker dead has not renewed its lease" in found.sentence
+        explanation = await scheduler.explain(run.id)
+        assert "its worker dead has not renewed its lease" in explanation.sentence
 
 
 @virtual
@@ -392,13 +398,13 @@ async def test_slots_that_were_missed_while_no_worker_was_alive(shared: SharedSt
     async with shared.program() as scheduler:
         await until(scheduler, at(5, 35))
         for hour in (2, 3, 4):
-            found = await scheduler.explain("report", at(hour))
-            assert (found.code, found.at) == ("down", at(hour))
-            assert found.sentence == (
+            explanation = await scheduler.explain("report", at(hour))
+            assert (explanation.code, explanation.at) == ("down", at(hour))
+            assert explanation.sentence == (
                 "it was missed: no worker was alive from 2030-01-01T01:30:00Z to"
                 " 2030-01-01T05:30:00Z (stopped, stalled, or cut off from the store)"
             )
-            assert found.facts["count"] == 3
+            assert explanation.facts["count"] == 3
         caught_up = await scheduler.explain("report", at(5))
         assert caught_up.code == "succeeded"
 
@@ -415,9 +421,9 @@ async def test_outages_of_a_few_seconds_read_as_down_too(shared: SharedStore) ->
         async with shared.program("*/2 * * * * *") as scheduler:
             await asyncio.sleep(10)
             slot = killed_at.replace(second=killed_at.second // 2 * 2, microsecond=0)
-            found = await scheduler.explain("report", slot + timedelta(seconds=4))
-            assert (seconds, found.code) == (seconds, "down")
-            assert found.facts["down_from"] <= killed_at < found.facts["down_to"]
+            explanation = await scheduler.explain("report", slot + timedelta(seconds=4))
+            assert (seconds, explanation.code) == (seconds, "down")
+            assert explanation.facts["down_from"] <= killed_at < explanation.facts["down_to"]
 
 
 @virtual
@@ -430,11 +436,11 @@ async def test_a_job_whose_next_slot_is_to_come_says_that_no_worker_is_alive(
     kill(dead)
     async with shared.program(workers=0) as looking:
         await asyncio.sleep(5)
-        found = await looking.explain("report")
-        assert (found.code, "worker" in found.sentence) == ("not_due", False)
+        explanation = await looking.explain("report")
+        assert (explanation.code, "worker" in explanation.sentence) == ("not_due", False)
         await asyncio.sleep(10)
-        found = await looking.explain("report")
-        assert (found.code, found.sentence) == (
+        explanation = await looking.explain("report")
+        assert (explanation.code, explanation.sentence) == (
             "not_due",
             "its next slot is at 2030-01-01T01:00:00Z, in 59 minutes 15 seconds. But no worker is"
             " alive",
@@ -449,8 +455,12 @@ async def test_a_run_that_was_deleted_is_no_missing_job(shared: SharedStore) -> 
         enqueued = await scheduler.enqueue("report")
         await scheduler.wait(enqueued.id, "1m")
         await scheduler.remove_runs([run.id, enqueued.id])
-        found = await scheduler.explain(run.id)
-        assert (found.code, found.at, found.job_id) == ("no_record", at(1), "report")
+        explanation = await scheduler.explain(run.id)
+        assert (explanation.code, explanation.at, explanation.job_id) == (
+            "no_record",
+            at(1),
+            "report",
+        )
         with pytest.raises(RunNotFound):
             await scheduler.explain(enqueued.id)
         with pytest.raises(RunNotFound):
@@ -467,18 +477,18 @@ async def test_slots_that_the_misfire_policy_passed_over(shared: SharedStore) ->
     other = Scheduler(shared.store, clock=VirtualClock(), inline=True, poll="1m")
     async with other:
         await until(other, at(3, 30))
-        found = await other.explain("report", at(2))
-        assert found.code == "no_handler"
-        assert found.sentence == (
+        explanation = await other.explain("report", at(2))
+        assert explanation.code == "no_handler"
+        assert explanation.sentence == (
             "its slot at 2030-01-01T02:00:00Z has not been fired for 1 hour 30 minutes: no live"
             " worker has its handler 'report'"
         )
         assert (await other.explain("report")).code == "no_handler"
         async with shared.program(misfire="skip") as scheduler:
             await until(scheduler, at(3, 31))
-            found = await scheduler.explain("report", at(2))
-    assert (found.code, found.facts["last"]) == ("misfire", at(3))
-    assert found.sentence == (
+            explanation = await scheduler.explain("report", at(2))
+    assert (explanation.code, explanation.facts["last"]) == ("misfire", at(3))
+    assert explanation.sentence == (
         "it was missed: no worker fired it before 2030-01-01T03:30:00Z, more than 1 minute late,"
         ' and with misfire="skip" it does not run then'
     )
@@ -490,9 +500,9 @@ async def test_a_due_slot_while_no_worker_is_alive(shared: SharedStore) -> None:
         await until(scheduler, at(1, 30))
     async with shared.program(workers=0) as looking:
         await until(looking, at(2, 30))
-        found = await looking.explain("report")
-        assert (found.code, found.at) == ("no_worker", at(2))
-        assert found.sentence == (
+        explanation = await looking.explain("report")
+        assert (explanation.code, explanation.at) == ("no_worker", at(2))
+        assert explanation.sentence == (
             "its slot at 2030-01-01T02:00:00Z has not been fired for 30 minutes: no worker is"
             " alive since 2030-01-01T01:30:00Z"
         )
@@ -504,9 +514,9 @@ async def test_a_run_that_expired(shared: SharedStore) -> None:
         await scheduler.enqueue("report")
         late = await scheduler.enqueue("report")
         await asyncio.sleep(30 * MINUTE)
-        found = await scheduler.explain(late.id)
-        assert found.code == "expired"
-        assert found.sentence == (
+        explanation = await scheduler.explain(late.id)
+        assert explanation.code == "expired"
+        assert explanation.sentence == (
             "its start deadline (2030-01-01T00:01:00Z) had passed before a worker could start it"
         )
 
@@ -516,8 +526,8 @@ async def test_a_slot_whose_run_was_pruned_because_newer_ones_are_kept(shared: S
     async with shared.program(history=2) as scheduler:
         await until(scheduler, at(4, 30))
         assert (await scheduler.explain("report", at(3))).code == "succeeded"
-        found = await scheduler.explain("report", at(2))
-        assert (found.code, found.sentence) == (
+        explanation = await scheduler.explain("report", at(2))
+        assert (explanation.code, explanation.sentence) == (
             "pruned",
             "its run is not kept any more: of this job the newest 2 runs are kept",
         )
@@ -531,8 +541,8 @@ async def test_a_follower_says_what_its_upstream_waits_for(shared: SharedStore) 
         first = await scheduler.enqueue("report")
         second = await scheduler.enqueue("report", after=first.id)
         third = await scheduler.enqueue("report", after=second.id)
-        found = await scheduler.explain(third.id)
-        assert found.sentence == (
+        explanation = await scheduler.explain(third.id)
+        assert explanation.sentence == (
             f"it waits for the end of {second.id} (it waits for the end of {first.id} (no worker is"
             " alive))"
         )
@@ -540,9 +550,9 @@ async def test_a_follower_says_what_its_upstream_waits_for(shared: SharedStore) 
         await asyncio.sleep(1)
         async with shared.program():
             await asyncio.sleep(20)
-            found = await scheduler.explain(second.id)
-            assert found.code == "upstream"
-            assert found.sentence == (
+            explanation = await scheduler.explain(second.id)
+            assert explanation.code == "upstream"
+            assert explanation.sentence == (
                 f"a run that it comes after did not succeed: {first.id} was cancelled"
             )
 
@@ -552,10 +562,10 @@ async def test_a_slot_is_named_as_it_can_be_typed(shared: SharedStore) -> None:
     shared.clock.offset += 0.25
     async with shared.program(None) as scheduler:
         await scheduler.add_job("often", schedule="1h", handler="report")
-        found = await scheduler.explain("often", at(3, 37))
-        for slot in (found.facts["before"], found.facts["after"]):
+        explanation = await scheduler.explain("often", at(3, 37))
+        for slot in (explanation.facts["before"], explanation.facts["after"]):
             assert slot.microsecond
-            assert f"{slot:%Y-%m-%dT%H:%M:%S.%fZ}" in found.sentence
+            assert f"{slot:%Y-%m-%dT%H:%M:%S.%fZ}" in explanation.sentence
         early = await scheduler.explain("often", at(0) - timedelta(days=1))
         assert early.code == "not_a_slot"
         first = early.facts["after"]
@@ -572,14 +582,14 @@ async def test_a_slot_is_found_by_its_whole_milliseconds(shared: SharedStore) ->
         assert slot.microsecond == 250123
         shown = slot.replace(microsecond=250000)
         for moment in (shown, slot):
-            found = await scheduler.explain("report", moment)
-            assert (found.code, found.at) == ("not_due", slot)
+            explanation = await scheduler.explain("report", moment)
+            assert (explanation.code, explanation.at) == ("not_due", slot)
         assert (await scheduler.explain("report", shown.replace(microsecond=249000))).code == (
             "not_a_slot"
         )
         await until(scheduler, slot + timedelta(seconds=1))
-        found = await scheduler.explain("report", shown)
-        assert (found.code, found.at) == ("succeeded", slot)
+        explanation = await scheduler.explain("report", shown)
+        assert (explanation.code, explanation.at) == ("succeeded", slot)
 
 
 @virtual
@@ -606,12 +616,12 @@ async def test_a_failed_run_and_a_job_without_a_schedule(shared: SharedStore) ->
 
     async with scheduler:
         run = await scheduler.wait((await fail.enqueue()).id, "1m")
-        found = await scheduler.explain(run)
-        assert found.sentence == (
+        explanation = await scheduler.explain(run)
+        assert explanation.sentence == (
             "it ran, and failed at attempt 1, the last that retries=0 allows:"
             " ValueError: no network"
         )
-        assert found.problem is None
+        assert explanation.problem is None
         idle = await scheduler.explain(fail)
         assert (idle.code, idle.facts) == ("no_schedule", {"last_run": run.id})
         assert (await scheduler.explain("report", at(1))).code == "no_schedule"
@@ -628,9 +638,9 @@ async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(shared: SharedSt
     await asyncio.sleep(4 * 60 * MINUTE)
     async with shared.program() as scheduler:
         await asyncio.sleep(5)
-        found = await scheduler.backfill("report", at(1), at(4))
+        explanation = await scheduler.backfill("report", at(1), at(4))
         await asyncio.sleep(5)
-        assert len(found.added) == 3
+        assert len(explanation.added) == 3
         for hour in (1, 2, 3):
             assert (await scheduler.explain("report", at(hour))).code == "succeeded"
 
@@ -653,9 +663,9 @@ async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(
         await asyncio.sleep(11)
         run = await call.enqueue()
         await asyncio.sleep(1)
-        found = await scheduler.explain(run.id)
-        assert (found.code, found.facts["failures"]) == ("breaker_open", 2)
-        assert found.sentence == (
+        explanation = await scheduler.explain(run.id)
+        assert (explanation.code, explanation.facts["failures"]) == ("breaker_open", 2)
+        assert explanation.sentence == (
             "its circuit breaker is open until 2030-01-01T00:05:10Z, after 2 failures in a row"
         )
         assert (await scheduler.explain("call")).code == "breaker_open"
@@ -669,9 +679,9 @@ async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(
         assert (await scheduler.explain(run.id)).code == "running"
         beside = await call.enqueue()
         for _ in range(2):  # before and after a worker has seen it
-            found = await scheduler.explain(beside.id)
-            assert (found.code, found.facts["trial"]) == ("breaker_open", run.id)
-            assert found.sentence == (
+            explanation = await scheduler.explain(beside.id)
+            assert (explanation.code, explanation.facts["trial"]) == ("breaker_open", run.id)
+            assert explanation.sentence == (
                 f"its circuit breaker is half open: {run.id} is the trial, and no other run starts"
                 " before it has ended"
             )
@@ -688,20 +698,20 @@ async def test_a_run_held_by_a_rate_limit_says_when_the_next_may_start(shared: S
         await asyncio.sleep(1)
         codes = [(await scheduler.explain(run.id)).code for run in runs]
         assert sorted(codes) == ["rate_limited", "succeeded", "succeeded"]
-        found = await scheduler.explain("report")
-        assert (found.code, found.facts["rate"], found.facts["key"]) == (
+        explanation = await scheduler.explain("report")
+        assert (explanation.code, explanation.facts["rate"], explanation.facts["key"]) == (
             "rate_limited",
             "2/m",
             None,
         )
-        assert found.sentence == (
+        assert explanation.sentence == (
             "its rate limit of 2/m is reached; the next start is possible at 2030-01-01T00:01:03Z"
         )
-        assert found.facts["next_start"] == at(0, 1) + timedelta(seconds=3)
-        assert found.run_id is not None
-        held = await scheduler.wait(found.run_id, "2m")
+        assert explanation.facts["next_start"] == at(0, 1) + timedelta(seconds=3)
+        assert explanation.run_id is not None
+        held = await scheduler.wait(explanation.run_id, "2m")
         assert held.started_at is not None
-        assert held.started_at - found.facts["next_start"] < timedelta(seconds=1)
+        assert held.started_at - explanation.facts["next_start"] < timedelta(seconds=1)
 
 
 @virtual
@@ -714,8 +724,8 @@ async def test_a_rate_limit_over_several_jobs_names_its_key(shared: SharedStore)
     async with scheduler:
         await scheduler.enqueue("report")
         await asyncio.sleep(1)
-        found = await scheduler.explain((await scheduler.enqueue("send")).id)
-        assert found.sentence.startswith(
+        explanation = await scheduler.explain((await scheduler.enqueue("send")).id)
+        assert explanation.sentence.startswith(
             "its rate limit of 1/m, which all jobs with the key 'mail' share, is reached; the next"
         )
 
@@ -726,11 +736,11 @@ async def test_a_slot_that_is_due_and_not_fired_yet(shared: SharedStore) -> None
     async with shared.program() as scheduler:
         await until(scheduler, at(0, 55))
         shared.clock.offset += 10 * MINUTE
-        found = await scheduler.explain("report")
+        explanation = await scheduler.explain("report")
         [worker] = await scheduler.list_workers()
-        assert (found.code, found.at) == ("not_fired", at(1))
-        assert found.facts["workers"] == [worker.id]
-        assert found.sentence == (
+        assert (explanation.code, explanation.at) == ("not_fired", at(1))
+        assert explanation.facts["workers"] == [worker.id]
+        assert explanation.sentence == (
             "its slot at 2030-01-01T01:00:00Z has not been fired for 5 minutes: worker"
             f" {worker.id}, last seen 10 minutes ago, fires it within seconds if it is alive"
         )
@@ -750,20 +760,20 @@ async def test_a_node_run_whose_worker_is_gone(shared: SharedStore) -> None:
         run = await scheduler.trigger("report")
         run_id = run.id.replace(own.id, node)
         await asyncio.sleep(5)
-        found = await scheduler.explain(run_id)
-        assert (found.code, found.sentence) == (
+        explanation = await scheduler.explain(run_id)
+        assert (explanation.code, explanation.sentence) == (
             "no_capacity",  # it still counts as alive
             f"it is due for 5 seconds, and its node {node} was not free yet",
         )
         await _until_code(scheduler, run_id, "node_gone")
-        found = await scheduler.explain(run_id)
-        assert (found.sentence, found.facts) == (
+        explanation = await scheduler.explain(run_id)
+        assert (explanation.sentence, explanation.facts) == (
             f"its node {node} is gone: the run ends within two minutes",
             {"node": node},
         )
         await scheduler.wait(run_id, "3m")
-        found = await scheduler.explain(run_id)
-        assert (found.code, found.sentence) == (
+        explanation = await scheduler.explain(run_id)
+        assert (explanation.code, explanation.sentence) == (
             "node_gone",
             f"its node {node} ended before it took the run",
         )
@@ -785,16 +795,16 @@ async def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     async with scheduler:
         run = await scheduler.enqueue("report")
         damage(place, "UPDATE mainspring_runs SET payload = '{' WHERE id = ?", run.id)
-        found = await scheduler.explain(run.id)
-        assert found.code == "unreadable"
-        assert found.sentence.startswith("its record cannot be read: ")
-        assert "payload" in found.sentence
+        explanation = await scheduler.explain(run.id)
+        assert explanation.code == "unreadable"
+        assert explanation.sentence.startswith("its record cannot be read: ")
+        assert "payload" in explanation.sentence
         body = "UPDATE mainspring_jobs SET schedule = '{' WHERE id = ?"
         damage(place, body, "report")
         for moment in (None, await scheduler.now()):
-            found = await scheduler.explain("report", moment)
-            assert found.code == "unreadable"
-            assert "schedule" in found.sentence
+            explanation = await scheduler.explain("report", moment)
+            assert explanation.code == "unreadable"
+            assert "schedule" in explanation.sentence
 
 
 def damage(place: Path, sql: str, name: str) -> None:

@@ -48,9 +48,9 @@ CODE = "def nightly(days: int) -> str:\n    return f'{days} days'\n"
 def file(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "shop_handlers.py").write_text(CODE)
     path = list(sys.path)
-    made = tmp_path / "jobs.toml"
-    made.write_text(FILE)
-    yield made
+    job_file = tmp_path / "jobs.toml"
+    job_file.write_text(FILE)
+    yield job_file
     sys.path[:] = path
     sys.modules.pop("shop_handlers", None)
 
@@ -140,15 +140,15 @@ async def test_files_of_other_names_and_other_owners_keep_their_jobs(
     async with Client("memory://") as client:
         await client.add_job("bill", handler="later")
         await client.apply_jobs(file)
-        made = r"jobs\.bill: there is a job 'bill' already, which was made through the API"
-        with pytest.raises(JobExists, match=made):
+        message = r"jobs\.bill: there is a job 'bill' already, which was made through the API"
+        with pytest.raises(JobExists, match=message):
             await client.apply_jobs(other)
         await client.remove_job("bill")
         with pytest.raises(JobExists, match="'ping' already, which is defined in the file 'shop'"):
             await client.apply_jobs(other)
         assert await ids(client) == ["nightly", "ping"]
         taken = await client.apply_jobs(other, take_over=True)
-        assert [one.job.id for one in taken.changed] == ["ping"]
+        assert [change.job.id for change in taken.changed] == ["ping"]
         assert (await client.get_job("ping")).file == "billing"
         write(file, FILE.partition("[jobs.ping]")[0])
         assert (await client.apply_jobs(file)).removed == []
@@ -156,17 +156,17 @@ async def test_files_of_other_names_and_other_owners_keep_their_jobs(
 
 
 async def test_file_that_states_no_name_removes_nothing(tmp_path: Path, store: Any) -> None:
-    one, two = (tmp_path / folder / "mainspring.toml" for folder in ("one", "two"))
-    for file, text in ((one, '[jobs.a]\nhandler = "later"\n'), (two, "")):
+    first, second = (tmp_path / folder / "mainspring.toml" for folder in ("one", "two"))
+    for file, text in ((first, '[jobs.a]\nhandler = "later"\n'), (second, "")):
         file.parent.mkdir()
         write(file, text)
     async with Client(store) as client:
-        await client.apply_jobs(one)
-        applied = await client.apply_jobs(two)
+        await client.apply_jobs(first)
+        applied = await client.apply_jobs(second)
         assert (applied.removed, [job.id for job in applied.kept]) == ([], ["a"])
         assert await ids(client) == ["a"]
-        two.write_text('name = "mainspring"\n')
-        assert [job.id for job in (await client.apply_jobs(two)).removed] == ["a"]
+        second.write_text('name = "mainspring"\n')
+        assert [job.id for job in (await client.apply_jobs(second)).removed] == ["a"]
 
 
 async def test_handler_module_that_exits_is_an_error(file: Path) -> None:
@@ -291,10 +291,10 @@ async def test_every_error_names_file_and_key_and_nothing_is_applied(
     async with Client("memory://") as client:
         with pytest.raises(InvalidInput) as refusal:
             await client.apply_jobs(file)
-        found = [str(one) for one in refusal.value.each()]
+        errors = [str(error) for error in refusal.value.each()]
         for place in places:
-            assert any(one.startswith(f"{file}: {place}: ") for one in found), (place, found)
-        assert len(found) == len(places), found
+            assert any(error.startswith(f"{file}: {place}: ") for error in errors), (place, errors)
+        assert len(errors) == len(places), errors
         assert await ids(client) == []
 
 

@@ -77,8 +77,8 @@ async def test_run_on_start_is_one_run_for_all_instances(instance: Instance) -> 
         started.append(ctx.run_id)
 
     jobs = {"warm_up": {"schedule": "0 4 1 1 *", "handler": warm_up, "run_on_start": True}}
-    async with instance(jobs=jobs) as one, instance(jobs=jobs) as other:
-        shared_start, run = (await one.list_runs(job="warm_up")).items
+    async with instance(jobs=jobs) as first, instance(jobs=jobs) as other:
+        shared_start, run = (await first.list_runs(job="warm_up")).items
         assert (shared_start.state, shared_start.reason) == ("skipped", "another node started too")
         assert (await other.wait(run.id, timeout="1m")).state is State.SUCCEEDED
     assert started == [run.id]
@@ -88,27 +88,27 @@ async def test_add_update_list_and_remove_a_job_from_any_instance(instance: Inst
     async def backup(ctx: RunContext) -> dict[str, bool]:
         return {"completed": True}
 
-    async with instance() as one, instance() as other:
-        one.add_handler("backup", backup)
-        await one.add_job(
+    async with instance() as first, instance() as other:
+        first.add_handler("backup", backup)
+        await first.add_job(
             "custom_backup", handler="backup", schedule="0 4 * * *", description="Nightly copy"
         )
         assert [job.id for job in (await other.list_jobs()).items] == ["custom_backup"]
 
         changed = await other.update_job("custom_backup", schedule="0 0 */2 * *", enabled=False)
         assert (changed.enabled, changed.next_run_at) == (False, None)
-        resumed = await one.resume_job("custom_backup")
+        resumed = await first.resume_job("custom_backup")
         assert resumed.next_run_at is not None
         assert resumed.next_run_at.day % 2 == 1
         assert resumed.description == "Nightly copy"  # what is not named stays
 
         run = await other.trigger("custom_backup")
-        assert (await one.wait(run.id, timeout="1m")).result == {"completed": True}
+        assert (await first.wait(run.id, timeout="1m")).result == {"completed": True}
 
         await other.remove_job("custom_backup")
         with pytest.raises(JobNotFound):
-            await one.get_job("custom_backup")
-        assert (await one.list_jobs()).items == []
+            await first.get_job("custom_backup")
+        assert (await first.list_jobs()).items == []
 
 
 async def test_one_of_several_instances_runs_each_slot(instance: Instance) -> None:
@@ -118,8 +118,8 @@ async def test_one_of_several_instances_runs_each_slot(instance: Instance) -> No
         started.append(ctx.run_id)
 
     jobs = {"tick": {"schedule": "* * * * * *", "handler": tick}}
-    async with instance(jobs=jobs) as one, instance(jobs=jobs), instance(jobs=jobs):
+    async with instance(jobs=jobs) as first, instance(jobs=jobs), instance(jobs=jobs):
         await until(lambda: len(started) >= 3)
-        stored = {run.id for run in (await one.list_runs(job="tick")).items}
+        stored = {run.id for run in (await first.list_runs(job="tick")).items}
     assert len(set(started)) == len(started)
     assert set(started[:3]) <= stored

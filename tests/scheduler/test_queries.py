@@ -21,7 +21,7 @@ async def test_one_id_may_be_given_where_several_are_expected() -> None:
         assert await client.pause_jobs("nightly") == {"nightly": None}
         assert await client.resume_jobs(job) == {"nightly": None}
         assert (await client.get_job("nightly")).enabled
-        assert [one.id for one in (await client.list_jobs(ids="nightly")).items] == ["nightly"]
+        assert [job.id for job in (await client.list_jobs(ids="nightly")).items] == ["nightly"]
         await client.counts(jobs="nightly")
         run = await client.enqueue("nightly")
         assert (await client.cancel_runs(run.id)).done == 1

@@ -130,9 +130,9 @@ async def test_a_waiter_is_told_that_the_scheduler_stops(make: Make) -> None:
     blocked = asyncio.ensure_future(asyncio.to_thread(scheduler.blocking.wait, run.id))
     await asyncio.sleep(0.05)
     await scheduler.stop()
-    for one in (waiting, blocked):
+    for task in (waiting, blocked):
         with pytest.raises(NotStarted, match="stopped"):
-            await one
+            await task
 
 
 async def test_a_decorator_after_start(make: Make) -> None:
@@ -197,8 +197,8 @@ async def test_a_graceful_stop_waits_and_renews_past_the_lease(make: Make) -> No
         await asyncio.sleep(1.5)
         return ctx.attempt
 
-    for one in (scheduler, other):
-        one.job()(slow)
+    for node in (scheduler, other):
+        node.job()(slow)
     async with scheduler:
         run = await scheduler.enqueue("slow")
         await began.wait()
@@ -260,8 +260,8 @@ async def test_a_hard_stop_gives_back_at_once(make: Make, second_client: Store) 
         while (await scheduler.health()).running_here < 2:
             await asyncio.sleep(0.01)
         await scheduler.stop(graceful=False)
-    found = await get_runs(second_client, [run.id for run in runs])
-    first, second, third = [found[run.id] for run in runs]
+    stored = await get_runs(second_client, [run.id for run in runs])
+    first, second, third = [stored[run.id] for run in runs]
     assert (first.state, first.lease_until) == (State.PENDING, None)
     assert (second.state, second.reason) == (State.FAILED, "lost")
     assert (third.state, third.attempt, third.attempts) == (State.PENDING, 0, ())
@@ -289,9 +289,9 @@ async def test_prefetched_runs_are_given_back_unstarted(make: Make, second_clien
         await until(lambda: not worker.claimed_ahead)
         go.set()
         await stopping
-    found = (await get_runs(second_client, [run.id for run in runs])).values()
-    ended_ones = [run for run in found if run.state is State.SUCCEEDED]
-    back = [run for run in found if run.state is State.PENDING]
+    stored = (await get_runs(second_client, [run.id for run in runs])).values()
+    ended_ones = [run for run in stored if run.state is State.SUCCEEDED]
+    back = [run for run in stored if run.state is State.PENDING]
     assert len(ended_ones) == 1
     assert len(back) == 19
     assert {(run.attempt, run.attempts, run.lapses) for run in back} == {(0, (), 0)}

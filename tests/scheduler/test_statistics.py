@@ -22,14 +22,14 @@ from tests.support.scheduler_fixtures import Make
 @pytest.fixture
 async def scheduler(make: Make) -> AsyncIterator[Scheduler]:
     """Started, with one job."""
-    made = make()
+    scheduler = make()
 
-    @made.job()
+    @scheduler.job()
     async def work(ok: bool = True) -> None:
         assert ok, "it was not"
 
-    async with made:
-        yield made
+    async with scheduler:
+        yield scheduler
 
 
 async def add_ended(scheduler: Scheduler, job_id: str, states: list[State], **ago: Any) -> None:

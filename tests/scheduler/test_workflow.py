@@ -47,8 +47,8 @@ def test_many_runs_of_one_job_share_a_line() -> None:
 
 
 def test_programs_get_nodes_and_edges() -> None:
-    found = DIAMOND.to_dict()
-    assert [node["id"] for node in found["nodes"]] == ["extract", "left", "right", "join", "report"]
-    assert {"from": "left", "to": "join"} in found["edges"]
-    assert len(found["edges"]) == 5
-    assert found["complete"] is True
+    graph = DIAMOND.to_dict()
+    assert [node["id"] for node in graph["nodes"]] == ["extract", "left", "right", "join", "report"]
+    assert {"from": "left", "to": "join"} in graph["edges"]
+    assert len(graph["edges"]) == 5
+    assert graph["complete"] is True

@@ -36,9 +36,9 @@ def test_every_row_gives_its_times() -> None:
     for row in rows("next", "dst"):
         schedule = cron(row["expr"], row["tz"])
         expected = [datetime.fromisoformat(text) for text in row["expected"]]
-        found = list(following(schedule, datetime.fromisoformat(row["start"]), len(expected)))
-        if found != expected:
-            wrong.append((row, found))
+        slots = list(following(schedule, datetime.fromisoformat(row["start"]), len(expected)))
+        if slots != expected:
+            wrong.append((row, slots))
     assert not wrong
 
 

@@ -23,7 +23,7 @@ def days(expr: str, after: datetime = NEW_YEAR, count: int = 4) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("text", "other"),
     [
         ("*/15 * * * *", "0,15,30,45 * * * *"),
         ("5/20 * * * *", "5,25,45 * * * *"),
@@ -47,8 +47,8 @@ def days(expr: str, after: datetime = NEW_YEAR, count: int = 4) -> list[str]:
         ("? ? ? ? ?", "* * * * *"),
     ],
 )
-def test_two_ways_to_say_the_same(one: str, other: str) -> None:
-    assert cron(one).upcoming(40, NEW_YEAR) == cron(other).upcoming(40, NEW_YEAR)
+def test_two_ways_to_say_the_same(text: str, other: str) -> None:
+    assert cron(text).upcoming(40, NEW_YEAR) == cron(other).upcoming(40, NEW_YEAR)
 
 
 @pytest.mark.parametrize(

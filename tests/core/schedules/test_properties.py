@@ -156,11 +156,11 @@ def test_cron_agrees_with_a_scan_of_real_time(
     hours = 54
     expected = expected_slots(pattern, zone, start, hours * 60)
     end = start.replace(second=0, microsecond=0) + timedelta(hours=hours)
-    found, moment = [], start.replace(second=0, microsecond=0)
+    slots, moment = [], start.replace(second=0, microsecond=0)
     while (slot := schedule.next(moment)) is not None and slot <= end:
-        found.append(slot)
+        slots.append(slot)
         moment = slot
-    assert found == expected
+    assert slots == expected
     back, moment = [], end + timedelta(microseconds=1)
     while (slot := schedule.previous(moment)) is not None and slot > start.replace(
         second=0, microsecond=0
@@ -217,10 +217,10 @@ def test_cron_slots_are_counted_through_changes_of_the_clock(
 ) -> None:
     zone, start = where
     schedule, until = cron(pattern.text, zone), start + timedelta(days=days)
-    found, moment = 0, start
+    count, moment = 0, start
     while (slot := schedule.next(moment)) is not None and slot <= until:
-        found, moment = found + 1, slot
-    assert schedule.count(start, until) == found
+        count, moment = count + 1, slot
+    assert schedule.count(start, until) == count
 
 
 def test_a_long_outage_is_counted_by_arithmetic() -> None:
@@ -234,11 +234,11 @@ def test_a_long_outage_is_counted_by_arithmetic() -> None:
 @given(schedules(), st.text(max_size=20), moments)
 @settings(deadline=None)
 def test_a_schedule_survives_json(schedule: Schedule, key: str, anchor: datetime) -> None:
-    for one in (schedule, schedule.bind(key, anchor)):
-        back = from_dict(json.loads(json.dumps(one.to_dict())))
-        assert back == one
-        assert hash(back) == hash(one)
-        assert back.next(anchor) == one.next(anchor)
+    for original in (schedule, schedule.bind(key, anchor)):
+        back = from_dict(json.loads(json.dumps(original.to_dict())))
+        assert back == original
+        assert hash(back) == hash(original)
+        assert back.next(anchor) == original.next(anchor)
 
 
 @given(near_jumps(), st.integers(0, 23), st.integers(0, 59))

@@ -50,16 +50,16 @@ def check_all(make: Callable[[], Schedule]) -> None:
         bound = bounded(lambda: schedule.bind("job", NOW))
     except InvalidSchedule:
         return
-    for one in (schedule, bound):
-        bounded(one.describe)
-        bounded(one.to_dict)
+    for asked in (schedule, bound):
+        bounded(asked.describe)
+        bounded(asked.to_dict)
         for moment in (NOW, NOW + timedelta(days=12345, seconds=5)):
             for question in (
-                lambda one=one, moment=moment: one.next(moment),
-                lambda one=one, moment=moment: one.previous(moment),
-                lambda one=one, moment=moment: one.upcoming(10, moment),
-                lambda one=one, moment=moment: one.count(moment, moment + YEAR),
-                lambda one=one, moment=moment: one.warnings(moment, moment + YEAR),
+                lambda asked=asked, moment=moment: asked.next(moment),
+                lambda asked=asked, moment=moment: asked.previous(moment),
+                lambda asked=asked, moment=moment: asked.upcoming(10, moment),
+                lambda asked=asked, moment=moment: asked.count(moment, moment + YEAR),
+                lambda asked=asked, moment=moment: asked.warnings(moment, moment + YEAR),
             ):
                 # One that is too rare from here on says so, within the bound.
                 with contextlib.suppress(InvalidSchedule):
