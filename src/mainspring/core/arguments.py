@@ -90,20 +90,20 @@ class ArgumentTypes:
         """The arguments as the function takes them. Values of JSON's own types are checked too: a
         program without the handler (the command line, a client) could not check them when it
         enqueued the run."""
-        made: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         wrong: list[str] = []
         for name, value in stored.items():
-            made[name] = value
+            arguments[name] = value
             if name not in self._converted:
                 wrong += self._faults(name, value)
             elif not self._is_default(name, value):
                 try:
-                    made[name] = _made(value, self._converted[name])
+                    arguments[name] = _made(value, self._converted[name])
                 except (msgspec.ValidationError, ValueError):
                     wrong += _faults(name, value, self._converted[name])
         if wrong:
             raise ArgumentMismatch("; ".join(wrong))
-        return made
+        return arguments
 
     def _is_default(self, name: str, value: Any) -> bool:
         if name not in self._defaults:

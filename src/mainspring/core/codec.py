@@ -103,10 +103,10 @@ def _prepared(value: Any, what: str, depth: int) -> Any:
                     field=what,
                     subject=f"the {what}",
                 )
-        made = {key: _prepared(item, what, depth + 1) for key, item in value.items()}
-        if len(made) == 1 and (key := next(iter(made))).startswith("$"):
-            return {"$" + key: made[key]}
-        return made
+        prepared = {key: _prepared(item, what, depth + 1) for key, item in value.items()}
+        if len(prepared) == 1 and (key := next(iter(prepared))).startswith("$"):
+            return {"$" + key: prepared[key]}
+        return prepared
     if isinstance(value, list | tuple):
         return [_prepared(item, what, depth + 1) for item in value]
     return _tagged(value, what)
@@ -134,31 +134,31 @@ def _tagged(value: Any, what: str) -> dict[str, str]:
     )
 
 
-def _untagged(made: dict[str, Any]) -> Any:
-    if len(made) != 1:
-        return made
-    ((key, value),) = made.items()
+def _untagged(tagged: dict[str, Any]) -> Any:
+    if len(tagged) != 1:
+        return tagged
+    ((key, value),) = tagged.items()
     if key.startswith("$$"):
         return {key[1:]: value}
     read = _READERS.get(key)
     if read is None:
-        return made
+        return tagged
     try:
         return read(value)
     except (ArithmeticError, AttributeError, TypeError, ValueError):
-        raise ValueError(f"{json.dumps(made)[:100]} is not a {key[1:]}") from None
+        raise ValueError(f"{json.dumps(tagged)[:100]} is not a {key[1:]}") from None
 
 
-def _text(made: Any) -> str:
+def _text(prepared: Any) -> str:
     """JSON in ASCII. The standard library is half as fast as msgspec, but it accepts large numbers
     and lone surrogates, and escapes them."""
     try:
-        text = msgspec.json.encode(made)
+        text = msgspec.json.encode(prepared)
         if text.isascii():
             return text.decode()
     except (TypeError, ValueError, OverflowError):
         pass
-    return _encoder.encode(made)
+    return _encoder.encode(prepared)
 
 
 _encoder = json.JSONEncoder(separators=(",", ":"))

@@ -309,15 +309,15 @@ def _bounded(detail: Any) -> bytes:
     return text
 
 
-def _number(given: float) -> float:
+def _number(number: float) -> float:
     """Checked here, in the handler, because one renewal sends the progress of all runs."""
     try:
-        if math.isfinite(given):
-            return given if isinstance(given, int) else float(given)
+        if math.isfinite(number):
+            return number if isinstance(number, int) else float(number)
     except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidInput(
-        f"progress(done, total) takes numbers, not {given!r}: pass text as `message`",
+        f"progress(done, total) takes numbers, not {number!r}: pass text as `message`",
         field="progress",
     )
 

@@ -139,9 +139,9 @@ def _total(parts: list[tuple[str, str]]) -> timedelta | None:
 
 
 def _negative(what: str, field: str | None, value: object) -> InvalidInput:
-    given = humanize(value) if isinstance(value, timedelta) else repr(value)
+    shown = humanize(value) if isinstance(value, timedelta) else repr(value)
     return InvalidInput(
-        f"{given} is negative: give a positive duration, as {_ALLOWED}",
+        f"{shown} is negative: give a positive duration, as {_ALLOWED}",
         subject=what,
         field=field or what,
         given=value,
@@ -150,13 +150,13 @@ def _negative(what: str, field: str | None, value: object) -> InvalidInput:
 
 
 def _refused(what: str, field: str | None, value: object, why: str | None = None) -> InvalidInput:
-    given = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
     reason = f" ({why})" if why else ""
     advice = ""
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+(\.\d+)?\s*", value):
         advice = f'; a text needs a unit: "{value.strip()}s"'
     return InvalidInput(
-        f"{given} cannot be used{reason}: give {_ALLOWED}{advice}",
+        f"{shown} cannot be used{reason}: give {_ALLOWED}{advice}",
         subject=what,
         field=field or what,
         given=value,

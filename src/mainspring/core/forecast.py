@@ -393,7 +393,7 @@ def _collisions(groups: list[_Group], zone: tzinfo) -> tuple[Collision, ...]:
             len(days[time]),
             tuple(sorted(job for number in largest[time] for job in plain[number][1])),
         )
-        for time, size in sorted(most.items(), key=lambda one: (-one[1], one[0]))[:MOST_LISTED]
+        for time, size in sorted(most.items(), key=lambda item: (-item[1], item[0]))[:MOST_LISTED]
     )
 
 
@@ -419,7 +419,7 @@ def _suggestions(
     suggestions: list[Suggestion] = []
     advised: set[str] = set()
     # First those that happen most: a change of the clocks makes a large one on a single day.
-    for collision in sorted(collisions, key=lambda one: -one.most * one.days):
+    for collision in sorted(collisions, key=lambda collision: -collision.most * collision.days):
         if collision.days == 1 and moved.intersection(collision.jobs):
             continue
         mine = [jobs[job_id] for job_id in collision.jobs if job_id not in advised]

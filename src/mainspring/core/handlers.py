@@ -199,16 +199,16 @@ class Handler:
             arguments = self._types.decode(self.stored_arguments(payload))
         except ArgumentMismatch as error:
             raise ArgumentsRefused(str(self._refusal(str(error)))) from None
-        given = (context,) if self.takes_context else ()
-        return self.function(*given, **arguments)
+        leading = (context,) if self.takes_context else ()
+        return self.function(*leading, **arguments)
 
     def _named(self, payload: Any) -> Mapping[str, Any]:
         """A payload whose keys are the parameters. Raises `InvalidArguments`."""
-        given = {} if payload is None else payload
-        if not isinstance(given, Mapping):
-            raise self._refusal(f"the payload must be an object, not {type(given).__name__}")
-        self._check_names(given)
-        return given
+        arguments = {} if payload is None else payload
+        if not isinstance(arguments, Mapping):
+            raise self._refusal(f"the payload must be an object, not {type(arguments).__name__}")
+        self._check_names(arguments)
+        return arguments
 
     def _check_types(self, stored: Mapping[str, Any]) -> None:
         try:
@@ -216,8 +216,8 @@ class Handler:
         except ArgumentMismatch as error:
             raise self._refusal(str(error)) from None
 
-    def _check_names(self, given: Mapping[str, Any]) -> None:
-        names = given.keys()
+    def _check_names(self, arguments: Mapping[str, Any]) -> None:
+        names = arguments.keys()
         missing = self._required - names
         extra = frozenset() if self._any_names else names - self._names
         if not missing and not extra:

@@ -193,7 +193,7 @@ def _bind(schedule: Schedule, key: str, anchor: datetime, now: datetime) -> Sche
 
 
 def _slot_after_change(
-    given: Schedule, bound: Schedule, stored: Job, now: datetime
+    schedule: Schedule, bound: Schedule, stored: Job, now: datetime
 ) -> datetime | None:
     """The next slot of a job whose schedule changes to `given`, which is `bound` to the job.
 
@@ -208,9 +208,9 @@ def _slot_after_change(
     upcoming = next_slot(replace(stored, schedule=bound), enabled=True, now=now)
     if former is None or upcoming is None:
         return upcoming
-    kinds = {type(given), type(stored.schedule)}
+    kinds = {type(schedule), type(stored.schedule)}
     of_rules = Recurrence in kinds and kinds <= {Recurrence, Interval}
-    return min(former, upcoming) if of_rules and _counts_from_anchor(given) else upcoming
+    return min(former, upcoming) if of_rules and _counts_from_anchor(schedule) else upcoming
 
 
 def _anchor_of(stored: Job) -> datetime:

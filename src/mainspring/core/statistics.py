@@ -148,9 +148,9 @@ def _bucket_of(value: float) -> int:
     return math.ceil(math.log(value / _SMALLEST) / _LOG_GROWTH) if value > _SMALLEST else 0
 
 
-def _added(one: Mapping[Any, int], other: Mapping[Any, int]) -> dict[Any, int]:
-    sums = dict(one)
-    for key, count in other.items():
+def _added(counts: Mapping[Any, int], more: Mapping[Any, int]) -> dict[Any, int]:
+    sums = dict(counts)
+    for key, count in more.items():
         sums[key] = sums.get(key, 0) + count
     return sums
 

@@ -324,10 +324,10 @@ class Client:
         `defaults` are policy options for this job that it does not give itself, instead of those
         of the scheduler.
         """
-        given = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
+        definition = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
 
         def store(dry_run: bool) -> Coroutine[Any, Any, Job]:
-            return self._store_job(id, given, defaults, replace=replace, dry_run=dry_run)
+            return self._store_job(id, definition, defaults, replace=replace, dry_run=dry_run)
 
         return store(dry_run) if webhook is None else self._store_webhooks(store, dry_run)
 
@@ -348,23 +348,23 @@ class Client:
     async def _store_job(
         self,
         id: str,
-        given: Mapping[str, Any],
+        definition: Mapping[str, Any],
         defaults: PolicyOptions | None,
         *,
         replace: bool,
         dry_run: bool,
     ) -> Job:
-        draft = self.draft(id, defaults=defaults, **given)
+        draft = self.draft(id, defaults=defaults, **definition)
         if not replace:
             return await self._call(self._jobs.create(draft, dry_run=dry_run))
-        own_secret = _has_own_secret(given)
+        own_secret = _has_own_secret(definition)
 
         def keep_from_stored(draft: Job, stored: Job) -> Job:
             return replace_job(draft, stored, self.webhooks, own_secret=own_secret)
 
         return await self._call(self._jobs.put(draft, keep_from_stored, dry_run=dry_run))
 
-    def draft(self, id: str, *, defaults: PolicyOptions | None = None, **given: Any) -> Job:
+    def draft(self, id: str, *, defaults: PolicyOptions | None = None, **definition: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store."""
         return new_job(
             id,
@@ -373,7 +373,7 @@ class Client:
             self._timezone,
             defaults=self._defaults if defaults is None else check_defaults(defaults),
             handlers_elsewhere=self._may_name_any_handler,
-            **given,
+            **definition,
         )
 
     @property
@@ -433,7 +433,7 @@ class Client:
                 jobs, dry_run=dry_run, take_over=take_over, with_handlers=with_handlers
             )
 
-        has_webhook = any("webhook" in given for given in jobs.jobs.values())
+        has_webhook = any("webhook" in options for options in jobs.jobs.values())
         return await (self._store_webhooks(store, dry_run) if has_webhook else store(dry_run))
 
     async def _apply(
@@ -469,10 +469,10 @@ class Client:
         """The jobs of a set, checked; their handlers are imported and registered."""
         if with_handlers:
             jobs.register_handlers(self._registry)
-        self._own_secrets |= {id for id, given in jobs.jobs.items() if _has_own_secret(given)}
+        self._own_secrets |= {id for id, options in jobs.jobs.items() if _has_own_secret(options)}
         defaults = {**self._defaults, **jobs.defaults}
 
-        def draft(id: str, **given: Any) -> Job:
+        def draft(id: str, **options: Any) -> Job:
             return new_job(
                 id,
                 self._registry,
@@ -482,7 +482,7 @@ class Client:
                 owner=owner,
                 file=jobs.name,
                 handlers_elsewhere=self._may_name_any_handler,
-                **given,
+                **options,
             )
 
         return jobs.collect(draft)
@@ -514,10 +514,10 @@ class Client:
         shown: list[str] = []
 
         def rotate(job: Job, now: datetime) -> Job:
-            webhook, made = self.webhooks.rotate_secret(
+            webhook, new_secret = self.webhooks.rotate_secret(
                 job, now, old_valid_for=old_valid_for, secret=secret
             )
-            shown[:] = [made]
+            shown[:] = [new_secret]
             return replace(job, webhook=webhook)
 
         await self._call(self._jobs.edit(id, rotate))
@@ -1296,8 +1296,8 @@ def _batches(items: Any, options: EnqueueOptions) -> list[EnqueueBatch]:
     return [EnqueueBatch(item.job_id, [item.payload], item.options) for item in listed]
 
 
-def _has_own_secret(given: Mapping[str, Any]) -> bool:
-    webhook = given.get("webhook")
+def _has_own_secret(options: Mapping[str, Any]) -> bool:
+    webhook = options.get("webhook")
     return isinstance(webhook, Mapping) and webhook.get("signing_secret") is not None
 
 

@@ -64,8 +64,9 @@ class Queue(Generic[P, T]):
 
     def options(self, **chosen: Unpack[EnqueueOptions]) -> Queue[P, T]:
         """The same queue with options: `job.options(delay="5m").enqueue(...)`."""
-        given = {name: value for name, value in chosen.items() if value is not None}
-        options = self._options.changed(given)
+        options = self._options.changed(
+            {name: value for name, value in chosen.items() if value is not None}
+        )
         return Queue(self._handler, self._enqueue, self._wait_for, options)
 
     @property

@@ -66,12 +66,12 @@ _ANY_WEBHOOK = Webhook(url="https://example.org/")
 
 
 def refuse_unknown_options(
-    given: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()
+    options: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()
 ) -> None:
     """Refuse options that `kind` does not name. `beside`: options that the caller takes itself, for
     the list in the message."""
     allowed = option_names(kind)
-    if unknown := given.keys() - allowed:
+    if unknown := options.keys() - allowed:
         raise UnknownOption(unknown, allowed.union(beside))
 
 
@@ -90,14 +90,14 @@ def draft_job(
     defaults: Mapping[str, Any] | None = None,
     file: str | None = None,
     errors: InputErrors | None = None,
-    **given: Any,
+    **options: Any,
 ) -> Job:
     """A checked job that is not stored yet: it has no times and no version. A handler is given by
     its name if another process has it; that process then checks the payload. `defaults` are the
     policy options that the job has where it gives none itself. `errors` are those found so far: all
     are raised together."""
-    _warn_of_bare_numbers({**given, "jitter": jitter})
-    descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
+    _warn_of_bare_numbers({**options, "jitter": jitter})
+    descriptive = {name: options.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in options}
     errors = errors or InputErrors()
     # Where a value is wrong, its default stands in while the others are checked.
     read_schedule = None
@@ -108,7 +108,7 @@ def draft_job(
     with errors:
         read_schedule = _schedule(schedule, timezone, default_zone, jitter)
     policy, origins = merge_policy(
-        given,
+        options,
         defaults or {},
         WEBHOOK_DEFAULTS if webhook else {},
         errors,
@@ -149,21 +149,21 @@ def new_job(
     handlers_elsewhere: bool = False,
     handler: Any = None,
     webhook: Any = None,
-    **given: Any,
+    **options: Any,
 ) -> Job:
     """A draft for a handler (its name, or the decorated function) or for a webhook. `defaults` is
     as for `draft_job`. With `handlers_elsewhere` a handler need not be registered here: another
     process may have it."""
     beside = ("schedule", "handler", "webhook", "replace", "dry_run", "defaults")
     refuse_unknown_options(
-        {name: given[name] for name in given if name not in beside}, JobOptions, beside
+        {name: options[name] for name in options if name not in beside}, JobOptions, beside
     )
     errors = InputErrors()
     named_handler: Handler | str = HANDLER
     if webhook is not None and handler in (None, HANDLER):
-        given["webhook"] = _ANY_WEBHOOK
+        options["webhook"] = _ANY_WEBHOOK
         with errors:
-            given["webhook"] = webhooks.define(_usable_id(job_id), webhook)
+            options["webhook"] = webhooks.define(_usable_id(job_id), webhook)
             named_handler = _find_handler(registry, HANDLER, handlers_elsewhere=handlers_elsewhere)
     elif webhook is not None or handler in (None, HANDLER):
         with errors:
@@ -185,7 +185,7 @@ def new_job(
         defaults=defaults,
         file=file,
         errors=errors,
-        **given,
+        **options,
     )
 
 
@@ -234,10 +234,10 @@ def edit_job(
     """A stored job with changes; what is not named stays. A new schedule counts from now.
     `handlers_elsewhere`: see `new_job`."""
     refuse_unknown_options(changes, JobChanges)
-    given = dict(changes)
-    _warn_of_bare_numbers(given)
+    options = dict(changes)
+    _warn_of_bare_numbers(options)
     errors = InputErrors()
-    webhook, signing_secret = given.pop("webhook", None), given.pop("signing_secret", None)
+    webhook, signing_secret = options.pop("webhook", None), options.pop("signing_secret", None)
     if "webhook" in changes:
         with errors:
             job = replace(job, webhook=webhooks.change(job, webhook))
@@ -245,11 +245,11 @@ def edit_job(
         with errors:
             rotated, _ = webhooks.rotate_secret(job, now, secret=signing_secret)
             job = replace(job, webhook=rotated)
-    descriptive = {name: given.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in given}
+    descriptive = {name: options.pop(name) for name in _DESCRIPTIVE_OPTIONS if name in options}
     about = _describe(descriptive, errors)
     handler = registry.find(job.handler)
-    if "handler" in given:
-        asked, handler = given.pop("handler"), None  # the payload is checked by the new handler
+    if "handler" in options:
+        asked, handler = options.pop("handler"), None  # the payload is checked by the new handler
         with errors:
             named_handler = _find_handler(registry, asked, handlers_elsewhere=handlers_elsewhere)
             handler = None if isinstance(named_handler, str) else named_handler
@@ -258,16 +258,16 @@ def edit_job(
             )
             if (job.handler == HANDLER) is not (job.webhook is not None):
                 raise _other_kind(job)
-    rescheduling = {name: given.pop(name) for name in _SCHEDULE_OPTIONS if name in given}
-    enabled = given.pop("enabled", job.enabled)
-    payload = given.pop("payload", job.payload)
+    rescheduling = {name: options.pop(name) for name in _SCHEDULE_OPTIONS if name in options}
+    enabled = options.pop("enabled", job.enabled)
+    payload = options.pop("payload", job.payload)
     if handler is not None:
         with errors:
             payload = handler.encode_payload(payload)
-    policy = Policy.collect(errors, job.policy, **given)
+    policy = Policy.collect(errors, job.policy, **options)
     after = replace(job, payload=payload, enabled=enabled, policy=policy, **about)
     if job.origins is not None:
-        own = {field_of(name): str(Origin.JOB) for name in given}
+        own = {field_of(name): str(Origin.JOB) for name in options}
         after = replace(after, origins={**job.origins, **own})
     if rescheduling:
         with errors:
@@ -290,14 +290,14 @@ def is_stored_as(draft: Job, job: Job, webhooks: Webhooks) -> bool:
     if schedule is not None:
         anchor = getattr(job.schedule, "anchor", None) or job.created_at
         schedule = schedule.bind(draft.id, anchor)
-    made = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
-    same = made.definition() == replace(job, webhook=None).definition()
+    as_stored = replace(draft, schedule=schedule, created_at=job.created_at, webhook=None)
+    same = as_stored.definition() == replace(job, webhook=None).definition()
     return same and webhooks.sends_same_requests(draft, job)
 
 
-def _warn_of_bare_numbers(given: Mapping[str, Any]) -> None:
+def _warn_of_bare_numbers(options: Mapping[str, Any]) -> None:
     for name in ("timeout", "start_deadline", "retry_delay", "jitter"):
-        warn_of_bare_number(given.get(name), name, LONGEST_UNSUSPICIOUS)
+        warn_of_bare_number(options.get(name), name, LONGEST_UNSUSPICIOUS)
 
 
 def _find_handler(registry: Registry, asked: Any, *, handlers_elsewhere: bool) -> Handler | str:
@@ -374,22 +374,22 @@ def zone_of_new_schedule(old: Schedule | None, default_zone: str) -> str:
     return old.timezone
 
 
-def _describe(given: dict[str, Any], errors: InputErrors) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    if "description" in given:
-        made["description"] = _description(given["description"], errors)
-    if "tags" in given:
-        tags = [given["tags"]] if isinstance(given["tags"], str) else given["tags"]
+def _describe(options: dict[str, Any], errors: InputErrors) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    if "description" in options:
+        described["description"] = _description(options["description"], errors)
+    if "tags" in options:
+        tags = [options["tags"]] if isinstance(options["tags"], str) else options["tags"]
         with errors:
-            made["tags"] = _tags(tags)
-    if "metadata" in given:
+            described["tags"] = _tags(tags)
+    if "metadata" in options:
         with errors:
-            made["metadata"] = _metadata(given["metadata"])
-    return made
+            described["metadata"] = _metadata(options["metadata"])
+    return described
 
 
-def _tags(given: Iterable[object]) -> tuple[str, ...]:
-    tags = [str(tag) for tag in given]
+def _tags(names: Iterable[object]) -> tuple[str, ...]:
+    tags = [str(name) for name in names]
     if len(tags) > MAX_TAGS:
         why = f"has at most {MAX_TAGS} items, not {len(tags):,}"
         raise InvalidInput(why, subject="tags", field="tags")
@@ -401,10 +401,10 @@ def _tags(given: Iterable[object]) -> tuple[str, ...]:
     return tuple(tags)
 
 
-def _metadata(given: Any) -> Any:
-    if not isinstance(given, Mapping):
-        raise refused("metadata", given, "is an object")
-    return codec.decode(codec.encode(dict(given), what="metadata"))
+def _metadata(metadata: Any) -> Any:
+    if not isinstance(metadata, Mapping):
+        raise refused("metadata", metadata, "is an object")
+    return codec.decode(codec.encode(dict(metadata), what="metadata"))
 
 
 def _usable_id(job_id: Any) -> str:
@@ -453,17 +453,17 @@ def _check(job: Job, handler: Handler | None, errors: InputErrors, *, has_schedu
             Target.check(handler.function)  # raises now, not when the first run is due
 
 
-def _description(given: object, errors: InputErrors) -> str:
-    if given is None:
+def _description(text: object, errors: InputErrors) -> str:
+    if text is None:
         return ""
-    if isinstance(given, str) and len(given) <= MAX_DESCRIPTION:
-        return codec.encodable_text(given)
+    if isinstance(text, str) and len(text) <= MAX_DESCRIPTION:
+        return codec.encodable_text(text)
     why = (
-        f"has at most {MAX_DESCRIPTION:,} characters, not {len(given):,}"
-        if isinstance(given, str)
-        else f"is a text, not {given!r}"
+        f"has at most {MAX_DESCRIPTION:,} characters, not {len(text):,}"
+        if isinstance(text, str)
+        else f"is a text, not {text!r}"
     )
-    errors.add(InvalidInput(why, subject="description", field="description", given=given))
+    errors.add(InvalidInput(why, subject="description", field="description", given=text))
     return ""
 
 

@@ -747,12 +747,12 @@ def _explained(
     )
 
 
-def _moment(given: datetime | None, *, exact: bool = False) -> str:
-    if given is None:
+def _moment(moment: datetime | None, *, exact: bool = False) -> str:
+    if moment is None:
         return "an unknown time"
-    text = f"{given.astimezone(UTC):%Y-%m-%dT%H:%M:%S}"
+    text = f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S}"
     # The slots of an interval have them, and a slot is typed as it is shown.
-    return text + (f".{given.microsecond:06}Z" if exact and given.microsecond else "Z")
+    return text + (f".{moment.microsecond:06}Z" if exact and moment.microsecond else "Z")
 
 
 def _listed(ids: Sequence[str]) -> str:

@@ -103,24 +103,24 @@ class JobSet:
                 sys.path.insert(0, folder)
         errors = InputErrors()
         for job_id, options in list(self.jobs.items()):
-            given = options.get("handler")
+            handler = options.get("handler")
             try:
-                if isinstance(given, str) and ":" in given and registry.find(given) is None:
-                    registry.add(Handler(given, _imported(given)))
-                elif callable(given) and not isinstance(given, DecoratedJob):
-                    registry.add(Handler(job_id, given))
+                if isinstance(handler, str) and ":" in handler and registry.find(handler) is None:
+                    registry.add(Handler(handler, _imported(handler)))
+                elif callable(handler) and not isinstance(handler, DecoratedJob):
+                    registry.add(Handler(job_id, handler))
                     self.jobs[job_id] = {**options, "handler": job_id}
             except (InvalidInput, JobExists) as error:
-                wrong = InvalidInput(str(error), field="handler", given=given)
+                wrong = InvalidInput(str(error), field="handler", given=handler)
                 errors.add(self.place_error(wrong, "jobs", job_id, "handler"))
         errors.check()
 
     def collect(self, draft: Callable[..., Any]) -> list[Any]:
         """Call `draft(job_id, **options)` for each job. All errors are raised together."""
-        errors, made = InputErrors(), []
+        errors, drafts = InputErrors(), []
         for job_id, options in self.jobs.items():
             try:
-                made.append(draft(job_id, **options))
+                drafts.append(draft(job_id, **options))
             except InvalidInput as error:
                 for wrong in error.each():
                     errors.add(self.place_error(wrong, "jobs", job_id, wrong.field or ""))
@@ -132,7 +132,7 @@ class JobSet:
                 )
                 errors.add(self.place_error(wrong, "jobs", job_id, "handler"))
         errors.check()
-        return made
+        return drafts
 
 
 def _place(
@@ -244,24 +244,24 @@ def _read(document: Mapping[str, Any], path: Path | None) -> JobSet:
 def _read_job(
     options: Mapping[str, Any], path: Path | None, job_id: str, errors: InputErrors
 ) -> dict[str, Any]:
-    made = _without_none(options)
-    for key in sorted(map(str, made.keys() - JOB_KEYS)):
+    job = _without_none(options)
+    for key in sorted(map(str, job.keys() - JOB_KEYS)):
         errors.add(_place(UnknownOption([key], JOB_KEYS, "key"), path, "jobs", job_id, key))
-        del made[key]
-    url = made.pop("url", None)
-    if url is not None and "webhook" in made:
+        del job[key]
+    url = job.pop("url", None)
+    if url is not None and "webhook" in job:
         wrong = InvalidInput("give url or webhook, not both: a webhook has a url itself")
         errors.add(_place(wrong, path, "jobs", job_id, "url"))
     elif url is not None:
-        made["webhook"] = url
-    if "webhook" in made and path is not None:
+        job["webhook"] = url
+    if "webhook" in job and path is not None:
         try:
-            made["webhook"] = _expand_webhook(made["webhook"])
+            job["webhook"] = _expand_webhook(job["webhook"])
         except InvalidInput as error:
             for wrong in error.each():
                 key = "url" if url is not None else wrong.field or "webhook"
                 errors.add(_place(wrong, path, "jobs", job_id, *key.split(".")))
-    return made
+    return job
 
 
 def read_value(name: str, value: Any) -> Any:

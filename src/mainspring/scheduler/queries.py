@@ -22,10 +22,10 @@ MOST_READS = 10
 
 
 def matching_runs(
-    ids: JobRef | Iterable[JobRef] | None, given: RunFilter
+    ids: JobRef | Iterable[JobRef] | None, filters: RunFilter
 ) -> tuple[RunQuery, list[str] | None]:
     """The query of a bulk operation, and the ids where runs are named by id."""
-    matching: dict[str, Any] = {**given}
+    matching: dict[str, Any] = {**filters}
     allowed = option_names(RunFilter)
     if unknown := matching.keys() - allowed:
         raise UnknownOption(unknown, allowed, "filter")
@@ -64,44 +64,44 @@ async def find_timed_out(store: Store, query: RunQuery) -> Page[Run]:
     return Page(runs, cursor)
 
 
-def named_ids(given: JobRef | Iterable[JobRef], field: str) -> list[str]:
+def named_ids(named: JobRef | Iterable[JobRef], field: str) -> list[str]:
     """The ids that a caller gives: one, or several. A job, a decorated function or a run may stand
     for its id."""
     several: list[Any]
     try:
-        several = [given] if isinstance(given, str) or hasattr(given, "id") else list(given)
+        several = [named] if isinstance(named, str) or hasattr(named, "id") else list(named)
     except TypeError:
-        several = [given]
+        several = [named]
     ids: list[Any] = [getattr(item, "id", item) for item in several]
     if wrong := [name for name in ids if not isinstance(name, str)]:
         raise refused(field, wrong[0], "are the ids of jobs or runs, as text")
     return ids
 
 
-def state_set(given: State | str | Iterable[State | str] | None) -> frozenset[State] | None:
+def state_set(states: State | str | Iterable[State | str] | None) -> frozenset[State] | None:
     """One state or several, by value or by name."""
-    if given is None:
+    if states is None:
         return None
     try:
-        return frozenset(State(name) for name in ([given] if isinstance(given, str) else given))
+        return frozenset(State(name) for name in ([states] if isinstance(states, str) else states))
     except (ValueError, TypeError) as error:
         raise InvalidInput(
-            f"{error}; states are {', '.join(State)}", field="state", given=given, allowed=[*State]
+            f"{error}; states are {', '.join(State)}", field="state", given=states, allowed=[*State]
         ) from None
 
 
-def aware_time(given: datetime | None, name: str) -> datetime | None:
+def aware_time(moment: datetime | None, name: str) -> datetime | None:
     """The given time; refused if it has no time zone."""
-    if given is None or (isinstance(given, datetime) and given.utcoffset() is not None):
-        return given
-    if isinstance(given, datetime):
+    if moment is None or (isinstance(moment, datetime) and moment.utcoffset() is not None):
+        return moment
+    if isinstance(moment, datetime):
         raise InvalidInput(
-            f"{name}={given.isoformat()} has no time zone: give one, as in datetime.now(UTC) or"
+            f"{name}={moment.isoformat()} has no time zone: give one, as in datetime.now(UTC) or"
             f" {name}.astimezone()",
             field=name,
-            given=given,
+            given=moment,
         )
-    raise refused(name, given, "is a datetime with a time zone")
+    raise refused(name, moment, "is a datetime with a time zone")
 
 
 def job_order(order: JobOrder, *, descending: bool, cursor: str | None) -> JobOrder:
@@ -130,8 +130,8 @@ def page_offset(offset: int) -> int:
     return offset
 
 
-def _is_whole(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 MOST_SEARCHED = 1000

@@ -222,15 +222,19 @@ class Scheduler(Client):
 
         return decorate(schedule) if _is_function(schedule) else decorate
 
-    def draft(self, id: str, *, handler: Any = None, **given: Any) -> Job:
+    def draft(self, id: str, *, handler: Any = None, **options: Any) -> Job:
         """The job that `add_job` would store for the same arguments. Does not read the store. A
         function that is given as the handler is registered."""
-        if handler is None and given.get("webhook") is None and self._registry.default is not None:
+        if (
+            handler is None
+            and options.get("webhook") is None
+            and self._registry.default is not None
+        ):
             handler = id
         if not callable(handler) or isinstance(handler, DecoratedJob):
-            return super().draft(id, handler=handler, **given)
+            return super().draft(id, handler=handler, **options)
         own = Handler(id, handler)
-        job = super().draft(id, handler=own, **given)
+        job = super().draft(id, handler=own, **options)
         self._registry.add(own)
         return job
 
@@ -506,5 +510,5 @@ class BlockingScheduler(BlockingClient):
     drain = BlockingMethod(Scheduler.drain)
 
 
-def _is_function(given: object) -> bool:
-    return callable(given) and not isinstance(given, Schedule)
+def _is_function(candidate: object) -> bool:
+    return callable(candidate) and not isinstance(candidate, Schedule)

@@ -151,9 +151,9 @@ class Spread:
     max: float | None
 
     @classmethod
-    def of(cls, found: Distribution) -> Spread:
-        most = found.max if found.count else None
-        return cls(found.average, found.percentile(0.5), found.percentile(0.95), most)
+    def of(cls, measured: Distribution) -> Spread:
+        most = measured.max if measured.count else None
+        return cls(measured.average, measured.percentile(0.5), measured.percentile(0.95), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,14 +408,14 @@ async def job_metrics(engine: Engine, job_id: str, window: Span) -> JobMetrics:
     )
 
 
-def _window(given: Span) -> timedelta:
-    span = duration(given, what="window")
+def _window(window: Span) -> timedelta:
+    span = duration(window, what="window")
     if not SHORTEST_WINDOW <= span <= PERIODS_KEPT:
         raise InvalidInput(
-            f"window is 1h to {PERIODS_KEPT.days}d, not {given!r}: counts of an hour are kept for"
+            f"window is 1h to {PERIODS_KEPT.days}d, not {window!r}: counts of an hour are kept for"
             f" {PERIODS_KEPT.days} days",
             field="window",
-            given=given,
+            given=window,
             allowed=f"1h to {PERIODS_KEPT.days}d",
         )
     return span

@@ -31,20 +31,20 @@ def zone_named(name: str) -> tzinfo:
     raise InvalidSchedule(f"unknown timezone {shown}: {_advice(name)}", field="timezone")
 
 
-def zone_name(given: object) -> str:
+def zone_name(zone: object) -> str:
     """The name of a zone that was given as a text, a `ZoneInfo` or `datetime.UTC`."""
-    if given is UTC:
+    if zone is UTC:
         return "UTC"
-    name = given.key if isinstance(given, ZoneInfo) else given
+    name = zone.key if isinstance(zone, ZoneInfo) else zone
     if not isinstance(name, str):
-        why = f"a timezone is an IANA name such as Europe/Berlin, or a ZoneInfo, not {given!r}"
+        why = f"a timezone is an IANA name such as Europe/Berlin, or a ZoneInfo, not {zone!r}"
         raise InvalidSchedule(why, field="timezone")
     return name
 
 
-def check_zone(given: object) -> str:
+def check_zone(zone: object) -> str:
     """The name, if there is such a zone; `InvalidSchedule` otherwise."""
-    name = zone_name(given)
+    name = zone_name(zone)
     zone_named(name)
     return name
 
