@@ -1,7 +1,9 @@
 """Counts the weight of the project: `python -m tools.weight`.
 
-A line of code is a line that holds a token other than a comment or a docstring. Words are counted
-as `wc -w` counts them, in every page under docs/ and in the pages at the top of the repository.
+A line of code is a line that holds a token other than a comment or a docstring. A word holds a
+letter or a digit: the bars of tables and the marks of lists are none. Words are counted in every
+page under docs/, in the pages that `make docs` generates, and in those at the top of the
+repository.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import ast
 import io
 import tokenize
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
+
+from tools.reference import pages
+from tools.site import FOR_MAINTAINERS
 
 ROOT = Path(__file__).parents[1]
 CODE = ("src", "tests", "chaos", "bench", "examples", "tools")
@@ -73,16 +77,21 @@ def _print_words() -> None:
     words: Counter[str] = Counter()
     for path in (ROOT / "docs").rglob("*.md"):
         folder = path.parent.relative_to(ROOT)
-        words[str(folder)] += count_words([path])
+        words[str(folder)] += count_words(path.read_text())
     print(f"docs: {sum(words.values()):,} words")
     for folder_name, count in sorted(words.items()):
         print(f"  {folder_name:26}{count:7,} words")
+    by_hand = sum(
+        count for folder, count in words.items() if not f"{folder}/".startswith(FOR_MAINTAINERS)
+    )
+    generated = sum(map(count_words, pages().values()))
+    print(f"site: {by_hand + generated:,} words, of which {generated:,} are generated")
     for path in sorted(ROOT.glob("*.md")):
-        print(f"{path.name}: {count_words([path]):,} words")
+        print(f"{path.name}: {count_words(path.read_text()):,} words")
 
 
-def count_words(pages: Iterable[Path]) -> int:
-    return sum(len(page.read_text().split()) for page in pages)
+def count_words(text: str) -> int:
+    return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
 if __name__ == "__main__":
