@@ -10,7 +10,7 @@ import typer
 
 from mainspring.cli.command import CHANGE, Call, command
 from mainspring.cli.json_values import plain_json
-from mainspring.cli.options import FileArgument, flag
+from mainspring.cli.options import argument, flag
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import check_shared, find_store
 from mainspring.core.durations import humanize
@@ -35,7 +35,7 @@ commands = typer.Typer()
 )
 async def apply(
     call: Call,
-    file: FileArgument = "mainspring.toml",
+    file: str = argument("The file that lists the jobs.", "FILE", default="mainspring.toml"),
     dry_run: bool = flag("--dry-run", "Show the difference, and change nothing."),
     take_over: bool = flag(
         "--take-over", "Also replace jobs of these ids that code, the API or another file defines."

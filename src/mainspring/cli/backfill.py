@@ -13,7 +13,7 @@ from msgspec import structs
 from mainspring.cli import time_format
 from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import FAILED, CommandError
-from mainspring.cli.options import JobArgument, flag, option
+from mainspring.cli.options import JOB_ARGUMENT, flag, option
 from mainspring.cli.output import Output, progress_bar
 from mainspring.core.plurals import plural
 from mainspring.core.schedules.base import moment
@@ -34,7 +34,7 @@ commands = typer.Typer()
 )
 async def backfill(
     call: Call,
-    job: JobArgument,
+    job: str = JOB_ARGUMENT,
     start: str = option(
         "The first slot: ISO 8601; without an offset, in the job's time zone.",
         "TIME",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppOption, JsonOption, StoreOption
+from mainspring.cli.options import APP_OPTION, JSON_FLAG, STORE_OPTION
 from mainspring.cli.output import Output
 from mainspring.cli.store_access import StoreChoice, open_client
 
@@ -93,12 +93,12 @@ def command(
 
 
 def _store_options(
-    store: StoreOption = None, app: AppOption = None, json: JsonOption = False
+    store: str | None = STORE_OPTION, app: str | None = APP_OPTION, json: bool = JSON_FLAG
 ) -> None:
     """The options of a command that uses a store."""
 
 
-def _no_store(json: JsonOption = False) -> None:
+def _no_store(json: bool = JSON_FLAG) -> None:
     """The options of one that does not."""
 
 

@@ -15,7 +15,7 @@ from mainspring.cli.command import RUN, Call, command
 from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.json_values import parse_json, read_payload, run_document
 from mainspring.cli.options import (
-    JobArgument,
+    JOB_ARGUMENT,
     argument,
     complete_job,
     duration_option,
@@ -48,7 +48,7 @@ CHUNK = 1000
 )
 async def enqueue(
     call: Call,
-    job: JobArgument,
+    job: str = JOB_ARGUMENT,
     payload: str | None = argument(
         "JSON; - reads it from stdin. Default: the job's own payload.", "PAYLOAD", default=None
     ),

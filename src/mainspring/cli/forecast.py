@@ -13,7 +13,7 @@ from mainspring.cli import time_format
 from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.command import PLAN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import AppToLoadOption, StoreOption, argument, either_app, option
+from mainspring.cli.options import APP_TO_LOAD_OPTION, STORE_OPTION, argument, either_app, option
 from mainspring.cli.output import Column, Output
 from mainspring.cli.store_access import StoreChoice, open_client
 from mainspring.core.clock import utcnow
@@ -122,8 +122,8 @@ def forecast(
     file: str | None = option(
         "The jobs of this file, such as mainspring.toml. No handler is imported.", "FILE"
     ),
-    app_option: AppToLoadOption = None,
-    store: StoreOption = None,
+    app_option: str | None = APP_TO_LOAD_OPTION,
+    store: str | None = STORE_OPTION,
 ) -> None:
     """Forecast the load of schedules.
 

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
-from mainspring.cli.options import flag, option
+from mainspring.cli.options import argument, flag, option
 from mainspring.cli.output import Output
 from mainspring.core import schedules
 from mainspring.core.options import PolicyOptions, option_names
@@ -49,29 +49,14 @@ _NO_VARIABLES = {
 _AT_START = "@reboot"
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
-SourceArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")
-]
-OutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Write the jobs to this file, and their functions beside it. Existing files are kept.",
-        show_default=False,
-    ),
-]
-
-
-NameOption = Annotated[
-    str | None,
-    typer.Option(
-        "--name",
-        help="The name of the file of jobs, by which `mainspring apply` knows the jobs that came"
-        " from it. Default: made from the files' names and this machine's.",
-        show_default=False,
-    ),
-]
+SOURCE_ARGUMENT = argument("The file to read; - is stdin.", "FILE")
+OUT_OPTION = option(
+    "Write the jobs to this file, and their functions beside it. Existing files are kept.", "FILE"
+)
+NAME_OPTION = option(
+    "The name of the file of jobs, by which `mainspring apply` knows the jobs that came from it."
+    " Default: made from the files' names and this machine's."
+)
 
 
 @command(
@@ -83,9 +68,9 @@ NameOption = Annotated[
 )
 def crontab(
     call: Call,
-    source: SourceArgument,
-    out: OutOption = None,
-    name: NameOption = None,
+    source: str = SOURCE_ARGUMENT,
+    out: str | None = OUT_OPTION,
+    name: str | None = NAME_OPTION,
     system: bool = flag("--system", "Lines name a user before the command, as in /etc/crontab."),
     timezone: str | None = option(
         "The zone of the crontab. Default: this machine's.", "ZONE", "--timezone", "--tz"
@@ -114,7 +99,12 @@ def crontab(
     "mainspring import k8s cronjobs.yaml --out mainspring.toml",
     uses_store=False,
 )
-def k8s(call: Call, source: SourceArgument, out: OutOption = None, name: NameOption = None) -> None:
+def k8s(
+    call: Call,
+    source: str = SOURCE_ARGUMENT,
+    out: str | None = OUT_OPTION,
+    name: str | None = NAME_OPTION,
+) -> None:
     """Make a job of each CronJob of a manifest.
 
     Each job gets a function that runs the command of the container. What cannot be carried over is

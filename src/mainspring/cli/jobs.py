@@ -6,7 +6,7 @@ import json as jsonlib
 import shlex
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,15 +16,14 @@ from mainspring.cli.errors import BAD_INPUT, FAILED, CommandError
 from mainspring.cli.forecast import LOOK_AHEAD
 from mainspring.cli.json_values import job_document, plain_json, run_document
 from mainspring.cli.options import (
-    CursorOption,
-    JobArgument,
-    LimitOption,
-    YesOption,
+    CURSOR_OPTION,
+    JOB_ARGUMENT,
+    YES_FLAG,
     argument,
     duration_option,
     flag,
+    limit_option,
     option,
-    shared_flag,
 )
 from mainspring.cli.output import Column, Output, time_column
 from mainspring.cli.runs import COLUMNS
@@ -77,8 +76,8 @@ async def list_(
     tag: str | None = option("Only jobs with this tag."),
     queue: str | None = option("Only jobs of this queue."),
     search: str | None = option("Only jobs with this in their id or description.", "TEXT"),
-    limit: LimitOption = 100,
-    cursor: CursorOption = None,
+    limit: int = limit_option(100),
+    cursor: str | None = CURSOR_OPTION,
 ) -> None:
     """List jobs in the order of their ids."""
     output = call.output
@@ -169,7 +168,7 @@ def describe_rescue(job: Job, workers: list[LiveWorker], url: str | None) -> str
 
 
 @command(group, "show", "mainspring jobs show daily_report")
-async def show(call: Call, job: JobArgument) -> None:
+async def show(call: Call, job: str = JOB_ARGUMENT) -> None:
     """Show a job: its schedule, its runs, how often it succeeds."""
     output = call.output
     async with call.client() as client:
@@ -478,7 +477,7 @@ def _make_secret(client: Client, options: dict[str, Any]) -> str | None:
     "mainspring jobs update ping --schedule 10m --set retries=5",
     shared=read_options,
 )
-async def update(call: Call, options: dict[str, Any], job: JobArgument) -> None:
+async def update(call: Call, options: dict[str, Any], job: str = JOB_ARGUMENT) -> None:
     """Change a job that the API or the command line made. What is not named stays."""
     if not options:
         raise CommandError(
@@ -545,7 +544,7 @@ def _print_saved(
 )
 async def rotate_secret(
     call: Call,
-    job: JobArgument,
+    job: str = JOB_ARGUMENT,
     old_valid_for: timedelta = duration_option(
         "How long requests are also signed with the old secret, as in 1h.", default="24h"
     ),
@@ -562,7 +561,7 @@ async def rotate_secret(
 
 
 @command(group, "pause", "mainspring jobs pause daily_report")
-async def pause(call: Call, job: JobArgument) -> None:
+async def pause(call: Call, job: str = JOB_ARGUMENT) -> None:
     """Pause a job's schedule. The job can still be triggered, and queued runs still run."""
     async with call.client() as client:
         paused = await client.pause_job(job)
@@ -570,18 +569,18 @@ async def pause(call: Call, job: JobArgument) -> None:
 
 
 @command(group, "resume", "mainspring jobs resume daily_report")
-async def resume(call: Call, job: JobArgument) -> None:
+async def resume(call: Call, job: str = JOB_ARGUMENT) -> None:
     """Resume a paused job's schedule with its next slot."""
     async with call.client() as client:
         resumed = await client.resume_job(job)
     _print_saved(call.output, "resumed", resumed)
 
 
-AllOption = Annotated[bool, shared_flag("--all", help="All jobs, on every node.")]
+ALL_FLAG = flag("--all", "All jobs, on every node.")
 
 
 @command(commands, "pause", "mainspring pause --all", panel=CHANGE)
-async def pause_all(call: Call, everything: AllOption = False) -> None:
+async def pause_all(call: Call, everything: bool = ALL_FLAG) -> None:
     """Fire no slots of any job until `mainspring resume --all`.
 
     That holds on every node. Jobs are not changed. What is queued or triggered still runs. Slots
@@ -595,7 +594,7 @@ async def pause_all(call: Call, everything: AllOption = False) -> None:
 
 
 @command(commands, "resume", "mainspring resume --all", panel=CHANGE)
-async def resume_all(call: Call, everything: AllOption = False) -> None:
+async def resume_all(call: Call, everything: bool = ALL_FLAG) -> None:
     """Fire slots again, from now on. A job that was paused by itself stays paused."""
     _need_all("resume", everything)
     async with call.client() as client:
@@ -614,7 +613,7 @@ def _need_all(verb: str, everything: bool) -> None:
 
 
 @command(group, "reset-breaker", "mainspring jobs reset-breaker call_api")
-async def reset_breaker(call: Call, job: JobArgument) -> None:
+async def reset_breaker(call: Call, job: str = JOB_ARGUMENT) -> None:
     """Close a job's circuit breaker on all nodes. Its runs that are due start."""
     async with call.client() as client:
         opened = await client.reset_breaker(job)
@@ -628,7 +627,7 @@ async def reset_breaker(call: Call, job: JobArgument) -> None:
 
 
 @command(group, "trigger", "mainspring jobs trigger daily_report")
-async def trigger(call: Call, job: JobArgument) -> None:
+async def trigger(call: Call, job: str = JOB_ARGUMENT) -> None:
     """Run a job now with its own payload, even if it is paused."""
     async with call.client(with_code=True) as client:
         run = await client.trigger(job)
@@ -639,7 +638,7 @@ async def trigger(call: Call, job: JobArgument) -> None:
 @command(group, "remove", "mainspring jobs remove old_report --force")
 async def remove(
     call: Call,
-    job: JobArgument,
+    job: str = JOB_ARGUMENT,
     force: bool = flag(
         "--force", "Also remove a job that code defines, for when that code is gone."
     ),
@@ -660,7 +659,7 @@ async def remove(
 async def prune_orphans(
     call: Call,
     dry_run: bool = flag("--dry-run", "List the jobs; remove none."),
-    yes: YesOption = False,
+    yes: bool = YES_FLAG,
     force: bool = flag("--force", "Even if no worker is alive to say which handlers exist."),
 ) -> None:
     """Remove jobs whose code is gone.

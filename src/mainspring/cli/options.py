@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -83,70 +83,36 @@ def flag(names: str, help: str, *, default: bool | None = False, **how: Any) -> 
     return typer.Option(default, *names.split(", "), metavar="", help=help, **how)
 
 
-def shared_flag(*names: str, help: str) -> Any:
-    return typer.Option(*names, metavar="", help=help)
+STORE_OPTION = option(
+    f"The store of jobs and runs (env MAINSPRING_STORE, MONGODB_URI). Default: {DEFAULT_STORE}",
+    "URL",
+    "--store",
+)
+APP_OPTION = option(
+    "Use the store of this scheduler, as in app:scheduler (env MAINSPRING_APP).", "MODULE:ATTR"
+)
+APP_TO_LOAD_ARGUMENT = argument(
+    "A Scheduler, or a function without arguments that returns one (env MAINSPRING_APP).",
+    "MODULE:ATTR",
+    default=None,
+)
+APP_TO_LOAD_OPTION = option("The same as the argument.", "MODULE:ATTR", "--app")
+JSON_FLAG = flag("--json", "Print one JSON document instead of tables.")
+VERBOSE_FLAG = flag("--verbose, -v", "Log debug messages too.")
+QUIET_FLAG = flag("--quiet, -q", "Log only warnings and errors.")
+YES_FLAG = flag("--yes", "Do it without asking.")
+CURSOR_OPTION = option("Continue after the previous page.")
+JOB_ARGUMENT = argument("The job's id.", "JOB", autocompletion=complete_job)
+RUN_ARGUMENT = argument(
+    "The run's id, or its beginning (6 characters or more).", "RUN", autocompletion=complete_run
+)
+FILE_OPTION = option(
+    "Define the jobs of this file, and import their handlers, as in mainspring.toml.", "FILE"
+)
 
 
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="The store of jobs and runs (env MAINSPRING_STORE, MONGODB_URI)."
-        f" Default: {DEFAULT_STORE}",
-    ),
-]
-AppOption = Annotated[
-    str | None,
-    typer.Option(
-        "--app",
-        metavar="MODULE:ATTR",
-        help="Use the store of this scheduler, as in app:scheduler (env MAINSPRING_APP).",
-    ),
-]
-AppToLoadArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODULE:ATTR",
-        help="A Scheduler, or a function without arguments that returns one (env MAINSPRING_APP).",
-    ),
-]
-AppToLoadOption = Annotated[
-    str | None,
-    typer.Option("--app", metavar="MODULE:ATTR", help="The same as the argument."),
-]
-JsonOption = Annotated[
-    bool, shared_flag("--json", help="Print one JSON document instead of tables.")
-]
-VerboseOption = Annotated[bool, shared_flag("--verbose", "-v", help="Log debug messages too.")]
-QuietOption = Annotated[bool, shared_flag("--quiet", "-q", help="Log only warnings and errors.")]
-YesOption = Annotated[bool, shared_flag("--yes", help="Do it without asking.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The most to list.")]
-CursorOption = Annotated[
-    str | None,
-    typer.Option("--cursor", help="Continue after the previous page."),
-]
-JobArgument = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="The job's id.", autocompletion=complete_job),
-]
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="The file that lists the jobs.")]
-FileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--file",
-        metavar="FILE",
-        help="Define the jobs of this file, and import their handlers, as in mainspring.toml.",
-    ),
-]
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        help="The run's id, or its beginning (6 characters or more).",
-        autocompletion=complete_run,
-    ),
-]
+def limit_option(default: int) -> Any:
+    return option("The most to list.", default=default, min=1, max=1000)
 
 
 def either_app(argument: str | None, option: str | None) -> str | None:

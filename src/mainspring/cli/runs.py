@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import typer
 
@@ -14,16 +14,16 @@ from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.json_values import plain_json, run_document
 from mainspring.cli.options import (
-    CursorOption,
-    LimitOption,
-    RunArgument,
-    YesOption,
+    CURSOR_OPTION,
+    RUN_ARGUMENT,
+    YES_FLAG,
+    argument,
     complete_job,
     complete_run,
     complete_state,
     flag,
+    limit_option,
     option,
-    shared_flag,
 )
 from mainspring.cli.output import STYLES, Column, Output, time_column
 from mainspring.core.clock import utcnow
@@ -85,16 +85,13 @@ def read_filters(
     return {"job": job, "state": states or None, "since": _read_since(since)}
 
 
-RunsArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN",
-        help="The run's id, or its beginning (6 characters or more). Without it: the runs that"
-        " --job, --state, --since or --all choose.",
-        autocompletion=complete_run,
-        show_default=False,
-    ),
-]
+RUNS_ARGUMENT = argument(
+    "The run's id, or its beginning (6 characters or more). Without it: the runs that --job,"
+    " --state, --since or --all choose.",
+    "RUN",
+    default=None,
+    autocompletion=complete_run,
+)
 
 
 @command(
@@ -108,8 +105,8 @@ async def list_(
     call: Call,
     filters: Filters,
     timed_out: bool = flag("--timed-out", "Only runs of which an attempt timed out."),
-    limit: LimitOption = 20,
-    cursor: CursorOption = None,
+    limit: int = limit_option(20),
+    cursor: str | None = CURSOR_OPTION,
 ) -> None:
     """List runs, newest first."""
     output = call.output
@@ -182,7 +179,7 @@ def _nothing(filters: Filters, *, timed_out: bool = False) -> str:
 
 
 @command(group, "show", "mainspring runs show 0199c2f4a1b3")
-async def show(call: Call, run: RunArgument) -> None:
+async def show(call: Call, run: str = RUN_ARGUMENT) -> None:
     """Show a run: its result, attempts and logs, or why it has not run."""
     async with call.client() as client:
         run_id = await find_run_id(client, run)
@@ -191,7 +188,7 @@ async def show(call: Call, run: RunArgument) -> None:
     print_run(call.output, whole, why.problem)
 
 
-AllOption = Annotated[bool, shared_flag("--all", help="All runs, whatever their job.")]
+ALL_FLAG = flag("--all", "All runs, whatever their job.")
 
 
 @command(
@@ -204,10 +201,10 @@ AllOption = Annotated[bool, shared_flag("--all", help="All runs, whatever their 
 async def cancel(
     call: Call,
     filters: Filters,
-    run: RunsArgument = None,
+    run: str | None = RUNS_ARGUMENT,
     reason: str = option("Stored with the run.", default="cancelled on the command line"),
-    everything: AllOption = False,
-    yes: YesOption = False,
+    everything: bool = ALL_FLAG,
+    yes: bool = YES_FLAG,
 ) -> None:
     """Cancel a run, or all that match. If one is running, its worker stops it."""
     _check_choice(run, everything, filters)
@@ -245,9 +242,9 @@ async def cancel(
 async def retry(
     call: Call,
     filters: Filters,
-    run: RunsArgument = None,
-    everything: AllOption = False,
-    yes: YesOption = False,
+    run: str | None = RUNS_ARGUMENT,
+    everything: bool = ALL_FLAG,
+    yes: bool = YES_FLAG,
 ) -> None:
     """Make a failed or cancelled run pending again, or all that match. Its earlier failures do not
     count."""

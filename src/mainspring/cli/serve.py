@@ -19,12 +19,12 @@ from mainspring.cli.app_loader import load_scheduler
 from mainspring.cli.command import RUN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import (
-    AppToLoadArgument,
-    AppToLoadOption,
-    FileOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
+    APP_TO_LOAD_ARGUMENT,
+    APP_TO_LOAD_OPTION,
+    FILE_OPTION,
+    QUIET_FLAG,
+    STORE_OPTION,
+    VERBOSE_FLAG,
     duration_option,
     either_app,
     flag,
@@ -74,10 +74,10 @@ def _at_most_an_hour(given: str | float) -> timedelta:
 @end_quietly_on_signals()
 def serve(
     call: Call,
-    app: AppToLoadArgument = None,
-    app_option: AppToLoadOption = None,
-    store: StoreOption = None,
-    file: FileOption = None,
+    app: str | None = APP_TO_LOAD_ARGUMENT,
+    app_option: str | None = APP_TO_LOAD_OPTION,
+    store: str | None = STORE_OPTION,
+    file: str | None = FILE_OPTION,
     host: str | None = option("Address to listen on (env HOST). Default: 127.0.0.1"),
     port: int | None = option("Port to listen on (env PORT). Default: 3000", min=0, max=65535),
     workers: int | None = option(
@@ -110,8 +110,8 @@ def serve(
         "Try the dashboard: serve a made-up fleet of 200 jobs with a week of history, from"
         " a store that is deleted at the end.",
     ),
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    verbose: bool = VERBOSE_FLAG,
+    quiet: bool = QUIET_FLAG,
 ) -> None:
     """Serve the HTTP API and the dashboard, and work on runs.
 

@@ -19,12 +19,12 @@ from mainspring.cli.command import RUN, Call, command, run_coroutine
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.jobs import SCHEDULE_OVER, describe_plan, is_over
 from mainspring.cli.options import (
-    AppToLoadArgument,
-    AppToLoadOption,
-    FileOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
+    APP_TO_LOAD_ARGUMENT,
+    APP_TO_LOAD_OPTION,
+    FILE_OPTION,
+    QUIET_FLAG,
+    STORE_OPTION,
+    VERBOSE_FLAG,
     duration_option,
     either_app,
     flag,
@@ -84,10 +84,10 @@ group = typer.Typer(help="List the processes that work on runs.")
 )
 def worker(
     call: Call,
-    app: AppToLoadArgument = None,
-    app_option: AppToLoadOption = None,
-    file: FileOption = None,
-    store: StoreOption = None,
+    app: str | None = APP_TO_LOAD_ARGUMENT,
+    app_option: str | None = APP_TO_LOAD_OPTION,
+    file: str | None = FILE_OPTION,
+    store: str | None = STORE_OPTION,
     queues: str | None = option("Claim runs only from these queues.", "A,B"),
     workers: int | None = option(
         "How many runs a process works on at once. Default: what the code says.", min=1, max=10000
@@ -113,8 +113,8 @@ def worker(
         " limit, as in 90s or 5m.",
         default="30s",
     ),
-    verbose: VerboseOption = False,
-    quiet: QuietOption = False,
+    verbose: bool = VERBOSE_FLAG,
+    quiet: bool = QUIET_FLAG,
 ) -> None:
     """Fire schedules and work on runs until SIGTERM or Ctrl+C.
 
