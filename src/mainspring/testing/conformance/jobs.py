@@ -356,15 +356,8 @@ class FireTests(Suite):
         follower = self.run(
             "follower", job_id="next", state=State.WAITING, after=(busy.id, free.id)
         )
-        firing = Firing(
-            job_id=job.id,
-            version=job.version,
-            runs=(busy, free, follower),
-            overlap=overlap,
-            next_run_at=self.at(60),
-            last_run_at=self.start,
-        )
-        [fired] = await store.fire([firing])
+        firing = self.firing(job, self.start, overlap)
+        [fired] = await store.fire([replace(firing, runs=(busy, free, follower))])
         assert fired.done is True
         assert fired.runs[1] == free
         states = {
@@ -471,15 +464,8 @@ class FireTests(Suite):
         record = self.slot(
             self.start, state=State.SKIPPED, finished_at=self.start, reason="misfire"
         )
-        firing = Firing(
-            job_id="job",
-            version=job.version,
-            runs=(record,),
-            overlap=Overlap.REPLACE,
-            next_run_at=self.at(60),
-            last_run_at=None,
-        )
-        [fired] = await store.fire([firing])
+        firing = self.firing(job, self.start, "replace")
+        [fired] = await store.fire([replace(firing, runs=(record,), last_run_at=None)])
         assert fired.runs == (record,)
         old = await self.one(store, slot_run_id("job", self.at(-60)))
         assert old.cancel_requested is False

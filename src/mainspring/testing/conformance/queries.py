@@ -124,36 +124,18 @@ class FindTests(Suite):
         assert await self.all_ids(store, **between, states=pending, job="job") == newest[3:8]
         assert await self.all_ids(store, **between, states=frozenset({State.FAILED})) == []
 
-    async def test_runs_with_a_failed_attempt_are_found(self, store: Store) -> None:
-        fine, dead, again, cured = [
-            await self.running(store, run_id, created_at=self.at(n))
-            for n, run_id in enumerate(("fine", "dead", "again", "cured"))
-        ]
-        boom = transitions.Failure("boom")
-        await store.commit(
-            [
-                transitions.succeeded(fine, self.start, None),
-                transitions.failed(dead, self.start, boom),
-                transitions.retrying(again, self.start, boom, self.at(50)),
-                transitions.retrying(cured, self.start, boom, self.start),
-            ]
-        )
-        [cured] = await self.claim(store)
-        await store.commit([transitions.succeeded(cured, self.start, None)])
-        assert await self.all_ids(store, failing=True) == ["cured", "again", "dead"]
-        assert await self.all_ids(store, failing=True, limit=1) == ["cured", "again", "dead"]
-        ended = frozenset({State.FAILED})
-        assert await self.all_ids(store, failing=True, states=ended) == ["dead"]
-        assert await self.all_ids(store, failing=True, job="other") == []
-
-    async def test_runs_with_an_attempt_are_found(self, store: Store) -> None:
+    async def test_runs_with_an_attempt_or_with_a_failed_one_are_found(self, store: Store) -> None:
+        boom = Failure("boom")
+        cured = await self.running(store, "cured", created_at=self.at(-1))
+        retrying = transitions.retrying(cured, self.start, boom, self.start)
+        assert await store.commit([retrying]) == [True]
+        await self.succeed(store, *await self.claim(store))
         names = ("fine", "dead", "again", "freed", "stopped", "late", "back", "now", "untouched")
         runs = [
             await self.running(store, run_id, created_at=self.at(n))
             for n, run_id in enumerate(names)
         ]
         fine, dead, again, freed, stopped, late, back, _, untouched = runs
-        boom = transitions.Failure("boom")
         changes = [
             transitions.succeeded(fine, self.start, None),
             transitions.failed(dead, self.start, boom),
@@ -177,7 +159,7 @@ class FindTests(Suite):
                 transitions.skipped(never[1], self.start, "misfire"),
             ]
         )
-        tried = ["now", "back", "late", "stopped", "freed", "again", "dead", "fine"]
+        tried = ["now", "back", "late", "stopped", "freed", "again", "dead", "fine", "cured"]
         for limit in (1, 3, 100):
             assert await self.all_ids(store, tried=True, job="job", limit=limit) == tried
             assert await self.all_ids(store, tried=True, limit=limit) == tried
@@ -185,8 +167,13 @@ class FindTests(Suite):
         for job in ("job", None):
             ids = await self.all_ids(store, tried=True, job=job, states=pending)
             assert ids == ["back", "freed", "again"]
-        failing = await self.all_ids(store, tried=True, failing=True, job="job")
-        assert failing == ["again", "dead"]
+        failing = ["again", "dead", "cured"]
+        assert await self.all_ids(store, tried=True, failing=True, job="job") == failing
+        assert await self.all_ids(store, failing=True) == failing
+        assert await self.all_ids(store, failing=True, limit=1) == failing
+        ended = frozenset({State.FAILED})
+        assert await self.all_ids(store, failing=True, states=ended) == ["dead"]
+        assert await self.all_ids(store, failing=True, job="other") == []
         assert await self.all_ids(store, tried=True, job="job", since=self.at(6)) == tried[:2]
         assert await self.all_ids(store, tried=True, job="other") == []
 
