@@ -240,10 +240,8 @@ class BriefTests(Suite):
     async def _tried(self, store: Store) -> Run:
         await store.add([self.run("run", payload={"n": 1}, queue="q", dedupe_key="k")])
         [run] = await self.claim(store)
-        failure = transitions.failed(
-            run, await store.now(), transitions.Failure("boom"), ("a line",)
-        )
-        assert await store.commit([failure]) == [True]
+        failed = transitions.failed(run, await store.now(), Failure("boom"), ("a line",))
+        assert await store.commit([failed]) == [True]
         return await self.one(store)
 
     async def test_brief_runs_have_no_payload_result_or_attempts(self, store: Store) -> None:
