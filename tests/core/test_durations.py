@@ -53,7 +53,7 @@ def test_refuses_the_rest(given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("value", "shown"),
     [
         (-1, "-1"),
         (-0.5, "-0.5"),
@@ -64,13 +64,13 @@ def test_refuses_the_rest(given: str) -> None:
     ],
 )
 def test_a_negative_duration_is_told_from_one_that_cannot_be_read(
-    given: str | float | timedelta, shown: str
+    value: str | float | timedelta, shown: str
 ) -> None:
     with pytest.raises(InvalidInput) as caught:
-        duration(given, what="timeout")
-    told = f"timeout {shown} is negative: give a positive duration, as a text such as"
-    assert str(caught.value).startswith(told)
-    assert (caught.value.field, caught.value.given) == ("timeout", given)
+        duration(value, what="timeout")
+    message = f"timeout {shown} cannot be used (it is negative): give a text such as"
+    assert str(caught.value).startswith(message)
+    assert (caught.value.field, caught.value.given) == ("timeout", value)
 
 
 def test_a_bare_number_in_a_text_gets_advice() -> None:

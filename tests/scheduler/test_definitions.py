@@ -35,7 +35,7 @@ from tests.support.scheduler_fixtures import Make
         ({"lease": "500ms"}, "lease is at least 1s, not '500ms'"),
         ({"lease": "soon"}, "lease 'soon' cannot be used"),
         ({"poll": 0}, "poll is 10ms to 1m, not 0"),
-        ({"retention": "-1d"}, "retention '-1d' is negative: give a positive duration"),
+        ({"retention": "-1d"}, "retention '-1d' cannot be used (it is negative)"),
         ({"queues": [""]}, "queue is 1 to 200 printable characters, not ''"),
         ({"queues": [7]}, "not 7"),
     ],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from mainspring.cli import time_format
 from mainspring.core.clock import utcnow
-from mainspring.core.documents import to_document
+from mainspring.core.codec import to_document
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Payloads and results as JSON, and back.
+"""Payloads and results as JSON, and back; values of ours as documents.
 
 Beyond JSON's own types, date-times, dates, UUIDs, Decimals and bytes come back as they were:
 each is written as an object of one key, `{"$datetime": "…"}`. A user's own object of one key
@@ -9,15 +9,18 @@ nothing stored can name a class to import.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from msgspec import Struct, structs
 
 from mainspring.errors import InvalidPayload
 
@@ -168,3 +171,32 @@ def encodable_text(text: str) -> str:
     """The text with lone surrogates escaped: names of files that are not UTF-8 have them, and
     neither a store nor a log can encode them."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def to_document(
+    value: Any, *, time: Callable[[datetime], str | None], name: Callable[[str], str] = str
+) -> Any:
+    """A value in JSON's types: a struct, a dataclass or a mapping becomes an object. `time` writes
+    a time, and `name` the name of a field. The command line and the HTTP API differ in these."""
+
+    def write(item: Any) -> Any:
+        if isinstance(item, datetime):
+            return time(item)
+        if isinstance(item, Enum):
+            return item.value
+        if isinstance(item, list | tuple):
+            return [write(member) for member in item]
+        fields = _fields(item)
+        return (
+            item if fields is None else {name(key): write(member) for key, member in fields.items()}
+        )
+
+    return write(value)
+
+
+def _fields(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, Struct):
+        return structs.asdict(value)
+    if dataclasses.is_dataclass(value):
+        return {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
+    return value if isinstance(value, Mapping) else None

@@ -421,4 +421,4 @@ def test_a_delay_after_the_end_is_read_from_text(text: str) -> None:
 
 def test_a_delay_counts_from_the_start_or_the_end_and_nothing_else() -> None:
     with pytest.raises(InvalidSchedule, match="not 'finish'"):
-        every("5m", after="finish")  # type: ignore[call-overload]
+        every("5m", after="finish")  # type: ignore[arg-type]

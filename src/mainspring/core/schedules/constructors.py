@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Literal, Never, TypedDict, Unpack, overload
+from typing import Any, Literal, Never, TypedDict, Unpack
 
 from mainspring.core.durations import duration, warn_of_bare_number
 from mainspring.core.schedules import dst
@@ -87,26 +87,6 @@ def cron(
     )
 
 
-@overload
-def every(
-    interval: Span | None = None,
-    *,
-    after: Literal["start"] = "start",
-    start: Moment = None,
-    end: Moment = None,
-    jitter: Span | None = None,
-    **units: Unpack[Units],
-) -> Interval: ...
-@overload
-def every(
-    interval: Span | None = None,
-    *,
-    after: Literal["end"],
-    start: Moment = None,
-    end: Moment = None,
-    jitter: Span | None = None,
-    **units: Unpack[Units],
-) -> FixedDelay: ...
 def every(
     interval: Span | None = None,
     *,

@@ -18,7 +18,37 @@ SHORTEST_INTERVAL = timedelta(milliseconds=100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval(Schedule):
+class _Spaced(Schedule):
+    """A schedule with a fixed interval, which needs no zone."""
+
+    interval: timedelta
+
+    def in_zone(self, timezone: str) -> Self:
+        """Any zone is accepted; a naive `start` or `end` is placed in it."""
+        zone_named(timezone)  # an unknown one is a mistake all the same
+        return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
+
+    def _check_interval(self) -> None:
+        if self.interval < SHORTEST_INTERVAL:
+            raise InvalidSchedule(
+                f"an interval of {humanize(self.interval)} is too short: the shortest is"
+                f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
+                part="interval",
+            )
+        if self.jitter is not None and self.jitter > self.interval:
+            raise InvalidSchedule(
+                f"jitter {humanize(self.jitter)} is longer than the interval"
+                f" {humanize(self.interval)}: runs would be put off past the next slot. Give a"
+                " shorter jitter",
+                field="jitter",
+            )
+
+    def _own_dict(self) -> dict[str, Any]:
+        return {"interval": self.interval / timedelta(seconds=1)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval(_Spaced):
     """A slot each `interval`, by whole-number arithmetic from one moment, so without drift.
 
     With `start`: at start, start + interval, and so on. Otherwise one interval after `anchor` is
@@ -27,14 +57,13 @@ class Interval(Schedule):
 
     kind: ClassVar[str] = "interval"
 
-    interval: timedelta
     anchor: datetime | None = None
 
     def __post_init__(self) -> None:
         self._check()
         if self.anchor is not None:
             object.__setattr__(self, "anchor", moment(self.anchor, self.timezone, "anchor"))
-        _check_interval(self)
+        self._check_interval()
         first = self._slot(self._first) if self._base is not None else None
         if first is None and self._base is not None:
             raise InvalidSchedule(f"{self.describe()} can never fire: it leaves the calendar")
@@ -43,11 +72,6 @@ class Interval(Schedule):
                 f"{self.describe()} can never fire: its first time would be {iso(first)}, its"
                 f" end is {iso(self.end)}"
             )
-
-    def in_zone(self, timezone: str) -> Self:
-        """Any zone is accepted, for an interval needs none; a naive `start` or `end` is placed."""
-        zone_named(timezone)  # an unknown one is a mistake all the same
-        return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
 
     def bind(self, key: str, anchor: datetime) -> Self:
         in_utc(anchor, "anchor")
@@ -93,27 +117,20 @@ class Interval(Schedule):
         return max((until - self._base) // self.interval - passed, 0)
 
     def _own_dict(self) -> dict[str, Any]:
-        return {"interval": self.interval / timedelta(seconds=1), "anchor": iso(self.anchor)}
+        return {**_Spaced._own_dict(self), "anchor": iso(self.anchor)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FixedDelay(Schedule):
+class FixedDelay(_Spaced):
     """A slot `interval` after the end of the run before it. The first is at `start`, or one
     interval after the job was made."""
 
     kind: ClassVar[str] = "delay"
     after_end: ClassVar[bool] = True
 
-    interval: timedelta
-
     def __post_init__(self) -> None:
         self._check()
-        _check_interval(self)
-
-    def in_zone(self, timezone: str) -> Self:
-        """Any zone is accepted, as for an `Interval`."""
-        zone_named(timezone)
-        return replace(self, timezone=timezone, floating=None, **self._moved(timezone))
+        self._check_interval()
 
     def upcoming(self, n: int, after: datetime | None = None) -> list[datetime]:
         """The next slot alone: the others depend on how long the runs take."""
@@ -131,25 +148,6 @@ class FixedDelay(Schedule):
 
     def _earlier(self, before: datetime) -> datetime | None:
         return None
-
-    def _own_dict(self) -> dict[str, Any]:
-        return {"interval": self.interval / timedelta(seconds=1)}
-
-
-def _check_interval(schedule: Interval | FixedDelay) -> None:
-    if schedule.interval < SHORTEST_INTERVAL:
-        raise InvalidSchedule(
-            f"an interval of {humanize(schedule.interval)} is too short: the shortest is"
-            f" {humanize(SHORTEST_INTERVAL)}. For quicker work, loop in a handler",
-            part="interval",
-        )
-    if schedule.jitter is not None and schedule.jitter > schedule.interval:
-        raise InvalidSchedule(
-            f"jitter {humanize(schedule.jitter)} is longer than the interval"
-            f" {humanize(schedule.interval)}: runs would be put off past the next slot. Give a"
-            " shorter jitter",
-            field="jitter",
-        )
 
 
 def _shifted(value: datetime, by: timedelta) -> datetime | None:

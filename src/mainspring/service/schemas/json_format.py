@@ -15,7 +15,7 @@ import msgspec
 from pydantic.alias_generators import to_camel
 
 from mainspring.core import codec
-from mainspring.core.documents import to_document
+from mainspring.core.codec import to_document
 from mainspring.core.durations import duration
 from mainspring.core.policy import MAX_SPAN
 from mainspring.errors import InvalidInput
