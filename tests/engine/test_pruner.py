@@ -139,7 +139,7 @@ async def test_an_unreadable_job_keeps_its_runs() -> None:
     [
         ({"history": -1}, "history is 0 or more, not -1"),
         ({"history": "many"}, "history is a whole number, not 'many'"),
-        ({"retention": "-1d"}, "retention '-1d' is negative"),
+        ({"retention": "-1d"}, r"retention '-1d' cannot be used \(it is negative\)"),
         ({"retention": "often"}, "retention 'often'"),
     ],
 )
