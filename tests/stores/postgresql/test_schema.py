@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
 from mainspring.errors import StoreDamaged, StoreError, StoreMissing, StoreTooNew, StoreUnavailable
@@ -54,7 +55,8 @@ async def test_a_role_that_owns_nothing_uses_what_the_printed_script_made(
     try:
         with pytest.raises(StoreError, match="mainspring store schema"):
             await PostgresStore(f"{url}?schema={schema.name}").open()
-        schema.execute(setup_script(schema.name))
+        with psycopg.connect(schema.server) as connection:
+            connection.execute(setup_script(schema.name).encode())
         schema.execute(f"GRANT USAGE ON SCHEMA $ TO {role}")
         schema.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA $ TO {role}")
         schema.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA $ TO {role}")

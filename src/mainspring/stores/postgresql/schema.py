@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.postgresql.database import Database, Transaction
+from mainspring.stores.postgresql.enqueue_function import ENQUEUE
 
 OLDEST_SERVER = 140000
 
@@ -165,7 +166,7 @@ VALUES ('identity', ('x' || substr(md5(gen_random_uuid()::text), 1, 15))::bit(60
 """
 """By it a connection is known to be to the same database as another one."""
 
-MIGRATIONS: list[str] = [_CREATE, _IDENTITY]
+MIGRATIONS: list[str] = [_CREATE, _IDENTITY, ENQUEUE]
 """Step n takes a schema from version n to n + 1. A step that was released is never edited."""
 
 
