@@ -103,13 +103,29 @@ async def test_a_value_of_several_forms_is_told_by_its_field(
         (b'{"id": ' + b"9" * 5000 + b"}", 400, "or a number in it has too many digits", []),
         (b"[" * 100_000, 400, "it is not UTF-8, or it nests too deep", []),
         (b'{"id": "\\ud800"}', 422, "the body holds text that is not Unicode", []),
+        (b'{"id": "\xed\xa0\x80"}', 422, "the body holds text that is not Unicode", []),
+        ('{"id": "\\ud800"}'.encode("utf-16"), 422, "the body holds text that is not Unicode", []),
         (b'{"handler": "greet", "schedule": null, "payload": NaN}', 422, "payload", ["payload"]),
         (
             b'{"handler": "greet", "schedule": null, "priority": 1e999}',
             *(422, "priority is a whole number, not inf", ["priority"]),
         ),
     ],
-    ids=["none", "list", "text", "null", "half", "latin", "digits", "deep", "odd", "nan", "inf"],
+    ids=[
+        "none",
+        "list",
+        "text",
+        "null",
+        "half",
+        "latin",
+        "digits",
+        "deep",
+        "odd",
+        "raw",
+        "wide",
+        "nan",
+        "inf",
+    ],
 )
 async def test_a_body_that_is_wrong_as_a_whole_names_no_field(
     api: Api, body: bytes, status: int, told: str, fields: list[str]

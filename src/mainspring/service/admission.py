@@ -91,7 +91,7 @@ class Admission:
             body, last = await self._read_body(headers, receive, held)
             if scope["method"] not in SAFE_METHODS:
                 _check_body_is_taken(route, scope, body)
-                check_duplicate_names(body)
+                check_json(body)
             message = last or {"type": "http.request", "body": body, "more_body": False}
             del body
             yield _replay(message, receive)
@@ -317,20 +317,30 @@ def _check_same_origin(headers: Headers) -> None:
         )
 
 
-def check_duplicate_names(body: bytes) -> None:
-    """Refuse a JSON object with the same name twice: one of the two values would be dropped."""
+def check_json(body: bytes) -> None:
+    """Refuse a JSON object with the same name twice, because one of the two values would be lost,
+    and half of a surrogate pair, which JSON can spell and no store can keep."""
 
-    def pairs(members: list[tuple[str, Any]]) -> None:
+    def pairs(members: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in members:
             if name in seen:
                 why = "is given twice in one object: give it once"
                 raise ApiError.of_fields(FieldError.predicate(name[:100], why))
             seen.add(name)
+        return dict(members)
 
-    if body.count(b":") > 1:
-        with contextlib.suppress(ValueError, RecursionError):  # the route says what is wrong
-            json.loads(body, object_pairs_hook=pairs)
+    is_plain = body.isascii() and b"\\u" not in body and b"\0" not in body  # no UTF-16 either
+    if is_plain and body.count(b":") < 2:
+        return
+    try:
+        value = json.loads(body, object_pairs_hook=pairs)
+        if not is_plain:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ApiError(422, "the body holds text that is not Unicode") from None
+    except (ValueError, RecursionError):
+        pass  # the route says what is wrong
 
 
 def _check_content_type(method: str, headers: Headers) -> None:

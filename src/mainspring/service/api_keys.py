@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Protocol, TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mainspring.core import note_kinds
 from mainspring.core.clock import CarriedClock, Clock, SystemClock
@@ -150,7 +150,7 @@ class ApiKeys:
             if key.revoked_at is not None:
                 self._known[key_id] = (self._clock.monotonic(), key)
                 return key
-            key = _as_revoked(key, await self._notes.now())
+            key = structs.replace(key, revoked_at=await self._notes.now())
             if await self._notes.put_note(
                 Note(kind=note_kinds.API_KEY, name=key_id, value=_value(key), version=note.version)
             ):
@@ -252,7 +252,7 @@ def _hash(secret: str) -> str:
 
 
 def _value(key: Key) -> dict[str, Any]:
-    return {name: getattr(key, name) for name in key.__struct_fields__ if name != "id"}
+    return {name: value for name, value in structs.asdict(key).items() if name != "id"}
 
 
 def _read(note: Note) -> Key:
@@ -269,7 +269,3 @@ def _read(note: Note) -> Key:
             created_at=_UNKNOWN_TIME,
             revoked_at=_UNKNOWN_TIME,
         )
-
-
-def _as_revoked(key: Key, now: datetime) -> Key:
-    return Key(id=key.id, **{**_value(key), "revoked_at": now.astimezone(UTC)})

@@ -140,18 +140,12 @@ class RequestChecks:
             served = self._hosts.get(name, 0)  # the port under which a proxy serves this API
             if port == served or (served is None and port == DEFAULT_PORTS[page.scheme]):
                 return
-        name = "" if page is None else page.host
-        advice = (
-            f" If {name!r} is the name of a proxy in front of this service, have the proxy pass the"
-            f" Host header on unchanged, or set ALLOWED_HOSTS={name} (with :PORT if it is neither"
-            " 80 nor 443)."
-            if name
-            else ""
-        )
-        if page is not None and known not in ("", page.scheme):
+        advice = ""
+        if page is not None:
             advice = (
-                f" The browser uses {page.scheme}, but X-Forwarded-Proto, or the connection, says"
-                f" {known[:50]!r}: have the proxy send X-Forwarded-Proto: {page.scheme}."
+                f" If {page.host!r} is the name of a proxy in front of this service, have the proxy"
+                f" send X-Forwarded-Proto: {page.scheme} and the Host header unchanged, or set"
+                f" ALLOWED_HOSTS={page.host} (with :PORT if it is neither 80 nor 443)."
             )
         raise ApiError(
             403,

@@ -395,8 +395,6 @@ def from_validation_error(errors: Sequence[Any]) -> ApiError:
             # Without a field: a job has one that is called body.
             instead = "nothing" if error["type"] == "missing" else _given(error, None)
             return ApiError(422, f"send a JSON object, not {instead}")
-        if error["loc"] == ("body",) and error["type"] == "value_error":
-            return ApiError(422, str(error["ctx"]["error"]))
     return ApiError.of_fields(*field_errors([_located(error) for error in errors]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Set
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -91,20 +90,6 @@ class Body(BaseModel):
         if cls.example is not None:
             described["examples"] = [cls.example]
         return {**described, "additionalProperties": False}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_unicode(cls, value: Any) -> Any:
-        """JSON can spell half of a surrogate pair, which no store can keep."""
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("the body holds text that is not Unicode") from None
-        except RecursionError:
-            raise ValueError("the body nests too deep") from None
-        except (TypeError, ValueError):
-            pass  # the fields refuse it
-        return value
 
     @property
     def sent(self) -> dict[str, Any]:
