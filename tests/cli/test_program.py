@@ -276,3 +276,10 @@ def test_no_color_is_respected(folder: Path, stored_runs: StoredRuns) -> None:
     for words in (("runs", "list"), ("jobs", "show", "send_email"), ("doctor",)):
         text = on_terminal(folder, *words, NO_COLOR="1")
         assert not re.search(r"\033\[[0-9;]*3[0-9]m", text)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("runs", "retry", "--help")])
+def test_help_on_a_terminal_names_no_type_of_flags(folder: Path, words: tuple[str, ...]) -> None:
+    shown = on_terminal(folder, *words, NO_COLOR="1")
+    assert "Show this message and exit." in shown
+    assert "bool" not in shown

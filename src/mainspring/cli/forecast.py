@@ -56,7 +56,7 @@ def schedule(
         "--tz",
     ),
     count: int = option(
-        "How many runs to list.", None, "-n", "--count", default=5, min=1, max=1000
+        "How many runs to list.", "NUMBER", "-n", "--count", default=5, min=1, max=1000
     ),
 ) -> None:
     """Describe a schedule and list its next runs. Warns of daylight saving changes."""
@@ -111,7 +111,7 @@ def forecast(
         "MODULE:ATTR",
         default=None,
     ),
-    days: int = option("How many days.", default=30, min=1, max=366),
+    days: int = option("How many days.", "NUMBER", default=30, min=1, max=366),
     start: str | None = option("The first day, as in 2027-03-01. Default: now", "DATE", "--from"),
     timezone: str | None = option(
         "The zone of hours and weekdays. Default: the app's or the file's, else UTC",

@@ -55,7 +55,8 @@ OUT_OPTION = option(
 )
 NAME_OPTION = option(
     "The name of the file of jobs, by which `mainspring apply` knows the jobs that came from it."
-    " Default: made from the files' names and this machine's."
+    " Default: made from the files' names and this machine's.",
+    "NAME",
 )
 
 

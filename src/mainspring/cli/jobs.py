@@ -73,8 +73,8 @@ SCHEDULE_OVER = "its schedule is over"
 )
 async def list_(
     call: Call,
-    tag: str | None = option("Only jobs with this tag."),
-    queue: str | None = option("Only jobs of this queue."),
+    tag: str | None = option("Only jobs with this tag.", "TAG"),
+    queue: str | None = option("Only jobs of this queue.", "QUEUE"),
     search: str | None = option("Only jobs with this in their id or description.", "TEXT"),
     limit: int = limit_option(100),
     cursor: str | None = CURSOR_OPTION,
@@ -371,16 +371,17 @@ _UNSET: dict[str, Any] = {
 
 def read_options(
     schedule: str | None = option(
-        "A cron text, an interval such as 5m, '5m after end', a date-time, an RRULE; or none."
+        "A cron expression, an interval such as 5m, '5m after end', a date-time, an RRULE; or none.",
+        "SCHEDULE",
     ),
     timezone: str | None = option(
         "The zone of the schedule, as in Europe/Berlin.", "ZONE", "--timezone", "--tz"
     ),
-    handler: str | None = option("The name of a handler that workers have."),
-    url: str | None = option("Instead of a handler: the URL to call."),
+    handler: str | None = option("The name of a handler that workers have.", "NAME"),
+    url: str | None = option("Instead of a handler: the URL to call.", "URL"),
     payload: str | None = option("The handler's arguments; - reads them from stdin.", "JSON"),
-    description: str | None = option("Text for people."),
-    tags: list[str] | None = option("A tag; may be given several times.", None, "--tag"),
+    description: str | None = option("What the job is for.", "TEXT"),
+    tags: list[str] | None = option("A tag; may be given several times.", "TAG", "--tag"),
     settings: list[str] | None = option(
         "Any other option, as in --set retries=3 --set timeout=5m --set webhook.method=GET;"
         " `none` empties one that may be empty, as in --set timeout=none. May be given several"

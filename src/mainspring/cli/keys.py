@@ -30,7 +30,9 @@ async def create(
     call: Call,
     name: str = argument("What the key is for; it is shown in the list.", "NAME"),
     scope: str = option(
-        "read, write (includes read) or admin (includes both, and keys).", default="read"
+        "read, write (includes read) or admin (includes both, and keys).",
+        "SCOPE",
+        default="read",
     ),
     expires: timedelta | None = duration_option(
         "How long it is valid, as in 90d. Default: for ever."

@@ -79,8 +79,8 @@ def argument(help: str, metavar: str, *, default: Any = ..., **how: Any) -> Any:
 
 
 def flag(names: str, help: str, *, default: bool | None = False, **how: Any) -> Any:
-    """An option without a value. (On a terminal Typer's help would name its type, `<bool>`.)"""
-    return typer.Option(default, *names.split(", "), metavar="", help=help, **how)
+    """An option without a value."""
+    return typer.Option(default, *names.split(", "), help=help, **how)
 
 
 STORE_OPTION = option(
@@ -101,7 +101,7 @@ JSON_FLAG = flag("--json", "Print one JSON document instead of tables.")
 VERBOSE_FLAG = flag("--verbose, -v", "Log debug messages too.")
 QUIET_FLAG = flag("--quiet, -q", "Log only warnings and errors.")
 YES_FLAG = flag("--yes", "Do it without asking.")
-CURSOR_OPTION = option("Continue after the previous page.")
+CURSOR_OPTION = option("Continue after the previous page.", "CURSOR")
 JOB_ARGUMENT = argument("The job's id.", "JOB", autocompletion=complete_job)
 RUN_ARGUMENT = argument(
     "The run's id, or its beginning (6 characters or more).", "RUN", autocompletion=complete_run
@@ -112,7 +112,7 @@ FILE_OPTION = option(
 
 
 def limit_option(default: int) -> Any:
-    return option("The most to list.", default=default, min=1, max=1000)
+    return option("The most to list.", "NUMBER", default=default, min=1, max=1000)
 
 
 def either_app(argument: str | None, option: str | None) -> str | None:

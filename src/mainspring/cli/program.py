@@ -51,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command, and turn its errors into a message and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     program: Any = typer.main.get_command(app)
+    if _MARKUP:
+        _hide_types_of_flags(program)
     try:
         result = program.main(
             _complete(words, program.commands), "mainspring", standalone_mode=False
@@ -62,6 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         shown = _describe_usage(error, words) if isinstance(error, _UsageError) else error
         code = errors.print_error(shown, as_json="--json" in words)
     sys.exit(code)
+
+
+def _hide_types_of_flags(command: Any) -> None:
+    """Leave `<bool>` out of the help of options without a value, those of Typer too."""
+    for option in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for part in getattr(command, "commands", {}).values():
+        _hide_types_of_flags(part)
 
 
 _UsageError: Any = typer.BadParameter.__base__

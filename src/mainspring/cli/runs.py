@@ -69,9 +69,10 @@ group = typer.Typer(help="List and show runs; cancel and retry them.")
 
 
 def read_filters(
-    job: str | None = option("Only runs of this job.", autocompletion=complete_job),
+    job: str | None = option("Only runs of this job.", "JOB", autocompletion=complete_job),
     state: list[str] | None = option(
         "Only runs in this state; several with commas, or the option again.",
+        "STATE",
         autocompletion=complete_state,
     ),
     since: str | None = option(
@@ -202,7 +203,7 @@ async def cancel(
     call: Call,
     filters: Filters,
     run: str | None = RUNS_ARGUMENT,
-    reason: str = option("Stored with the run.", default="cancelled on the command line"),
+    reason: str = option("Stored with the run.", "TEXT", default="cancelled on the command line"),
     everything: bool = ALL_FLAG,
     yes: bool = YES_FLAG,
 ) -> None:

@@ -78,10 +78,12 @@ def serve(
     app_option: str | None = APP_TO_LOAD_OPTION,
     store: str | None = STORE_OPTION,
     file: str | None = FILE_OPTION,
-    host: str | None = option("Address to listen on (env HOST). Default: 127.0.0.1"),
-    port: int | None = option("Port to listen on (env PORT). Default: 3000", min=0, max=65535),
+    host: str | None = option("Address to listen on (env HOST). Default: 127.0.0.1", "HOST"),
+    port: int | None = option(
+        "Port to listen on (env PORT). Default: 3000", "PORT", min=0, max=65535
+    ),
     workers: int | None = option(
-        "How many runs to work on at once (env MAX_CONCURRENT_JOBS). Default: 10", min=0
+        "How many runs to work on at once (env MAX_CONCURRENT_JOBS). Default: 10", "NUMBER", min=0
     ),
     drain_timeout: timedelta | None = duration_option(
         "How long running work may take to end after the first signal, or at the memory"

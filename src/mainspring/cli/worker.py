@@ -90,10 +90,13 @@ def worker(
     store: str | None = STORE_OPTION,
     queues: str | None = option("Claim runs only from these queues.", "A,B"),
     workers: int | None = option(
-        "How many runs a process works on at once. Default: what the code says.", min=1, max=10000
+        "How many runs a process works on at once. Default: what the code says.",
+        "NUMBER",
+        min=1,
+        max=10000,
     ),
     processes: int = option(
-        "How many processes to start and keep running.", default=1, min=1, max=256
+        "How many processes to start and keep running.", "NUMBER", default=1, min=1, max=256
     ),
     leader_election: bool | None = flag(
         "--leader-election/--no-leader-election",
