@@ -262,11 +262,24 @@ def local_path(scope: Scope) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(MainspringError, _on_library_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(Exception, _on_unexpected_error)
+    for kind in (ApiError, MainspringError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _on_error)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            refusal = error
+        case MainspringError():
+            refusal = from_library_error(error)
+        case RequestValidationError():
+            refusal = from_validation_error(error.errors())
+        case HTTPException():
+            refusal = _from_http_error(request, error)
+        case _:
+            log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+            refusal = ApiError(500, "an unexpected error: see the service's log")
+    return respond(request, refusal)
 
 
 def from_library_error(error: MainspringError) -> ApiError:
@@ -327,19 +340,8 @@ def respond(request: Request, error: ApiError) -> Response:
     return problem_response(error, request.scope)
 
 
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return respond(request, error)
-
-
-async def _on_library_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, MainspringError)
-    return respond(request, from_library_error(error))
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer what the framework refuses: an unknown path, or a method that a path does not take."""
-    assert isinstance(error, HTTPException)
+def _from_http_error(request: Request, error: HTTPException) -> ApiError:
+    """What the framework refuses: an unknown path, or a method that a path does not take."""
     docs = request.scope.get("root_path", "") + "/docs"
     words = {
         404: f"there is nothing at {request.url.path}; {docs} shows what there is",
@@ -351,7 +353,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         headers["Allow"] = allowed = ", ".join(_allowed(request))
         message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
-    return respond(request, ApiError(error.status_code, message, headers=headers))
+    return ApiError(error.status_code, message, headers=headers)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -370,17 +372,7 @@ def _allowed(request: Request) -> list[str]:
     return sorted(methods)
 
 
-async def _on_unexpected_error(request: Request, error: Exception) -> Response:
-    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return respond(request, ApiError(500, "an unexpected error: see the service's log"))
-
-
 # -- errors of pydantic ---------------------------------------------------------------------------
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return respond(request, from_validation_error(error.errors()))
 
 
 def from_validation_error(errors: Sequence[Any]) -> ApiError:
