@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import logging
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -25,8 +24,6 @@ from mainspring.errors import (
     InvalidInput,
     JobExists,
 )
-
-log = logging.getLogger("mainspring")
 
 Around = Callable[[RunContext], "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]"]
 
@@ -280,13 +277,11 @@ class Registry:
     def defined_again(self, later: Registry) -> list[str]:
         """The handlers that an interactive session has defined here and in the later registry: a
         cell of a notebook was run twice."""
-        script = getattr(sys.modules.get("__main__"), "__file__", None)
         return sorted(
             name
             for name, handler in self._handlers.items()
             if (again := later.find(name)) is not None
-            and getattr(handler.function, "__module__", None) == "__main__"
-            and _file(handler.function) not in (script, None)
+            and _in_notebook(handler.function)
             and _place(handler.function) == _place(again.function)
         )
 
@@ -391,30 +386,20 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _replaces(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
-    """Whether a function may replace another: it is the same, or the same definition of the main
-    module executed again, as in a notebook whose cell is run twice."""
-    if new is old:
-        return True
-    if getattr(new, "__module__", None) != "__main__" or _place(new) != _place(old):
-        return False
+    """Whether a function may replace another: it is the same, or a cell of a notebook defines it
+    again."""
+    return new is old or (_in_notebook(new) and _place(new) == _place(old))
+
+
+def _in_notebook(function: Callable[..., Any]) -> bool:
+    """Whether an interactive session defines it, and not the script that runs."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    lines = [code.co_firstlineno for code in map(_code, (old, new)) if code is not None]
-    if script is not None and all(_file(function) == script for function in (old, new)):
-        log.warning(
-            "%s defines %s more than once (lines %s): the last definition is used",
-            script,
-            _place(new),
-            " and ".join(map(str, lines)),
-        )
-    return True
-
-
-def _code(function: Callable[..., Any]) -> CodeType | None:
-    return getattr(inspect.unwrap(function), "__code__", None)
+    is_main = getattr(function, "__module__", None) == "__main__"
+    return is_main and _file(function) not in (script, None)
 
 
 def _file(function: Callable[..., Any]) -> str | None:
-    code = _code(function)
+    code: CodeType | None = getattr(inspect.unwrap(function), "__code__", None)
     return None if code is None else code.co_filename
 
 

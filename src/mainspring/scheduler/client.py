@@ -71,6 +71,7 @@ from mainspring.scheduler.definitions import (
     adopt_job,
     applied_jobs,
     edit_job,
+    keep_secrets,
     new_job,
     replace_job,
 )
@@ -488,13 +489,8 @@ class Client:
         return jobs.collect(draft)
 
     def _keep_secrets(self, draft: Job, stored: Job) -> Job:
-        """The draft with the signing secret of the stored webhook, which receivers know."""
-        if draft.webhook is None or stored.webhook is None:
-            return draft
         own_secret = draft.id in self._own_secrets
-        return replace(
-            draft, webhook=self.webhooks.replace_stored(draft, stored, own_secret=own_secret)
-        )
+        return keep_secrets(draft, stored, self.webhooks, own_secret=own_secret)
 
     async def load_secret_key(self, *, make: bool = True) -> None:
         """Get ready to encrypt and decrypt secrets of webhooks: on a shared store without

@@ -189,15 +189,20 @@ def new_job(
     )
 
 
+def keep_secrets(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
+    """The draft with the signing secret of the stored webhook, which receivers know. With
+    `own_secret` the draft's is used."""
+    if draft.webhook is None or stored.webhook is None:
+        return draft
+    return replace(draft, webhook=webhooks.replace_stored(draft, stored, own_secret=own_secret))
+
+
 def replace_job(draft: Job, stored: Job, webhooks: Webhooks, *, own_secret: bool) -> Job:
-    """The draft with what `add_job(replace=True)` keeps of the stored job: its signing secret,
-    which receivers know. With `own_secret` the draft's is used."""
+    """The draft with what `add_job(replace=True)` keeps of the stored job."""
     refuse_owned(stored)
     if (draft.webhook is None) is not (stored.webhook is None):
         raise _other_kind(stored)
-    if draft.webhook is None:
-        return draft
-    return replace(draft, webhook=webhooks.replace_stored(draft, stored, own_secret=own_secret))
+    return keep_secrets(draft, stored, webhooks, own_secret=own_secret)
 
 
 def adopt_job(
@@ -216,9 +221,7 @@ def adopt_job(
             " take it over with `mainspring apply --take-over`",
             job_id=draft.id,
         )
-    if draft.webhook is None or stored.webhook is None:
-        return draft
-    return replace(draft, webhook=webhooks.replace_stored(draft, stored, own_secret=own_secret))
+    return keep_secrets(draft, stored, webhooks, own_secret=own_secret)
 
 
 def edit_job(

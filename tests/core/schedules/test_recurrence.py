@@ -245,18 +245,15 @@ def test_a_rule_of_dateutil_is_given_as_its_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "why"),
+    "rule",
     [
-        ("FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=22", "hardly any month has .* its BYSETPOS=22 asks"),
-        ("FREQ=WEEKLY;BYDAY=MO,WE;BYSETPOS=-3,3", "hardly any week has .* its BYSETPOS=-3,3 asks"),
-        (
-            "FREQ=MONTHLY;INTERVAL=7;BYDAY=1MO,2MO;BYSETPOS=3",
-            "hardly any month that its INTERVAL=7 leaves has",
-        ),
+        "FREQ=MONTHLY;BYDAY=MO,TU;BYSETPOS=22",
+        "FREQ=WEEKLY;BYDAY=MO,WE;BYSETPOS=-3,3",
+        "FREQ=MONTHLY;INTERVAL=7;BYDAY=1MO,2MO;BYSETPOS=3",
     ],
 )
-def test_a_position_that_no_period_has_is_named(rule: str, why: str) -> None:
-    with pytest.raises(InvalidSchedule, match=f"can never fire.*{why}") as refused:
+def test_a_position_that_no_period_has_is_named(rule: str) -> None:
+    with pytest.raises(InvalidSchedule, match=r"can never fire.*its BYSETPOS hardly") as refused:
         rrule(rule)
     assert refused.value.part == "BYSETPOS"
 

@@ -272,22 +272,12 @@ class RuleWallTimes:
             self.earlier(wall)
 
     def _too_rare(self) -> InvalidSchedule:
-        why = "the rule can never fire, or so rarely that it would take too long to work out"
-        interval = f"INTERVAL={self.rule.interval}"
-        if not self.rule.positions:
-            return InvalidSchedule(
-                f"{why}: its {interval} hardly ever agrees with its other parts. Choose another"
-                " INTERVAL, or fewer BY… parts",
-                part="INTERVAL",
-            )
-        period, other = self.rule.freq.period, ""
-        if self.rule.interval > 1:
-            period, other = f"{period} that its {interval} leaves", ", or another INTERVAL"
+        part = "BYSETPOS" if self.rule.positions else "INTERVAL"
         return InvalidSchedule(
-            f"{why}: hardly any {period} has as many times as its"
-            f" BYSETPOS={','.join(map(str, self.rule.positions))} asks for. Choose a smaller"
-            f" BYSETPOS{other}",
-            part="BYSETPOS",
+            "the rule can never fire, or so rarely that it would take too long to work out: its"
+            f" {part} hardly ever agrees with its other parts. Choose another {part}, or fewer BY…"
+            " parts",
+            part=part,
         )
 
     @property

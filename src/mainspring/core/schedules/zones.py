@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
 from datetime import UTC, tzinfo
 from functools import lru_cache
 from importlib.resources import files
@@ -17,8 +16,6 @@ _OF_THE_MACHINE = ("localtime", "posixrules", "factory")
 """Files beside the zones, in lower case. What is in them depends on the machine."""
 _NO_NAME = re.compile(r"[A-Z]{2,5}|(UTC|GMT)?[+-]\d{1,2}(:?\d\d)?")
 """Abbreviations and offsets, such as IST and +05:30."""
-_MUCH_LESS = 0.1
-"""Asia/Calcuta is 0.96 similar to Asia/Calcutta, and 0.73 to Asia/Qatar."""
 
 
 @lru_cache(maxsize=1024)
@@ -75,19 +72,13 @@ def _advice(name: str) -> str:
         )
     if wanted in _OF_THE_MACHINE:
         return "it depends on the machine: give an IANA name such as Europe/Berlin, or UTC"
-    names = [known[fold] for fold in (near or _similar(wanted, known))[:3]]
+    names = [
+        known[fold]
+        for fold in (near or difflib.get_close_matches(wanted, known, n=1, cutoff=0.7))[:3]
+    ]
     if not names:
         return "give an IANA name such as Europe/Berlin, or UTC"
     return f"did you mean {' or '.join(names)}?"
-
-
-def _similar(wanted: str, known: Iterable[str]) -> list[str]:
-    """The most similar names, and no others that are much less similar."""
-    similar = difflib.get_close_matches(wanted, known, n=3, cutoff=0.7)
-    ratios = [difflib.SequenceMatcher(None, name, wanted).ratio() for name in similar]
-    return [
-        name for name, ratio in zip(similar, ratios, strict=True) if ratio > ratios[0] - _MUCH_LESS
-    ]
 
 
 @lru_cache(maxsize=1)
