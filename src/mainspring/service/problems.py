@@ -50,16 +50,19 @@ MAX_FIELD_ERRORS = 50
 V1 = "/api/v1"
 """The prefix of the API's own form."""
 
-_CODE_OF_ERROR = {
-    JobNotFound: "job_not_found",
-    RunNotFound: "run_not_found",
-    JobExists: "job_exists",
-    JobOwnedByCode: "job_owned_by_code",
-    JobOwnedByFile: "job_owned_by_file",
-    RecordUnreadable: "job_unreadable",
-    InvalidState: "invalid_state",
-    StoreError: "store_unavailable",
-}
+_REFUSALS: tuple[tuple[type[MainspringError], int, str], ...] = (
+    (JobNotFound, 404, "job_not_found"),
+    (RunNotFound, 404, "run_not_found"),
+    (NotFound, 404, "not_found"),
+    (JobExists, 409, "job_exists"),
+    (JobOwnedByCode, 409, "job_owned_by_code"),
+    (JobOwnedByFile, 409, "job_owned_by_file"),
+    (RecordUnreadable, 409, "job_unreadable"),
+    (InvalidState, 409, "invalid_state"),
+    (JobChanged, 412, "job_changed"),
+    (Conflict, 409, "conflict"),
+)
+"""The library's errors that are told as they are: the first that fits says status and code."""
 
 
 CODES = {
@@ -284,14 +287,6 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 def from_library_error(error: MainspringError) -> ApiError:
     """The library's error with its message, and a status and a code for the client."""
-    refusal = _with_status(error)
-    for kind, code in _CODE_OF_ERROR.items():
-        if isinstance(error, kind):
-            refusal.code = code
-    return refusal
-
-
-def _with_status(error: MainspringError) -> ApiError:
     message = str(error)
     if isinstance(error, InvalidInput):
         fields = [
@@ -302,21 +297,17 @@ def _with_status(error: MainspringError) -> ApiError:
         return ApiError(422, message, errors=fields)
     if isinstance(error, HandlerNotFound):
         return ApiError.of_fields(FieldError("handler", message))
-    if isinstance(error, NotFound):
-        return ApiError(404, message)
-    if isinstance(error, JobChanged):
-        return ApiError(412, message)
-    if isinstance(error, Conflict):
-        if isinstance(error, JobExists) and error.job_id is not None:
-            message = f"there is already a job {error.job_id!r}: change that one, or use another id"
-        return ApiError(409, message)
     if isinstance(error, NotStarted):
         return ApiError(503, "the service is stopping", headers={"Retry-After": "5"})
     if isinstance(error, StoreError):
         log.warning("the store failed a request: %s", error)
-        return ApiError(
-            503, "the store does not answer; try again later", headers={"Retry-After": "5"}
-        )
+        why = "the store does not answer; try again later"
+        return ApiError(503, why, code="store_unavailable", headers={"Retry-After": "5"})
+    if isinstance(error, JobExists) and error.job_id is not None:
+        message = f"there is already a job {error.job_id!r}: change that one, or use another id"
+    for kind, status, code in _REFUSALS:
+        if isinstance(error, kind):
+            return ApiError(status, message, code=code)
     raise error
 
 
