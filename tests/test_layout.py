@@ -24,6 +24,7 @@ ACROSS_MODULES = {
     "engine/test_hooks.py": "engine/executors/loop.py engine/completer.py",
     "engine/test_default_handler.py": "engine/jobs_without_worker.py engine/worker.py",
     "engine/test_each_node.py": "core/node_runs.py engine/worker.py engine/rescuer.py",
+    "engine/test_plan_ahead.py": "engine/slot_firer.py engine/job_cache.py",
     "engine/test_start_deadline.py": "core/transitions.py engine/worker.py engine/rescuer.py",
     "engine/test_fixed_delay.py": "engine/slot_firer.py engine/slots.py core/job_updates.py",
     "engine/test_memory_growth.py": "engine/*.py engine/executors/*.py",

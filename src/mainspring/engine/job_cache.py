@@ -53,14 +53,9 @@ class JobCache:
             else:
                 answer[job_id] = job
         if stale:
-            edits = self._edits
-            page = await (store or self._store).jobs(
-                JobQuery(ids=frozenset(stale), limit=len(stale))
-            )
-            jobs = {job.id: job for job in page.items}
+            query = JobQuery(ids=frozenset(stale), limit=len(stale))
+            jobs = {job.id: job for job in await self.read(query, store)}
             answer.update((job_id, jobs.get(job_id)) for job_id in stale)
-            if edits == self._edits:  # otherwise an edit came during the read: these may be older
-                self._remember(jobs.values(), now)
         return answer
 
     def cached(self, ids: Collection[str]) -> tuple[dict[str, Job], Followers] | None:
@@ -74,14 +69,20 @@ class JobCache:
             return None
         return jobs, followers[1]
 
+    async def read(self, query: JobQuery, store: RetryingStore | None = None) -> list[Job]:
+        """Read jobs from the store, and remember them: the worker that claims the runs of a slot
+        soon after it was fired reads no job again."""
+        now, edits = self._clock.monotonic(), self._edits
+        jobs = (await (store or self._store).jobs(query)).items
+        if edits == self._edits:  # otherwise an edit came during the read: these may be older
+            if len(self._known) > self.MAX_ENTRIES:
+                self._known.clear()
+            self._known.update((job.id, (now, job)) for job in jobs)
+        return jobs
+
     def last_known(self, ids: Iterable[str]) -> list[Job]:
         """Return those of the jobs that are in the cache, however old: for a first guess."""
         return [self._known[job_id][1] for job_id in ids if job_id in self._known]
-
-    def _remember(self, jobs: Iterable[Job], read_at: float) -> None:
-        if len(self._known) > self.MAX_ENTRIES:
-            self._known.clear()
-        self._known.update((job.id, (read_at, job)) for job in jobs)
 
     async def followers(self) -> Followers:
         """Return the jobs that run after other jobs, at most `MAX_AGE` seconds old."""

@@ -3,17 +3,24 @@
 It works in small chunks, each planned for the moment at which it is fired. After an outage every
 job is due at once. The store would refuse a chunk that took long to plan as outdated, and the
 process could not renew its leases meanwhile.
+
+Where jobs share a slot, the node that fires first reads and plans them shortly before it (the plan
+is for the very slot), so that only the firing itself is left to do then. Nothing is written ahead.
+The store refuses the plan of a job that was changed or fired since, and the firer drops a plan that
+it would make otherwise by then (`_Chain.holds`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mainspring.core.model import Job, Page, Run, State, replace, slot_run_id
+from mainspring.core.durations import duration
+from mainspring.core.model import Job, Run, State, replace, slot_run_id
 from mainspring.core.transitions import MISFIRE
 from mainspring.engine.context import EngineContext
 from mainspring.engine.firing_pause import FiringPause, read_pause
@@ -22,7 +29,7 @@ from mainspring.engine.jobs_without_worker import JobsWithoutWorker, followers_t
 from mainspring.engine.leader import Leader
 from mainspring.engine.live_workers import LiveWorker, LiveWorkers
 from mainspring.engine.loop_thread import wait_for_event
-from mainspring.engine.slots import Gap, plan, slot_after_end
+from mainspring.engine.slots import NO_FOLLOWERS, Gap, plan, slot_after_end
 from mainspring.engine.workflow import Followers
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.protocol import Fired, Firing, JobQuery, JobWrite, RunQuery
@@ -70,6 +77,13 @@ PAUSED_INTERVAL = 1.0
 SEARCH_AHEAD = timedelta(days=366)
 """How far ahead to search for the next slot."""
 
+PLAN_AHEAD = 0.4
+"""Seconds before a slot at which the jobs that share it are planned. What the worker needs of them
+is then still in the job cache when their runs are claimed."""
+
+MOST_PLANNED = 2000
+"""Jobs that are planned ahead."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
@@ -78,6 +92,24 @@ class _Chain:
     job: Job
     firings: list[Firing]
     gap: Gap | None
+
+    def holds(self, now: datetime) -> bool:
+        """Whether a chain that was planned for the moment of its slot is the one to fire now. The
+        clock may have been set meanwhile, or this process may have been frozen."""
+        slot, following = self.job.next_run_at, self.firings[-1].next_run_at
+        assert slot is not None
+        late = now - slot
+        in_time = timedelta() <= late <= duration(self.job.policy.misfire.grace)
+        return in_time and (following is None or now < following)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedSlot:
+    """The jobs of a slot that were planned before it, and how firing was paused then."""
+
+    slot: datetime
+    pause: FiringPause
+    chains: deque[_Chain]
 
 
 class SlotFirer:
@@ -106,6 +138,7 @@ class SlotFirer:
         self._gaps_logged = 0  # while catching up
         self._is_paused = False
         self._ended_jobs: set[str] = set()  # jobs whose next slot counts from a run that has ended
+        self._ahead: _PlannedSlot | None = None
 
     def wake(self) -> None:
         """Search soon: another process may have changed a job."""
@@ -165,11 +198,14 @@ class SlotFirer:
         if self._is_paused and await self._read_pause() is None:
             return PAUSED_INTERVAL
         await self._set_slots_of_ended(now)
-        jobs, upcoming = await self._search(now)
-        if not jobs and upcoming is not None:
-            self._gaps_logged = 0
-            return self._seconds_until(upcoming, now)
-        chains = await self._plan_chunk(jobs)
+        upcoming: list[datetime | None] | None = None
+        chains = await self._take_planned(now)
+        if not chains:
+            jobs, upcoming = await self._search(now)
+            if not jobs and upcoming is not None:
+                self._gaps_logged = 0
+                return await self._plan_ahead(upcoming, now)
+            chains = await self._plan_chunk(jobs)
         if self._is_paused:
             return PAUSED_INTERVAL
         if not chains or self._stopped:
@@ -226,10 +262,10 @@ class SlotFirer:
         cannot be read or that no live worker can run stay due: they must not hide the others."""
         asked = limit + len(self._set_aside) + len(self._jobs_without_worker.not_fired)
         while True:
-            page: Page[Job] = await self._engine.store.jobs(JobQuery(due=moment, limit=asked))
+            jobs = await self._engine.jobs.read(JobQuery(due=moment, limit=asked))
             this_worker = self._live_workers.this_worker()
-            fit = [job for job in page.items if self._can_fire(job, this_worker)]
-            if len(fit) >= limit or len(page.items) < asked:
+            fit = [job for job in jobs if self._can_fire(job, this_worker)]
+            if len(fit) >= limit or len(jobs) < asked:
                 return fit[:limit]
             asked *= 2
 
@@ -270,6 +306,49 @@ class SlotFirer:
             if chain is not None:
                 chains.append(chain)
                 left -= sum(len(firing.runs) for firing in chain.firings)
+        return chains
+
+    async def _plan_ahead(self, slots: Sequence[datetime | None], now: datetime) -> float:
+        """Plan the jobs of the next slot if several share it and it is near. Return the seconds
+        until that slot, or until it is to be planned."""
+        seconds, slot = self._seconds_until(slots, now), slots[0] if slots else None
+        if slot is None or slots.count(slot) < 2 or self._grace() or self._is_paused:
+            return seconds
+        if self._ahead is not None and self._ahead.slot == slot:
+            return seconds
+        if seconds > PLAN_AHEAD:
+            return seconds - PLAN_AHEAD
+        jobs = await self._due(slot, MOST_PLANNED)
+        followers, pause = await self._engine.jobs.followers(), await self._read_pause()
+        if pause is None:
+            return PAUSED_INTERVAL
+        ahead = _PlannedSlot(slot, pause, deque())
+        rest_at = self._engine.clock.monotonic() + LONGEST_PLANNING
+        for job in jobs:
+            if job.next_run_at == slot and _can_be_planned_ahead(job, followers):
+                chain = self._plan_job(job, slot, NO_FOLLOWERS, 1, pause, ())
+                ahead.chains.extend([] if chain is None else [chain])
+            if self._engine.clock.monotonic() > rest_at:
+                await asyncio.sleep(0)
+                rest_at = self._engine.clock.monotonic() + LONGEST_PLANNING
+        self._ahead = ahead
+        return self._seconds_until(slots, await self._engine.store.now())
+
+    async def _take_planned(self, now: datetime) -> list[_Chain]:
+        """Return a chunk of the chains that were planned ahead and are due. What holds no more is
+        dropped: the job is still due, and is planned anew."""
+        ahead = self._ahead
+        if ahead is None or now < ahead.slot:
+            return []
+        pause, followers = await self._read_pause(), await self._engine.jobs.followers()
+        all_hold = pause == ahead.pause and not self._grace()
+        chains: list[_Chain] = []
+        while ahead.chains and len(chains) < self._chunk:
+            chain = ahead.chains.popleft()
+            if all_hold and chain.holds(now) and _can_be_planned_ahead(chain.job, followers):
+                chains.append(chain)
+        self._more_due = bool(ahead.chains)
+        self._ahead = ahead if ahead.chains else None
         return chains
 
     async def _set_slots_of_ended(self, now: datetime) -> None:
@@ -424,3 +503,9 @@ class SlotFirer:
             log.warning("job %s missed %s %s", run.job_id, slots, last)
         elif self._gaps_logged == MOST_GAPS_LOGGED + 1:
             log.warning("more jobs have missed slots; catching up")
+
+
+def _can_be_planned_ahead(job: Job, followers: Followers) -> bool:
+    """Whether a plan depends on the job alone, and on no end of a run, other job or live node."""
+    has_schedule = job.schedule is not None and not job.schedule.after_end
+    return has_schedule and not job.policy.each_node and not followers.directly_after(job.id)

@@ -69,6 +69,8 @@ INVARIANTS = {
     " trial does",
     "trial": "a breaker has one trial at a time, and one in each reset time",
     "slots": "every slot of a schedule is accounted for by exactly one record",
+    "stale": "a slot fires as its job is defined then: not of a job that is paused, and with the"
+    " priority that the job has",
     "delay": "a slot that counts from the end of the run before comes one interval after that end,"
     " and as long as the job is enabled, another one comes",
     "postponed": "however often versions of a job are registered, its next slot is at most the"
@@ -852,6 +854,8 @@ class Monitor:
             if run.state is not State.SKIPPED:
                 fired[job.id] += first_of_slot
                 self._check_paused(run, now)
+                if run.priority != job.policy.priority:
+                    self.fail("stale", f"{run.id} does not have the priority of its job")
                 self._check_misfire(job, run, fired[job.id], now)
                 self._check_overlap(job, run)
             elif node is not None and run.reason == "overlap":
@@ -980,6 +984,8 @@ class Monitor:
                 self.fail("postponed", f"{job.id} was registered: its slot {kept} became {slot}")
 
     def _check_advance(self, old: Job, job: Job) -> None:
+        if not old.enabled:
+            self.fail("stale", f"{job.id} fired though it is paused")
         if old.schedule is None or old.next_run_at is None:
             self.fail("slots", f"{job.id} fired without a schedule")
             return

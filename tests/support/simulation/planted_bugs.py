@@ -201,6 +201,19 @@ class LooseChain(MemoryStore):
         return [one for firing in firings for one in await super(LooseChain, self).fire([firing])]
 
 
+class FiresOldPlans(MemoryStore):
+    """Fires a job as it was planned, though it was edited, paused, made anew or fired since."""
+
+    async def fire(self, firings: Sequence[Firing]) -> list[Fired]:
+        planned: dict[str, int] = {}
+        for firing in firings:
+            planned.setdefault(firing.job_id, firing.version)
+        behind = {name: job.version - planned[name] for name, job in self._jobs.items()
+                  if name in planned}  # fmt: skip
+        moved = [replace(f, version=f.version + behind.get(f.job_id, 0)) for f in firings]
+        return await super().fire(moved)
+
+
 class KeyCheckedBefore(MemoryStore):
     async def add(self, runs: Sequence[Run], within: Any = None) -> list[Added]:
         now = self._clock.now()
@@ -703,6 +716,17 @@ def _caught_up_after_a_pause(
     return slots.plan(job, now, followers, most, workers=workers)
 
 
+def _plans_hold_for_ever() -> Patches:
+    def plan(*given: Any) -> Any:
+        firings, gap = slots.plan(*given)
+        return [replace(firing, valid_until=None) for firing in firings], gap
+
+    return [
+        patch.object(slot_firer, "plan", plan),
+        patch.object(slot_firer._Chain, "holds", lambda self, now: True),
+    ]
+
+
 @_in_place_of(backfill, "_ids")
 def _random_backfill_ids(job: Any, slot: datetime) -> tuple[str, str]:
     drawn = f"{slot_run_id(job.id, slot)}-{random.randrange(10**9)}"
@@ -735,7 +759,7 @@ def _bugs() -> Iterator[Planted]:
               "completion", "cancel", "attempts", "rescue", make_store=NoFence)  # fmt: skip
     yield bug("same token", "a claim does not raise the token", "tokens", make_store=SameToken)
     yield bug("count then claim", "the limit is counted, then the claim is made", "limit",
-              make_store=CountThenClaim, first_seed=1)  # fmt: skip
+              make_store=CountThenClaim, first_seed=2)  # fmt: skip
     yield bug("backlog first", "a job gives all its runs before the next one has a turn", "fair",
               patches=_backlog_first)  # fmt: skip
     yield bug("turns forgotten", "each claim of a worker begins with the first job", "fair",
@@ -754,7 +778,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
               make_store=RenewByIdAlone, stress=True, first_seed=3)  # fmt: skip
     yield bug("renew beyond the limit", "a lapsed lease comes back though its capacity is used",
-              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=46)  # fmt: skip
+              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=52)  # fmt: skip
     yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
               "clock", make_store=LeasesByWallClock)  # fmt: skip
     yield bug("rescue without guard", "a run is rescued though its owner renewed it in between",
@@ -768,7 +792,7 @@ def _bugs() -> Iterator[Planted]:
               "at most once", patches=_rescued_as_any, first_seed=2)  # fmt: skip
     yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
               "cancel", patches=_without("rescued", "cancel_requested"), stress=True,
-              first_seed=7)  # fmt: skip
+              first_seed=35)  # fmt: skip
     yield bug("unbegun runs blamed", "every lapse is held against a run, begun or not", "begin",
               "poison", patches=_bystanders_blamed, first_seed=8)  # fmt: skip
     yield bug("lapses of suspects do not count", "no lapse is held against a run that runs alone",
@@ -776,7 +800,7 @@ def _bugs() -> Iterator[Planted]:
     yield bug("suspects beside others", "a suspect begins beside others", "suspects",
               patches=_suspects_in_company, first_seed=2)  # fmt: skip
     yield bug("others beside suspects", "others begin beside a suspect", "suspects",
-              patches=_others_beside_suspects, first_seed=7)  # fmt: skip
+              patches=_others_beside_suspects, first_seed=8)  # fmt: skip
     yield bug("suspects wait for ever", "a suspect that meets a busy worker waits for hours",
               "lost", patches=_suspects_wait_for_ever, first_seed=2)  # fmt: skip
     yield bug("claims far ahead", "a worker claims a hundred runs and keeps them", "held", "rate",
@@ -784,7 +808,8 @@ def _bugs() -> Iterator[Planted]:
     yield bug("begins unrecorded", "a handler begins while its begin is being recorded", "begin",
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("deadline kept", "a start deadline still counts when the handler has begun",
-              "deadline", "attempts", patches=_deadline_kept)  # fmt: skip
+              "deadline", "attempts", patches=_deadline_kept,
+              first_seed=2)  # fmt: skip
     yield bug("given again though begun", "a begin that is on record is not looked at",
               "at most once", "fence", "attempts", "poison",
               patches=_given_again_though_begun, first_seed=2)  # fmt: skip
@@ -808,9 +833,16 @@ def _bugs() -> Iterator[Planted]:
     yield bug("late backfills expire", "a backfilled run has the start deadline of its slot",
               "backfill", patches=_late_backfills_expire, focus="filled", calm=False)  # fmt: skip
     yield bug("pause unseen", "a node fires though all firing is paused", "paused",
-              patches=_pause_unseen, first_seed=7)  # fmt: skip
+              patches=_pause_unseen, first_seed=16)  # fmt: skip
     yield bug("caught up after a pause", "slots that passed during a pause run after it", "paused",
               patches=_caught_up_after_a_pause, first_seed=27)  # fmt: skip
+    yield bug("old plans", "a store fires what was planned for a job before somebody changed it",
+              "stale", "slots", make_store=FiresOldPlans, focus="shared",
+              calm=False)  # fmt: skip
+    yield bug("plans hold for ever", "a planned slot fires as if it was on time, though the clock"
+              " was set since, or the node was frozen", "misfire", "paused",
+              patches=_plans_hold_for_ever, focus="shared", calm=False,
+              first_seed=23)  # fmt: skip
     yield bug("overlap unseen", "a slot fires whatever still runs", "overlap",
               patches=_overlap_unseen, first_seed=2)  # fmt: skip
     yield bug("queue jumped", "a queued slot starts when the one before it is cancelled, though an"
@@ -828,21 +860,23 @@ def _bugs() -> Iterator[Planted]:
     yield bug("all wait again", "a retry revives every run that some failure skipped",
               "tokens", "finished", patches=_all_wait_again)  # fmt: skip
     yield bug("stale skips", "a skip stands that was decided before the retry", "followers",
-              patches=_stale_skips, focus="followers")  # fmt: skip
+              patches=_stale_skips, focus="followers",
+              first_seed=30)  # fmt: skip
     yield bug("looks before it commits", "a retry looks for skipped runs, then makes its run"
               " pending", "followers", patches=_looks_before_it_commits,
-              focus="followers", first_seed=108)  # fmt: skip
+              focus="followers", first_seed=118)  # fmt: skip
     yield bug("retried at once", "a retry starts a run before those that it comes after have ended",
               "order", patches=_retried_at_once, focus="followers")  # fmt: skip
     yield bug("results pruned too soon", "a run is deleted when the last run that waited for it has"
               " become pending", "lost", patches=_results_pruned_too_soon,
-              focus="followers")  # fmt: skip
+              focus="followers",
+              first_seed=28)  # fmt: skip
     yield bug("retries left half done", "nobody completes the retry of a client that failed",
               "followers", patches=_retries_left_half_done, focus="followers",
-              first_seed=8)  # fmt: skip
+              first_seed=17)  # fmt: skip
     yield bug("killed on a node", "a worker that died in the middle counts as one that never took"
               " its node run", "nodes", patches=_killed_on_a_node, focus="everywhere",
-              first_seed=1)  # fmt: skip
+              first_seed=32)  # fmt: skip
     yield bug("nodes wait for each other", "an unfinished run on one node skips the slot on all",
               "nodes", patches=_nodes_wait_for_each_other, focus="everywhere",
               calm=False)  # fmt: skip
@@ -854,10 +888,10 @@ def _bugs() -> Iterator[Planted]:
     yield bug("counted again", "a change that is sent again is counted again", "counters",
               make_store=CountsAgain, calm=False, first_seed=2)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
-              make_store=EffectFirst, first_seed=3)  # fmt: skip
+              make_store=EffectFirst, first_seed=4)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
               "effect", make_store=EffectUnfenced, stress=True, focus="exact",
-              calm=False, first_seed=67)  # fmt: skip
+              calm=False, first_seed=73)  # fmt: skip
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
@@ -867,19 +901,22 @@ def _bugs() -> Iterator[Planted]:
               "rate", make_store=StartsCountedBefore, focus="rated_a", calm=False,
               first_seed=5)  # fmt: skip
     yield bug("rate of each node", "each worker counts only what it starts itself", "rate",
-              make_store=RateOfEachNode, focus="rated_a", calm=False, first_seed=1)  # fmt: skip
+              make_store=RateOfEachNode, focus="rated_a", calm=False, first_seed=2)  # fmt: skip
     yield bug("fixed spans", "a rate is counted anew with every span of the clock", "rate",
-              patches=_fixed_spans, focus="rated_a", calm=False, first_seed=1)  # fmt: skip
+              patches=_fixed_spans, focus="rated_a", calm=False, first_seed=2)  # fmt: skip
     yield bug("breaker by own clock", "the worker's clock says when the reset time is over",
               "breaker", patches=_breaker_by_own_clock, focus="broken", calm=False,
               first_seed=1)  # fmt: skip
     yield bug("breaker of each process", "a worker looks only at what it has seen fail itself",
               "breaker", patches=_breaker_of_each_process, focus="broken",
-              calm=False)  # fmt: skip
+              calm=False,
+              first_seed=1)  # fmt: skip
     yield bug("failures seen late", "what waits in a queue begins until failures are counted",
-              "breaker", patches=_failures_seen_late, focus="broken", calm=False)  # fmt: skip
+              "breaker", patches=_failures_seen_late, focus="broken", calm=False,
+              first_seed=4)  # fmt: skip
     yield bug("trial counted later", "the next run is tried before the end of the last is counted",
-              "trial", patches=_trial_counted_later, focus="broken", calm=False)  # fmt: skip
+              "trial", patches=_trial_counted_later, focus="broken", calm=False,
+              first_seed=1)  # fmt: skip
     yield bug("trial without comparing", "two nodes write that their run is the trial", "trial",
               "breaker", patches=_trial_without_comparing, focus="broken",
               calm=False)  # fmt: skip
@@ -888,12 +925,13 @@ def _bugs() -> Iterator[Planted]:
     yield bug("trial never over", "a trial whose worker died is waited for", "lost",
               patches=_trial_for_ever, focus="broken", first_seed=11)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
-              "alone", patches=_keeps_dedupe_key, calm=False, first_seed=17)  # fmt: skip
+              "alone", patches=_keeps_dedupe_key, calm=False, first_seed=18)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
-              "overrun", patches=_starts_late, focus="plain", calm=False)  # fmt: skip
+              "overrun", patches=_starts_late, focus="plain", calm=False,
+              first_seed=7)  # fmt: skip
     yield bug("lets go by id", "a refused outcome ends the renewal of the next attempt",
               "overrun", "alone", patches=_lets_go_by_id, stress=True, calm=False,
-              first_seed=22)  # fmt: skip
+              first_seed=36)  # fmt: skip
 
 
 PLANTED = tuple(_bugs())

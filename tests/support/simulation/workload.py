@@ -40,7 +40,8 @@ class Workload:
     """A job of which the client enqueues as many runs as of all others together; or `slots`:
     every missed slot runs, and the client pauses and resumes jobs while nodes catch up; or
     `queue`: slots queue, and the client cancels more runs; or `followers`: the client enqueues runs
-    after others, and cancels and retries more of them."""
+    after others, and cancels and retries more of them; or `shared`: jobs share every slot, so that
+    they are planned ahead, and the client pauses, resumes and edits more of them."""
     pace: float = 1.0
     """How long handlers and delays take, where time is real: less than they otherwise do."""
     schedules: Sequence[str] = SCHEDULES
@@ -90,6 +91,11 @@ class Workload:
         if self.focus == "queue":
             for number in range(3):
                 self.jobs[f"slot{number}"] = {"schedule": "1s", "overlap": "queue"}
+        if self.focus == "shared":
+            self.schedules = ("* * * * * *",)
+            for number in range(3):
+                skips = {"misfire": Misfire("skip", grace="1s"), "overlap": "allow"}
+                self.jobs[f"slot{number}"] = {"schedule": self.schedules[0], **skips}
         if rng.random() < 0.5:
             self.jobs["after_slot"] = {"after": "slot0"}
             self.jobs["after_both"] = {"after": ["slot0", "after_slot"]}
@@ -237,9 +243,9 @@ class Client:
             (20 if self._workload.focus in ("followers", "queue") else 4, self._cancel),
             (40 if self._workload.focus == "followers" else 3, self._retry),
             (1, self._trigger),
-            (20 if self._workload.focus == "slots" else 1, self._pause),
-            (40 if self._workload.focus == "slots" else 2, self._resume),
-            (3, self._edit),
+            (20 if self._workload.focus in ("slots", "shared") else 1, self._pause),
+            (40 if self._workload.focus in ("slots", "shared") else 2, self._resume),
+            (20 if self._workload.focus == "shared" else 3, self._edit),
         ]
         [action] = self._rng.choices([d for _, d in actions], [weight for weight, _ in actions])
         try:
