@@ -388,6 +388,8 @@ async def test_a_dead_worker_holds_the_lease_until_it_lapses(shared: SharedStore
         await asyncio.sleep(MINUTE)
         explanation = await scheduler.explain(run.id)
         assert "its worker dead has not renewed its lease" in explanation.sentence
+        assert explanation.sentence.endswith("no worker is alive to rescue the run: start one")
+        assert explanation.problem == explanation.sentence
 
 
 @virtual

@@ -371,7 +371,8 @@ _UNSET: dict[str, Any] = {
 
 def read_options(
     schedule: str | None = option(
-        "A cron expression, an interval such as 5m, '5m after end', a date-time, an RRULE; or none.",
+        "A cron expression, an interval such as 5m or '5m after end', a date-time, an RRULE; or"
+        " none.",
         "SCHEDULE",
     ),
     timezone: str | None = option(

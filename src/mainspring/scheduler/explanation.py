@@ -112,9 +112,10 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> str | None:
-        """The sentence, unless it is running or has ended by itself."""
+        """The sentence, unless a worker runs it or it has ended by itself."""
         ended = self.code is Reason.FAILED and self.facts.get("reason") is None
-        return None if ended or self.code in (Reason.RUNNING, Reason.SUCCEEDED) else self.sentence
+        runs = self.code is Reason.RUNNING and not self.facts["lapsed"]
+        return None if ended or runs or self.code is Reason.SUCCEEDED else self.sentence
 
 
 async def explain(engine: Engine, name: str, at: datetime | None) -> Explanation:
@@ -549,11 +550,15 @@ async def _explain_running(engine: Engine, run: Run) -> Explanation:
         "worker": run.worker,
         "lease_until": until,
         "started_at": run.started_at,
+        "lapsed": until is not None and until <= now,
     }
-    if until is not None and until <= now:
+    if facts["lapsed"]:
+        rescue = "another worker rescues the run within seconds"
+        if not await engine.live_workers.read_workers():
+            rescue = "no worker is alive to rescue the run: start one"
         text = (
             f"its worker {run.worker} has not renewed its lease, which ended at {_moment(until)}:"
-            " another worker rescues the run within seconds"
+            f" {rescue}"
         )
         return _explained(run, Reason.RUNNING, text, **facts)
     text = (
