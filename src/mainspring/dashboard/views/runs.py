@@ -62,9 +62,17 @@ async def runs(
         cursor=cursor,
     )
     shown = [run for run in page.items if first is None or run.created_at >= first]
-    chosen = {
+    # The same filters as `POST /api/v1/runs/bulk` takes them.
+    match = {
         "job": job.strip(),
         "state": [str(chosen_state) for chosen_state in states],
+        "failing": failing,
+        "since": _text(first),
+        "until": _text(last),
+    }
+    chosen = {
+        "job": match["job"],
+        "state": match["state"],
         "failing": "true" if failing else "",
         "within": within,
         "since": "" if within else _field(first),
@@ -79,7 +87,7 @@ async def runs(
         chosen=chosen,
         states=[_chip(known_state, states, chosen) for known_state in State],
         is_filtered=any(chosen.values()),
-        match=_match(job.strip(), states, failing=failing, first=first, last=last),
+        match={name: value for name, value in match.items() if value},
         match_text=_match_text(chosen),
         older=page.cursor if shown else None,
         is_newest=cursor is None,
@@ -91,25 +99,6 @@ def _chip(state: State, states: list[State], chosen: dict[str, Any]) -> dict[str
     to."""
     left = [str(other) for other in State if (other in states) != (other is state)]
     return {"name": str(state), "is_chosen": state in states, "query": {**chosen, "state": left}}
-
-
-def _match(
-    job: str,
-    states: list[State],
-    *,
-    failing: bool,
-    first: datetime | None,
-    last: datetime | None,
-) -> dict[str, Any]:
-    """The same filters as `POST /api/v1/runs/bulk` takes them."""
-    match = {
-        "job": job,
-        "state": [str(chosen_state) for chosen_state in states],
-        "failing": failing,
-        "since": _text(first),
-        "until": _text(last),
-    }
-    return {name: value for name, value in match.items() if value}
 
 
 def _match_text(chosen: dict[str, Any]) -> str:
