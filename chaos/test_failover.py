@@ -3,11 +3,13 @@ by default (thirty seconds): primaries killed and stepped down under load, for m
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support.mongodb.fault_scenarios import failover, kill_primary, orphaned_slots, step_down
+from tests.support.fault_scenarios import failover, orphaned_slots
+from tests.support.mongodb.elections import kill_primary, step_down
 from tests.support.mongodb.majority_loss import KINDS, lose_unreplicated_writes
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
@@ -16,8 +18,9 @@ from tests.support.servers.mongodb import ReplicaSet, with_database
 async def test_no_run_is_lost_or_done_twice_in_ten_failovers(tmp_path: Path) -> None:
     """`failover` checks the runs."""
     with ReplicaSet() as servers:
-        faults = [kill_primary, step_down] * 5
-        report = await failover(tmp_path, servers, faults, workers=3, timeout=300)
+        faults = [partial(kill_primary, servers), partial(step_down, servers)] * 5
+        url = with_database(servers.url, "jobs")
+        report = await failover(tmp_path, url, faults, workers=3, timeout=300)
     print(report)
     assert len(report.stalls) == len(faults)  # after each of them the store took runs again
     assert report.runs >= report.acknowledged > 0
@@ -28,9 +31,8 @@ async def test_a_default_failover_costs_no_lease(tmp_path: Path) -> None:
     """Handlers that take longer than the lease, through elections of ten seconds: none is stopped,
     none is done again."""
     with ReplicaSet(election_timeout=10) as servers:
-        account = await failover(
-            tmp_path, servers, [kill_primary, kill_primary], lease=30, seconds=40, timeout=300
-        )
+        url, faults = with_database(servers.url, "jobs"), [partial(kill_primary, servers)] * 2
+        account = await failover(tmp_path, url, faults, lease=30, seconds=40, timeout=300)
     print(account)
     assert account.lost_leases == 0
 

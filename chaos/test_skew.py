@@ -10,7 +10,7 @@ import pytest
 
 from mainspring.stores.mongodb.schema import SHARDED
 from mainspring.stores.mongodb.url import DEFAULT_PREFIX
-from tests.support.mongodb.fault_scenarios import skewed
+from tests.support.fault_scenarios import skewed
 from tests.support.servers.cache import ServerUnavailable
 from tests.support.servers.clocks import server_clock
 from tests.support.servers.mongodb import ReplicaSet, ShardedCluster, with_database

@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 from pymongo import MongoClient
 
 from mainspring import Run, Scheduler, State
@@ -18,6 +19,7 @@ from tests.support.effect_worker import LEASE, build
 from tests.support.process_crashes import WorkerProcesses, all_ended, kill_and_freeze
 from tests.support.servers.server import Document
 
+_TABLE = "CREATE TABLE effects (run TEXT, token INTEGER, pid INTEGER)"
 BACKLOG = 60
 """Pending runs that there are at least while workers are killed."""
 
@@ -83,7 +85,10 @@ def make_effects(url: str) -> None:
     """The user's own table, or collection."""
     if url.startswith("sqlite:"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
-            connection.execute("CREATE TABLE effects (run TEXT, token INTEGER, pid INTEGER)")
+            connection.execute(_TABLE)
+    elif url.startswith("postgresql:"):
+        with psycopg.connect(url) as connection:
+            connection.execute(_TABLE)
     else:
         with MongoClient[Document](url) as client:
             client.get_default_database().create_collection("effects", check_exists=False)
@@ -92,6 +97,9 @@ def make_effects(url: str) -> None:
 def _effects(url: str) -> list[tuple[str, int]]:
     if url.startswith("sqlite:"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            return connection.execute("SELECT run, token FROM effects").fetchall()
+    if url.startswith("postgresql:"):
+        with psycopg.connect(url) as connection:
             return connection.execute("SELECT run, token FROM effects").fetchall()
     with MongoClient[Document](url) as client:
         return [(one["run"], one["token"]) for one in client.get_default_database().effects.find()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sqlite3
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from mainspring import Event, RunContext, Scheduler
 
 LEASE = 2.0
+_INSERT = "INSERT INTO effects VALUES (%(run)s, %(token)s, %(pid)s)"
 
 
 def build(url: str, *, workers: int = 6) -> Scheduler:
@@ -58,15 +60,19 @@ async def _write(session: Any, ctx: RunContext) -> None:
     if hasattr(session, "client"):
         effects = session.client.get_default_database().effects
         await effects.insert_one(_effect(ctx), session=session)
-    else:
+    elif isinstance(session, sqlite3.Connection):
         _write_plainly(session, ctx)
+    else:
+        await session.execute(_INSERT, _effect(ctx))
 
 
 def _write_plainly(session: Any, ctx: RunContext) -> None:
     if hasattr(session, "client"):
         session.client.get_default_database().effects.insert_one(_effect(ctx), session=session)
-    else:
+    elif isinstance(session, sqlite3.Connection):
         session.execute("INSERT INTO effects VALUES (:run, :token, :pid)", _effect(ctx))
+    else:
+        session.execute(_INSERT, _effect(ctx))
 
 
 if __name__ == "__main__":

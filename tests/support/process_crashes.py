@@ -139,10 +139,17 @@ class CrashReport:
 
 
 async def crash_test(
-    place: Path, *, runs: int, kills: int, stops: int, seed: int, timeout: float
+    place: Path,
+    *,
+    runs: int,
+    kills: int,
+    stops: int,
+    seed: int,
+    timeout: float,
+    url: str | None = None,
 ) -> CrashReport:
     """Four workers; so many kills and stops while they work; then peace until all has ended."""
-    with WorkerProcesses.on(place, seed) as workers:
+    with WorkerProcesses.on(place, seed, url) as workers:
         producer = build(workers.url, workers.logs / "producer.log", workers=0)
         async with producer:
             ids = await _enqueue(producer, workers.rng, runs)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,12 @@ from pymongo import MongoClient, WriteConcern
 
 from mainspring.stores.mongodb import commit
 from mainspring.stores.mongodb.database import Database
+from tests.support.fault_scenarios import failover, orphaned_slots, skewed
+from tests.support.mongodb.elections import kill_primary, step_down
 from tests.support.mongodb.every_operation import do_everything
-from tests.support.mongodb.fault_scenarios import (
-    failover,
-    kill_primary,
-    orphaned_slots,
-    skewed,
-    step_down,
-)
 from tests.support.mongodb.majority_loss import KINDS, lose_unreplicated_writes
 from tests.support.mongodb.query_plans import SentCommands
-from tests.support.mongodb.worker import PLANTED
+from tests.support.scenario_worker import PLANTED
 from tests.support.servers.mongodb import ReplicaSet, with_database
 from tests.support.servers.server import Document
 
@@ -31,7 +27,11 @@ from tests.support.servers.server import Document
 @pytest.mark.thorough
 async def test_a_primary_that_is_killed_and_one_that_steps_down(tmp_path: Path) -> None:
     with ReplicaSet() as servers:
-        account = await failover(tmp_path, servers, [kill_primary, step_down])
+        account = await failover(
+            tmp_path,
+            with_database(servers.url, "jobs"),
+            [partial(kill_primary, servers), partial(step_down, servers)],
+        )
     assert account.acknowledged > 50
 
 

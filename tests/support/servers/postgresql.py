@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -116,8 +117,46 @@ class Postgres(Startable):
             command += ["-c", setting]
         self._process = spawn(_as_nobody(command), dict(os.environ), self.place / "log")
         current_run().record(self._process)
-        self._wait_until_it_answers()
+        _wait_until_it_answers(self._process, self.url, self.place / "log")
         return self
+
+    def standby(self) -> Postgres:
+        """Start a server that follows this one, from a base backup taken while this one works."""
+        other = Postgres(self.version, settings=self._settings)
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_backup_start('standby', fast => true)")
+            skipped = shutil.ignore_patterns("postmaster.*", "pg_replslot", "pg_stat_tmp")
+            shutil.copytree(self._data / "db", other._data / "db", ignore=skipped)
+            [(label,)] = connection.execute("SELECT labelfile FROM pg_backup_stop()").fetchall()
+        copy = other._data / "db"
+        (copy / "pg_replslot").mkdir()
+        (copy / "backup_label").write_text(label)
+        (copy / "standby.signal").touch()
+        if _IS_ROOT:
+            for path in (copy, *copy.rglob("*")):
+                os.chown(path, pwd.getpwnam("nobody").pw_uid, -1)
+        other._settings += [f"primary_conninfo=host=127.0.0.1 port={self.port} user=postgres"]
+        return other.start()
+
+    def promote(self) -> None:
+        """Make a standby a primary."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def freeze(self) -> None:
+        """Stop its every process: connections stay open, and nothing is answered."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        parent = self._process.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        for pid in (parent, *map(int, children)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stop(self) -> None:
         self.kill()
@@ -140,15 +179,58 @@ class Postgres(Startable):
         if made.returncode:
             raise ServerUnavailable(f"initdb failed: {made.stderr[-1000:]}\n{ADVICE}")
 
-    def _wait_until_it_answers(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + TIMEOUT
-        while time.monotonic() < deadline and self._process.alive():
-            with contextlib.suppress(psycopg.Error), psycopg.connect(self.url, connect_timeout=2):
-                return
-            time.sleep(0.05)
-        log = (self.place / "log").read_text(errors="replace")[-3000:]
-        raise ServerFailed(f"PostgreSQL did not start within {TIMEOUT} s\n{log}")
+
+class PgBouncer(Startable):
+    """A pooler before a server, from the PATH."""
+
+    def __init__(self, server: str, *, mode: str, most: int) -> None:
+        self.port = free_port()
+        self._data = Path(tempfile.mkdtemp(prefix="mainspring-pgbouncer-"))
+        self._process: Process | None = None
+        address = urlsplit(server)
+        (self._data / "users").write_text('"postgres" ""\n')
+        (self._data / "config.ini").write_text(
+            f"""[databases]
+* = host={address.hostname} port={address.port}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {self.port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {self._data / "users"}
+pool_mode = {mode}
+default_pool_size = {most}
+max_client_conn = 500
+"""
+        )
+        for path in (self._data, *self._data.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def start(self) -> Self:
+        command = _as_nobody(["pgbouncer", str(self._data / "config.ini")])
+        self._process = spawn(command, dict(os.environ), self._data / "log")
+        current_run().record(self._process)
+        _wait_until_it_answers(self._process, self.url, self._data / "log")
+        return self
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end([self._process])
+        shutil.rmtree(self._data, ignore_errors=True)
+
+
+def _wait_until_it_answers(process: Process, url: str, log: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline and process.alive():
+        with contextlib.suppress(psycopg.Error), psycopg.connect(url, connect_timeout=2):
+            return
+        time.sleep(0.05)
+    text = log.read_text(errors="replace")[-3000:]
+    raise ServerFailed(f"the server did not answer within {TIMEOUT} s\n{text}")
 
 
 def _as_nobody(command: list[str]) -> list[str]:

@@ -7,9 +7,11 @@ transaction mode: no session settings, no session locks.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from mainspring.core.clock import Clock, from_us, to_us
+from mainspring.errors import StoreUnavailable
 from mainspring.stores.postgresql.errors import CONFLICTS, NO_PREPARED_STATEMENTS, translating
 from mainspring.stores.postgresql.url import PostgresUrl
 
@@ -29,7 +32,12 @@ CONNECT_SECONDS = 10
 MOST_TRIES = 10
 """How often a transaction is sent that conflicts with others."""
 
+CALL_SECONDS = 20
+"""Without a response for so long, a connection is given up: the server is frozen, or the network
+loses what is sent. The server ends a transaction whose client is silent for that long."""
+
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+_BEGIN = f"{_NOW}, set_config('idle_in_transaction_session_timeout', %s, true)"
 
 
 class Transaction:
@@ -41,8 +49,14 @@ class Transaction:
         self._clock = clock
         self.now = 0
 
-    async def begin(self) -> Transaction:
-        self.now = await self.current_time()
+    async def begin(self, *, idle: float | None = None) -> Transaction:
+        """With `idle`, the server rolls back after so many seconds without a statement: a client
+        that is frozen would hold its locks."""
+        if idle is None:
+            self.now = await self.current_time()
+            return self
+        [[now, _]] = await self.rows(_BEGIN, [f"{idle * 1000:.0f}"])
+        self.now = now if self._clock is None else to_us(self._clock.now())
         return self
 
     async def current_time(self) -> int:
@@ -101,9 +115,47 @@ def _unescaped(row: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def connection_options(url: PostgresUrl) -> dict[str, Any]:
+    return {
+        "autocommit": True,
+        "prepare_threshold": 5 if url.prepare else None,
+        "connect_timeout": CONNECT_SECONDS,
+        "application_name": "mainspring",
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 15_000,
+    }
+
+
 async def _read_committed(connection: Connection) -> None:
     """Each statement sees what was committed before it: limits are counted after a lock."""
     await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
+
+
+@asynccontextmanager
+async def _cut_after(connection: Connection, seconds: float, location: str) -> AsyncIterator[None]:
+    """Close the connection under the driver if the block takes longer, which then raises. (If it
+    was cancelled, it would ask the server first, which does not respond either.)"""
+    is_late = False
+
+    def cut() -> None:
+        nonlocal is_late
+        is_late = True
+        with suppress(psycopg.Error, OSError):
+            same = socket.socket(fileno=os.dup(connection.fileno()))
+            same.shutdown(socket.SHUT_RDWR)
+            same.close()
+
+    timer = asyncio.get_running_loop().call_later(seconds, cut)
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        if is_late:
+            raise StoreUnavailable(f"{location} does not respond within {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
 
 
 class Database:
@@ -112,16 +164,7 @@ class Database:
     def __init__(self, url: PostgresUrl, clock: Clock | None = None) -> None:
         self.url = url
         self._clock = clock
-        self._options: dict[str, Any] = {
-            "prepare_threshold": 5 if url.prepare else None,
-            "connect_timeout": CONNECT_SECONDS,
-            "application_name": "mainspring",
-            "autocommit": True,
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 2,
-            "tcp_user_timeout": 15_000,
-        }
+        self._options = connection_options(url)
         self._calls = 0
         self._idle = asyncio.Event()
         self._pool = AsyncConnectionPool[Connection](
@@ -143,13 +186,7 @@ class Database:
 
     async def connect(self, conninfo: str | None = None) -> Connection:
         """A connection of its own, outside of the pool."""
-        return await AsyncConnection.connect(
-            conninfo or self.url.conninfo,
-            autocommit=True,
-            prepare_threshold=None,
-            connect_timeout=CONNECT_SECONDS,
-            application_name="mainspring",
-        )
+        return await AsyncConnection.connect(conninfo or self.url.conninfo, **self._options)
 
     async def close(self) -> None:
         """Let the calls that were accepted end first."""
@@ -160,27 +197,32 @@ class Database:
                     await self._idle.wait()
         await self._pool.close()
 
-    async def transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def transact(
+        self, work: Callable[[Transaction], Awaitable[T]], *, limit: float | None = None
+    ) -> T:
         """Do the work in a transaction, again where it conflicts with another one, and where the
-        connection turns out to be dead before anything was sent."""
+        connection turns out to be dead before anything was sent. Each try ends after `limit` (or
+        `CALL_SECONDS`)."""
         self._calls += 1
         try:
-            return await self._transact(work)
+            return await self._transact(work, CALL_SECONDS if limit is None else limit)
         finally:
             self._calls -= 1
             if not self._calls:
                 self._idle.set()
 
-    async def _transact(self, work: Callable[[Transaction], Awaitable[T]]) -> T:
+    async def _transact(self, work: Callable[[Transaction], Awaitable[T]], limit: float) -> T:
         with translating(self.url.location):
             for tries in range(1, MOST_TRIES + 1):
                 begun = False
                 try:
                     async with (
                         self._pool.connection() as connection,
+                        _cut_after(connection, limit, self.url.location),
                         connection.transaction(),
                     ):
-                        tx = await Transaction(connection, self.url.schema, self._clock).begin()
+                        tx = Transaction(connection, self.url.schema, self._clock)
+                        await tx.begin(idle=CALL_SECONDS)
                         begun = True
                         return await work(tx)
                 except CONFLICTS:

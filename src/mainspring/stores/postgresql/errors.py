@@ -21,6 +21,13 @@ CONFLICTS = (*REPEATED, pg.UniqueViolation)
 NO_PREPARED_STATEMENTS = (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)
 """What a pooler in transaction mode that knows no prepared statements answers."""
 
+_PASSING = (
+    PoolTimeout,
+    TooManyRequests,
+    pg.ReadOnlySqlTransaction,  # it is a standby now, and another server has been promoted
+    pg.IdleInTransactionSessionTimeout,  # this client was frozen
+)
+
 _AWAY = frozenset({"08", "53", "57"})
 """Classes of errors of a server that is away, full of connections, or shuts down."""
 
@@ -35,8 +42,8 @@ def is_away(error: BaseException) -> bool:
     """Whether the server cannot be reached now, and may be later."""
     if isinstance(error, pg.DiskFull) or _LASTS.search(str(error)):
         return False
-    if isinstance(error, (*CONFLICTS, pg.ReadOnlySqlTransaction, PoolTimeout, TooManyRequests)):
-        return True  # read-only: it is a standby now, and another server has been promoted
+    if isinstance(error, (*CONFLICTS, *_PASSING)):
+        return True
     state = getattr(error, "sqlstate", None)
     if state is None:
         return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))

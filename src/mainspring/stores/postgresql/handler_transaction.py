@@ -14,6 +14,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -24,7 +25,7 @@ from mainspring.core.clock import Clock
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores.postgresql.commit import EncodedChange, commit_changes
-from mainspring.stores.postgresql.database import CONNECT_SECONDS, Transaction
+from mainspring.stores.postgresql.database import Transaction, connection_options
 from mainspring.stores.postgresql.errors import REPEATED, is_away, translating
 from mainspring.stores.postgresql.url import PostgresUrl
 from mainspring.stores.protocol import Held
@@ -56,12 +57,7 @@ class HandlerConnections:
                 connection = idle.pop()
                 if not connection.closed:
                     return connection
-        options: dict[str, Any] = {
-            "autocommit": True,
-            "prepare_threshold": 5 if self.url.prepare else None,
-            "connect_timeout": CONNECT_SECONDS,
-            "application_name": "mainspring",
-        }
+        options = connection_options(self.url)
         if blocking:
             return psycopg.connect(self.url.conninfo, **options)
         return await AsyncConnection.connect(self.url.conninfo, **options)
@@ -90,12 +86,14 @@ class PostgresTransaction:
         self,
         connections: HandlerConnections,
         held: Held,
+        limit: timedelta,
         *,
         blocking: bool,
         committed: Callable[[], None],
     ) -> None:
         self._connections = connections
         self._held = held
+        self._limit = limit.total_seconds()
         self._blocking = blocking
         self._committed = committed
         self._connection: Any = None
@@ -105,7 +103,7 @@ class PostgresTransaction:
         with translating(self._connections.url.location), _aborting():
             await self._enter_on_live_connection()
             try:
-                tx = await self._transaction().begin()
+                tx = await self._transaction().begin(idle=self._limit)
                 if not await tx.rows(_HELD_RUN, [self._held.id, self._held.token]):
                     raise TransactionAborted(
                         "the run is no longer this worker's, or is to be cancelled"

@@ -9,6 +9,8 @@ runs of a lane, so a claim takes the earliest of each lane.
 
 from __future__ import annotations
 
+import math
+
 from mainspring.errors import StoreError, StoreTooNew
 from mainspring.stores.postgresql.database import Database, Transaction
 from mainspring.stores.postgresql.enqueue_function import ENQUEUE
@@ -201,7 +203,7 @@ async def prepare(db: Database) -> None:
         )
     if await db.read(lambda tx: _version(tx, db)) == len(MIGRATIONS):
         return
-    await db.transact(lambda tx: _migrate(tx, db))
+    await db.transact(lambda tx: _migrate(tx, db), limit=math.inf)
 
 
 async def identity(db: Database) -> int:

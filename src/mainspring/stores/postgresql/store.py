@@ -253,7 +253,7 @@ class PostgresStore:
     ) -> PostgresTransaction:
         committed = self._notify_from_any_thread
         handlers = self._open_session().handlers
-        return PostgresTransaction(handlers, held, blocking=blocking, committed=committed)
+        return PostgresTransaction(handlers, held, limit, blocking=blocking, committed=committed)
 
     def _notify_from_any_thread(self) -> None:
         if self._session is not None:

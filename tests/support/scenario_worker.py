@@ -1,5 +1,5 @@
-"""A real worker process on MongoDB that tests kill or give a wrong clock:
-`python -m tests.support.mongodb.worker URL LOGS LEASE [PLANTED]`.
+"""A real worker process that tests kill or give a wrong clock:
+`python -m tests.support.scenario_worker URL LOGS LEASE [PLANTED]`.
 
 Its handlers append single lines to a log, which survive a kill -9. Times in the log are monotonic
 times of the machine, which no test fakes, so the logs of several processes compare.
@@ -16,8 +16,6 @@ from unittest.mock import patch
 from mainspring import RunContext, Scheduler
 from mainspring.core.clock import SystemClock
 from mainspring.stores import open_store
-from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.mongodb.database import Database
 from mainspring.stores.protocol import Store
 from tests.support.crash_worker import register_jobs
 
@@ -46,11 +44,12 @@ def build(
 
 def _own_clock(url: str) -> Store:
     """This process's clock says what is due and what has lapsed."""
-    return MongoStore(url, SystemClock())
+    return open_store(url, SystemClock())
 
 
 def _routers_clock(url: str) -> Store:
-    """The time is read by an aggregate: a router answers it with its own."""
+    """The time is read by an aggregate: a router of MongoDB answers it with its own."""
+    from mainspring.stores.mongodb.database import Database
 
     async def now(self: Database) -> int:
         asked = await self.meta.aggregate([{"$limit": 1}, {"$project": {"now": self.time.now}}])

@@ -1,6 +1,6 @@
 """Runs real workers on real servers under faults, and checks every run afterwards.
 
-Short in tests/stores/mongodb/test_fault_scenarios.py, at length in chaos/.
+Short in tests/stores, at length in chaos/.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from mainspring.core.model import LIVE
 from mainspring.core.transitions import JOB_PAUSED
 from mainspring.errors import StoreUnavailable
 from mainspring.stores.election import LEADER
-from tests.support.mongodb.worker import CAPACITY, build
 from tests.support.process_crashes import Entry, WorkerProcesses, check, read_log
+from tests.support.scenario_worker import CAPACITY, build
 from tests.support.servers.clocks import SteppedClock, program_clock
-from tests.support.servers.mongodb import ReplicaSet, with_database
 
 __all__ = ["FailoverReport", "failover", "orphaned_slots", "skewed"]
 
-NODE = "tests.support.mongodb.worker"
-Fault = Callable[[ReplicaSet], None]
+NODE = "tests.support.scenario_worker"
+Fault = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -75,20 +74,9 @@ async def until_over(producer: Scheduler, timeout: float) -> list[Run]:
 # Failover
 
 
-def kill_primary(servers: ReplicaSet) -> None:
-    servers.primary().kill()
-    servers.primary()
-    servers.heal()
-
-
-def step_down(servers: ReplicaSet) -> None:
-    servers.step_down()
-    servers.wait_until_healthy()
-
-
 async def failover(
     place: Path,
-    servers: ReplicaSet,
+    url: str,
     faults: Sequence[Fault],
     *,
     workers: int = 2,
@@ -96,11 +84,10 @@ async def failover(
     seconds: float | None = None,
     timeout: float = 90,
 ) -> FailoverReport:
-    """Workers and a client at work while these things befall the servers, one after another.
+    """Workers and a client at work while these faults befall the servers, one after another.
 
     `seconds` is what each handler takes; without it, a moment.
     """
-    url = with_database(servers.url, "jobs")
     ids: list[str] = []
     refused = 0
     times: list[float] = []
@@ -128,7 +115,7 @@ async def failover(
             began = []
             for fault in faults:
                 began.append(time.monotonic())
-                await asyncio.to_thread(fault, servers)
+                await asyncio.to_thread(fault)
                 done = time.monotonic()
                 while not times or times[-1] < done:
                     await asyncio.sleep(0.05)
