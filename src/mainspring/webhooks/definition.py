@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -185,18 +185,16 @@ def _fields(given: Given) -> dict[str, Any]:
 def _check_fields(fields: Mapping[str, Any], errors: InputErrors) -> dict[str, Any]:
     """Check the fields that need neither keys nor the old webhook. None means the default."""
     checked: dict[str, Any] = {}
-    if "method" in fields:
-        with errors, _errors_of("webhook.method"):
-            checked["method"] = _method(fields["method"])
-    if "body" in fields:
-        with errors, _errors_of("webhook.body"):
-            checked["body"] = check_body(fields["body"])
-    if "success" in fields:
-        with errors, _errors_of("webhook.success"):
-            checked["success"] = _codes(fields["success"]) or ((200, 299),)
-    if "retry_on" in fields:
-        with errors, _errors_of("webhook.retry_on"):
-            checked["retry_on"] = _codes(fields["retry_on"])
+    readers: dict[str, Callable[[Any], Any]] = {
+        "method": _method,
+        "body": check_body,
+        "success": lambda codes: _codes(codes) or ((200, 299),),
+        "retry_on": _codes,
+    }
+    for name, read in readers.items():
+        if name in fields:
+            with errors, _errors_of(f"webhook.{name}"):
+                checked[name] = read(fields[name])
     return checked
 
 

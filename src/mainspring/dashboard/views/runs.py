@@ -235,25 +235,19 @@ def _phases(run: Run, now: datetime) -> list[Phase]:
     waits = "waiting for other runs" if run.state is State.WAITING else "not yet due"
     if run.scheduled_at > at:
         until(min(run.scheduled_at, ended), waits)
-    spans = [
-        (attempt.number, attempt.started_at, attempt.finished_at, attempt.outcome)
-        for attempt in run.attempts
-    ]
-    for place, (number, started, finished, outcome) in enumerate(spans):
-        until(started, "waiting for the next attempt" if place else "due, waiting for a worker")
-        until(
-            finished, f"attempt {number}: {outcome}".replace("_", " "), TONES.get(outcome, "grey")
-        )
+    waited = "due, waiting for a worker"
+    for attempt in run.attempts:
+        until(attempt.started_at, waited)
+        name = f"attempt {attempt.number}: {attempt.outcome}".replace("_", " ")
+        until(attempt.finished_at, name, TONES.get(attempt.outcome, "grey"))
+        waited = "waiting for the next attempt"
     if run.state is State.RUNNING and run.started_at is not None:
-        until(
-            run.started_at, "waiting for the next attempt" if spans else "due, waiting for a worker"
-        )
+        until(run.started_at, waited)
         until(now, f"attempt {run.attempt}: running", "blue")
     elif run.state in LIVE:
-        due = run.state is State.PENDING and run.run_at <= now
-        name = "due, waiting for a worker" if due else waits
-        until(now, "waiting for the next attempt" if spans else name)
-    elif not spans:
+        is_due = run.state is State.PENDING and run.run_at <= now
+        until(now, waited if run.attempts or is_due else waits)
+    elif not run.attempts:
         until(ended, f"{run.state} without an attempt")
     weights = [1 + math.log1p(seconds * 20) for _, _, seconds in parts]
     total, left, phases = sum(weights), 0.0, []
