@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
+import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiosqlite
 import asyncpg
@@ -19,14 +22,18 @@ import pytest
 import sqlalchemy as sa
 from django.conf import settings as django_settings
 from django.db import connections as django_connections
+from django.db import transaction as django_transaction
+from django.utils.connection import ConnectionProxy
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
+from pymongo import AsyncMongoClient, MongoClient
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from mainspring import Client, Enqueue, Scheduler, State
+from mainspring import Client, Enqueue, RunContext, Scheduler, State
 from mainspring.core.model import Run
-from mainspring.errors import RunNotFound
+from mainspring.errors import Conflict, InvalidInput, InvalidState, NotStarted, RunNotFound
+from mainspring.stores.caller_connection import recognise
 from tests.support.postgresql import SharedSchema, shared_schema
 
 Open = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -348,3 +355,460 @@ async def test_the_run_and_the_row_are_committed_together_on_postgresql(
 async def test_the_run_and_the_row_are_committed_together_on_sqlite(file: str, kind: str) -> None:
     async with shop_on(f"sqlite:///{file}", rows_in_sqlite(file)) as shop:
         await check_commit_and_rollback(shop, file, ON_SQLITE[kind])
+
+
+# -- plain code -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def plain_shop(url: str) -> Iterator[Scheduler]:
+    scheduler = Scheduler(url, workers=0)
+    scheduler.job(ship)
+    with scheduler.blocking:
+        yield scheduler
+
+
+def plain_ids(scheduler: Scheduler) -> set[str]:
+    return {run.id for run in scheduler.blocking.list_runs().items}
+
+
+def check_plain_code(scheduler: Scheduler, connect: Callable[[], Any]) -> None:
+    """In the main thread and in another one: a sync connection belongs to its thread."""
+    enqueued: set[str] = set()
+
+    def enqueue() -> None:
+        with closing(connect()) as connection:
+            enqueued.add(scheduler.blocking.enqueue("ship", within=connection).id)
+            connection.commit()
+            scheduler.blocking.enqueue("ship", within=connection)
+            connection.rollback()
+
+    enqueue()
+    thread = threading.Thread(target=enqueue)
+    thread.start()
+    thread.join()
+    assert len(enqueued) == 2
+    assert plain_ids(scheduler) == enqueued
+
+
+def test_plain_code_on_postgresql(schema: SharedSchema) -> None:
+    with plain_shop(schema.url) as scheduler:
+        check_plain_code(scheduler, lambda: psycopg.connect(schema.server))
+
+
+def test_plain_code_on_sqlite(file: str) -> None:
+    with plain_shop(f"sqlite:///{file}") as scheduler:
+        check_plain_code(scheduler, lambda: sqlite3.connect(file))
+
+
+def test_a_decorated_function_within(file: str) -> None:
+    scheduler = Scheduler(f"sqlite:///{file}", workers=0)
+
+    @scheduler.job
+    def pack(order: int) -> None: ...
+
+    with scheduler.blocking, closing(sqlite3.connect(file)) as connection:
+        within = pack.blocking.options(within=connection, delay="1h")
+        run = within.enqueue(1)
+        runs = within.enqueue_many([{"order": 2}, {"order": 3}])
+        assert plain_ids(scheduler) == set()
+        connection.commit()
+        assert plain_ids(scheduler) == {run.id, *(run.id for run in runs)}
+
+
+def django_on_postgresql(schema: SharedSchema) -> dict[str, Any]:
+    at = urlsplit(schema.server)
+    place = {"HOST": at.hostname, "PORT": at.port, "NAME": at.path[1:], "USER": at.username}
+    return {"ENGINE": "django.db.backends.postgresql", **place}
+
+
+def check_django(scheduler: Scheduler, name: str) -> None:
+    connection = django_connections[name]
+    connection.ensure_connection()
+    with pytest.raises(InvalidInput, match=r"transaction\.atomic"):
+        scheduler.blocking.enqueue("ship", within=connection)
+    with django_transaction.atomic(using=name):
+        kept = scheduler.blocking.enqueue("ship", within=connection)
+        with contextlib.suppress(_Rollback), django_transaction.atomic(using=name):
+            scheduler.blocking.enqueue("ship", within=connection)
+            raise _Rollback
+        connection.cursor().execute(INSERT)
+        assert plain_ids(scheduler) == set()
+    with contextlib.suppress(_Rollback), django_transaction.atomic(using=name):
+        scheduler.blocking.enqueue("ship", within=connection)
+        raise _Rollback
+    assert plain_ids(scheduler) == {kept.id}
+
+
+def test_django_on_postgresql(schema: SharedSchema) -> None:
+    with (
+        plain_shop(schema.url) as scheduler,
+        django_connection(**django_on_postgresql(schema)) as connection,
+    ):
+        check_django(scheduler, connection.alias)
+
+
+def test_django_on_sqlite(file: str) -> None:
+    with (
+        plain_shop(f"sqlite:///{file}") as scheduler,
+        django_connection(ENGINE="django.db.backends.sqlite3", NAME=file) as connection,
+    ):
+        check_django(scheduler, connection.alias)
+
+
+def test_the_proxy_of_djangos_default_connection_is_recognised(file: str) -> None:
+    with django_connection(ENGINE="django.db.backends.sqlite3", NAME=file) as connection:
+        proxy = ConnectionProxy(django_connections, connection.alias)
+        with pytest.raises(InvalidInput, match="atomic"):
+            asyncio.run(recognise(proxy, ""))
+
+
+def test_a_sync_session_of_mongodb(database_url: str) -> None:
+    with plain_shop(database_url) as scheduler, MongoClient[Any](database_url) as client:
+        rows = client.get_default_database().rows
+        with client.start_session() as session, session.start_transaction():
+            rows.insert_one({}, session=session)
+            first = scheduler.blocking.enqueue("ship", dedupe_key="k", within=session)
+            again = scheduler.blocking.enqueue("ship", dedupe_key="k", within=session)
+            follower = scheduler.blocking.enqueue("ship", after=first, within=session)
+            assert plain_ids(scheduler) == set()
+        assert again.duplicate
+        with client.start_session() as session:
+            session.start_transaction()
+            scheduler.blocking.enqueue("ship", within=session)
+            session.abort_transaction()
+            with pytest.raises(InvalidInput, match="no transaction"):
+                scheduler.blocking.enqueue("ship", within=session)
+        with pytest.raises(InvalidInput, match="ended"):
+            scheduler.blocking.enqueue("ship", within=session)
+        assert plain_ids(scheduler) == {first.id, follower.id}
+
+
+# -- what is refused ------------------------------------------------------------------------
+
+
+async def test_what_is_refused_on_postgresql(schema: SharedSchema) -> None:
+    open_ones = contextlib.AsyncExitStack()
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop, open_ones:
+        bare = open_ones.enter_context(psycopg.connect(schema.server, autocommit=True))
+        closed = psycopg.connect(schema.server)
+        closed.close()
+        without = await asyncpg.connect(schema.server)
+        open_ones.push_async_callback(without.close)
+        engine = sa.create_engine(_dialect(schema.server, "psycopg"))
+        alone = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        open_ones.callback(alone.close)
+        ended = engine.connect()
+        ended.close()
+        lite = open_ones.enter_context(closing(sqlite3.connect(":memory:")))
+        for within, why in [
+            (object(), "object is not accepted"),
+            ("postgresql://", "str is not accepted"),
+            (engine, "Engine is not accepted"),
+            (bare, "in no transaction"),
+            (closed, "closed"),
+            (without, "in no transaction"),
+            (alone, "in no transaction"),
+            (ended, "closed"),
+            (lite, "no connection to PostgreSQL"),
+        ]:
+            with pytest.raises(InvalidInput, match=why) as refused:
+                await shop.client.enqueue("ship", within=within)
+            assert "psycopg2 or asyncpg, Django's connection" in str(refused.value)
+        assert await shop.stored() == []
+
+
+@pytest.mark.parametrize("has_mainspring", [False, True])
+async def test_another_database_is_refused_and_its_transaction_goes_on(
+    schema: SharedSchema, has_mainspring: bool
+) -> None:
+    name = f"other_{schema.name}"
+    other = schema.server.rpartition("/")[0] + f"/{name}"
+    schema.execute(f"CREATE DATABASE {name}")
+    try:
+        if has_mainspring:
+            async with Client(f"{other}?schema={schema.name}") as client:
+                await client.list_jobs()
+        async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+            async with await psycopg.AsyncConnection.connect(other) as connection:
+                await connection.execute("CREATE TABLE effects AS SELECT 1 AS n")
+                for _ in range(2):
+                    with pytest.raises(InvalidInput, match="another database than the store's"):
+                        await shop.client.enqueue("ship", within=connection)
+            assert await shop.stored() == []
+            with psycopg.connect(other) as reader:
+                assert reader.execute("SELECT n FROM effects").fetchall() == [(1,)]
+    finally:
+        schema.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def test_another_deployment_of_mongodb_is_refused(
+    database_url: str, sharded_url: str
+) -> None:
+    name = database_url.rpartition("/")[2].partition("?")[0]
+    other = sharded_url.rpartition("/")[0] + f"/{name}"
+    async with shop_on(database_url, lambda: 0) as shop:
+        async with AsyncMongoClient[Any](other) as client, client.start_session() as session:
+            await session.start_transaction()
+            with pytest.raises(InvalidInput, match="another deployment"):
+                await shop.client.enqueue("ship", within=session)
+            await session.abort_transaction()
+        assert await shop.stored() == []
+
+
+async def test_what_is_refused_on_sqlite(file: str, tmp_path: Path) -> None:
+    async with shop_on(f"sqlite:///{file}", rows_in_sqlite(file)) as shop:
+        with contextlib.ExitStack() as open_ones:
+            memory = open_ones.enter_context(closing(sqlite3.connect(":memory:")))
+            other = open_ones.enter_context(closing(sqlite3.connect(tmp_path / "other.db")))
+            bare = open_ones.enter_context(closing(sqlite3.connect(file, isolation_level=None)))
+            closed = sqlite3.connect(file)
+            closed.close()
+            for within, why in [
+                (object(), "object is not accepted"),
+                (memory, "to memory, not to"),
+                (other, r"other\.db, not to"),
+                (bare, "commits each statement by itself"),
+                (closed, "closed database"),
+            ]:
+                with pytest.raises(InvalidInput, match=why) as refused:
+                    await shop.client.enqueue("ship", within=within)
+                assert "sqlite3 or aiosqlite" in str(refused.value)
+            link = tmp_path / "link.db"
+            link.symlink_to(file)
+            with closing(sqlite3.connect(link)) as linked, linked:
+                run = await shop.client.enqueue("ship", within=linked)
+        assert await shop.stored() == [run.id]
+
+
+async def test_a_store_without_transactions_of_callers_refuses() -> None:
+    async with shop_on("memory://", lambda: 0) as shop:
+        await shop.client.enqueue("ship")  # now the job is known, and the enqueue is planned here
+        with pytest.raises(InvalidInput, match="takes part in no transaction of yours"):
+            await shop.client.enqueue("ship", within=object())
+        assert len(await shop.stored()) == 1
+
+
+async def test_all_runs_of_a_call_are_in_one_transaction(file: str) -> None:
+    async with shop_on(f"sqlite:///{file}", rows_in_sqlite(file)) as shop:
+        with pytest.raises(InvalidInput, match="give within to enqueue_many itself"):
+            await shop.client.enqueue_many([Enqueue("ship", within=object())])
+
+
+def test_a_client_that_is_not_open_says_to_open_it_first(file: str) -> None:
+    client = Client(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(INSERT)
+        with pytest.raises(NotStarted, match="before your transaction begins"):
+            client.blocking.enqueue("ship", within=connection)
+
+
+# -- conflicts on PostgreSQL ----------------------------------------------------------------
+
+ISOLATED = ["REPEATABLE READ", "SERIALIZABLE"]
+
+
+@asynccontextmanager
+async def isolated(schema: SharedSchema, level: str) -> AsyncIterator[Any]:
+    """A transaction that has its snapshot."""
+    async with await psycopg.AsyncConnection.connect(schema.server) as connection:
+        await connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        await connection.execute(INSERT)
+        yield connection
+
+
+@pytest.mark.parametrize("level", ISOLATED)
+async def test_a_holder_that_an_isolated_transaction_sees(schema: SharedSchema, level: str) -> None:
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        holder = await shop.client.enqueue("ship", dedupe_key="k")
+        async with isolated(schema, level) as connection:
+            again = await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+            other = await shop.client.enqueue("ship", dedupe_key="l", within=connection)
+            plain = await shop.client.enqueue("ship", within=connection)
+        assert (again.id, again.duplicate) == (holder.id, True)
+        assert await shop.stored() == sorted([holder.id, other.id, plain.id])
+        assert shop.count_rows() == 1
+
+
+@pytest.mark.parametrize("level", ISOLATED)
+async def test_a_live_holder_that_is_newer_is_a_serialization_failure(
+    schema: SharedSchema, level: str
+) -> None:
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        async with isolated(schema, level) as connection:
+            holder = await shop.client.enqueue("ship", dedupe_key="k")
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+        assert (await shop.stored(), shop.count_rows()) == ([holder.id], 0)
+
+
+@pytest.mark.parametrize("level", ISOLATED)
+async def test_an_ended_holder_that_is_newer_is_a_conflict(
+    schema: SharedSchema, level: str
+) -> None:
+    """The snapshot hides that it holds the key, and no index knows. The transaction can go on."""
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        async with isolated(schema, level) as connection:
+            holder = await shop.client.enqueue("ship", dedupe_key="k", dedupe_for="1d")
+            assert await shop.client.cancel(holder)
+            with pytest.raises(Conflict, match="begin again"):
+                await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+            other = await shop.client.enqueue("ship", within=connection)
+        assert await shop.stored() == sorted([holder.id, other.id])
+        assert shop.count_rows() == 1
+
+
+async def test_of_two_transactions_one_gets_the_key(schema: SharedSchema) -> None:
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        async with await psycopg.AsyncConnection.connect(schema.server) as second:
+            await second.execute(INSERT)
+            async with await psycopg.AsyncConnection.connect(schema.server) as first:
+                winner = await shop.client.enqueue("ship", dedupe_key="k", within=first)
+                waiting = asyncio.create_task(
+                    shop.client.enqueue("ship", dedupe_key="k", within=second)
+                )
+                while not schema.execute("SELECT 1 FROM pg_locks WHERE NOT granted"):
+                    await asyncio.sleep(0.01)
+            loser = await waiting
+        assert (loser.id, loser.duplicate) == (winner.id, True)
+        assert (await shop.stored(), shop.count_rows()) == ([winner.id], 1)
+
+
+async def test_a_savepoint_takes_its_runs_with_it(schema: SharedSchema, file: str) -> None:
+    for url, opened in [(schema.url, with_psycopg(schema.server)), (file, with_sqlite3(file))]:
+        store = url if "://" in url else f"sqlite:///{url}"
+        async with shop_on(store, lambda: 0) as shop:
+            async with opened as connection:
+                kept = await shop.client.enqueue("ship", within=connection)
+                connection.execute("SAVEPOINT mainspring")  # also the name that the store uses
+                await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+                connection.execute("ROLLBACK TO mainspring")
+                again = await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+            assert not again.duplicate
+            assert await shop.stored() == sorted([kept.id, again.id])
+
+
+async def test_an_error_of_the_connection_is_raised_as_its_library_raises_it(
+    schema: SharedSchema,
+) -> None:
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        with psycopg.connect(schema.server) as connection:
+            await shop.client.enqueue("ship", within=connection)
+            with pytest.raises(psycopg.Error):
+                connection.execute("SELECT broken")
+            with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+                await shop.client.enqueue("ship", within=connection)
+        assert await shop.stored() == []
+
+
+# -- workers --------------------------------------------------------------------------------
+
+
+async def wait_until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("store", ["postgresql", "sqlite"])
+async def test_a_long_transaction_while_workers_run(
+    schema: SharedSchema, file: str, store: str
+) -> None:
+    """Its run starts after the commit, and so does one whose upstream run ended before it."""
+    url = schema.url if store == "postgresql" else f"sqlite:///{file}"
+    opened = with_async_psycopg(schema.server) if store == "postgresql" else with_aiosqlite(file)
+    scheduler = Scheduler(url)
+    started: list[str] = []
+
+    @scheduler.job
+    async def work(name: str) -> None:
+        started.append(name)
+
+    async with scheduler:
+        upstream = await work.enqueue("upstream")
+        await scheduler.wait(upstream, timeout=30)
+        async with opened as connection:
+            run = await work.options(within=connection).enqueue("late")
+            follower = await work.options(within=connection, after=upstream).enqueue("follower")
+            await asyncio.sleep(1.5)
+            assert started == ["upstream"]
+        assert (await scheduler.wait(run, timeout=30)).state is State.SUCCEEDED
+        assert (await scheduler.wait(follower, timeout=60)).state is State.SUCCEEDED
+        assert (await scheduler.counts()).total(State.SUCCEEDED) == 3
+
+
+@pytest.mark.parametrize("store", ["postgresql", "sqlite", "mongodb"])
+async def test_an_effect_once_handler_enqueues_within_its_own_transaction(
+    schema: SharedSchema, file: str, database_url: str, store: str
+) -> None:
+    """The run exists exactly if the block commits: the first attempt rolls back."""
+    urls = {"postgresql": schema.url, "sqlite": f"sqlite:///{file}", "mongodb": database_url}
+    scheduler = Scheduler(urls[store])
+
+    @scheduler.job
+    async def follow(attempt: int) -> int:
+        return attempt
+
+    @scheduler.job(delivery="effect_once", retries=2, retry_delay=0.01)
+    async def charge(ctx: RunContext) -> None:
+        async with ctx.transaction() as session:
+            with pytest.raises(InvalidState, match="as `within`"):
+                await follow.enqueue(0)
+            await follow.options(within=session, dedupe_key="follow").enqueue(ctx.attempt)
+            if ctx.attempt == 1:
+                raise RuntimeError("the first attempt fails")
+
+    @scheduler.job(delivery="effect_once", retries=2, retry_delay=0.01)
+    def charge_plainly(ctx: RunContext) -> None:
+        with ctx.transaction() as session:
+            follow.blocking.options(within=session).enqueue(ctx.attempt)
+            if ctx.attempt == 1:
+                raise RuntimeError("the first attempt fails")
+
+    async with scheduler:
+        for job in (charge, charge_plainly):
+            run = await job.enqueue()
+            assert (await scheduler.wait(run, timeout=60)).state is State.SUCCEEDED
+
+        async def both_ended() -> bool:
+            runs = (await scheduler.list_runs(job="follow")).items
+            return len(runs) == 2 and all(run.finished for run in runs)
+
+        await wait_until(both_ended)
+        runs = [await scheduler.get_run(r) for r in (await scheduler.list_runs(job="follow")).items]
+        assert [run.result for run in runs] == [2, 2]
+
+
+async def test_what_becomes_of_the_job_meanwhile(schema: SharedSchema) -> None:
+    """Paused, removed, removed and made again, run on each node, followed by another job."""
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        client = shop.client
+        for name in ("paused", "removed", "anew", "first"):
+            await client.add_job(name, handler="ship")
+        await client.add_job("second", handler="ship", after="first")
+        await client.add_job("everywhere", handler="ship", each_node=True)
+        await client.pause_job("paused")
+        async with with_async_psycopg(schema.server) as connection:
+            runs = {
+                name: await client.enqueue(name, within=connection)
+                for name in ("paused", "removed", "anew", "first", "everywhere")
+            }
+            await client.remove_job("removed")
+            await client.remove_job("anew")
+            await client.add_job("anew", handler="ship")
+        assert runs["everywhere"].state is State.SKIPPED  # no worker is alive
+        states = {run.job_id: run.state for run in (await client.list_runs()).items}
+        assert states.pop("second") is State.WAITING
+        assert states == {name: run.state for name, run in runs.items()}
+        assert (await client.counts()).total(State.SKIPPED) == 1
+
+        worker = Scheduler(schema.url)
+        worker.job(ship)
+        async with worker:
+            for name, state in [
+                ("paused", State.SUCCEEDED),
+                ("removed", State.CANCELLED),
+                ("anew", State.CANCELLED),
+                ("first", State.SUCCEEDED),
+            ]:
+                assert (await worker.wait(runs[name], timeout=60)).state is state

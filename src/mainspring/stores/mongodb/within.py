@@ -41,8 +41,8 @@ class Callers:
         if caller.driver not in _DRIVERS:
             refuse(within, "this is no client session of MongoDB", ACCEPTED)
         if within.has_ended or not within.in_transaction:
-            why = "this session has ended" if within.has_ended else "this session is in none"
-            refuse(within, why, ACCEPTED)
+            why = "has ended" if within.has_ended else "is in no transaction"
+            refuse(within, f"this session {why}", ACCEPTED)
         documents = run_documents(runs)
         ours, client = db.handle, within.client
         handle = client.get_database(ours.name, codec_options=ours.codec_options)
