@@ -216,8 +216,9 @@ def _operation(
     for content in operation.get("requestBody", {}).get("content", {}).values():
         required = operation["requestBody"].get("required")
         yield f"Body{'' if required else ' (optional)'}: {_type(content['schema'], schemas)}."
-        if "example" in content:
-            yield f"For example `{json.dumps(content['example'], ensure_ascii=False)}`."
+        body = schemas.get(content["schema"].get("$ref", "").rpartition("/")[2], {})
+        for example in body.get("examples", ())[:1]:
+            yield f"For example `{json.dumps(example, ensure_ascii=False)}`."
         yield ""
     responses = sorted(operation.get("responses", {}).items())
     good = [_response(status, schemas, told) for status, told in responses if status < "400"]
