@@ -26,6 +26,7 @@ BENCHMARKS = {
     "mongodb": "drain, latency and idle cost on MongoDB, beside pymongo and npm",
     "mongodb_scale": "four processes, a limit over them, and a claim among a million, on MongoDB",
     "objects": "drain, latency, requests and their price on object storage, beside SQLite",
+    "postgresql_bloat": "claims and commits on PostgreSQL under a held snapshot, and among many",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "within": "a run in the program's own transaction, beside a bare insert in it",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
-from tests.support.mongodb.real_time_simulation import PLANTED, Planted, hunt, simulate_for_real
+from tests.support.mongodb.watched_database import PLANTED, WatchedDatabase
 from tests.support.servers.mongodb import ReplicaSet
 from tests.support.simulation.monitor import INVARIANTS
+from tests.support.simulation.real_time import Planted, hunt, simulate_for_real
 
 MET = ("claimed", "made pending", "raised", "returned")
 
@@ -26,7 +28,7 @@ def url() -> Iterator[str]:
 @pytest.mark.timeout(300)
 def test_seeds_on_mongodb(url: str) -> None:
     counted: Counter[str] = Counter()
-    for report in simulate_for_real(range(2), url):
+    for report in simulate_for_real(range(2), partial(WatchedDatabase, url)):
         assert not report.violations, "\n".join(map(str, report.violations))
         counted += report.counted
     assert [what for what in MET if not counted[what]] == []
@@ -40,6 +42,6 @@ IN_SHORT = ("no fence", "claim by id")  # the others need minutes: chaos/test_mo
 @pytest.mark.parametrize("bug", [b for b in PLANTED if b.name in IN_SHORT], ids=lambda b: b.name)
 def test_planted_bug_is_caught_on_mongodb(url: str, bug: Planted) -> None:
     assert bug.caught_by <= INVARIANTS.keys()
-    report = hunt(bug, url)
+    report = hunt(bug, partial(WatchedDatabase, url))
     assert report is not None, f"nothing noticed it: {bug.description}"
     assert report.violations[0].invariant in bug.caught_by, "\n".join(map(str, report.violations))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from functools import partial
 
-from tests.support.mongodb.real_time_simulation import simulate_for_real
+from tests.support.mongodb.watched_database import WatchedDatabase
 from tests.support.servers.mongodb import ReplicaSet
+from tests.support.simulation.real_time import simulate_for_real
 
 
 def main() -> int:
@@ -31,7 +33,7 @@ def main() -> int:
         while first < end:
             seeds = range(first, min(first + given.at_once, end))
             for report in simulate_for_real(
-                seeds, servers.url, trace=given.trace, stress=given.stress
+                seeds, partial(WatchedDatabase, servers.url), trace=given.trace, stress=given.stress
             ):
                 for line in report.lines:
                     _say(line)

@@ -6,10 +6,7 @@ made it. The connection may break before the server receives a command, or after
 
 from __future__ import annotations
 
-import inspect
-import random
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, cast
 
 from pymongo import InsertOne, ReplaceOne, UpdateMany, UpdateOne
@@ -17,27 +14,9 @@ from pymongo.errors import NetworkTimeout
 
 from mainspring.stores.mongodb import MongoStore
 from mainspring.stores.mongodb.database import Collection, Database, Document
-from mainspring.stores.protocol import Store
+from tests.support.simulation.watching import METHOD, ConnectionFaults
 
-__all__ = ["AttributedStore", "ConnectionFaults", "observe_calls"]
-
-_METHOD: ContextVar[str] = ContextVar("method", default="open")
 _SIGNED = ("runs", "jobs")
-
-
-class ConnectionFaults:
-    """Decides at each write whether the connection breaks before it or after it."""
-
-    def __init__(self, rng: random.Random, before: float = 0.0, after: float = 0.0) -> None:
-        self.on = True
-        self._rng = rng
-        self._before, self._after = before, after
-
-    def draw(self) -> str | None:
-        drawn = self._rng.random()
-        if not self.on or drawn > self._before + self._after:
-            return None
-        return "before" if drawn < self._before else "after"
 
 
 class AttributedStore(MongoStore):
@@ -103,7 +82,7 @@ class _Collection:
 
     @property
     def _text(self) -> str:
-        return f"{self._author} {_METHOD.get()}"
+        return f"{self._author} {METHOD.get()}"
 
     def _with(self, document: Document) -> Document:
         return {**document, "signed": self._text} if self._signs else document
@@ -137,24 +116,3 @@ _WRITES: dict[str, tuple[int, Callable[[_Collection, Any], Any]]] = {
     "bulk_write": (0, lambda own, operations: [own._operation(one) for one in operations]),
 }
 """The methods that write: which argument gets the author, and how."""
-
-
-def observe_calls(store: AttributedStore) -> Store:
-    """The store, so that each write knows the call it belongs to."""
-    return cast(Store, _ObservedStore(store))
-
-
-class _ObservedStore:
-    def __init__(self, store: AttributedStore) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        work = getattr(self._store, name)
-        if not inspect.iscoroutinefunction(work):
-            return work
-
-        async def called(*args: Any, **options: Any) -> Any:
-            _METHOD.set(name)
-            return await work(*args, **options)
-
-        return called

@@ -30,7 +30,7 @@ class Killed(BaseException):
     """The process that made the call is dead."""
 
 
-def _cut(connection: Any) -> None:
+def cut(connection: Any) -> None:
     """End the connection under the driver: another task may use it at this moment."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as cut:
         cut.shutdown(socket.SHUT_RDWR)
@@ -69,7 +69,7 @@ class Client:
         if self._effect is Effect.KILLED_BEFORE:
             self._die()
         if self._effect is Effect.CUT:
-            _cut(connection)
+            cut(connection)
             raise psycopg.OperationalError("injected: the connection is gone")
         if self._effect is Effect.CONFLICT and request.__name__ == "_execute_gen":
             connection.pgconn.exec_(_FAILS)
@@ -81,14 +81,14 @@ class Client:
         if self._effect is Effect.KILLED_AFTER:
             self._die()
         if self._effect is Effect.LOST_RESPONSE:
-            _cut(connection)
+            cut(connection)
             raise psycopg.OperationalError("injected: the response is lost")
 
     def _die(self) -> None:
         """The system closes the connections of a process that is killed."""
         self.dead = True
         for connection in self._connections:
-            _cut(connection)
+            cut(connection)
         raise Killed
 
 

@@ -1,4 +1,4 @@
-"""The simulated cluster on a real MongoDB, in real time: the same workload, faults and invariants.
+"""The simulated cluster on a real database, in real time: the same workload, faults and invariants.
 
 Times are shorter, and no seed replays exactly.
 """
@@ -7,29 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from unittest.mock import patch
 
-from mainspring.errors import StoreUnavailable
-from mainspring.stores.mongodb import claim, commit, jobs
-from mainspring.stores.mongodb.database import Database, Document
-from mainspring.stores.mongodb.transaction import WriteConflict
 from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
-from tests.support.mongodb.attributed_store import AttributedStore, ConnectionFaults, observe_calls
-from tests.support.mongodb.change_watcher import Mirror, WatchClock, Watcher, WatchMonitor
-from tests.support.servers.mongodb import with_database
 from tests.support.simulation.cluster import Node
 from tests.support.simulation.machines import Machine, RealMachineLoop
 from tests.support.simulation.monitor import LATE, Violation
 from tests.support.simulation.scenario import CAPACITY, Report, Simulation, silence_logs
+from tests.support.simulation.watching import (
+    ConnectionFaults,
+    Mirror,
+    WatchClock,
+    WatchMonitor,
+    observe_calls,
+)
 from tests.support.simulation.workload import Client, Workload
-
-__all__ = ["PLANTED", "Planted", "hunt", "simulate_for_real"]
 
 SCHEDULES = ("2s", "3s", "5s", "* * * * * *", "*/2 * * * * *", "*/5 * * * * *")
 PACE = 0.3
@@ -37,19 +34,39 @@ CALM = 120.0
 """Seconds in which everything must have ended once the faults stop."""
 
 
-class RealNode(Node):
-    """One that reaches MongoDB over a connection of its own."""
+class Watcher(Protocol):
+    ready: asyncio.Event
 
-    def __init__(self, url: str, stores: list[AttributedStore], *args: Any, **more: Any) -> None:
+    async def watch(self, machines: list[Machine]) -> None:
+        """Tell the monitor every write until it is broken."""
+
+
+class Place(Protocol):
+    """A database of its own for one seed."""
+
+    def store(self, author: str, breaks: ConnectionFaults) -> Store:
+        """A store whose writes name their author, and whose connection breaks."""
+
+    def watcher(self, monitor: WatchMonitor, mirror: Mirror) -> Watcher: ...
+
+
+MakePlace = Callable[[int], Place]
+"""Makes the place of a seed."""
+
+
+class RealNode(Node):
+    """One that reaches the database over connections of its own."""
+
+    def __init__(self, place: Place, stores: list[Store], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._url = url
+        self._place = place
         self._stores = stores
         rng = random.Random(self._rng.getrandbits(32))
         rate = rng.choice((0.0, 0.01, 0.03))
         self.breaks = ConnectionFaults(rng, rate, rate)
 
     def _reached(self, author: str) -> Store:
-        store = AttributedStore(self._url, author, self.breaks)
+        store = self._place.store(author, self.breaks)
         self._stores.append(store)
         return cast(Store, FaultyStore(observe_calls(store), _FaultsAfterOpening(self.faults)))
 
@@ -67,7 +84,7 @@ class _FaultsAfterOpening:
 
 
 class RealWorkload(Workload):
-    """Without transactions: those of MongoDB have tests of their own (test_transactions.py). And
+    """Without transactions: those have tests of their own (test_handler_transaction.py). And
     without runs that kill their workers: each would need many leases of real time. And without
     backfills: the monitor is told of a run some time after the client is."""
 
@@ -83,10 +100,12 @@ class RealWorkload(Workload):
 
 
 class RealTimeSimulation(Simulation):
-    def __init__(self, seed: int, url: str, *, trace: bool = False, stress: bool = False) -> None:
+    def __init__(
+        self, seed: int, make_place: MakePlace, *, trace: bool = False, stress: bool = False
+    ) -> None:
         super().__init__(seed, make_store=cast(Any, None), trace=trace, stress=stress)
         rng = self._rng
-        self._url = with_database(url, f"sim_{seed}_{uuid.uuid4().hex[:8]}")
+        self._place = make_place(seed)
         self._span = rng.choice((6.0, 9.0))
         self._settings["lease"] = "2s" if stress else rng.choice(("5s", "8s"))
         self._settings["retention"] = "30d"
@@ -94,7 +113,7 @@ class RealTimeSimulation(Simulation):
         self._pace = PACE
         self._longest_calm = CALM
         self._began = 0.0
-        self._stores: list[AttributedStore] = []
+        self._stores: list[Store] = []
         self._nodes: list[RealNode] = []
 
     async def _set_clock(self) -> None:
@@ -104,7 +123,7 @@ class RealTimeSimulation(Simulation):
         loop = asyncio.get_running_loop()
         self._mirror = Mirror()
         self.monitor = WatchMonitor(cast(Any, self._mirror), WatchClock(), self._trace)
-        watcher = Watcher(self._url, self.monitor, self._mirror)
+        watcher = self._place.watcher(self.monitor, self._mirror)
         assert isinstance(loop, RealMachineLoop)
         watching = loop.create_task(watcher.watch(loop.machines))
         ready = loop.create_task(watcher.ready.wait())
@@ -121,7 +140,7 @@ class RealTimeSimulation(Simulation):
 
     async def close(self) -> None:
         for store in self._stores:
-            with suppress(Exception):
+            with suppress(Exception, asyncio.CancelledError):  # its own tasks were cancelled
                 await store.close()
 
     def _time(self) -> float:
@@ -134,7 +153,7 @@ class RealTimeSimulation(Simulation):
 
     def _node(self, name: str, workload: Workload, slowest: float) -> Node:
         node = RealNode(
-            *(self._url, self._stores, name, self.monitor, self._rng, workload.register),
+            *(self._place, self._stores, name, self.monitor, self._rng, workload.register),
             span=self._span,
             slowest=slowest / 8,
         )
@@ -202,12 +221,12 @@ class RealTimeSimulation(Simulation):
 
 
 def simulate_for_real(
-    seeds: Sequence[int], url: str, *, trace: bool = False, stress: bool = False
+    seeds: Sequence[int], make_place: MakePlace, *, trace: bool = False, stress: bool = False
 ) -> list[Report]:
     """Run these seeds at the same time, each on a database of its own, until all have ended or
     one of them has failed."""
     loop = RealMachineLoop()
-    worlds = [RealTimeSimulation(seed, url, trace=trace, stress=stress) for seed in seeds]
+    worlds = [RealTimeSimulation(seed, make_place, trace=trace, stress=stress) for seed in seeds]
 
     async def main() -> None:
         left = {loop.create_task(world.run()) for world in worlds}
@@ -257,52 +276,14 @@ class Planted:
     stress: bool = False
 
 
-def hunt(bug: Planted, url: str, most: int = 36, at_once: int = 2) -> Report | None:
+def hunt(bug: Planted, make_place: MakePlace, most: int = 36, at_once: int = 2) -> Report | None:
     """Run seeds with the bug planted until one of them fails. Real time decides what happens, so a
     seed finds a bug sometimes: "no fence" in a quarter of the cases. One in thirty hunts of 12
     seeds found nothing; of 36 it is one in 30,000."""
     with patch.object(*bug.patched):
         for first in range(0, most, at_once):
             seeds = range(first, first + at_once)
-            for report in simulate_for_real(seeds, url, stress=bug.stress):
+            for report in simulate_for_real(seeds, make_place, stress=bug.stress):
                 if report.violations:
                     return report
     return None
-
-
-async def _claim_by_id_only(
-    db: Database, runs: Sequence[Document], put: Document, now: int | None
-) -> int:
-    where = {"_id": {"$in": [run["_id"] for run in runs]}}
-    change = claim._change(db, put, now)
-    return (await db.runs.update_many(where, change)).matched_count
-
-
-async def _without_transaction(db: Database, work: Callable[[Database], Any]) -> Any:
-    try:
-        return await work(db)
-    except WriteConflict as conflict:
-        raise StoreUnavailable("another client was first") from conflict
-
-
-PLANTED = (
-    Planted(
-        "no fence",
-        "a commit ignores what it expects",
-        frozenset({"fence", "finished", "cancel", "attempts", "rescue", "completion", "suspects"}),
-        (commit, "expecting", lambda expect: {}),
-        stress=True,
-    ),
-    Planted(
-        "claim by id",
-        "a claim does not look whether another has come first",
-        frozenset({"lease", "tokens", "attempts", "finished", "fence", "early", "start", "alone"}),
-        (claim, "_send", _claim_by_id_only),
-    ),
-    Planted(
-        "no transaction",
-        "a firing that fails leaves its runs behind, though its job does not advance",
-        frozenset({"slots", "overlap", "misfire"}),
-        (jobs, "in_transaction", _without_transaction),
-    ),
-)
