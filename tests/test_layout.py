@@ -64,6 +64,7 @@ ACROSS_MODULES = {
     "stores/postgresql/test_outages.py": "stores/postgresql/*.py",
     "stores/postgresql/test_pooler.py": "stores/postgresql/*.py",
     "stores/test_unreadable_records.py": "stores/codec.py engine/rescuer.py",
+    "stores/test_within_crashes.py": "stores/caller_connection.py engine/run_operations.py",
     "stores/sqlite/test_process_crashes.py": "stores/sqlite/*.py engine/*.py",
     "webhooks/test_bad_targets.py": "webhooks/transport.py webhooks/handler.py",
     "webhooks/test_worker_crash.py": "webhooks/handler.py engine/leases.py",
