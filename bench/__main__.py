@@ -23,16 +23,21 @@ BENCHMARKS = {
     "api": "job creations and lists over HTTP, beside a bare FastAPI endpoint",
     "dashboard": "server time of every page, with 10,000 jobs and 1,000,000 finished runs",
     "webhooks": "webhook runs a second on loopback, beside a bare aiohttp loop",
-    "mongodb": "drain, latency and idle cost on MongoDB, beside pymongo and npm",
-    "mongodb_scale": "four processes, a limit over them, and a claim among a million, on MongoDB",
+    "mongodb": "drain, latency and idle cost on MongoDB, beside bare pymongo",
+    "mongodb_scale": "four processes and a limit over them, on MongoDB",
     "objects": "drain, latency, requests and their price on object storage, beside SQLite",
     "postgresql_bloat": "claims and commits on PostgreSQL under a held snapshot, and among many",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "within": "a run in the program's own transaction, beside a bare insert in it",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",
-    "peers": "Mainspring beside Huey, APScheduler, Celery, Dramatiq, Taskiq and RQ, in one table",
-    "scale": "claim cost at 10 thousand to 1 million pending runs",
+    "peers": "Mainspring beside ten others, in one table: Huey, APScheduler, Celery, RQ, agenda …",
+    "growth": "claim, enqueue, list, health and prune at 10 thousand to 10 million runs",
+}
+
+SUMMARIES = {
+    "report": "every figure of the performance page in at most 25 minutes, and the page from them",
+    "plots": "the plots and tables of the performance page, from the newest report",
 }
 
 
@@ -40,8 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument(
         "name",
-        choices=[*BENCHMARKS, "all"],
-        help="; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items()),
+        choices=[*BENCHMARKS, *SUMMARIES, "all"],
+        help="; ".join(f"{name}: {what}" for name, what in (BENCHMARKS | SUMMARIES).items()),
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options, more = parser.parse_known_args()
@@ -55,13 +60,13 @@ def main() -> None:
         print(json.dumps({"machine": machine(), **report}, indent=2))
         return
     for name, figures in report.items():
-        print(f"\n{name}: {BENCHMARKS[name]}")
+        print(f"\n{name}: {(BENCHMARKS | SUMMARIES)[name]}")
         show(figures, "  ")
 
 
 def measure(name: str, more: list[str]) -> object:
     """The figures of one benchmark. Some have options of their own."""
-    say(f"{name}: {BENCHMARKS[name]}")
+    say(f"{name}: {(BENCHMARKS | SUMMARIES)[name]}")
     module = importlib.import_module(f"bench.{name}")
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=module.__doc__)
     if not hasattr(module, "add_options"):

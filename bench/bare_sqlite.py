@@ -2,39 +2,26 @@
 
 `bare_drain` and `bare_enqueue` make the same writes to the same file with the same settings as
 the store (WAL, `synchronous=FULL`, every index, payloads decoded, results and attempt records
-encoded, history kept), in one thread, with nothing around them. `store_drain` and
-`store_enqueue` do the same through `SqliteStore`. The ratio is what the store costs.
+encoded, history kept), in one thread, with nothing around them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from mainspring.core import transitions
-from mainspring.core.clock import SystemClock
-from mainspring.core.model import Run, new_run_id
-from mainspring.stores.protocol import Claim
-from mainspring.stores.sqlite import SqliteStore, schema
+from mainspring.stores.sqlite import schema
 from mainspring.stores.sqlite.files import FileLock
-from mainspring.testing.store_calls import claim_runs
 
 __all__ = [
-    "backlog",
     "bare_drain",
     "bare_enqueue",
-    "claim_times",
-    "compare",
     "fill",
-    "store_drain",
-    "store_enqueue",
 ]
 
 HANDLER = "send_email"
@@ -171,107 +158,3 @@ def _bare_complete(
     done = connection.executemany(_COMPLETE, rows).rowcount
     connection.execute("COMMIT")
     assert done == len(taken)
-
-
-def store_enqueue(path: Path | str, count: int, batch: int = 200) -> float:
-    """Runs a second through `SqliteStore.add`, one call after another."""
-    return asyncio.run(_store_enqueue(path, count, batch))
-
-
-async def _store_enqueue(path: Path | str, count: int, batch: int) -> float:
-    store = SqliteStore(path)
-    await store.open()
-    rng = random.Random(1)
-    began = time.perf_counter()
-    for start in range(0, count, batch):
-        now = datetime.now(UTC)
-        await store.add([_new_run(now, n, rng) for n in range(start, min(start + batch, count))])
-    rate = count / (time.perf_counter() - began)
-    await store.close()
-    return rate
-
-
-def _new_run(now: datetime, number: int, rng: random.Random) -> Run:
-    return Run(
-        id=new_run_id(now, rng),
-        job_id=HANDLER,
-        handler=HANDLER,
-        created_at=now,
-        scheduled_at=now,
-        run_at=now,
-        payload=payload(number),
-    )
-
-
-def store_drain(path: Path | str, count: int, batch: int = 200) -> float:
-    """Runs a second through `SqliteStore`: a batch is claimed or
-    committed while another is worked on.
-
-    A file with too few pending runs is filled up first."""
-    top_up(path, count)
-    return asyncio.run(_store_drain(path, count, batch))
-
-
-async def _store_drain(path: Path | str, count: int, batch: int) -> float:
-    store = SqliteStore(path)
-    await store.open()
-    claim = Claim(
-        worker="store",
-        handlers=frozenset({HANDLER}),
-        limit=batch,
-        lease=timedelta(seconds=30),
-    )
-    began = time.perf_counter()
-    done: list[bool] = []
-
-    async def work() -> None:
-        while runs := await claim_runs(store, claim):
-            now = SystemClock().now()
-            changes = [transitions.succeeded(run, now, {"ok": True}) for run in runs]
-            done.extend(await store.commit(changes))
-
-    # Two, so that one's batch is worked on while the other's is claimed or committed.
-    await asyncio.gather(work(), work())
-    rate = count / (time.perf_counter() - began)
-    assert done == [True] * count
-    await store.close()
-    return rate
-
-
-def backlog(path: Path, pending: int, future: int = 0, *, at_once: bool = False) -> None:
-    """So many runs pending, one after another or all of one instant, and so many of the
-    highest priority that are due in a year."""
-    fill(path, pending, run_at=us() if at_once else None)
-    fill(path, future, run_at=us() + 365 * 86_400 * 1_000_000, priority=9)
-
-
-async def claim_times(path: Path, count: int, batch: int = 200) -> list[float]:
-    """Seconds for each of some claims of `batch`, with their commits."""
-    store = SqliteStore(path)
-    await store.open()
-    claim = Claim(
-        worker="store", handlers=frozenset({HANDLER}), limit=batch, lease=timedelta(seconds=30)
-    )
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        runs = await claim_runs(store, claim)
-        times.append(time.perf_counter() - began)
-        assert len(runs) == batch
-    await store.close()
-    return times
-
-
-def compare(folder: Path, count: int = 40_000, batch: int = 200) -> dict[str, float]:
-    """Both loops on fresh files, and the ratios."""
-    rates = {
-        "bare_enqueue": bare_enqueue(folder / "be.db", count, batch),
-        "store_enqueue": store_enqueue(folder / "se.db", count, batch),
-        "bare_drain": bare_drain(folder / "bd.db", count, batch),
-        "store_drain": store_drain(folder / "sd.db", count, batch),
-    }
-    for kind in ("enqueue", "drain"):
-        rates[f"{kind}_ratio"] = rates[f"store_{kind}"] / rates[f"bare_{kind}"]
-    for name, rate in rates.items():
-        print(f"{name:14} {rate:10,.2f}")
-    return rates

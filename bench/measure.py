@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+RESULTS = Path(__file__).parent / "results"
 _began = time.monotonic()
 
 
@@ -32,7 +33,7 @@ def rounds(count: int, what: str) -> Iterator[int]:
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """A directory for databases, on the disk of the checkout (a tmpfs would sync nothing)."""
-    here = Path(__file__).parent / "results" / "tmp"
+    here = RESULTS / "tmp"
     here.mkdir(parents=True, exist_ok=True)
     path = Path(tempfile.mkdtemp(dir=here))
     try:

@@ -1,9 +1,9 @@
-"""Jobs a second on MongoDB at `w: majority`, beside bare pymongo and beside npm's schedulers.
+"""Jobs a second on MongoDB at `w: majority`, beside bare pymongo. (`peers` has npm's schedulers.)
 
 One mongod, a replica set of one, on loopback. Each round runs all sides one after another, so that
 each ratio is of neighbours in time. The results are medians of these ratios.
 
-    drain        no-op runs in one process: ours, the bare loop, mongo-job-scheduler, agenda
+    drain        no-op runs in one process: ours, the bare loop
     latency      enqueue to start on an idle worker in another process, beside an insert, a tailable
                  cursor and a claim; and what that worker costs while nothing happens
 """
@@ -19,14 +19,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from bench import bare_mongodb, mongodb_workers, npm_peers
+from bench import bare_mongodb, mongodb_workers
 from bench.measure import compare_latencies, ratio, rounded, rounds, spread
 from bench.mongodb_workers import IDLE_SECONDS, WORKERS, MeasuredProcesses
 from mainspring import Scheduler
 from tests.support.servers.mongodb import ReplicaSet, with_database
 
 ROUNDS = 5
-RUNS = 10_000
+RUNS = 6_000
 BATCHES = (500, 1000)
 SAMPLES = 60
 
@@ -77,12 +77,10 @@ def drains(url: str) -> dict[str, Any]:
     for _ in rounds(ROUNDS, "drain"):
         for name, value in drain_round(url).items():
             figures.setdefault(name, []).append(value)
-    peers = [name for name in figures if name in npm_peers.SETTINGS]
     return {
         "jobs_per_second": {name: spread(values) for name, values in figures.items()},
         "of_bare_loop": ratio(figures["mainspring"], figures["bare loop"]),
-        **{f"of_{name}": ratio(figures["mainspring"], figures[name]) for name in peers},
-        "runs_per_round": {"mainspring": RUNS, "bare loop": RUNS, "peers": npm_peers.RUNS},
+        "runs_per_round": RUNS,
     }
 
 
@@ -92,8 +90,6 @@ def drain_round(url: str) -> dict[str, float]:
     ours = our_drain(url)
     second = max(bare_drain(url, batch) for batch in BATCHES)
     figures = {"mainspring": ours, "bare loop": (first + second) / 2}
-    for peer, settings in npm_peers.SETTINGS.items():
-        figures[peer] = npm_peers.drain(peer, url, *settings)
     return {name: rounded(value) for name, value in figures.items()}
 
 

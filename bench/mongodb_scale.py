@@ -4,28 +4,19 @@ One mongod, a replica set of one, on loopback.
 
     processes    no-op runs drained by one process and by four
     limit        concurrency=5, four processes, runs of 1 ms, beside a bare loop that holds slots
-    claim        the cost of a claim of 200 at 10 thousand and at 1 million pending
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
 import threading
 import time
-from datetime import timedelta
-from statistics import median
 from typing import Any
 
 from bench import bare_mongodb, mongodb_workers
-from bench.measure import ratio, rounds, say, spread
+from bench.measure import ratio, rounds, spread
 from bench.mongodb import database, fill
 from bench.mongodb_workers import MeasuredProcesses
-from mainspring.core.model import Run, new_run_id
-from mainspring.stores.mongodb import MongoStore
-from mainspring.stores.protocol import Claim
-from mainspring.testing.store_calls import claim_runs
-from tests.support.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.mongodb import ReplicaSet
 
 ROUNDS = 5
 RUNS = 10_000
@@ -34,9 +25,6 @@ PROCESSES = 4
 LIMITED_RUNS = 2_000
 HEAD_START = 5.0
 """Seconds to enqueue everything in, before it falls due."""
-CLAIM = 200
-SIZES = {"10,000 pending": 10_000, "1,000,000 pending": 1_000_000}
-CLAIM_ROUNDS = 20
 
 
 def run() -> dict[str, Any]:
@@ -44,7 +32,6 @@ def run() -> dict[str, Any]:
         return {
             "processes": processes(servers.url),
             "limit": limits(servers.url),
-            "claim": claims(servers.url),
         }
 
 
@@ -161,60 +148,3 @@ def bare_limit(url: str) -> float:
         assert sum(workers.results()) == LIMITED_RUNS
         assert watch.most <= LIMIT
         return LIMITED_RUNS / watch.seconds
-
-
-# -- claim ----------------------------------------------------------------------------------
-
-
-def claims(url: str) -> dict[str, Any]:
-    return asyncio.run(_claims(url))
-
-
-async def _claims(url: str) -> dict[str, Any]:
-    """In turns, each after one that is not counted: the first after the other finds its pages cold.
-    What is claimed stays claimed, so that the backlog shrinks by little."""
-    times: dict[str, list[float]] = {name: [] for name in SIZES}
-    stores = {name: MongoStore(with_database(url, f"bench_claim_{SIZES[name]}")) for name in SIZES}
-    for name, store in stores.items():
-        await store.open()
-        say(f"claim: filling {name}")
-        await _backlog(store, SIZES[name])
-    claim = Claim(
-        worker="bench", handlers=frozenset({"work"}), limit=CLAIM, lease=timedelta(minutes=10)
-    )
-    for _ in range(CLAIM_ROUNDS):
-        for name, store in stores.items():
-            began = time.perf_counter()
-            assert len(await claim_runs(store, claim)) == CLAIM
-            times[name].append(time.perf_counter() - began)
-    for store in stores.values():
-        await store.close()
-    with bare_mongodb.connect(url) as client:
-        for size in SIZES.values():
-            client.drop_database(f"bench_claim_{size}")
-    cost = {name: median(values[1:]) for name, values in times.items()}
-    least, most = cost.values()
-    return {
-        f"ms_per_claim_of_{CLAIM}": {name: round(value * 1000, 2) for name, value in cost.items()},
-        "million_to_ten_thousand": round(most / least, 2),
-    }
-
-
-async def _backlog(store: MongoStore, count: int) -> None:
-    now = await store.now()
-    rng = random.Random(1)
-    for start in range(0, count, 10_000):
-        await store.add(
-            [
-                Run(
-                    id=new_run_id(now, rng),
-                    job_id="work",
-                    handler="work",
-                    created_at=now,
-                    scheduled_at=now,
-                    run_at=now + timedelta(microseconds=n),
-                    payload={"n": n},
-                )
-                for n in range(start, min(count, start + 10_000))
-            ]
-        )

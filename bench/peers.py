@@ -1,6 +1,7 @@
 """Mainspring and its peers in one table, each in processes of its own at its best sensible
 settings: enqueue one by one, drain, enqueue to start, lateness of 100 jobs each second, and what an
-idle worker costs. The task notes the time at which it begins, and does nothing else.
+idle worker costs. The task notes the time at which it begins, and does nothing else. Those on
+MongoDB share one mongod, a replica set of one.
 
 Peers are installed in an environment of their own in `.cache`. Redis is the one on the PATH, or
 else that of Debian, unpacked there; it keeps an append-only file, synced every second.
@@ -22,66 +23,137 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import folder, say
+from tests.support.servers.mongodb import ReplicaSet, with_database
 
 HERE = Path(__file__).parent
 APPS = HERE / "peer_apps"
 CACHE = HERE.parent / ".cache" / "mainspring-bench"
-PACKAGES = (
-    *("huey==3.5.4", "apscheduler==3.11.3", "sqlalchemy", "celery==5.7.0", "packaging"),
-    *("redis==8.1.0", "dramatiq==2.2.1", "taskiq==0.13.0", "taskiq-redis==1.2.4", "rq==2.12.0"),
-)
+PACKAGES = {
+    "peers": (
+        *("huey==3.5.4", "apscheduler==3.11.3", "sqlalchemy", "celery==5.7.0", "packaging"),
+        *("redis==8.1.0", "dramatiq==2.2.1", "taskiq==0.13.0", "taskiq-redis==1.2.4"),
+        "rq==2.12.0",
+    ),
+    "apscheduler4": ("apscheduler==4.0.0a6", "sqlalchemy[asyncio]", "aiosqlite", "sniffio"),
+}
+"""The environments of the peers."""
 ON_REDIS = ("celery", "dramatiq", "taskiq", "rq")
-PEERS = ("mainspring", "huey", "apscheduler3", *ON_REDIS)
+ON_MONGODB = ("mainspring-mongodb", "mongo-job-scheduler", "agenda")
+PEERS = ("mainspring", "huey", "apscheduler3", "apscheduler4", *ON_REDIS, *ON_MONGODB)
+SECONDS = 110
+"""How long one of them may take."""
 DRIVEN = {"RUNS": 3000, "SAMPLES": 100, "IDLE": 5, "TICKS": 100, "TICK_SECONDS": 8}
 """How much each of them does."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=PEERS, action="append", help="repeatable")
+    parser.add_argument("--seconds", type=int, default=3600, help="begin with no peer after that")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    wanted = options.only or PEERS
+    wanted, ends = options.only or PEERS, time.monotonic() + options.seconds
     with folder() as path, contextlib.ExitStack() as stack:
-        redis = None
+        redis = mongodb = ""
         if any(peer in ON_REDIS for peer in wanted):
             redis = stack.enter_context(redis_server(path))
-        return {peer: drive(peer, path, redis) for peer in wanted}
+        if any(peer in ON_MONGODB for peer in wanted):
+            mongodb = stack.enter_context(ReplicaSet(1, election_timeout=10)).url
+        return {
+            peer: drive(peer, path, redis, mongodb)
+            if time.monotonic() < ends
+            else {"failed": "no time was left"}
+            for peer in wanted
+        }
 
 
-def drive(peer: str, path: Path, redis: str | None) -> dict[str, Any]:
+def drive(peer: str, path: Path, redis: str, mongodb: str) -> dict[str, Any]:
+    """The figures of one peer, or why there are none: the others are still measured."""
     say(f"peers: {peer}")
-    python = sys.executable if peer == "mainspring" else str(environment() / "bin" / "python")
-    told = {
-        **os.environ,
-        "PYTHONPATH": str(APPS),
-        "BENCH_NOTES": str(path / f"{peer}.notes"),
-        "BENCH_FILE": str(path / f"{peer}.db"),
-        "BENCH_REDIS": redis or "",
-        **{f"BENCH_{name}": str(value) for name, value in DRIVEN.items()},
-    }
-    command = [python, str(APPS / "drive.py"), f"{peer}_app"]
-    done = subprocess.run(
-        command, cwd=APPS, env=told, capture_output=True, text=True, timeout=200, check=False
-    )
-    if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1:]}
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    try:
+        command, told = _command(peer, path, redis, mongodb)
+        output = _output_of(command, told)
+    except (subprocess.SubprocessError, OSError) as error:
+        say(f"peers: {peer} failed: {error}")
+        return {"failed": str(error)[-300:]}
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
     return figures
 
 
-def environment() -> Path:
-    """The virtual environment of the peers, made at the first use."""
-    place = CACHE / "peers"
+def _command(peer: str, path: Path, redis: str, mongodb: str) -> tuple[list[str], dict[str, str]]:
+    app, python = f"{peer}_app", sys.executable
+    store = f"sqlite:///{path / peer}.db"
+    if peer in ON_MONGODB:
+        store = with_database(mongodb, f"bench_{peer.replace('-', '_')}")
+    told = {
+        **os.environ,
+        "PYTHONPATH": str(APPS),
+        "BENCH_PEER": peer,
+        "BENCH_NOTES": str(path / f"{peer}.notes"),
+        "BENCH_FILE": str(path / f"{peer}.db"),
+        "BENCH_STORE": store,
+        "BENCH_REDIS": redis,
+        **{f"BENCH_{name}": str(value) for name, value in DRIVEN.items()},
+    }
+    if peer.startswith("mainspring"):
+        app = "mainspring_app"
+    elif peer in ON_MONGODB:
+        app, told["BENCH_NPM"] = "npm_app", str(fetch_npm_peers())
+    else:
+        name = peer if peer in PACKAGES else "peers"
+        python = str(environment(name) / "bin" / "python")
+    return [python, str(APPS / "drive.py"), app], told
+
+
+def _output_of(command: list[str], told: dict[str, str]) -> str:
+    """What the program prints. It has a worker of its own, so it is asked to end and not killed."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=APPS, env=told, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=SECONDS)
+        except BaseException:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=20)
+            process.kill()
+            raise
+    if process.returncode:
+        raise subprocess.SubprocessError(errors.strip().rpartition("\n")[2] or "it printed nothing")
+    return output
+
+
+def environment(name: str) -> Path:
+    """A virtual environment of peers, made at the first use."""
+    place = CACHE / name
     done = place / "packages"
-    wanted = "\n".join(PACKAGES)
+    wanted = "\n".join(PACKAGES[name])
     if not done.exists() or done.read_text() != wanted:
-        say("peers: installing them, once")
+        say(f"peers: installing {name}, once")
         subprocess.run([sys.executable, "-m", "venv", "--clear", place], check=True)
         pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         subprocess.run(
-            [*pip, "--disable-pip-version-check", *PACKAGES], check=True, stderr=subprocess.DEVNULL
+            [*pip, "--disable-pip-version-check", *PACKAGES[name]],
+            check=True,
+            stderr=subprocess.DEVNULL,
         )
+        done.write_text(wanted)
+    return place
+
+
+def fetch_npm_peers() -> Path:
+    """A folder with the npm peers and the script that drives them."""
+    place = CACHE / "npm"
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "npm_peer.mjs"):
+        shutil.copy(APPS / name, place / name)
+    wanted = (APPS / "package.json").read_text()
+    done = place / "fetched.json"
+    if not done.exists() or done.read_text() != wanted:
+        say("peers: installing those of npm, once")
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
+        subprocess.run(command, cwd=place, check=True, stdout=subprocess.DEVNULL)
         done.write_text(wanted)
     return place
 

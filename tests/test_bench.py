@@ -34,8 +34,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "mongodb": {"ROUNDS": 1, "RUNS": 20, "BATCHES": (10,)},
     "mongodb_scale": {
         **{"ROUNDS": 1, "RUNS": 20, "PROCESSES": 1, "LIMITED_RUNS": 5, "HEAD_START": 1.0},
-        **{"CLAIM": 5, "CLAIM_ROUNDS": 2},
-        **{"SIZES": {"few": 20, "more": 40}},
     },
     "objects": {
         "RUNS": 20,
@@ -49,10 +47,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "statistics": {"RUNS_DRAINED": 20, "ROUNDS": 1, "MANY_RUNS": 60, "FEW_RUNS": 40, "TIMES": 1},
     "sizing": {"RUNS_STORED": 100, "SAMPLE": 10, "BATCH": 50, "TIMES": 1},
     "peers": {"DRIVEN": {"RUNS": 20, "SAMPLES": 3, "IDLE": 0.2, "TICKS": 2, "TICK_SECONDS": 2}},
-    "scale": {
-        "SHAPES": {f"{n}": {"pending": 401, "future": 10 * (n == 4)} for n in range(5)},
-        **{"ROUNDS": 1, "CLAIMS": 1},
-    },
+    "growth": {"FIRST": 4000, "TIMES": 1},
 }
 """The constants of each benchmark that say how much it does."""
 
@@ -60,6 +55,7 @@ OPTIONS = {
     "slots": ["--store", "sqlite", "--rate", "3", "--seconds", "1", "--instances", "1"],
     "catch_up": ["--store", "sqlite", "--jobs", "2", "--days", "1"],
     "peers": ["--only", "mainspring"],
+    "growth": ["--store", "sqlite", "--most", "4000"],
     "dashboard": ["--jobs", "20", "--runs", "2000"],
 }
 ON_MONGODB = ("mongodb", "mongodb_scale", "transactions", "statistics", "sizing")
@@ -119,7 +115,6 @@ def test_a_benchmark_on_mongodb_gives_figures(
     module = import_module(f"bench.{small}")
     monkeypatch.setattr(module, "ReplicaSet", shared, raising=False)
     monkeypatch.setattr(module, "empty_store", empty_store, raising=False)
-    monkeypatch.setattr("bench.npm_peers.SETTINGS", {})
     for part in SLOW_PARTS & set(vars(module)):
         monkeypatch.setattr(module, part, lambda *given: {"not": "tried"})
     _check_figures(measure(small, []))

@@ -5,10 +5,14 @@ from note import note
 
 from mainspring import RunContext, Scheduler
 
-SETTINGS = "SQLite, every commit synced, 1 process, 100 at once, lease and retry"
+STORE = os.environ["BENCH_STORE"]
+SETTINGS = (
+    f"{'SQLite, every commit synced' if 'sqlite' in STORE else 'MongoDB, majority writes'},"
+    " 1 process, 100 at once, lease and retry"
+)
 WORKER = [sys.executable, "-m", "mainspring", "worker", "mainspring_app:app", "--workers", "100"]
-app = Scheduler(f"sqlite:///{os.environ['BENCH_FILE']}")
-producer = Scheduler(f"sqlite:///{os.environ['BENCH_FILE']}", workers=0)
+app = Scheduler(STORE)
+producer = Scheduler(STORE, workers=0)
 _started = False
 
 

@@ -1,0 +1,37 @@
+import os
+import subprocess
+
+PEER = os.environ["BENCH_PEER"]
+SETTINGS = {
+    "agenda": "MongoDB, majority writes, 100 at once, polling at 100 ms",
+    "mongo-job-scheduler": "MongoDB, majority writes, 20 workers, polling at 10 ms",
+}[PEER]
+WORKER = ["node", "npm_peer.mjs", PEER, os.environ["BENCH_STORE"], os.environ["BENCH_NOTES"]]
+FOLDER = os.environ["BENCH_NPM"]
+_producer = None
+
+
+def begin(worker: "subprocess.Popen[bytes]") -> None:
+    _tell(worker, "work")
+
+
+def send(sent: float) -> None:
+    global _producer
+    if _producer is None:
+        _producer = subprocess.Popen(
+            WORKER, cwd=FOLDER, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    _tell(_producer, f"send {sent}")
+
+
+def schedule(jobs: int) -> None:
+    assert _producer is not None
+    _tell(_producer, f"schedule {jobs}")
+
+
+def _tell(process: "subprocess.Popen[bytes]", command: str) -> None:
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(f"{command}\n".encode())
+    process.stdin.flush()
+    process.stdout.readline()
