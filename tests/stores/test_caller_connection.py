@@ -33,7 +33,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from mainspring import Client, Enqueue, RunContext, Scheduler, State
 from mainspring.core.model import Run
 from mainspring.errors import Conflict, InvalidInput, InvalidState, NotStarted, RunNotFound
-from mainspring.stores.caller_connection import recognise
 from tests.support.postgresql import SharedSchema, shared_schema
 
 Open = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -423,8 +422,8 @@ def django_on_postgresql(schema: SharedSchema) -> dict[str, Any]:
 
 
 def check_django(scheduler: Scheduler, name: str) -> None:
-    connection = django_connections[name]
-    connection.ensure_connection()
+    django_connections[name].ensure_connection()
+    connection = ConnectionProxy(django_connections, name)  # as `django.db.connection` is one
     with pytest.raises(InvalidInput, match=r"transaction\.atomic"):
         scheduler.blocking.enqueue("ship", within=connection)
     with django_transaction.atomic(using=name):
@@ -432,7 +431,7 @@ def check_django(scheduler: Scheduler, name: str) -> None:
         with contextlib.suppress(_Rollback), django_transaction.atomic(using=name):
             scheduler.blocking.enqueue("ship", within=connection)
             raise _Rollback
-        connection.cursor().execute(INSERT)
+        django_connections[name].cursor().execute(INSERT)
         assert plain_ids(scheduler) == set()
     with contextlib.suppress(_Rollback), django_transaction.atomic(using=name):
         scheduler.blocking.enqueue("ship", within=connection)
@@ -454,13 +453,6 @@ def test_django_on_sqlite(file: str) -> None:
         django_connection(ENGINE="django.db.backends.sqlite3", NAME=file) as connection,
     ):
         check_django(scheduler, connection.alias)
-
-
-def test_the_proxy_of_djangos_default_connection_is_recognised(file: str) -> None:
-    with django_connection(ENGINE="django.db.backends.sqlite3", NAME=file) as connection:
-        proxy = ConnectionProxy(django_connections, connection.alias)
-        with pytest.raises(InvalidInput, match="atomic"):
-            asyncio.run(recognise(proxy, ""))
 
 
 def test_a_sync_session_of_mongodb(database_url: str) -> None:

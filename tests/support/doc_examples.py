@@ -12,9 +12,9 @@ A fenced block is an example by its language:
 A comment `<!-- example: background -->` above a block says how it is run otherwise: `background`
 (started in the first terminal, and stopped at the end of the page), `restart` (the same, after
 everything in the first terminal was stopped), `eventually` (repeated until it prints what the page
-shows), and `stream`, `pytest`, `mongodb`, `mounted`, `endpoint`, `verify`, `framework` (a
-file of a program for a web framework) and `excerpt` (a part of a file in `examples/`) for tests of
-their own.
+shows), and `stream`, `pytest`, `mongodb`, `postgresql`, `mounted`, `endpoint`, `verify`,
+`framework` (a file of a program for a web framework) and `excerpt` (a part of a file in
+`examples/`) for tests of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 KINDS = {
     "background", "restart", "eventually", "stream", "pytest", "mongodb", "mounted", "endpoint",
-    "verify", "excerpt", "framework",
+    "verify", "excerpt", "framework", "postgresql",
 }  # fmt: skip
 LONG = 60.0
 

@@ -13,6 +13,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 from mainspring.core.events import running_loop
 from mainspring.engine.loop_thread import run_in_this_thread
 from mainspring.errors import InvalidState
+from mainspring.stores.caller_connection import without_proxy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +55,8 @@ class BlockingMethod(Generic[P, T]):
 
         @functools.wraps(self._method)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if "within" in kwargs:
+                kwargs["within"] = without_proxy(kwargs["within"])
             coroutine = self._method(owner.client, *args, **kwargs)
             return owner.wait_for(
                 coroutine, f"{owner.name}.blocking.{name}", f"{owner.name}.{name}(…)"

@@ -23,6 +23,7 @@ from mainspring.core.model import Run
 from mainspring.core.options import CheckedEnqueueOptions, EnqueueOptions
 from mainspring.engine.run_operations import EnqueueBatch
 from mainspring.scheduler.blocking import WaitFor
+from mainspring.stores.caller_connection import without_proxy
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -64,9 +65,10 @@ class Queue(Generic[P, T]):
 
     def options(self, **chosen: Unpack[EnqueueOptions]) -> Queue[P, T]:
         """The same queue with options: `job.options(delay="5m").enqueue(...)`."""
-        options = self._options.changed(
-            {name: value for name, value in chosen.items() if value is not None}
-        )
+        given = {name: value for name, value in chosen.items() if value is not None}
+        if "within" in given:
+            given["within"] = without_proxy(given["within"])
+        options = self._options.changed(given)
         return Queue(self._handler, self._enqueue, self._wait_for, options)
 
     @property

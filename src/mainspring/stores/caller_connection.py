@@ -53,6 +53,14 @@ def check_upstream(runs: Sequence[Run], known: set[str]) -> None:
             raise RunNotFound(name)
 
 
+def without_proxy(within: Any) -> Any:
+    """The connection that `django.db.connection` stands for here. In plain code that must be asked
+    before an event loop runs in the thread: Django has other connections in async code."""
+    if "django.ConnectionProxy" in _class_names(within):
+        return within._connections[within._alias]
+    return within
+
+
 async def recognise(within: Any, accepted: str) -> CallerConnection:
     """The driver's connection behind what a caller gave. Raises `InvalidInput` for anything else,
     and for what is closed or has no transaction as far as the caller's library knows."""
@@ -60,9 +68,8 @@ async def recognise(within: Any, accepted: str) -> CallerConnection:
     if names & {"sqlalchemy.scoped_session", "sqlalchemy.async_scoped_session"}:
         within = within()
         names = _class_names(within)
-    if "django.ConnectionProxy" in names:
-        within = within._connections[within._alias]
-        names = _class_names(within)
+    if (wrapper := without_proxy(within)) is not within:
+        within, names = wrapper, _class_names(wrapper)
     on_commit: OnCommit | None = None
     for name, take_apart in _LIBRARIES.items():
         if name in names:
