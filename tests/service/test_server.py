@@ -207,7 +207,7 @@ def test_a_service_at_its_memory_limit_says_so_and_is_replaced_and_loses_nothing
         assert (after["status"], after["memoryLimitReached"]) == ("healthy", False)
         [kept] = client.get("/api/v1/runs?job=leak").json()["items"]
         assert (kept["id"], kept["state"], kept["attempt"]) == (run["id"], "succeeded", 1)
-    assert "it is replaced in 1 s" in "".join(served.err)
+    assert "it is replaced in 10 s" in "".join(served.err)
 
 
 # -- events -----------------------------------------------------------------------------------
