@@ -181,7 +181,7 @@ class Execution(Document, kw_only=True):
     job_id: Annotated[str, example("nightly")]
     """The job of the run."""
     status: Literal["success", "failure", "running"]
-    """Whether the answer was a success."""
+    """Whether the response was a success."""
     started_at: Time
     """When the attempt started."""
     completed_at: Time | None = None
@@ -189,11 +189,11 @@ class Execution(Document, kw_only=True):
     duration: Annotated[int | None, example(212)] = None
     """How long the attempt took, in whole milliseconds."""
     response_code: Annotated[int | None, example(200)] = None
-    """The status of the endpoint's answer. Null if no answer came."""
+    """The status of the endpoint's response. Null if no response came."""
     response_body: Annotated[str | None, example('{"ok": true}')] = None
-    """The beginning of the endpoint's answer."""
+    """The beginning of the endpoint's response."""
     truncated: bool = False
-    """Whether `responseBody` is only a part of the answer."""
+    """Whether `responseBody` is only a part of the response."""
     encoding: str | None = None
     """The encoding of `responseBody`: base64. Null: it is text."""
     error_message: str | None = None

@@ -149,7 +149,7 @@ class Problem(Document):
     title: str
     """The status in words."""
     status: int
-    """The status of the answer."""
+    """The status of the response."""
     code: Annotated[
         str,
         Meta(

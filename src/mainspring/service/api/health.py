@@ -189,7 +189,7 @@ async def metrics(service: ServiceDep) -> Response:
 # -- probes ---------------------------------------------------------------------------------
 
 
-@router.get("/livez", summary="The process answers")
+@router.get("/livez", summary="The process responds")
 @access("open")
 async def livez() -> Reply[Probe]:
     """Does not use the store: the process must not be killed because the store is away."""

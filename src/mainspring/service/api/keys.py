@@ -90,7 +90,7 @@ async def list_audit(
 @router.post("/session", status_code=201, summary="Sign in with an API key")
 @access("read", is_change=True)
 async def begin_session(service: ServiceDep, request: Request) -> Reply[Session]:
-    """The answer sets a cookie that stands for the key of the request, for 12 hours. Its name is
+    """The response sets a cookie that stands for the key of the request, for 12 hours. Its name is
     `mainspring_session`, with the port of the service's address if that has one."""
     key = key_of(request)
     if key is None:

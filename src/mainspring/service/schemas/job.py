@@ -190,7 +190,7 @@ class Job(Document, kw_only=True):
     handler: Annotated[str, Sent(OneLine), example("webhook")]
     """Instead of `endpoint`: the name of a Python function that the program registered."""
     payload: Annotated[Any, Sent(JsonValue, null=False)] = UNSET
-    """The handler's arguments. A value that JSON lacks is an object of one key, in answers and
+    """The handler's arguments. A value that JSON lacks is an object of one key, in responses and
     requests: `{"$datetime": "2030-01-01T09:00:00+00:00"}`, and `$date`, `$uuid`, `$decimal` and
     `$bytes` (base64) alike. An object that has such a name itself gets a second `$`."""
     execution_type: Annotated[
@@ -279,7 +279,7 @@ class Job(Document, kw_only=True):
     ] = UNSET
     """The URL that the job calls. It may hold templates such as `{{jobId}}`. Everybody with a read
     key sees it: put secrets into headers, which are masked. A change to another scheme, host or
-    port removes the secret headers that are not sent with it: compare `headers` in the answer."""
+    port removes the secret headers that are not sent with it: compare `headers` in the response."""
     method: Annotated[str | UnsetType | None, Sent(str, only="endpoint"), example("POST")] = UNSET
     """The method of the request. POST by default."""
     headers: Annotated[
@@ -287,7 +287,7 @@ class Job(Document, kw_only=True):
         Sent(Headers, only="endpoint"),
         example({"X-Team": "data"}),
     ] = UNSET
-    """The headers of the request. Answers show a mask instead of a secret one's value."""
+    """The headers of the request. Responses show a mask instead of a secret one's value."""
     secret_headers: Annotated[list[str] | UnsetType | None, Sent(HeaderNames, only="endpoint")] = (
         UNSET
     )
@@ -309,7 +309,7 @@ class Job(Document, kw_only=True):
     )
     """The other status codes that are retried: `["5xx", 429]`. All by default."""
     signing_secret: Annotated[str | UnsetType | None, example("whsec_…")] = UNSET
-    """The secret that signs the job's requests. Only the answer that made it shows it."""
+    """The secret that signs the job's requests. Only the response that made it shows it."""
 
     @classmethod
     def of(cls, job: model.Job, signing_secret: str | None = None, *, brief: bool = False) -> Self:
@@ -596,7 +596,7 @@ class JobMatchBody(Conditions):
     )
     enabled: Annotated[bool, Field(description="Enabled jobs, or paused ones.")] = may_be_left_out()
     search: Annotated[
-        OneLine, Field(description="Jobs with this text in the id or the description.")
+        OneLine, Field(description="Jobs with this string in the id or the description.")
     ] = may_be_left_out()
 
 

@@ -29,7 +29,7 @@ class ApiKey(Document):
     expires_at: Time | None
     """When the key stops being valid. Null: never."""
     key: Annotated[str | UnsetType, example("ms_0123456789ab_…")] = UNSET
-    """The key itself. Only the answer that made it shows it."""
+    """The key itself. Only the response that made it shows it."""
 
     @classmethod
     def at(cls, now: datetime, key: Key, text: str | UnsetType = UNSET) -> Self:
@@ -71,7 +71,7 @@ class Session(Document):
     scope: Scope
     """What the session may do."""
     expires_at: Time | None
-    """When the session that was begun ends. Null in other answers."""
+    """When the session that was begun ends. Null in other responses."""
 
 
 class Audit(Document):
@@ -86,7 +86,7 @@ class Audit(Document):
     method: str
     path: str
     status: int
-    """The status of the answer."""
+    """The status of the response."""
     created_id: str | None
     """The id of the job, run or API key that the request created."""
     detail: Annotated[str | None, example("schedule, enabled")]

@@ -69,7 +69,7 @@ class Attempt(Document):
     request: dict[str, Any] | None
     """The webhook's request, with its secrets masked."""
     response: dict[str, Any] | None
-    """The status, the headers and the beginning of the endpoint's answer."""
+    """The status, the headers and the beginning of the endpoint's response."""
 
     @classmethod
     def of(cls, attempt: model.Attempt) -> Self:
@@ -214,7 +214,7 @@ class Explanation(Document):
     """The reason, for people."""
     job_id: str
     run_id: str | None
-    """The run that the answer is about."""
+    """The run that the response is about."""
     at: Time | None
     """The slot that was asked about."""
     facts: dict[str, Any]
@@ -365,7 +365,7 @@ class RunsBulkBody(Body):
     match: MatchBody | None = None
     """All runs that match. `{}`: every run."""
     limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = MOST_AT_ONCE
-    """At most so many runs. `more` in the answer says if more match."""
+    """At most so many runs. `more` in the response says if more match."""
 
     @model_validator(mode="after")
     def _names_its_runs_once(self) -> Self:
