@@ -32,6 +32,11 @@ from mainspring.stores.sql import Lane, find_duplicates
 CHUNK = 500
 """Runs in one statement."""
 
+WITHOUT_OTHER_ADDS = "LOCK TABLE mainspring.runs_live IN SHARE ROW EXCLUSIVE MODE"
+"""The first statement of an `add` with finished runs, as a copy makes it: no index keeps another
+client from adding an unfinished run of the same id meanwhile. (A slot's finished run is added under
+the lock of its job.)"""
+
 
 def as_stored(run: Run) -> Run:
     """The run as a later read gives it; raises where it cannot be kept."""

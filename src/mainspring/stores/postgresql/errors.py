@@ -33,9 +33,25 @@ _AWAY = frozenset({"08", "53", "57"})
 
 _LASTS = re.compile(
     r"(database|role) .* does not exist|authentication failed|unrecognized|invalid .*option"
-    r"|no password"
+    r"|no password|SSL was required"
 )
 """What libpq says, without a code, of a connection that will fail the next time as well."""
+
+
+_ADVICE = {
+    "database .* does not exist": "Create it, or name another database in the URL",
+    "role .* does not exist|authentication failed|no password": "Give the role and its password in"
+    " the URL, or in PGUSER and PGPASSWORD",
+    "read-only transaction": "It is a standby: name the primary, or both hosts and"
+    " target_session_attrs=read-write",
+    "SSL was required": "Turn TLS on at the server, or change sslmode",
+    "invalid URI query parameter": "Mainspring's own options are schema, pool_size, listen,"
+    " listen_url, prepare and skip_locked; others are libpq's",
+    "permission denied": "The role needs CREATE on the database for the first start, or the schema"
+    " from `mainspring store schema`; afterwards USAGE on the schema and all rights on its tables",
+    "refused|failed to resolve|timeout expired": "Is the server running, and are the host and the"
+    " port of the URL right?",
+}
 
 
 def is_away(error: BaseException) -> bool:
@@ -56,11 +72,9 @@ def translated(error: Exception, location: str) -> MainspringError:
         return StoreDamaged(f"{location} no longer has Mainspring's tables ({text})")
     if isinstance(error, PoolClosed):
         return StoreError("the store is closed; open it first")
-    if isinstance(error, pg.InsufficientPrivilege):
-        return StoreError(
-            f"{location}: {text}. The role needs CREATE on the database for the first start, or the"
-            " schema from `mainspring store schema`; afterwards the tables of the schema suffice"
-        )
+    advice = next((advice for what, advice in _ADVICE.items() if re.search(what, text)), None)
+    if advice is not None:
+        text = f"{text}. {advice}"
     if is_away(error):
         return StoreUnavailable(f"{location} cannot be used now: {text}")
     return StoreError(f"{location}: {text}")

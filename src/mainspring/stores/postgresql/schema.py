@@ -199,7 +199,7 @@ async def prepare(db: Database) -> None:
     if server < OLDEST_SERVER:
         raise StoreError(
             f"{db.url.location} is PostgreSQL {server // 10000}, and Mainspring needs"
-            f" {OLDEST_SERVER // 10000} or later"
+            f" {OLDEST_SERVER // 10000} or later: upgrade the server, or name another one"
         )
     if await db.read(lambda tx: _version(tx, db)) == len(MIGRATIONS):
         return

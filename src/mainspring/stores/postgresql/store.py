@@ -21,7 +21,12 @@ from mainspring.stores.postgresql import claim as claims
 from mainspring.stores.postgresql import counters, jobs, notes, queries, schema
 from mainspring.stores.postgresql.commit import EncodedChange, commit_changes, prune_runs
 from mainspring.stores.postgresql.database import Database, Transaction
-from mainspring.stores.postgresql.dedupe import add_runs, as_stored, is_held_by_ended
+from mainspring.stores.postgresql.dedupe import (
+    WITHOUT_OTHER_ADDS,
+    add_runs,
+    as_stored,
+    is_held_by_ended,
+)
 from mainspring.stores.postgresql.handler_transaction import (
     HandlerConnections,
     PostgresTransaction,
@@ -119,7 +124,14 @@ class PostgresStore:
             return []
         if within is not None:
             return await self._add_within(stored, within)
-        added = await db.transact(lambda tx: add_runs(tx, stored))
+        finished = any(run.finished for run in stored)
+
+        async def add(tx: Transaction) -> list[Added]:
+            if finished:
+                await tx.changed(WITHOUT_OTHER_ADDS)
+            return await add_runs(tx, stored)
+
+        added = await db.transact(add)
         self._notify()
         return added
 
