@@ -114,6 +114,7 @@ class RunOperations:
         self._releaser = releaser
         self._run_waiters = run_waiters
         self._live_workers = live_workers
+        self._any_loop = engine.store.info().any_loop
 
     async def enqueue(
         self, batches: Sequence[EnqueueBatch], zone: tzinfo, source: Source
@@ -124,11 +125,18 @@ class RunOperations:
         upstream = tuple(dict.fromkeys(id for batch in batches for id in batch.options.upstream()))
         await self._check_upstream(upstream)
         facts = await self.read_facts({batch.job_id for batch in batches}, source)
-        plan = self.plan(batches, facts, zone, source)
-        added = await self._engine.store.add(plan.runs)
+        runs = await self.add(batches, facts, zone, source)
         if upstream:  # it may have ended before its follower was added
             with contextlib.suppress(StoreError):  # the run is added; the next sweep releases it
                 await self._releaser.release_followers(upstream)
+        return runs
+
+    async def add(
+        self, batches: Sequence[EnqueueBatch], facts: EnqueueFacts, zone: tzinfo, source: Source
+    ) -> list[Run]:
+        """The same of runs that come after none. May be called on any loop that the store takes."""
+        plan = self.plan(batches, facts, zone, source)
+        added = await self._engine.store.add(plan.runs)
         for item in added:
             if not item.duplicate:
                 skipped = item.run.state is State.SKIPPED
@@ -156,6 +164,12 @@ class RunOperations:
         if followers.after(jobs) or any(job.policy.each_node for job in jobs.values()):
             return None
         return EnqueueFacts(jobs, followers, (), time.now())
+
+    def facts_for_any_loop(self, batches: Sequence[EnqueueBatch]) -> EnqueueFacts | None:
+        """The same where the runs may be added from the caller's loop."""
+        if not self._any_loop or any(batch.options.upstream() for batch in batches):
+            return None
+        return self.known_facts({batch.job_id for batch in batches})
 
     def plan(
         self, batches: Sequence[EnqueueBatch], facts: EnqueueFacts, zone: tzinfo, source: Source

@@ -54,7 +54,13 @@ from mainspring.engine.job_operations import JobOperations
 from mainspring.engine.live_workers import LiveWorker, make_worker_id
 from mainspring.engine.loop_thread import EngineLoop, LoopThread, call_on, run_in_this_thread
 from mainspring.engine.run_log import log_runs
-from mainspring.engine.run_operations import EnqueueBatch, RunOperations, Target, check_payloads
+from mainspring.engine.run_operations import (
+    EnqueueBatch,
+    EnqueueFacts,
+    RunOperations,
+    Target,
+    check_payloads,
+)
 from mainspring.engine.settings import Settings
 from mainspring.errors import (
     InvalidInput,
@@ -1006,7 +1012,14 @@ class Client:
                 payloads = check_payloads(handler, batch.payloads, job_payload)
                 batch = dataclasses.replace(batch, payloads=payloads, checked_by=handler)
             checked.append(batch)
+        if (facts := self._facts_for_this_loop(checked)) is not None:
+            return await self._runs.add(checked, facts, self._zone, source)
         return await self._call(self._runs.enqueue(checked, self._zone, source))
+
+    def _facts_for_this_loop(self, batches: Sequence[EnqueueBatch]) -> EnqueueFacts | None:
+        """What an enqueue needs to know, if it needs no turn of the engine's loop."""
+        ready = self._opening is None and self._stopping is None
+        return self._runs.facts_for_any_loop(batches) if ready else None
 
     async def _enqueue_within(
         self, batches: Sequence[EnqueueBatch], source: Source, within: Any

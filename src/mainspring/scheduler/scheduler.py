@@ -35,7 +35,7 @@ from mainspring.core.policy import Span
 from mainspring.core.schedules import Schedule
 from mainspring.engine.engine import Engine
 from mainspring.engine.executors.child_main import refuse_while_loading
-from mainspring.engine.run_operations import EnqueueBatch, Target
+from mainspring.engine.run_operations import EnqueueBatch, EnqueueFacts, Target
 from mainspring.engine.settings import Choices, Settings
 from mainspring.errors import InvalidInput, InvalidState
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
@@ -475,6 +475,9 @@ class Scheduler(Client):
             else:  # what is stored has the handler and the payload that the code says
                 targets[job_id] = self._registry.find(draft.handler), draft.payload
         return targets | await super()._find_targets(others) if others else targets
+
+    def _facts_for_this_loop(self, batches: Sequence[EnqueueBatch]) -> EnqueueFacts | None:
+        return None if self._late_jobs else super()._facts_for_this_loop(batches)
 
     async def _enqueue_decorated(self, batch: EnqueueBatch) -> list[Run]:
         """Queue runs of a decorated job; raise the error of one that could not be stored."""

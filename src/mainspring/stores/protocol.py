@@ -311,6 +311,9 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
     within: str | None = None
     """What `add` accepts as `within`, for messages; None: this store takes part in no transaction
     of its callers."""
+    any_loop: bool = False
+    """Whether its methods may be called on any event loop of any thread. Then an enqueue is sent
+    from its caller's loop, which saves two of four hand-overs between threads."""
     setup_script: str | None = None
     """A script for an operator who wants to create by hand what `open` creates; None if there is
     none."""

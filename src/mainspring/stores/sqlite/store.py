@@ -87,7 +87,9 @@ class SqliteStore:
     def info(self) -> StoreInfo:
         file = self._file() if self._session is None else self._session.file
         location = f"sqlite:///{self._path}"
-        return StoreInfo(kind="sqlite", location=location, file=file, within=ACCEPTED)
+        return StoreInfo(
+            kind="sqlite", any_loop=True, location=location, file=file, within=ACCEPTED
+        )
 
     def _file(self) -> Path:
         """The database file itself. Its lock, its reserve and its key lie beside it, so two names
