@@ -20,7 +20,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Delivery, Policy
-from mainspring.core.transitions import Change, Failure
+from mainspring.core.transitions import AttemptDetails, Change, Failure
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 BEGAN = NOW - timedelta(seconds=9)
@@ -92,7 +92,7 @@ class TestTheHolder:
 
     def test_a_success_ends_the_run_and_keeps_its_result(self) -> None:
         run = running()
-        done = transitions.succeeded(run, NOW, {"n": 1}, ("line",)).after(run)
+        done = transitions.succeeded(run, NOW, {"n": 1}, AttemptDetails(log=("line",))).after(run)
         assert done == replace(
             run,
             state=State.SUCCEEDED,
@@ -109,7 +109,9 @@ class TestTheHolder:
 
     def test_a_failed_attempt_with_retries_left_makes_the_run_wait(self) -> None:
         run = running()
-        assert transitions.retrying(run, NOW, BOOM, LATER, ("l",)).after(run) == replace(
+        assert transitions.retrying(run, NOW, BOOM, LATER, AttemptDetails(log=("l",))).after(
+            run
+        ) == replace(
             run,
             state=State.PENDING,
             run_at=LATER,

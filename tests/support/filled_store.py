@@ -75,7 +75,9 @@ async def fill(store: Store, plain: int = 0) -> None:
     while taken := await claim_runs(store, claim):
         held |= {run.id: run for run in taken}
         ends = {
-            "succeeds": lambda run: transitions.succeeded(run, now, {"a": 1}, ("said",)),
+            "succeeds": lambda run: transitions.succeeded(
+                run, now, {"a": 1}, transitions.AttemptDetails(log=("said",))
+            ),
             "fails": lambda run: transitions.failed(run, now, transitions.Failure("no", "trace")),
             "retries": lambda run: transitions.retrying(
                 run, now, transitions.Failure("no"), now + SOON

@@ -33,7 +33,7 @@ from mainspring.core.model import (
 )
 from mainspring.core.policy import Delivery, Overlap, Policy
 from mainspring.core.statistics import WHOLE_STORE, Period
-from mainspring.core.transitions import Change, Failure
+from mainspring.core.transitions import AttemptDetails, Change, Failure
 from mainspring.stores.election import elect
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Firing, Held, JobQuery, JobWrite, RunQuery, Store
@@ -75,7 +75,7 @@ HOLDERS: dict[str, Callable[[Run, datetime], Change]] = {
     "succeeded": lambda run, now: transitions.succeeded(run, now, {"by": run.worker}),
     "tuple": lambda run, now: transitions.succeeded(run, now, (1, 2)),
     "retrying": lambda run, now: transitions.retrying(run, now, BOOM, now + timedelta(seconds=5)),
-    "failed": lambda run, now: transitions.failed(run, now, BOOM, ("line",)),
+    "failed": lambda run, now: transitions.failed(run, now, BOOM, AttemptDetails(log=("line",))),
     "released": lambda run, now: transitions.released(run, now, began=True),
     "given back": lambda run, now: transitions.released(run, now, began=False),
     "snoozed": lambda run, now: transitions.snoozed(run, now, now + timedelta(seconds=5)),

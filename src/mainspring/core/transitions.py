@@ -89,9 +89,19 @@ class Failure(Struct, frozen=True):
     outcome: Outcome = Outcome.FAILED
 
 
-def succeeded(
-    run: Run, now: datetime, result: Any, log: tuple[str, ...] = (), detail: Any = None
-) -> Change:
+class AttemptDetails(Struct, frozen=True, gc=False):
+    """What the record of an attempt holds besides its outcome (see `Attempt`)."""
+
+    log: tuple[str, ...] = ()
+    detail: Any = None
+    cpu_seconds: float | None = None
+    peak_memory: int | None = None
+
+
+NO_DETAILS = AttemptDetails()
+
+
+def succeeded(run: Run, now: datetime, result: Any, details: AttemptDetails = NO_DETAILS) -> Change:
     return _ending_change(
         run,
         _mine(run),
@@ -100,7 +110,7 @@ def succeeded(
             **_without_reason(run),
             "result": result,
             "error": None,
-            "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, log=log, detail=detail),
+            "attempts": _with_attempt(run, now, Outcome.SUCCEEDED, details=details),
         },
     )
 
@@ -110,8 +120,7 @@ def retrying(
     now: datetime,
     failure: Failure,
     run_at: datetime,
-    log: tuple[str, ...] = (),
-    detail: Any = None,
+    details: AttemptDetails = NO_DETAILS,
 ) -> Change:
     """The attempt failed and another follows at `run_at`."""
     return Change(
@@ -121,7 +130,7 @@ def retrying(
             **_pending(run, run_at),
             "failures": run.failures + 1,
             "error": failure.error,
-            "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
+            "attempts": _with_attempt(run, now, failure.outcome, failure, details),
         },
         decided_at=now,
     )
@@ -136,9 +145,8 @@ def failed(
     run: Run,
     now: datetime,
     failure: Failure,
-    log: tuple[str, ...] = (),
+    details: AttemptDetails = NO_DETAILS,
     reason: str | None = None,
-    detail: Any = None,
 ) -> Change:
     """The last attempt failed: the run joins the dead letters."""
     return _ending_change(
@@ -149,7 +157,7 @@ def failed(
             "failures": run.failures + 1,
             "error": failure.error,
             "reason": reason,
-            "attempts": _with_attempt(run, now, failure.outcome, failure, log, detail),
+            "attempts": _with_attempt(run, now, failure.outcome, failure, details),
         },
     )
 
@@ -167,12 +175,12 @@ def cancelled_or_requested(run: Run, now: datetime, reason: str) -> Change:
 
 
 def cancelled(
-    run: Run, now: datetime, reason: str | None, log: tuple[str, ...] = (), detail: Any = None
+    run: Run, now: datetime, reason: str | None, details: AttemptDetails = NO_DETAILS
 ) -> Change:
     """End a run that nobody holds, or that its own worker has stopped."""
     put = {**_ended(run, now, State.CANCELLED), "reason": reason}
     if run.state is State.RUNNING:
-        put["attempts"] = _with_attempt(run, now, Outcome.CANCELLED, log=log, detail=detail)
+        put["attempts"] = _with_attempt(run, now, Outcome.CANCELLED, details=details)
     return _ending_change(run, {"state": run.state, "token": run.token}, _known(run, put))
 
 
@@ -292,22 +300,21 @@ def aborted(
     now: datetime,
     failure: Failure,
     run_at: datetime,
-    log: tuple[str, ...] = (),
-    detail: Any = None,
+    details: AttemptDetails = NO_DETAILS,
 ) -> Change:
     """Give back a run whose transaction was rolled back by no fault of its handler."""
-    attempts = _with_attempt(run, now, Outcome.RELEASED, failure, log, detail)
+    attempts = _with_attempt(run, now, Outcome.RELEASED, failure, details)
     put = {**_pending(run, run_at), "attempts": attempts}
     return Change(run.id, _mine(run), put, decided_at=now)
 
 
 def released(
-    run: Run, now: datetime, *, began: bool, log: tuple[str, ...] = (), detail: Any = None
+    run: Run, now: datetime, *, began: bool, details: AttemptDetails = NO_DETAILS
 ) -> Change:
     """Give back a run that this worker holds but will not finish (it is draining)."""
     put = _pending(run, _was_due(run, now))
     if began:
-        put["attempts"] = _with_attempt(run, now, Outcome.RELEASED, log=log, detail=detail)
+        put["attempts"] = _with_attempt(run, now, Outcome.RELEASED, details=details)
     else:
         put |= _unstarted(run)
     return Change(run.id, _mine(run), put, decided_at=now)
@@ -445,16 +452,6 @@ def waiting_for_earlier_slot(run: Run, earlier: tuple[str, ...]) -> Change:
     return Change(run.id, {"state": State.WAITING, "token": run.token}, {"after": after})
 
 
-def with_usage(change: Change, cpu_seconds: float | None, peak_memory: int | None) -> Change:
-    """The change that ends an attempt, with what the attempt used."""
-    attempts = change.set.get("attempts")
-    if not attempts or (cpu_seconds is None and peak_memory is None):
-        return change
-    cpu_seconds = None if cpu_seconds is None else round(cpu_seconds, 6)
-    last = replace(attempts[-1], cpu_seconds=cpu_seconds, peak_memory=peak_memory)
-    return replace(change, set={**change.set, "attempts": (*attempts[:-1], last)})
-
-
 def _ending_change(run: Run, expect: dict[str, Any], put: dict[str, Any]) -> Change:
     """A change that may end the run, with what is counted then."""
     return Change(run.id, expect, put, ending=ending_of(run, put))
@@ -519,11 +516,11 @@ def _with_attempt(
     now: datetime,
     outcome: Outcome,
     failure: Failure | None = None,
-    log: tuple[str, ...] = (),
-    detail: Any = None,
+    details: AttemptDetails = NO_DETAILS,
 ) -> tuple[Attempt, ...]:
     if run.brief:  # it would overwrite the attempts that were not read
         raise ValueError(f"run {run.id} was read without its attempts; read it whole first")
+    cpu_seconds = details.cpu_seconds
     attempt = Attempt(
         number=run.attempt,
         worker=run.worker or "",
@@ -532,7 +529,9 @@ def _with_attempt(
         outcome=outcome,
         error=failure.error if failure else None,
         traceback=failure.traceback if failure else None,
-        log=log,
-        detail=detail,
+        log=details.log,
+        detail=details.detail,
+        cpu_seconds=None if cpu_seconds is None else round(cpu_seconds, 6),
+        peak_memory=details.peak_memory,
     )
     return (*run.attempts, attempt)[-MAX_ATTEMPTS_KEPT:]

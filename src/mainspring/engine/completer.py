@@ -21,7 +21,7 @@ from mainspring.engine.attempt import LocalAttempt, StopReason
 from mainspring.engine.breakers import BreakerEvent, Breakers, JobOutcome
 from mainspring.engine.context import EVENT_OF, EngineContext
 from mainspring.engine.leases import Leases
-from mainspring.engine.outcome import Decision
+from mainspring.engine.outcome import Decision, decide
 from mainspring.stores.protocol import RunQuery
 
 log = logging.getLogger("mainspring")
@@ -223,11 +223,9 @@ class Completer:
                 self._queue_outcome(None, attempt, Decision(attempt.completion))
                 return
             if mine and run.state is State.RUNNING and run.cancel_requested:
-                now, context = self._engine.time.now(), attempt.context
-                change = transitions.cancelled(
-                    attempt.run, now, run.reason, context.log_lines, context.detail
-                )
-                self.complete(attempt, Decision(change))
+                attempt.run = replace(attempt.run, reason=run.reason)
+                attempt.stop_reason = StopReason.CANCEL
+                self.complete(attempt, decide(attempt, self._engine.time.now(), self._engine.rng))
                 return
             if mine and run.state is State.RUNNING:  # `_commit_alone` has logged why
                 log.warning("run %s is tried again when its lease lapses", run.id)

@@ -42,6 +42,7 @@ class Leases:
         self._engine = engine
         self._lose = lose
         self._cancel = cancel
+        self._safe_seconds = engine.settings.lease.total_seconds() * STOP_HANDLER_AFTER
         self._held: dict[str, LocalAttempt] = {}
         self._changed = asyncio.Event()
 
@@ -66,8 +67,7 @@ class Leases:
 
     def is_safe(self, attempt: LocalAttempt) -> bool:
         """Whether its lease was confirmed so recently that it cannot have lapsed."""
-        lease = self._engine.settings.lease.total_seconds()
-        return attempt.held_since >= self._engine.clock.monotonic() - lease * STOP_HANDLER_AFTER
+        return attempt.held_since >= self._engine.clock.monotonic() - self._safe_seconds
 
     def apply_remote_changes(self, runs: Iterable[Run]) -> None:
         """Stop the attempts of runs that are cancelled, or that this worker no longer holds."""

@@ -17,7 +17,7 @@ from mainspring.core.model import (
     replace,
 )
 from mainspring.core.policy import Delivery, Policy, error_names
-from mainspring.core.transitions import Change, Failure
+from mainspring.core.transitions import AttemptDetails, Change, Failure
 from mainspring.engine.attempt import AttemptError, LocalAttempt, StopReason
 from mainspring.engine.results import storable_result
 from mainspring.errors import (
@@ -49,23 +49,14 @@ class Decision(Struct, frozen=True):
 
 def decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decision:
     """Not for an attempt whose lease was lost: this worker must write nothing about its run."""
-    decision = _decide(attempt, now, rng)
-    if attempt.cpu_seconds is None or attempt.committed:
-        return decision
-    change = transitions.with_usage(decision.change, attempt.cpu_seconds, attempt.peak_memory)
-    return replace(decision, change=change)
-
-
-def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decision:
     if attempt.committed:  # by its transaction: what the handler did after it changes nothing
         assert attempt.completion is not None
         return Decision(attempt.completion)
-    run = _with_progress(attempt)
+    run, details = _with_progress(attempt), _details(attempt)
     now = max(now, run.started_at or now)
-    log, detail = attempt.context.log_lines, attempt.context.detail
     match attempt.stop_reason:
         case StopReason.CANCEL:
-            return Decision(transitions.cancelled(run, now, run.reason, log, detail))
+            return Decision(transitions.cancelled(run, now, run.reason, details))
         case StopReason.DRAIN if attempt.error is not None or attempt.lingering:
             return _release_or_lose(run, attempt, now)
         case StopReason.MEMORY if attempt.error is not None or attempt.lingering:
@@ -83,7 +74,7 @@ def _decide(attempt: LocalAttempt, now: datetime, rng: random.Random) -> Decisio
         return Decision(transitions.snoozed(run, now, until, error.message, began=True))
     if error is not None:
         return _failed(run, attempt, now, rng, error)
-    return Decision(transitions.succeeded(run, now, attempt.result, log, detail))
+    return Decision(transitions.succeeded(run, now, attempt.result, details))
 
 
 def make_completion(attempt: LocalAttempt, now: datetime) -> Change:
@@ -91,8 +82,7 @@ def make_completion(attempt: LocalAttempt, now: datetime) -> Change:
     run, context = _with_progress(attempt), attempt.context
     now = max(now, run.started_at or now)
     result = storable_result(context.result, context)
-    change = transitions.succeeded(run, now, result, context.log_lines, context.detail)
-    return transitions.with_usage(change, attempt.cpu_seconds, attempt.peak_memory)
+    return transitions.succeeded(run, now, result, _details(attempt))
 
 
 def _with_progress(attempt: LocalAttempt) -> Run:
@@ -103,46 +93,51 @@ def _with_progress(attempt: LocalAttempt) -> Run:
     )
 
 
+def _details(attempt: LocalAttempt) -> AttemptDetails:
+    context = attempt.context
+    return AttemptDetails(
+        context.log_lines, context.detail, attempt.cpu_seconds, attempt.peak_memory
+    )
+
+
 def _aborted(
     run: Run, attempt: LocalAttempt, now: datetime, rng: random.Random, error: AttemptError
 ) -> Decision:
     """Retry soon, later each time, after a random part of the wait, so that two transactions that
     conflicted do not conflict again."""
-    log, detail = attempt.context.log_lines, attempt.context.detail
+    details = _details(attempt)
     failure = Failure(error.message, None, Outcome.RELEASED)
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
-        return Decision(
-            transitions.failed(run, now, failure, log, reason="lost", detail=detail), error
-        )
+        return Decision(transitions.failed(run, now, failure, details, reason="lost"), error)
     seconds = min(0.01 * 2 ** min(run.attempt, 20), LONGEST_ABORT_WAIT) * rng.uniform(0.5, 1)
     until = now + timedelta(seconds=seconds)
-    return Decision(transitions.aborted(run, now, failure, until, log, detail))
+    return Decision(transitions.aborted(run, now, failure, until, details))
 
 
 def _release_or_lose(run: Run, attempt: LocalAttempt, now: datetime) -> Decision:
     """Release a run that a drain interrupted, unless its handler may start only once."""
-    log, detail = attempt.context.log_lines, attempt.context.detail
+    details = _details(attempt)
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
         lost = RunLost("the worker stopped before the handler ended")
         failure = Failure(str(lost), None, Outcome.RELEASED)
-        change = transitions.failed(run, now, failure, log, reason="lost", detail=detail)
+        change = transitions.failed(run, now, failure, details, reason="lost")
         return Decision(change, AttemptError(str(lost), error_names(lost), exception=lost))
-    return Decision(transitions.released(run, now, began=True, log=log, detail=detail))
+    return Decision(transitions.released(run, now, began=True, details=details))
 
 
 def _failed(
     run: Run, attempt: LocalAttempt, now: datetime, rng: random.Random, error: AttemptError
 ) -> Decision:
-    policy, log, detail = attempt.job.policy, attempt.context.log_lines, attempt.context.detail
+    policy, details = attempt.job.policy, _details(attempt)
     outcome = Outcome.TIMED_OUT if isinstance(error.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(error.message, error.traceback, outcome)
     if not _may_retry(run, policy, error):
         reason = "memory" if isinstance(error.exception, MemoryExceeded) else None
-        return Decision(transitions.failed(run, now, failure, log, reason, detail), error)
+        return Decision(transitions.failed(run, now, failure, details, reason), error)
     wait = _asked_delay(error)
     if wait is None or isinstance(error.exception, RetryNotBefore):
         wait = max(policy.backoff.wait(run.failures + 1, rng), wait or timedelta())
-    change = transitions.retrying(run, now, failure, later(now, wait), log, detail)
+    change = transitions.retrying(run, now, failure, later(now, wait), details)
     return Decision(change, error, will_retry=True)
 
 

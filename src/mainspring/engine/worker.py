@@ -333,7 +333,7 @@ class Worker:
         suspects: list[LocalAttempt] = []
         # A start that counts for a rate begins before the others: it is lost if it is given back.
         for run in sorted(runs, key=lambda run: not _has_rate(jobs[run.job_id])):
-            job, now = jobs[run.job_id], self._now()
+            job = jobs[run.job_id]
             if job is None or job_was_removed(run, job):  # perhaps replaced by another of its id
                 change = transitions.cancelled(run, now, "job removed")
             elif job.unreadable is not None or run.id in blocked:
@@ -369,16 +369,17 @@ class Worker:
     def _find_handler(self, run: Run, job: Job) -> Handler | None:
         """None: the job has another handler since this node run was made."""
         name = job.handler if node_of(run) is not None else run.handler
-        with contextlib.suppress(HandlerNotFound):
+        try:
             return self._engine.registry.get_for_run(name)
-        return None
+        except HandlerNotFound:
+            return None
 
     def _make_ready(self, attempt: LocalAttempt) -> None:
-        """Let an attempt begin that is in time, and that its breaker and its group let begin."""
+        """Let an attempt begin that is in time, and that its group lets begin."""
         run = attempt.run
         if run.start_by is not None and (now := self._now()) > run.start_by:
             self._complete_unbegun(attempt, transitions.skipped(run, now, transitions.EXPIRED))
-        elif not self.can_begin(attempt) or not self._groups.start(attempt):
+        elif not self._groups.start(attempt):
             self._complete_unbegun(attempt, transitions.released(run, self._now(), began=False))
         else:
             self._ready.append(attempt)

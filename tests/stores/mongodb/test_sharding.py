@@ -134,9 +134,9 @@ async def test_a_part_that_an_update_passed_over_is_sent_again(
     now = await store.now()
     await store.add([a_run(now, f"{batch}{n}", handler=batch) for n in range(30)])
     held = await claim_runs(store, replace(CLAIM, handlers=frozenset({batch})))
+    once = transitions.AttemptDetails(log=("once",))
     outcomes = [
-        transitions.succeeded(run, now, None if batch == "alike" else run.id, log=("once",))
-        for run in held
+        transitions.succeeded(run, now, None if batch == "alike" else run.id, once) for run in held
     ]
     monkeypatch.setattr(commit, "_send", passing_over)
     kept = await store.commit(outcomes)

@@ -9,7 +9,7 @@ from typing import Any
 from mainspring.core import transitions
 from mainspring.core.model import Outcome, Run, State, replace
 from mainspring.core.policy import Delivery
-from mainspring.core.transitions import Change, Failure
+from mainspring.core.transitions import AttemptDetails, Change, Failure
 from mainspring.stores.protocol import RunQuery, Store
 from mainspring.testing.conformance.base import Suite
 from mainspring.testing.store_calls import get_runs
@@ -18,10 +18,10 @@ from mainspring.testing.store_calls import get_runs
 class CommitTests(Suite):
     async def test_every_outcome_is_stored_as_its_change_says(self, store: Store) -> None:
         failure = Failure("ValueError: no", "Traceback…", Outcome.TIMED_OUT)
-        later = self.at(50)
+        later, details = self.at(50), AttemptDetails(log=("a", "b"))
         changes: list[Callable[[Run], Change]] = [
-            lambda r: transitions.succeeded(r, self.at(1), [1, None], log=("line",)),
-            lambda r: transitions.retrying(r, self.at(1), failure, later, ("a", "b")),
+            lambda r: transitions.succeeded(r, self.at(1), [1, None], details),
+            lambda r: transitions.retrying(r, self.at(1), failure, later, details),
             lambda r: transitions.failed(r, self.at(1), failure, reason="gave up"),
             lambda r: transitions.request_cancel(r, "asked"),
             lambda r: transitions.cancelled(r, self.at(1), "stopped"),
@@ -133,11 +133,11 @@ class CommitTests(Suite):
 
     async def test_repeating_any_outcome_is_true_and_harmless(self, store: Store) -> None:
         """A caller whose answer was lost sends the same change again."""
-        failure = Failure("boom", "trace")
+        failure, details = Failure("boom", "trace"), AttemptDetails(log=("log",))
         results: list[Any] = [None, 5, {"a": [1, {"b": None}]}, (1, (2, 3)), "☃\x00"]
         makers: list[Callable[[Run], Change]] = [
             *(
-                partial(transitions.succeeded, now=self.start, result=result, log=("log",))
+                partial(transitions.succeeded, now=self.start, result=result, details=details)
                 for result in results
             ),
             lambda r: transitions.failed(r, self.start, failure),

@@ -240,7 +240,8 @@ class BriefTests(Suite):
     async def _tried(self, store: Store) -> Run:
         await store.add([self.run("run", payload={"n": 1}, queue="q", dedupe_key="k")])
         [run] = await self.claim(store)
-        failed = transitions.failed(run, await store.now(), Failure("boom"), ("a line",))
+        details = transitions.AttemptDetails(log=("a line",))
+        failed = transitions.failed(run, await store.now(), Failure("boom"), details)
         assert await store.commit([failed]) == [True]
         return await self.one(store)
 

@@ -257,7 +257,8 @@ class RoundTripTests(Suite):
     ) -> None:
         held = await self.running(store, f"id-{text}", dedupe_key=f"key-{text}")
         failure = transitions.Failure(f"error-{text}", f"trace-{text}")
-        failed = transitions.failed(held, self.start, failure, (text, f"log-{text}"), f"why-{text}")
+        details = transitions.AttemptDetails(log=(text, f"log-{text}"))
+        failed = transitions.failed(held, self.start, failure, details, f"why-{text}")
         assert await store.commit([failed]) == [True]
         assert await self.one(store, held.id) == failed.after(held)
         assert await elect(store, f"name-{text}", f"holder-{text}", self.ticks(9)) is not None
@@ -266,7 +267,8 @@ class RoundTripTests(Suite):
         """A file name with invalid bytes in an error message must not keep a run from ending."""
         text = "no such file: caf\udce9.txt"
         run = await self.running(store)
-        failed = transitions.failed(run, self.start, transitions.Failure(text, text), (text,), text)
+        failure, details = transitions.Failure(text, text), transitions.AttemptDetails(log=(text,))
+        failed = transitions.failed(run, self.start, failure, details, text)
         assert await store.commit([failed]) == [True]
         assert await store.commit([failed]) == [True]
         kept = await self.one(store)
