@@ -16,6 +16,7 @@ import logging
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,9 @@ class Dispatcher:
         self._handler_ended = handler_ended
         self._telemetry = telemetry
         self._threads = ThreadExecutor()
+        # From threads to the engine's loop: attempts with what their handlers gave.
+        self._outbox: deque[tuple[LocalAttempt, Any, AttemptError | None]] = deque()
+        self._collecting = False
         self._processes = ProcessPool(size=max(engine.settings.workers, 1))
 
     async def close(self) -> None:
@@ -203,7 +207,7 @@ class Dispatcher:
             )
             attempt.stop_reason = StopReason.NO_THREAD
             # Later: `ended` may begin other attempts, and these are not all begun yet.
-            self._loop.call_soon(self._end_thread, attempt, None, None)
+            self._report(attempt, None, None)
             return
         attempt.start_timeout(self._loop, self._engine.clock, self._expire)
         self._engine.emit("run.started", attempt.run)
@@ -226,13 +230,27 @@ class Dispatcher:
             error = AttemptError.of(raised)
         end_if_forked(pid, error)
         attempt.cpu_seconds = thread_cpu() - cpu
-        call_soon(self._loop, self._end_thread, attempt, result, error, context=self._context)
+        self._report(attempt, result, error)
 
-    def _end_thread(self, attempt: LocalAttempt, result: Any, error: AttemptError | None) -> None:
-        if not attempt.ended:  # otherwise it was given up before
-            attempt.result, attempt.error = result, error
-            self._end(attempt, released=0)
-        self._handler_ended(attempt)
+    def _report(self, attempt: LocalAttempt, result: Any, error: AttemptError | None) -> None:
+        # As in `LoopExecutor`: many threads that end wake the engine's loop once.
+        self._outbox.append((attempt, result, error))
+        if not self._collecting:
+            self._collecting = True
+            call_soon(self._loop, self._collect, context=self._context)
+
+    def _collect(self) -> None:
+        self._collecting = False
+        attempts = []
+        while self._outbox:
+            attempt, result, error = self._outbox.popleft()
+            if attempt.ended:  # it was given up before
+                self._handler_ended(attempt)
+                continue
+            attempt.result, attempt.error, attempt.ended = result, error, True
+            attempt.stop_timeout()
+            attempts.append(attempt)
+        self._ended(attempts, len(attempts))
 
     # In a process
 
