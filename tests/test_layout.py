@@ -114,7 +114,10 @@ def module_of(test: str) -> Path:
 
 
 def test_a_test_file_is_named_after_its_module_or_listed_with_the_modules_it_is_about() -> None:
-    of_the_whole = {"test_architecture.py", "test_architecture_pages.py", "test_bench.py"}
+    of_the_whole = {
+        *("test_architecture.py", "test_architecture_pages.py"),
+        *("test_bench.py", "test_bench_plots.py"),
+    }
     others = set(mirroring()) - ACROSS_MODULES.keys() - of_the_whole - {"test_layout.py"}
     assert [one for one in sorted(others) if not module_of(one).exists()] == []
 
