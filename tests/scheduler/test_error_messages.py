@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler, every
+from mainspring.core.schedules import parse
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
@@ -27,7 +28,6 @@ from mainspring.errors import (
         ("timezon", "timezone"),
         ("cron", "schedule"),
         ("run_at", "schedule"),
-        ("seconds", "schedule"),
         ("kwargs", "payload"),
         ("max_instances", "concurrency"),
         ("depends_on", "after"),
@@ -58,12 +58,21 @@ def test_an_unknown_option_of_a_job_is_told_with_its_neighbour(given: str, meant
 def tick() -> None: ...
 
 
+def test_the_call_that_other_schedulers_take_is_told_with_ours() -> None:
+    scheduler: Any = Scheduler("memory://")
+    with pytest.raises(InvalidInput, match=r"add_job\('tick', handler=tick, schedule=\"5m\"\)`"):
+        scheduler.add_job(tick, "interval", seconds=5)
+
+
 def test_methods_and_settings_of_other_schedulers_are_told_with_ours() -> None:
     scheduler: Any = Scheduler("memory://")
     job = scheduler.job(tick)
     with pytest.raises(AttributeError, match=r"write `await tick\.enqueue\(…\)`, or in plain code"):
         job.delay()
+    with pytest.raises(AttributeError, match=r"write @scheduler\.job"):
+        scheduler.scheduled_job("interval", seconds=5)
     assert not hasattr(job, "nothing")
+    assert not hasattr(scheduler, "nothing")
     settings: dict[str, Any] = {"maxConcurrentJobs": 5}
     with pytest.raises(UnknownOption, match="did you mean 'workers'"):
         Scheduler("memory://", **settings)
@@ -133,3 +142,13 @@ def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixt
         assert stored.id == "a"
         type(stored.policy).from_dict(stored.policy.to_dict())
         assert caplog.text == ""
+
+
+@pytest.mark.parametrize("unit", ["seconds", "minutes", "hours", "days", "weeks"])
+def test_an_interval_that_is_given_as_an_option_is_shown_as_a_schedule(unit: str) -> None:
+    units: Any = {unit: 5}
+    with pytest.raises(UnknownOption) as caught:
+        Scheduler("memory://").job(**units)
+    shown = f'An interval is a schedule: every({unit}=5), or "5{unit[0]}"'
+    assert str(caught.value).endswith(shown)
+    assert parse(f"5{unit[0]}") == every(**units)

@@ -311,7 +311,7 @@ class Client:
     def add_job(
         self,
         id: str,
-        *,
+        *others: Never,
         handler: str | JobLike | Callable[..., Any] | None = None,
         webhook: Given | None = None,
         schedule: ScheduleLike = None,
@@ -331,6 +331,8 @@ class Client:
         `defaults` are policy options for this job that it does not give itself, instead of those
         of the scheduler.
         """
+        if others or callable(id):  # at once: who writes this does not await it
+            raise _other_form_of_add_job(id)
         definition = {"handler": handler, "webhook": webhook, "schedule": schedule, **options}
 
         def store(dry_run: bool) -> Coroutine[Any, Any, Job]:
@@ -1282,6 +1284,18 @@ def _refuse_reserved(kind: str) -> None:
             field="kind",
             given=kind,
         )
+
+
+def _other_form_of_add_job(job: object) -> InvalidInput:
+    """The error of `add_job(tick, "interval", seconds=5)`, which other schedulers take."""
+    name = getattr(job, "__name__", "tick")
+    return InvalidInput(
+        "add_job takes the id of the job, and the rest by name: write `await"
+        f' scheduler.add_job({name!r}, handler={name}, schedule="5m")`, or `@scheduler.job("5m")`'
+        ' above the function. A schedule is an interval ("5m") or a cron expression'
+        ' ("30 9 * * 1-5")',
+        field="id",
+    )
 
 
 def _batch(job: Any, payloads: list[Any], options: EnqueueOptions) -> EnqueueBatch:

@@ -65,6 +65,9 @@ _ANY_WEBHOOK = Webhook(url="https://example.org/")
 """Stands for a wrong webhook while the other options are checked."""
 
 
+_UNITS = frozenset({"seconds", "minutes", "hours", "days", "weeks"})
+
+
 def refuse_unknown_options(
     options: Mapping[str, Any], kind: type, beside: tuple[str, ...] = ()
 ) -> None:
@@ -72,7 +75,11 @@ def refuse_unknown_options(
     the list in the message."""
     allowed = option_names(kind)
     if unknown := options.keys() - allowed:
-        raise UnknownOption(unknown, allowed.union(beside))
+        error = UnknownOption(unknown, allowed.union(beside))
+        for unit in unknown & _UNITS:
+            every = f"every({unit}={options[unit]!r})"
+            error.add_advice(f'an interval is a schedule: {every}, or "{options[unit]}{unit[0]}"')
+        raise error
 
 
 def draft_job(

@@ -14,6 +14,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Never,
@@ -299,6 +300,14 @@ class Scheduler(Client):
         self._settings = self._settings.changed(**choices)
         return self
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            advice = f": write {_OTHER_NAMES[name]}" if name in _OTHER_NAMES else ""
+            raise AttributeError(
+                f"a Scheduler has no attribute {name!r}{advice}", name=name, obj=self
+            )
+
     # Start and stop
 
     async def drain(self, *, timeout: Span = "30s") -> None:
@@ -489,6 +498,20 @@ class Scheduler(Client):
 
 
 _STARTED: weakref.WeakSet[Scheduler] = weakref.WeakSet()
+
+_OTHER_NAMES = {
+    "scheduled_job": '@scheduler.job("5m")',
+    "task": "@scheduler.job",
+    "periodic_task": '@scheduler.job("5m")',
+    "schedule": '@scheduler.job("5m") above a function, or scheduler.add_job(…)',
+    "every": '@scheduler.job("5m") above a function',
+    "cron": '@scheduler.job("0 9 * * *") above a function',
+    "send_task": 'scheduler.enqueue("job", {…})',
+    "run_job": 'scheduler.trigger("job")',
+    "shutdown": "await scheduler.stop()",
+    "get_jobs": "await scheduler.list_jobs()",
+}
+"""What other schedulers call a method, and what to write here."""
 
 
 class BlockingScheduler(BlockingClient):

@@ -390,6 +390,12 @@ def test_the_others_in_words() -> None:
     assert at(NOON).describe() == "Once, at 2026-06-01 12:00:00, UTC"
 
 
+def test_fields_by_name_are_told_how_to_write_an_expression() -> None:
+    fields: dict[str, Any] = {"day_of_week": "mon-fri", "hour": 9}
+    with pytest.raises(InvalidSchedule, match=r'not day_of_week, hour by name: .* cron\("30 9'):
+        cron(**fields)
+
+
 @pytest.mark.parametrize("units", [{}, {"minute": 5}, {"interval": "5m", "minutes": 3}])
 def test_an_interval_is_one_text_or_units_of_time(units: dict[str, Any]) -> None:
     with pytest.raises(InvalidSchedule, match=r'write every\("5m"\), or .* every\(minutes=5\)'):

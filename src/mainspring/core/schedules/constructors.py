@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, Never, TypedDict, Unpack
 
 from mainspring.core.durations import duration, warn_of_bare_number
 from mainspring.core.schedules import dst
@@ -56,6 +56,7 @@ def cron(
     start: Moment = None,
     end: Moment = None,
     jitter: Span | None = None,
+    **fields: Never,
 ) -> Schedule:
     """The times that a cron expression matches in a zone: `cron("0 9 * * 1-5", "Asia/Kolkata")`.
 
@@ -63,6 +64,11 @@ def cron(
     `CRON_TZ=Zone` names the zone inside the text. Without a zone it takes the job's, then the
     scheduler's, and by itself UTC.
     """
+    if fields:
+        raise InvalidSchedule(
+            f"cron takes one expression, not {', '.join(fields)} by name: write minute, hour, day,"
+            ' month and weekday in one text, such as cron("30 9 * * 1-5") for 09:30 on weekdays'
+        )
     text = _short(_text(expr, "a cron expression")).strip()
     if zoned := _ZONED.fullmatch(text):
         tz, text = _same_zone(zoned[1], tz), zoned[2]
