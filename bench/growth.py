@@ -88,7 +88,7 @@ async def grow(
     figures: dict[str, Any] = {}
     finished = pending = 0
     size, took, ends = FIRST, 0.0, time.monotonic() + seconds
-    while size <= most and time.monotonic() + 12 * took < ends:
+    while size <= most and time.monotonic() + 8 * took < ends:
         say(f"growth: filling to {size:,} finished runs")
         began = time.perf_counter()
         backlog = min(size, most_pending)

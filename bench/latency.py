@@ -115,7 +115,7 @@ def bare(path: Path, seed: int, *, other_process: bool) -> list[float]:
         reader: Any = _spawn.Process(target=bare_reader, args=(path, there, SAMPLES), daemon=True)
     else:
         here, there = multiprocessing.Pipe()
-        reader = threading.Thread(target=bare_reader, args=(path, there, SAMPLES))
+        reader = threading.Thread(target=bare_reader, args=(path, there, SAMPLES), daemon=True)
     reader.start()
     assert here.recv() == "ready"
     for gap in gaps(seed):

@@ -102,7 +102,7 @@ def lines(title: str, note: str, series: dict[str, list[tuple[float, float]]]) -
     points = [point for line in series.values() for point in line]
     if not points:
         return _svg(title, "not measured that day", 60, [])
-    left, right, top, bottom = 60, WIDTH - 150, 64, 344
+    left, right, top, bottom = 76, WIDTH - 150, 64, 344
     xs, ys = [x for x, _ in points], [y for _, y in points]
     low, high = 10 ** math.floor(math.log10(min(ys))), 10 ** math.ceil(math.log10(max(ys)))
     across = _scale(min(xs), max(xs), left, right, log=True)
@@ -114,17 +114,16 @@ def lines(title: str, note: str, series: dict[str, list[tuple[float, float]]]) -
         parts.append(_text(left - 8, y + 4, f"{10**exponent:g} ms", "end", "note"))
     for x in sorted(set(xs)):
         parts.append(_text(across(x), bottom + 20, _count(x), "middle", "note"))
-    ends: list[float] = []
-    for at, (name, line) in enumerate(series.items()):
-        way = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line)
-        parts.append(f'<path class="c{at % 6}" d="M{way.replace(" ", " L")}"/>')
-        parts += [f'<circle class="c{at % 6}" cx="{p.split(",")[0]}" cy="{p.split(",")[1]}" r="3"/>'
-                  for p in way.split()]  # fmt: skip
-        y = up(line[-1][1]) + 4
-        while any(abs(y - other) < 15 for other in ends):
-            y += 3
-        ends.append(y)
-        parts.append(_text(across(line[-1][0]) + 10, y, name))
+    lowest = 0.0
+    for at, (name, line) in sorted(
+        enumerate(series.items()), key=lambda item: up(item[1][1][-1][1])
+    ):
+        places = [f"{across(x):.1f} {up(y):.1f}" for x, y in line]
+        parts.append(f'<path class="c{at % 6}" d="M{" L".join(places)}"/>')
+        for x, y in line:
+            parts.append(f'<circle class="c{at % 6}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3"/>')
+        lowest = max(lowest + 16, up(line[-1][1]) + 4)  # labels do not overlap
+        parts.append(_text(across(line[-1][0]) + 10, lowest, name))
     return _svg(title, note, bottom + 34, parts)
 
 
