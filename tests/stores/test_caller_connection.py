@@ -32,7 +32,14 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from mainspring import Client, Enqueue, RunContext, Scheduler, State
 from mainspring.core.model import Run
-from mainspring.errors import Conflict, InvalidInput, InvalidState, NotStarted, RunNotFound
+from mainspring.errors import (
+    Conflict,
+    InvalidInput,
+    InvalidState,
+    NotStarted,
+    RunNotFound,
+    StoreUnavailable,
+)
 from tests.support.postgresql import SharedSchema, shared_schema
 
 Open = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -664,6 +671,40 @@ async def test_of_two_transactions_one_gets_the_key(schema: SharedSchema) -> Non
             loser = await waiting
         assert (loser.id, loser.duplicate) == (winner.id, True)
         assert (await shop.stored(), shop.count_rows()) == ([winner.id], 1)
+
+
+async def test_a_long_transaction_with_a_key_leaves_connections_for_others(
+    schema: SharedSchema,
+) -> None:
+    url = f"{schema.url}&pool_size=4"
+    async with shop_on(url, rows_in_postgresql(schema)) as shop:
+        async with with_async_psycopg(schema.server) as connection:
+            holder = await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+            waiting = [
+                asyncio.create_task(shop.client.enqueue("ship", dedupe_key="k")) for _ in range(8)
+            ]
+            while not schema.execute("SELECT 1 FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):
+                await asyncio.gather(*(shop.client.now() for _ in range(20)))
+            assert not any(task.done() for task in waiting)
+        assert {run.id for run in await asyncio.gather(*waiting)} == {holder.id}
+
+
+async def test_a_read_that_fails_leaves_no_run_behind(
+    schema: SharedSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller may commit all the same."""
+
+    async def fail(*_: object) -> bool:
+        raise StoreUnavailable("the server of the store is away")
+
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        async with with_async_psycopg(schema.server) as connection:
+            monkeypatch.setattr("mainspring.stores.postgresql.store.is_held_by_ended", fail)
+            with pytest.raises(StoreUnavailable):
+                await shop.client.enqueue("ship", dedupe_key="k", within=connection)
+        assert (await shop.stored(), shop.count_rows()) == ([], 1)
 
 
 async def test_a_savepoint_takes_its_runs_with_it(schema: SharedSchema, file: str) -> None:

@@ -163,8 +163,7 @@ CREATE TABLE mainspring.counter_log (
 """
 
 _IDENTITY = """
-INSERT INTO mainspring.meta
-VALUES ('identity', ('x' || substr(md5(gen_random_uuid()::text), 1, 15))::bit(60)::bigint);
+INSERT INTO mainspring.meta VALUES ('identity', (random() * 1e15)::bigint);
 """
 """By it a connection is known to be to the same database as another one."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from mainspring.core import transitions
 from mainspring.core.clock import Clock
-from mainspring.core.model import Job, Note, Page, Run, replace
+from mainspring.core.model import Job, Note, Page, Run, State, replace
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreError, StoreMissing
@@ -61,6 +61,9 @@ class _Session:
     handlers: HandlerConnections
     callers: Callers
     loop: asyncio.AbstractEventLoop
+    keyed_adds: asyncio.Semaphore
+    """These may wait for the end of a caller's transaction that has taken the key. They leave
+    connections for renewals and claims."""
     releases: set[asyncio.Task[None]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
 
@@ -102,7 +105,8 @@ class PostgresStore:
             return
         handlers = HandlerConnections(self._url, self._clock)
         loop = asyncio.get_running_loop()
-        self._session = _Session(db, Notifier(db), handlers, callers, loop)
+        keyed_adds = asyncio.Semaphore(max(1, self._url.pool_size // 2))
+        self._session = _Session(db, Notifier(db), handlers, callers, loop, keyed_adds)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -124,14 +128,18 @@ class PostgresStore:
             return []
         if within is not None:
             return await self._add_within(stored, within)
-        finished = any(run.finished for run in stored)
+        keyed = any(run.dedupe_key is not None for run in stored)
+        # Not for skipped runs, which are made with new ids: a caller's transaction may be open for
+        # long, and whoever waits for it with this lock lets all other writes wait.
+        copied = any(run.finished and run.state is not State.SKIPPED for run in stored)
 
         async def add(tx: Transaction) -> list[Added]:
-            if finished:
+            if copied:
                 await tx.changed(WITHOUT_OTHER_ADDS)
             return await add_runs(tx, stored)
 
-        added = await db.transact(add)
+        async with self._open_session().keyed_adds if keyed else nullcontext():
+            added = await db.transact(add)
         self._notify()
         return added
 

@@ -90,11 +90,16 @@ async def add_within(
         fresh = [run for at, run in enumerate(runs) if at not in duplicates]
         keys = [run.dedupe_key for run in fresh if run.dedupe_key is not None]
         added = await _insert(tx, fresh)
-        if len(added) == len(fresh) and not (keys and await is_held(keys)):
+        done = False
+        try:
+            done = len(added) == len(fresh) and not (keys and await is_held(keys))
+        finally:
+            if not done:  # also where the store did not answer, and the caller commits all the same
+                await tx.rows(_UNDO, [added])
+        if done:
             break
         if not keyed:
             raise StoreError("a run of one of these ids is stored already")
-        await tx.rows(_UNDO, [added])
         if tries == MOST_TRIES:
             raise Conflict(
                 "other clients have taken a dedupe key, and this transaction does not see their"
