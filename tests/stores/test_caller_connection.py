@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
@@ -826,6 +827,8 @@ async def test_what_becomes_of_the_job_meanwhile(schema: SharedSchema) -> None:
                 name: await client.enqueue(name, within=connection)
                 for name in ("paused", "removed", "anew", "first", "everywhere")
             }
+            async with asyncio.timeout(30):  # a skipped run waits for no transaction
+                skipped = await client.enqueue("everywhere")
             await client.remove_job("removed")
             await client.remove_job("anew")
             await client.add_job("anew", handler="ship")
@@ -833,7 +836,8 @@ async def test_what_becomes_of_the_job_meanwhile(schema: SharedSchema) -> None:
         states = {run.job_id: run.state for run in (await client.list_runs()).items}
         assert states.pop("second") is State.WAITING
         assert states == {name: run.state for name, run in runs.items()}
-        assert (await client.counts()).total(State.SKIPPED) == 1
+        assert skipped.state is State.SKIPPED
+        assert (await client.counts()).total(State.SKIPPED) == 2
 
         worker = Scheduler(schema.url)
         worker.job(ship)
@@ -845,3 +849,64 @@ async def test_what_becomes_of_the_job_meanwhile(schema: SharedSchema) -> None:
                 ("first", State.SUCCEEDED),
             ]:
                 assert (await worker.wait(runs[name], timeout=60)).state is state
+
+
+# -- hints ----------------------------------------------------------------------------------
+
+
+def in_session(schema: SharedSchema, scheduler: Scheduler) -> Run:
+    engine = sa.create_engine(_dialect(schema.server, "psycopg"))
+    with Session(engine) as session, session.begin():
+        with session.begin_nested():
+            run = scheduler.blocking.enqueue("ship", within=session)
+        time.sleep(0.3)  # a hint that came with the savepoint would find nothing, and be lost
+    engine.dispose()
+    return run
+
+
+def in_async_session(schema: SharedSchema, scheduler: Scheduler) -> Run:
+    async def enqueue() -> Run:
+        engine = create_async_engine(_dialect(schema.server, "asyncpg"))
+        async with AsyncSession(engine) as session, session.begin():
+            run = await scheduler.enqueue("ship", within=session)
+        await engine.dispose()
+        return run
+
+    return asyncio.run(enqueue())
+
+
+def in_django(schema: SharedSchema, scheduler: Scheduler) -> Run:
+    with django_connection(**django_on_postgresql(schema)) as connection:
+        with django_transaction.atomic(using=connection.alias):
+            run = scheduler.blocking.enqueue("ship", within=connection)
+            time.sleep(0.3)
+        return run
+
+
+@pytest.mark.parametrize("enqueue", [in_session, in_async_session, in_django])
+async def test_a_hint_follows_the_commit(
+    schema: SharedSchema, enqueue: Callable[[SharedSchema, Scheduler], Run]
+) -> None:
+    """The worker would look only once a minute."""
+    producer, worker = Scheduler(schema.url, workers=0), Scheduler(schema.url, poll="1m")
+    producer.job(ship)
+    worker.job(ship)
+    async with worker, producer:
+        for _ in range(20):  # until it listens
+            early = await producer.enqueue("ship")
+            with contextlib.suppress(TimeoutError):
+                await worker.wait(early, timeout=1)
+                break
+        run = await asyncio.to_thread(enqueue, schema, producer)
+        assert (await worker.wait(run, timeout=30)).state is State.SUCCEEDED
+
+
+async def test_a_session_that_lives_for_long_gets_one_listener(schema: SharedSchema) -> None:
+    engine = sa.create_engine(_dialect(schema.server, "psycopg"))
+    async with shop_on(schema.url, rows_in_postgresql(schema)) as shop:
+        with Session(engine) as session:
+            for _ in range(3):
+                await shop.client.enqueue("ship", within=session)
+                session.commit()
+            assert len(session.dispatch.after_commit) == 1
+    engine.dispose()

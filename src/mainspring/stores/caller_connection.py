@@ -125,8 +125,19 @@ async def _of_django(wrapper: Any, accepted: str) -> tuple[Any, OnCommit | None]
 
 
 def _after_commit(session: Any, call: Callable[[], None]) -> None:
-    event = sys.modules["sqlalchemy.event"]
-    event.listen(session, "after_commit", lambda _: call(), once=True)
+    """One listener serves a session, which may live for long."""
+    if _CALLS not in session.info:
+        session.info[_CALLS] = set()
+        sys.modules["sqlalchemy.event"].listen(session, "after_commit", _call_once)
+    session.info[_CALLS].add(call)
+
+
+def _call_once(session: Any) -> None:
+    while session.info[_CALLS] and not session.in_nested_transaction():
+        session.info[_CALLS].pop()()
+
+
+_CALLS = "mainspring: to be called after the commit"
 
 
 _TakeApart = Callable[[Any, str], Awaitable[tuple[Any, OnCommit | None]]]
