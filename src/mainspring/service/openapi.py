@@ -2,7 +2,8 @@
 nothing from other hosts.
 
 FastAPI describes the parameters and bodies of the routes. What is added here: the documents that
-they return, errors by status, headers of responses, and both ways to send a key.
+they return with an example each, errors by status, headers of responses, and both ways to send a
+key.
 """
 
 from __future__ import annotations
@@ -64,12 +65,14 @@ def description(app: FastAPI) -> Schema:
         for path, operations in document["paths"].items():
             for verb, operation in operations.items():
                 method = verb.upper()
-                _complete(path, method, operation, routes[method, path])
+                _complete(path, method, operation, schemas, routes[method, path])
         app.openapi_schema = document
     return app.openapi_schema
 
 
-def _complete(path: str, method: str, operation: Schema, route: CheckedRoute) -> None:
+def _complete(
+    path: str, method: str, operation: Schema, schemas: dict[str, Schema], route: CheckedRoute
+) -> None:
     needed = route.access
     responses: dict[str, Schema] = operation["responses"]
     responses.pop("default", None)
@@ -79,6 +82,9 @@ def _complete(path: str, method: str, operation: Schema, route: CheckedRoute) ->
             responses["200"] = _response("What a dry run shows.", shown)
         responses[own] = _response(responses[own]["description"], route.documents[0])
     for status, response in responses.items():
+        for content in response.get("content", {}).values():
+            if "$ref" in content.get("schema", {}):
+                content["example"] = _example(content["schema"], schemas)
         if headers := _headers(path, method, int(status)):
             response["headers"] = _header_schemas(headers)
     if needed.needed == "open":
@@ -157,6 +163,33 @@ def _header_schemas(headers: dict[str, tuple[str, str]]) -> Schema:
         name: {"description": text, "schema": {"type": kind}}
         for name, (kind, text) in headers.items()
     }
+
+
+def _example(schema: Schema, schemas: dict[str, Schema]) -> Any:
+    """A value that fits the schema: its own example, or one made of its parts."""
+    if schema.get("examples"):
+        return schema["examples"][0]
+    if "$ref" in schema:
+        return _example(schemas[schema["$ref"].removeprefix(REFERENCE)], schemas)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return (
+            None if {"type": "null"} in schema["anyOf"] else _example(schema["anyOf"][0], schemas)
+        )
+    kind = schema.get("type")
+    if kind == "object" and "properties" in schema:
+        return {
+            name: _example(part, schemas)
+            for name, part in schema["properties"].items()
+            if name in schema.get("required", ()) or part.get("examples")
+        }
+    if schema.get("format") == "date-time":
+        return "2026-03-01T01:30:00.000Z"
+    if kind == "array":
+        return [_example(schema["items"], schemas)] if "items" in schema else []
+    plain = {"string": "text", "integer": 1, "number": 1.0, "boolean": True, "object": {}}
+    return plain.get(str(kind))
 
 
 # -- pages ----------------------------------------------------------------------------------------

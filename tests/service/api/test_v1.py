@@ -178,6 +178,20 @@ async def test_operations_are_described_for_generators(api: Api) -> None:
             assert "ETag" in responses["200"]["headers"]
 
 
+async def test_each_json_response_has_an_example(api: Api) -> None:
+    described = (await api.get("/openapi.json")).json()
+    examples = [
+        content.get("example")
+        for operations in described["paths"].values()
+        for operation in operations.values()
+        for status, response in operation["responses"].items()
+        for kind, content in response.get("content", {}).items()
+        if status < "300" and kind == "application/json" and "$ref" in content["schema"]
+    ]
+    assert len(examples) > 30
+    assert all(isinstance(example, dict) for example in examples)
+
+
 async def test_examples_of_bodies_are_accepted(api: Api) -> None:
     described = (await api.get("/openapi.json")).json()
     for path, method, operation in operations(described):
