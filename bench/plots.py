@@ -71,7 +71,7 @@ def _filled(text: str, tables: dict[str, str]) -> str:
         before, begin, rest = text.partition(f"<!-- figures: {name} -->")
         if begin:
             _, end, after = rest.partition("<!-- end -->")
-            text = f"{before}{begin}\n{table}\n{end}{after}"
+            text = f"{before}{begin}\n\n{table}\n\n{end}{after}"
     return text
 
 
@@ -282,7 +282,7 @@ def _ratios(report: dict[str, Any]) -> list[tuple[str, float]]:
 def _tables(report: dict[str, Any], path: Path) -> dict[str, str]:
     tables = {"conditions": _conditions(report, path), "peers": _peer_table(report)}
     rows = list(_readme_rows(report))
-    head = "| | |\n|---|---|\n"
+    head = "| what | figure |\n|---|---|\n"
     tables["main"] = head + "\n".join(f"| {what} | {figure} |" for what, figure in rows)
     tables["main"] += (
         f"\n\nMeasured on [{path.name[:10]}](bench/results/{path.name}){_load_note(report)}."
