@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mainspring.core.policy import Breaker as Breaker
     from mainspring.core.policy import Misfire as Misfire
     from mainspring.core.policy import Policy as Policy
+    from mainspring.core.resources import per_run as per_run
     from mainspring.core.schedules.constructors import at as at
     from mainspring.core.schedules.constructors import cron as cron
     from mainspring.core.schedules.constructors import every as every
@@ -38,6 +39,7 @@ _MODULES = {
     "core.events": ("Event",),
     "core.model": ("Attempt", "Job", "Page", "Run", "State"),
     "core.policy": ("Backoff", "Breaker", "Misfire", "Policy"),
+    "core.resources": ("per_run",),
     "scheduler": ("Client", "Scheduler"),
     "core.schedules": ("at", "cron", "every", "rrule"),
 }

@@ -21,6 +21,7 @@
     │   ├── JobChanged                   an edit of a job that was edited meanwhile
     │   ├── RecordUnreadable             a job or run that this version cannot read
     │   └── InvalidState                 the state of a run, job or program does not allow this
+    ├── ResourceFailed                 a factory of `resources` raised at the start
     ├── NotStarted                     a client or scheduler was used before start or after stop
     ├── RunTimeout (TimeoutError)      a handler ran longer than its timeout
     ├── RunCancelled                   a cancel stopped a handler in its own process
@@ -399,6 +400,11 @@ class RecordUnreadable(Conflict):
 
 class InvalidState(Conflict):
     """The state of the run, the job or the program does not allow this."""
+
+
+class ResourceFailed(MainspringError):
+    """A factory of `Scheduler(resources=…)` raised at the start, so nothing was started. The
+    factory's own error is its `__cause__`."""
 
 
 class NotStarted(MainspringError):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
+import typing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
-from types import MappingProxyType
-from typing import Any, Protocol
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, cast
 
 import msgspec
 from msgspec import Struct
@@ -106,8 +108,18 @@ class HandlerTransaction(Protocol):
     def __exit__(self, *error: Any) -> None: ...
 
 
-class RunContext:
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # every type checker knows it; nothing imports it
+
+    R = TypeVar("R", bound=Mapping[str, Any], default=Mapping[str, Any])
+else:
+    R = typing.TypeVar("R")
+
+
+class RunContext(Generic[R]):
     """One attempt, seen from inside its handler.
+
+    `RunContext[Shop]` gives `resources` the types of `Shop`, a `TypedDict` of the program.
 
     `results` holds the results of the jobs this run came after, by job id; `results.failed` holds
     those that did not succeed. `results.runs` holds every run it came after, `results.failed_runs`
@@ -155,7 +167,7 @@ class RunContext:
         self.started_at: datetime = run.started_at or run.run_at
         self.token: int = run.token
         self.payload: Any = run.payload
-        self.resources: Mapping[str, Any] = resources if resources is not None else {}
+        self.resources: R = cast(R, resources if resources is not None else {})
         self.results: UpstreamResults = UpstreamResults() if results is None else results
         self.cancelled: bool = False
         self.in_transaction: bool = False
@@ -244,41 +256,40 @@ class RunContext:
         self.latest_progress = Progress(_number(done), total, text)
 
 
-class ProcessResources(Mapping[str, Any]):
-    """`ctx.resources` in a separate process. It contains the resources that are JSON values. Access
-    to any other resource raises `InvalidState`, because a connection cannot be passed to a
-    process."""
+def is_context_parameter(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    """Whether the first parameter of a handler is its context. An annotation decides; without one
+    that can be read, the name does."""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return False
+    if is_annotated_as_context(parameter, hints):
+        return True
+    unknown = parameter.annotation is parameter.empty or parameter.name not in hints
+    return unknown and parameter.name in ("ctx", "context")
 
-    def __init__(self, values: Mapping[str, Any], withheld: Mapping[str, str]) -> None:
-        self._values = values
-        self._withheld = withheld
 
-    @staticmethod
-    def encode(resources: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-        """The resources as JSON texts, and of the others why they have none."""
-        texts: dict[str, str] = {}
-        withheld: dict[str, str] = {}
-        for name, value in resources.items():
-            try:
-                texts[name] = codec.encode(value, what="value")
-            except InvalidPayload as error:
-                withheld[name] = error.reason
-        return texts, withheld
+def is_annotated_as_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    if parameter.name in hints:
+        return _is_context_type(hints[parameter.name])
+    if not isinstance(parameter.annotation, str):
+        return False
+    # The name may be imported for type checkers only.
+    names = parameter.annotation.strip("\"'").split("|")
+    plain = (name.partition("[")[0].strip() for name in names)
+    return any(name.rpartition(".")[2] == RunContext.__name__ for name in plain)
 
-    def __getitem__(self, name: str) -> Any:
-        if name in self._withheld:
-            raise InvalidState(
-                f"the resource {name!r} cannot be handed to a process of its own"
-                f" ({self._withheld[name]}): make it in the handler or at the top of its module,"
-                ' or use isolation="thread"'
-            )
-        return self._values[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
+def _is_context_type(annotation: Any) -> bool:
+    """Whether it is `RunContext`, also as an alias, optional or `Annotated`."""
+    if isinstance(annotation, type):
+        return issubclass(annotation, RunContext)
+    if typing.get_origin(annotation) is RunContext:
+        return True
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _is_context_type(annotation.__origin__)
+    if typing.get_origin(annotation) in (typing.Union, UnionType):
+        return any(map(_is_context_type, typing.get_args(annotation)))
+    alias = getattr(annotation, "__value__", None)  # of a `type` statement
+    return alias is not None and _is_context_type(alias)
 
 
 CONTEXT_IN_TRANSACTION: ContextVar[RunContext | None] = ContextVar(
@@ -287,7 +298,7 @@ CONTEXT_IN_TRANSACTION: ContextVar[RunContext | None] = ContextVar(
 """The context of the handler whose transaction is open in this task, or in the task that started
 it."""
 
-Transact = Callable[[RunContext], HandlerTransaction]
+Transact = Callable[[RunContext[Any]], HandlerTransaction]
 
 
 def keep_detail(context: RunContext, detail: Any) -> None:

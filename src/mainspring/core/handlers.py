@@ -6,17 +6,21 @@ import difflib
 import functools
 import inspect
 import sys
-import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from types import CodeType, UnionType
+from types import CodeType
 from typing import Any
 
 from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes, type_hints
-from mainspring.core.context import RunContext
+from mainspring.core.context import (
+    RunContext,
+    is_annotated_as_context,
+    is_context_parameter,
+)
 from mainspring.core.model import Job
 from mainspring.core.options import EnqueueOptions, option_names
+from mainspring.core.resources import Resources
 from mainspring.errors import (
     ArgumentsRefused,
     HandlerNotFound,
@@ -25,9 +29,10 @@ from mainspring.errors import (
     JobExists,
 )
 
-Around = Callable[[RunContext], "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]"]
+Around = Callable[
+    [RunContext[Any]], "AbstractContextManager[Any] | AbstractAsyncContextManager[Any]"
+]
 
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -105,12 +110,12 @@ class Handler:
             )
         parameters = list(inspect.signature(function).parameters.values())
         hints = type_hints(function)
-        self.takes_context = bool(parameters) and _is_context(parameters[0], hints)
+        self.takes_context = bool(parameters) and is_context_parameter(parameters[0], hints)
         if self.takes_context:
             _check_context(name, parameters[0])
             parameters = parameters[1:]
         for parameter in parameters:
-            if _is_annotated_as_context(parameter, hints):
+            if is_annotated_as_context(parameter, hints):
                 raise InvalidInput(
                     f"handler {name!r} takes {parameter}: the context is the first parameter",
                     field="handler",
@@ -186,7 +191,7 @@ class Handler:
             raise ArgumentsRefused(str(error)) from None
 
     def call(self, context: RunContext, payload: Any) -> Any:
-        if self.around is None:
+        if self.around is None and type(context.resources) is dict:
             return self._call(context, payload)
         call = functools.partial(self._call, context, payload)
         return call_inside(self.around, context, call, is_async=self.is_async)
@@ -298,10 +303,22 @@ def check_around(around: object) -> None:
 
 
 def call_inside(
-    around: Around, context: RunContext, call: Callable[[], Any], *, is_async: bool
+    around: Around | None, context: RunContext, call: Callable[[], Any], *, is_async: bool
 ) -> Any:
-    """Call a handler inside the context manager that `around(context)` returns, in the thread, task
-    or process of the handler. An async handler takes a sync or an async one."""
+    """Call a handler, in its own thread, task or process, with the resources that are opened for
+    each run, and inside the context manager that `around(context)` returns. An async handler takes
+    a sync or an async one."""
+    if around is not None:
+        call = functools.partial(_call_around, around, context, call, is_async)
+    resources = context.resources
+    if isinstance(resources, Resources):
+        return resources.call(context, call, is_async=is_async)
+    return call()
+
+
+def _call_around(
+    around: Around, context: RunContext, call: Callable[[], Any], is_async: bool
+) -> Any:
     manager = around(context)
     if is_async:
         return _await_inside(manager, call)
@@ -337,39 +354,6 @@ def name_of(function: Callable[..., Any]) -> str:
             f"{function!r} has no name of its own: give the job one with id=…", field="id"
         )
     return name
-
-
-def _is_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
-    """Whether the first parameter of a handler is its context. An annotation decides; without one
-    that can be read, the name does."""
-    if parameter.kind in _VARIABLE:
-        return False
-    if _is_annotated_as_context(parameter, hints):
-        return True
-    unknown = parameter.annotation is parameter.empty or parameter.name not in hints
-    return unknown and parameter.name in ("ctx", "context")
-
-
-def _is_annotated_as_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
-    if parameter.name in hints:
-        return _is_context_type(hints[parameter.name])
-    if not isinstance(parameter.annotation, str):
-        return False
-    # The name may be imported for type checkers only.
-    names = parameter.annotation.strip("\"'").split("|")
-    return any(name.strip().rpartition(".")[2] == RunContext.__name__ for name in names)
-
-
-def _is_context_type(annotation: Any) -> bool:
-    """Whether it is `RunContext`, also as an alias, optional or `Annotated`."""
-    if isinstance(annotation, type):
-        return issubclass(annotation, RunContext)
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _is_context_type(annotation.__origin__)
-    if typing.get_origin(annotation) in (typing.Union, UnionType):
-        return any(map(_is_context_type, typing.get_args(annotation)))
-    alias = getattr(annotation, "__value__", None)  # of a `type` statement
-    return alias is not None and _is_context_type(alias)
 
 
 def _check_context(name: str, parameter: inspect.Parameter) -> None:

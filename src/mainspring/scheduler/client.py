@@ -94,6 +94,7 @@ from mainspring.scheduler.queries import (
     page_offset,
     state_set,
 )
+from mainspring.scheduler.resource_keeper import ResourceKeeper
 from mainspring.scheduler.statistics import JobHealth, JobMetrics, SchedulerHealth, Stats
 from mainspring.scheduler.workflow import SEARCHED_RUNS, Workflow, read_workflow
 from mainspring.stores import DEFAULT_STORE, STORE_OF_ENVIRONMENT, open_store
@@ -182,7 +183,9 @@ class Client:
         )
         self._inline = inline
         self._takes_within = False  # not yet known
+        self._jobs_in_code: dict[str, Job] = {}
         self._resources: Mapping[str, Any] = {}
+        self._resource_keeper: ResourceKeeper | None = None
         self._registry = Registry()
         self.webhooks = Webhooks(self._store, webhooks)
         if self.webhooks.available:
@@ -1127,7 +1130,12 @@ class Client:
             return
         starting = self._starting = concurrent.futures.Future()
         try:
-            engine, engine_loop = self._make_engine(program_loop)
+            resources: Mapping[str, Any] = {}
+            if self._resources and self._settings.workers:
+                self._resource_keeper = ResourceKeeper(self._resources)
+                resources = await self._resource_keeper.open()
+            engine, engine_loop = self._make_engine(program_loop, resources)
+            jobs = [*jobs, *self._jobs_in_code.values()]  # also those of modules imported just now
             await engine_loop.call(self._start_engine(engine, jobs))
         except BaseException as error:
             await self._start_failed(error)
@@ -1144,7 +1152,7 @@ class Client:
             if self._inline or self._was_stopped or not self.opens_itself:
                 raise NotStarted(self._how_to_start)
             self._own_loop = LoopThread("mainspring-listeners")
-            engine, engine_loop = self._make_engine(self._own_loop.loop)
+            engine, engine_loop = self._make_engine(self._own_loop.loop, {})
             self._opened_itself = True
             atexit.register(self._close_at_exit)
             asyncio.run_coroutine_threadsafe(self._open_engine(engine), engine_loop.loop)
@@ -1171,6 +1179,7 @@ class Client:
         self._opening = self._engine = self._engine_loop = None
         if engine_loop is not None:
             await engine_loop.close()
+        await self._close_resources()
         if own_loop is not None and self._opened_itself:
             self._own_loop, self._opened_itself = None, False
             await own_loop.close_from_loop()
@@ -1183,7 +1192,9 @@ class Client:
     def _close_at_exit(self) -> None:
         self._stop_from_plain_code(self.stop)
 
-    def _make_engine(self, program_loop: asyncio.AbstractEventLoop) -> tuple[Engine, EngineLoop]:
+    def _make_engine(
+        self, program_loop: asyncio.AbstractEventLoop, resources: Mapping[str, Any]
+    ) -> tuple[Engine, EngineLoop]:
         self._was_stopped = False
         self._opening = concurrent.futures.Future()
         self._program_loop = program_loop
@@ -1197,7 +1208,7 @@ class Client:
             self._settings,
             events=self._events,
             rng=self._rng,
-            resources=self._resources,
+            resources=resources,
             warn_of_new_store=self.warns_of_new_store,
         )
         return engine, engine_loop
@@ -1240,6 +1251,7 @@ class Client:
             self._engine = self._engine_loop = None
             await asyncio.sleep(0)
             await self._events.drained()
+            await self._close_resources()
             await engine_loop.call(self.webhooks.close())
             await engine_loop.close()
             if self._opened_itself:
@@ -1252,6 +1264,11 @@ class Client:
         finally:
             self._stopping = None
             stopping.set_result(None)
+
+    async def _close_resources(self) -> None:
+        keeper, self._resource_keeper = self._resource_keeper, None
+        if keeper is not None:
+            await keeper.close()
 
     def _start_from_plain_code(self) -> None:
         """Start with an event loop in a thread, for async handlers and listeners."""

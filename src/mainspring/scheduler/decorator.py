@@ -140,8 +140,8 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[RunContext, P], Coroutine[Any, Any, T]], /
-    ) -> DecoratedJob[P, Concatenate[RunContext, P], Coroutine[Any, Any, T], T]: ...
+        self, function: Callable[Concatenate[RunContext[Any], P], Coroutine[Any, Any, T]], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], Coroutine[Any, Any, T], T]: ...
 
     @overload
     def __call__(
@@ -150,8 +150,8 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[RunContext, P], T], /
-    ) -> DecoratedJob[P, Concatenate[RunContext, P], T, T]: ...
+        self, function: Callable[Concatenate[RunContext[Any], P], T], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], T, T]: ...
 
     @overload
     def __call__(self, function: Callable[P, T], /) -> DecoratedJob[P, P, T, T]: ...

@@ -44,6 +44,7 @@ from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
 from mainspring.scheduler.definitions import draft_job, refuse_unknown_options
 from mainspring.scheduler.job_file import JobSet, read_job_file, read_jobs
+from mainspring.scheduler.resource_keeper import check_resources
 from mainspring.scheduler.run_forever import HOW_TO_STOP, run_until_signal, show, summary
 from mainspring.stores import STORE_OF_ENVIRONMENT
 from mainspring.stores.protocol import Store
@@ -131,13 +132,12 @@ class Scheduler(Client):
             enabled=enabled,
             memory_limit=memory_limit,
         )
-        self._resources = dict(resources or {})
+        self._resources = check_resources(resources)
         check_around(around)
         self._registry.around = around
         if default_handler is not None:
             self._registry.default = Handler("default", default_handler)
             self._registry.default.around = around
-        self._jobs_in_code: dict[str, Job] = {}
         self._job_sets: list[JobSet] = []
         self._late_jobs: dict[str, concurrent.futures.Future[Job]] = {}
         self._refused_late_jobs: dict[str, Exception] = {}
@@ -153,8 +153,8 @@ class Scheduler(Client):
 
     @overload
     def job(
-        self, function: Callable[Concatenate[RunContext, P], Coroutine[Any, Any, T]], /
-    ) -> DecoratedJob[P, Concatenate[RunContext, P], Coroutine[Any, Any, T], T]: ...
+        self, function: Callable[Concatenate[RunContext[Any], P], Coroutine[Any, Any, T]], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], Coroutine[Any, Any, T], T]: ...
 
     @overload
     def job(
@@ -163,8 +163,8 @@ class Scheduler(Client):
 
     @overload
     def job(
-        self, function: Callable[Concatenate[RunContext, P], T], /
-    ) -> DecoratedJob[P, Concatenate[RunContext, P], T, T]: ...
+        self, function: Callable[Concatenate[RunContext[Any], P], T], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], T, T]: ...
 
     @overload
     def job(self, function: Callable[P, T], /) -> DecoratedJob[P, P, T, T]: ...
@@ -397,7 +397,7 @@ class Scheduler(Client):
         with ExitStack() as error_places:
             for job_set in self._job_sets:
                 error_places.enter_context(job_set.add_error_places())
-            await super()._start(program_loop, [*jobs, *self._jobs_in_code.values()])
+            await super()._start(program_loop, jobs)
         _STARTED.add(self)
 
     async def _replace_former(self) -> None:

@@ -22,14 +22,16 @@ from zoneinfo import ZoneInfo
 
 from mainspring.core import note_kinds
 from mainspring.core.codec import decode
-from mainspring.core.context import ProcessResources, RunContext
+from mainspring.core.context import RunContext
 from mainspring.core.durations import duration, humanize
 from mainspring.core.handlers import Handler, Registry
 from mainspring.core.model import FINISHED, Job, Owner, Run, State
 from mainspring.core.options import EnqueueOptions, JobRef, job_id_of
 from mainspring.core.plurals import plural
 from mainspring.core.policy import Isolation, Span
+from mainspring.core.resources import Resources
 from mainspring.core.transitions import Change
+from mainspring.engine.executors.process_pool import resources_of_process
 from mainspring.engine.loop_thread import LoopThread, wait_for_event
 from mainspring.errors import InvalidInput, InvalidState, NotStarted, refused
 from mainspring.scheduler import Scheduler
@@ -729,12 +731,23 @@ class TestRegistry(Registry):
         return answer[0]
 
 
-def _process_resources(resources: Mapping[str, Any]) -> ProcessResources:
-    """The resources as a process of its own would have them: those that are JSON."""
-    if isinstance(resources, ProcessResources):
-        return resources
-    texts, withheld = ProcessResources.encode(resources)
-    return ProcessResources({name: decode(text) for name, text in texts.items()}, withheld)
+def _process_resources(resources: Mapping[str, Any]) -> Resources:
+    """The resources as a process of its own would have them: those that are JSON, and those that it
+    could open itself."""
+    found = resources_of_process(resources)
+    values = {name: decode(text) for name, text in found["values"].items()}
+    if not isinstance(resources, Resources):
+        return Resources(values, found["withheld"])
+    factories = {name: resources.factories[name] for name in found["factories"]}
+    opened = resources.values_of_program
+    values |= {name: opened[name] for name in factories if not factories[name].per_run}
+    return Resources(
+        values,
+        found["withheld"],
+        factories=factories,
+        on_loop=resources.on_loop,
+        loop=resources.loop,
+    )
 
 
 def _moment(given: datetime | str, timezone: str, field: str) -> datetime:

@@ -33,7 +33,6 @@ from mainspring.core.arguments import ArgumentMismatch, ArgumentTypes
 from mainspring.core.codec import decode, encode
 from mainspring.core.context import (
     MAX_LOG_BYTES,
-    ProcessResources,
     RunContext,
     UpstreamResults,
     UpstreamRun,
@@ -42,6 +41,7 @@ from mainspring.core.durations import duration
 from mainspring.core.handlers import Around, call_inside, is_async_function
 from mainspring.core.model import Run, State
 from mainspring.core.policy import error_names
+from mainspring.core.resources import Factory, Resources, naming
 from mainspring.engine.executors.procfs import ProcessUsage
 from mainspring.engine.results import error_text, kind_of, storable_result, trace_of
 from mainspring.errors import ArgumentsRefused, MainspringError, Retry, Snooze
@@ -188,13 +188,11 @@ class _Context(RunContext):
 
     def __init__(self, request: Mapping[str, Any], channel: _Channel) -> None:
         run = Run(**request["run"], payload=decode(request["payload"]))
-        values = {name: decode(text) for name, text in request["resources"].items()}
-        resources = ProcessResources(values, request["withheld"])
         upstream = [
             UpstreamRun(**{**facts, "state": State(facts["state"])})
             for facts in decode(request["upstream"])
         ]
-        super().__init__(run, resources, UpstreamResults(upstream))
+        super().__init__(run, results=UpstreamResults(upstream))
         self._channel = channel
         self._log = logging.Logger(f"mainspring.run.{self.job_id}", request["log_level"])
         self._log.addHandler(_Forward(self))
@@ -239,9 +237,17 @@ class _Server:
         self._home = os.open(".", os.O_RDONLY)
         self._pid = os.getpid()
         self._stopping = False
+        self._opened: dict[str, Any] = {}
+        self._to_close = contextlib.ExitStack()
 
     def serve(self) -> None:
         signal.signal(signal.SIGTERM, self._stop)
+        try:
+            self._serve()
+        finally:
+            self._to_close.close()
+
+    def _serve(self) -> None:
         while not self._stopping:
             request = decode(self._channel.requests.get().decode())
             self._restore()
@@ -265,6 +271,7 @@ class _Server:
             handler = _load(**request["target"])
             around = _load(**request["around"]) if request["around"] is not None else None
             with _memory_limit(request["memory_limit"]):
+                context.resources = self._resources(**request["resources"])
                 # In a copy of the process's context: the next run here must not see this one's.
                 result = contextvars.copy_context().run(_call, handler, around, context, request)
             result = storable_result(result, context)
@@ -275,6 +282,25 @@ class _Server:
             return _failure(error)
         finally:
             self._channel.set_context(None)
+
+    def _resources(
+        self,
+        values: Mapping[str, str],
+        withheld: Mapping[str, str],
+        factories: Mapping[str, Mapping[str, Any]],
+    ) -> Resources:
+        """The resources of a run. Those that are not opened for each run stay open until this
+        process ends."""
+        per_run = {}
+        for name, found in factories.items():
+            if found["per_run"]:
+                per_run[name] = Factory(name, _load(**found["target"]), per_run=True)
+            elif name not in self._opened:
+                factory = Factory(name, _load(**found["target"]), per_run=False)
+                with naming(name):
+                    self._opened[name] = factory.open_in_thread(self._to_close)
+        given = {name: decode(text) for name, text in values.items()}
+        return Resources(given | self._opened, withheld, factories=per_run)
 
     def _stop(self, *_: object) -> None:
         """SIGTERM: unwind the handler, so that its `finally` blocks run, and leave.
@@ -340,10 +366,7 @@ def _call(
         name = getattr(handler, "__name__", request["target"]["qualname"])
         raise ArgumentsRefused(f"wrong arguments for {name}: {error}") from None
     call = functools.partial(handler, *([context] if request["takes_context"] else []), **arguments)
-    if around is None:
-        result = call()
-    else:
-        result = call_inside(around, context, call, is_async=is_async_function(handler))
+    result = call_inside(around, context, call, is_async=is_async_function(handler))
     if not inspect.isawaitable(result):
         return result
     import asyncio  # late: a third of a cold start, and only async handlers need it

@@ -26,13 +26,15 @@ from typing import Any, Final
 from msgspec import structs
 
 from mainspring.core.codec import decode, encode
-from mainspring.core.context import ProcessResources, RunContext
+from mainspring.core.context import RunContext
 from mainspring.core.model import Run
+from mainspring.core.resources import Resources, not_for_process
 from mainspring.engine.attempt import AttemptError
 from mainspring.engine.executors.child_main import HEADER, make_frame, refuse_while_loading
 from mainspring.engine.executors.procfs import any_alive, memory_of_tree
 from mainspring.errors import (
     InvalidInput,
+    InvalidPayload,
     MainspringError,
     MemoryExceeded,
     NotStarted,
@@ -100,6 +102,33 @@ class Target:
         return cls(module, qualname, _main_path(), spec.parent if spec else None, layers)
 
 
+def resources_of_process(resources: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a process needs to make its own `ctx.resources`: values as JSON, where it finds the
+    factories, and of the other resources why it has none."""
+    factories = resources.factories if isinstance(resources, Resources) else {}
+    given = resources.values_of_program if isinstance(resources, Resources) else resources
+    values: dict[str, str] = {}
+    withheld: dict[str, str] = {}
+    opened: dict[str, Any] = {}
+    on_loop = resources.on_loop if isinstance(resources, Resources) else ()
+    for name in given.keys() | factories.keys():
+        try:
+            if name in factories:
+                factory = factories[name]
+                opened[name] = {
+                    "target": asdict(Target.of(factory.function)),
+                    # A loop of its process lasts for one run.
+                    "per_run": factory.per_run or name in on_loop,
+                }
+            else:
+                values[name] = encode(given[name], what="value")
+        except InvalidPayload as error:
+            withheld[name] = not_for_process(name, error.reason)
+        except InvalidInput as error:
+            withheld[name] = f"the resource {name!r} is not open in this process: {error}"
+    return {"values": values, "withheld": withheld, "factories": opened}
+
+
 def _main_path() -> str | None:
     """The file of the program that was started; None in an interactive session."""
     path = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
@@ -164,7 +193,7 @@ class ProcessPool:
         """
         refuse_while_loading()
         needs_resources = takes_context or around is not None
-        resources, withheld = ProcessResources.encode(context.resources if needs_resources else {})
+        resources = resources_of_process(context.resources if needs_resources else {})
         request = make_frame(
             {
                 "target": asdict(target),
@@ -178,7 +207,6 @@ class ProcessPool:
                     limit=sys.maxsize,
                 ),
                 "resources": resources,
-                "withheld": withheld,
                 "takes_context": takes_context,
                 "memory_limit": memory_limit,
                 "log_level": context.log.getEffectiveLevel(),
