@@ -10,9 +10,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mainspring.core.model import Run
@@ -20,7 +22,7 @@ from mainspring.stores.codec import progress_text
 from mainspring.stores.limits import ClaimLimits, RateAllowance, Turns, first_round, turn_order
 from mainspring.stores.postgresql import limits as limit_rows
 from mainspring.stores.postgresql import notes
-from mainspring.stores.postgresql.codec import RUNS
+from mainspring.stores.postgresql.codec import RUNS, arrays
 from mainspring.stores.postgresql.database import Transaction
 from mainspring.stores.protocol import Claim, Held, Renewed
 from mainspring.stores.sql import ALL_LANES, Lane, lanes_from_turn, stored_concurrency
@@ -28,6 +30,7 @@ from mainspring.stores.sql import ALL_LANES, Lane, lanes_from_turn, stored_concu
 FEW_LANES = 8
 """How many lanes more than it wants runs a claim reads at first."""
 
+_BEGINNING = (-(2**63), 0)
 _US = timedelta(microseconds=1)
 _PENDING = "NOT done AND state = 'pending' AND NOT set_aside"
 _LANES = f"""
@@ -40,16 +43,38 @@ WITH RECURSIVE lanes (lane) AS (
         ORDER BY lane LIMIT 1
     ) FROM lanes WHERE lanes.lane IS NOT NULL
 )"""
-_LANES_DUE = f"""{_LANES}
+_LANES_DUE = f"""
 SELECT due.lane, job.concurrency, job.limit_key, job.rate FROM (
-    SELECT lanes.lane FROM lanes WHERE (
-        SELECT 1 FROM mainspring.runs WHERE {_PENDING} AND lane = lanes.lane AND run_at <= %s
-        ORDER BY run_at LIMIT 1
-    ) IS NOT NULL LIMIT %s
+    SELECT found.lane
+    FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[]) AS part (low, high, at, seq)
+    CROSS JOIN LATERAL (
+        SELECT part.low AS lane WHERE (
+            SELECT 1 FROM mainspring.runs WHERE {_PENDING} AND part.at IS NOT NULL
+            AND lane = part.low AND (run_at, seq) > (part.at, part.seq) AND run_at <= %s
+            ORDER BY run_at, seq LIMIT 1
+        ) IS NOT NULL
+        UNION ALL
+        SELECT lanes.lane FROM (
+            WITH RECURSIVE lanes (lane) AS (
+                (SELECT lane FROM mainspring.runs WHERE {_PENDING} AND part.at IS NULL
+                 AND lane > part.low AND lane < part.high ORDER BY lane LIMIT 1)
+                UNION ALL
+                SELECT (
+                    SELECT lane FROM mainspring.runs
+                    WHERE {_PENDING} AND lane > lanes.lane AND lane < part.high
+                    ORDER BY lane LIMIT 1
+                ) FROM lanes WHERE lanes.lane IS NOT NULL
+            ) SELECT lane FROM lanes
+        ) AS lanes WHERE (
+            SELECT 1 FROM mainspring.runs WHERE {_PENDING} AND lane = lanes.lane AND run_at <= %s
+            ORDER BY run_at LIMIT 1
+        ) IS NOT NULL
+    ) AS found LIMIT %s
 ) AS due LEFT JOIN mainspring.jobs AS job ON job.id = split_part(due.lane, chr(31), 2)
 AND (job.concurrency IS NOT NULL OR job.rate IS NOT NULL)
 ORDER BY due.lane
 """
+"""The parts are stretches of lanes, and between them lanes whose scan begins behind an entry."""
 _LANES_AFTER = f"""{_LANES}
 SELECT lanes.lane, (
     SELECT min(run_at) FROM mainspring.runs WHERE {_PENDING} AND lane = lanes.lane AND run_at > %s
@@ -60,10 +85,12 @@ _LATEST_TIME = 253_402_300_800_000_000
 
 _LOCK_FIRST = f"""
 SELECT lanes.at, run.run_at, run.seq
-FROM unnest(%s::text[], %s::bigint[]) WITH ORDINALITY AS lanes (name, most, at)
+FROM unnest(%s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
+    WITH ORDINALITY AS lanes (name, most, first_at, first_seq, at)
 CROSS JOIN LATERAL (
     SELECT run_at, seq FROM mainspring.runs
     WHERE {_PENDING} AND lane = lanes.name AND run_at <= %s
+    AND (run_at, seq) > (lanes.first_at, lanes.first_seq)
     ORDER BY run_at, seq LIMIT lanes.most FOR UPDATE {{locked}}
 ) AS run
 """
@@ -76,6 +103,42 @@ RETURNING {RUNS.columns}
 """
 
 
+class LaneStarts:
+    """Where this client's scans of busy lanes begin: behind the run that it took last.
+
+    While a long transaction elsewhere keeps vacuum from its work, the entries of runs that were
+    taken stay in front of the first pending one, and each claim would step over all of them: after
+    70,000 runs, a claim cost four times as much. Runs that come back with an earlier time are in
+    front of a start, so a claim looks at the whole lane every two seconds. The last second is
+    always looked at: clients do not add their runs exactly in the order of their times.
+    """
+
+    BUSY = 1000
+    """A lane has a start when this client has taken so many of its runs."""
+    LOOK = 2_000_000
+    RECENT = 1_000_000
+
+    def __init__(self) -> None:
+        self.next_look = 0
+        self._taken: Counter[str] = Counter()
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def begin(self, now: int) -> dict[str, tuple[int, int]]:
+        """The starts that a claim uses: none if it is to look at the whole."""
+        if not self.next_look - self.LOOK <= now < self.next_look:
+            self.next_look = now + self.LOOK
+            return {}
+        recent = (now - self.RECENT, 0)
+        return {i: min(self._last[i], recent) for i, n in self._taken.items() if n >= self.BUSY}
+
+    def took(self, lane: str, runs: Sequence[tuple[int, int]]) -> None:
+        if len(self._last) >= 1000:
+            self._taken.clear()
+            self._last.clear()
+        self._taken[lane] += len(runs)
+        self._last[lane] = max(runs)
+
+
 class Taken(NamedTuple):
     """The runs that a claim took, in order; if it took none, when the next one falls due. `again`:
     it met only runs that cannot be read, and others may be due behind them."""
@@ -85,9 +148,12 @@ class Taken(NamedTuple):
     again: bool = False
 
 
-async def claim_runs(tx: Transaction, claim: Claim, *, skip_locked: bool) -> Taken:
+async def claim_runs(
+    tx: Transaction, claim: Claim, lane_starts: LaneStarts, *, skip_locked: bool
+) -> Taken:
     kept: dict[str, Sequence[Any]] = {}
-    lanes = [lane async for lane in _due_lanes(tx, claim, kept)] if claim.limit > 0 else []
+    starts = lane_starts.begin(tx.now)
+    lanes = [lane async for lane in _due_lanes(tx, claim, kept, starts)] if claim.limit > 0 else []
     if kept:  # all locks at once, in one order: else two claims wait for each other
         await limit_rows.lock(tx, limit_rows.lock_names(kept))
     limits = _no_limits(tx, claim)
@@ -97,7 +163,10 @@ async def claim_runs(tx: Transaction, claim: Claim, *, skip_locked: bool) -> Tak
     for _, level in groupby(lanes, key=lambda lane: lane.priority):
         by_job = first_round(((lane.job_id, lane) for lane in level), limits)
         passed |= by_job.keys()
-        chosen += await _take_turns(tx, by_job, limits, skip_locked=skip_locked)
+        found = await _take_turns(tx, by_job, limits, starts, skip_locked=skip_locked)
+        chosen += [seq for _, _, seq in found]
+        for name, entries in groupby(sorted(found), key=itemgetter(0)):
+            lane_starts.took(name, [entry[1:] for entry in entries])
         if limits.full:
             break
     for write in limits.rates.writes():
@@ -109,7 +178,8 @@ async def claim_runs(tx: Transaction, claim: Claim, *, skip_locked: bool) -> Tak
         await _set_aside(tx, aside)
     if taken:
         return Taken(runs, again=not runs)
-    return Taken([], await _next_due(tx, claim, limits.rates.next_start(passed)))
+    times = [limits.rates.next_start(passed), lane_starts.next_look if starts else None]
+    return Taken([], await _next_due(tx, claim, [time for time in times if time is not None]))
 
 
 def _no_limits(tx: Transaction, claim: Claim) -> ClaimLimits:
@@ -117,7 +187,10 @@ def _no_limits(tx: Transaction, claim: Claim) -> ClaimLimits:
 
 
 async def _due_lanes(
-    tx: Transaction, claim: Claim, kept: dict[str, Sequence[Any]]
+    tx: Transaction,
+    claim: Claim,
+    kept: dict[str, Sequence[Any]],
+    starts: Mapping[str, tuple[int, int]],
 ) -> AsyncIterator[Lane]:
     """The lanes that the claim may take runs from, in the order of the turns, as far as the limits
     seem to allow: they are counted again under their locks. Adds what their jobs have of limits to
@@ -125,7 +198,7 @@ async def _due_lanes(
     limits, count = _no_limits(tx, claim), claim.limit + FEW_LANES
     last: str | None
     if claim.turns:  # mostly there are few lanes: one query reads them all
-        lanes, last = await _read_due_lanes(tx, limits, kept, ALL_LANES, count)
+        lanes, last = await _read_due_lanes(tx, limits, kept, starts, ALL_LANES, count)
         if last is None:
             for lane in sorted(lanes, key=lambda lane: turn_order(claim, *lane[:2])):
                 yield lane
@@ -134,7 +207,7 @@ async def _due_lanes(
     for low, high in lanes_from_turn(claim.turns):
         last = low
         while last is not None:
-            lanes, last = await _read_due_lanes(tx, limits, kept, (last, high), count)
+            lanes, last = await _read_due_lanes(tx, limits, kept, starts, (last, high), count)
             for lane in lanes:
                 if lane.job_id not in jobs:
                     if trial.full:  # then no other job matters
@@ -150,13 +223,14 @@ async def _read_due_lanes(
     tx: Transaction,
     limits: ClaimLimits,
     kept: dict[str, Sequence[Any]],
+    starts: Mapping[str, tuple[int, int]],
     between: tuple[str, str],
     count: int,
 ) -> tuple[list[Lane], str | None]:
     """Of the first `count` lanes between two names, those that the claim may take runs from; and
     the name of the last lane, if there may be more."""
-    low, high = between
-    rows = await tx.rows(_LANES_DUE, [low, high, high, tx.now, count])
+    parts = arrays(_parts(between, starts))
+    rows = await tx.rows(_LANES_DUE, [*parts, tx.now, tx.now, count])
     lanes: list[Lane] = []
     limited: dict[str, Sequence[Any]] = {}
     for name, *limit in rows:
@@ -170,22 +244,41 @@ async def _read_due_lanes(
     return lanes, rows[-1][0] if len(rows) == count else None
 
 
+def _parts(
+    between: tuple[str, str], starts: Mapping[str, tuple[int, int]]
+) -> list[tuple[str, str, int | None, int | None]]:
+    low, high = between
+    parts: list[tuple[str, str, int | None, int | None]] = []
+    for name in sorted(name for name in starts if low < name < high):
+        parts += [(low, name, None, None), (name, name, *starts[name])]
+        low = name
+    return [*parts, (low, high, None, None)]
+
+
 async def _take_turns(
-    tx: Transaction, by_job: Mapping[str, list[Lane]], limits: ClaimLimits, *, skip_locked: bool
-) -> list[int]:
-    """Which runs each job gives. They are locked, and so are a few more that it might have given:
-    other claims pass over those until the commit."""
-    turns = Turns[int](list(by_job), limits)
+    tx: Transaction,
+    by_job: Mapping[str, list[Lane]],
+    limits: ClaimLimits,
+    starts: Mapping[str, tuple[int, int]],
+    *,
+    skip_locked: bool,
+) -> list[tuple[str, int, int]]:
+    """Which runs each job gives, as lane, time and number. They are locked, and so are a few more
+    that it might have given: other claims pass over those until the commit."""
+    turns = Turns[tuple[str, int, int]](list(by_job), limits)
     sql = _LOCK_FIRST.replace("{locked}", "SKIP LOCKED" if skip_locked else "")
     while missing := turns.missing():
         lanes = [lane for job_id in missing for lane in by_job[job_id]]
         counts = [missing[lane.job_id] for lane in lanes]
-        rows = await tx.rows(sql, [[lane.name for lane in lanes], counts, tx.now])
-        first: dict[str, list[tuple[int, int]]] = {job_id: [] for job_id in missing}
+        behind = arrays([starts.get(lane.name, _BEGINNING) for lane in lanes])
+        rows = await tx.rows(sql, [[lane.name for lane in lanes], counts, *behind, tx.now])
+        first: dict[str, list[tuple[int, int, str]]] = {job_id: [] for job_id in missing}
         for at, run_at, seq in rows:
-            first[lanes[at - 1].job_id].append((run_at, seq))
+            lane = lanes[at - 1]
+            first[lane.job_id].append((run_at, seq, lane.name))
         for job_id, count in missing.items():
-            turns.add(job_id, count, [seq for _, seq in sorted(first[job_id])[:count]])
+            entries = sorted(first[job_id])[:count]
+            turns.add(job_id, count, [(name, run_at, seq) for run_at, seq, name in entries])
     return turns.chosen()
 
 
@@ -217,7 +310,7 @@ async def release_set_aside(tx: Transaction, ids: Sequence[str]) -> None:
     )
 
 
-async def _next_due(tx: Transaction, claim: Claim, next_start: int | None) -> int | None:
+async def _next_due(tx: Transaction, claim: Claim, others: list[int]) -> int | None:
     low, high = ALL_LANES
     rows = await tx.rows(_LANES_AFTER, [low, high, high, tx.now])
     times = [
@@ -228,7 +321,7 @@ async def _next_due(tx: Transaction, claim: Claim, next_start: int | None) -> in
         and (lane := Lane.parse(name)) is not None
         and lane.is_claimed_by(claim)
     ]
-    return min(times if next_start is None else [*times, next_start], default=None)
+    return min([*times, *others], default=None)
 
 
 # -- leases ---------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class PostgresStore:
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self._url = PostgresUrl.of(url)
         self._clock = clock
+        self._lane_starts = claims.LaneStarts()
         self._session: _Session | None = None
 
     def __repr__(self) -> str:
@@ -171,7 +172,7 @@ class PostgresStore:
         skip_locked = self._url.skip_locked
         while True:
             taken = await db.transact(
-                lambda tx: claims.claim_runs(tx, claim, skip_locked=skip_locked)
+                lambda tx: claims.claim_runs(tx, claim, self._lane_starts, skip_locked=skip_locked)
             )
             if not taken.again:
                 break
