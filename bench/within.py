@@ -133,9 +133,6 @@ def _on_psycopg(url: str) -> Callable[[Client], Awaitable[Transact]]:
 
 
 def _on_sqlite(file: Path) -> Callable[[Client], Awaitable[Transact]]:
-    columns = ", ".join(sqlite_codec._INSERTED)
-    insert = f"INSERT INTO mainspring_runs ({columns}) VALUES ({{}})"
-
     async def connect(client: Client) -> Transact:
         connection = sqlite3.connect(file)
         connection.execute("CREATE TABLE orders (name TEXT)")
@@ -144,8 +141,8 @@ def _on_sqlite(file: Path) -> Callable[[Client], Awaitable[Transact]]:
             connection.execute("INSERT INTO orders VALUES (?)", ["row"])
             if run_id:
                 run = _bare_run(run_id)
-                row = sqlite_codec.run_row(run, Lane.of(run).name, codec.encode(PAYLOAD))
-                connection.execute(insert.format(",".join("?" * len(row))), row)
+                row = (run, Lane.of(run).name, codec.encode(PAYLOAD))
+                sqlite_codec.insert_runs(connection, [row])
             else:
                 await client.enqueue("ship", PAYLOAD, within=connection)
             connection.commit()

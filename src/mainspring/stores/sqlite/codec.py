@@ -19,7 +19,7 @@ from mainspring.core.model import Job, Run, replace
 from mainspring.core.policy import MAX_PRIORITY
 from mainspring.stores.codec import JOB, RUN, Table, from_us, read_parts, row_reader, row_writer
 from mainspring.stores.sql import LIMIT_COLUMNS, SEPARATOR, limit_columns
-from mainspring.stores.sqlite.statements import BulkSql, one_value, select
+from mainspring.stores.sqlite.statements import BulkSql, bulk, one_value, select
 
 V = TypeVar("V", Run, Job)
 
@@ -79,24 +79,43 @@ class _Rows(Generic[V]):
 
 _RUN = RUN.adapted(**ADAPTED)
 _RUN_ROWS = _Rows(_RUN, "seq")
-_WRITTEN = tuple(name for name in RUN.fields if name != "payload")
-_INSERTED = (*(f'"{name}"' for name in _WRITTEN), "lane", "payload")
-_run_columns = row_writer(_RUN, _WRITTEN)
+_OWN = (
+    *("id", "job_id", "handler", "queue", "priority", "created_at", "scheduled_at", "run_at"),
+    *("start_by", "dedupe_key", "after"),
+)
+_SHARED = tuple(name for name in RUN.fields if name not in (*_OWN, "payload"))
+_own_columns = row_writer(_RUN, _OWN)
+_shared_columns = row_writer(_RUN, _SHARED)
+"""The columns that a new run mostly has in common with the others of its batch. They are compared
+as they are stored: 1 and True are equal, and their JSON is not."""
 
 RUN_SELECT = f"{_RUN_ROWS.select} FROM mainspring_runs"
 BRIEF_SELECT = f"{_RUN_ROWS.select_brief} FROM mainspring_runs"
 """The same for lists. Payload, result and attempts are not read from the disk."""
 
-RUN_INSERT = (
-    f"INSERT INTO mainspring_runs ({', '.join(_INSERTED)}) SELECT * FROM (VALUES ",
-    ") WHERE column1 IS NOT NULL ON CONFLICT (id) DO NOTHING",
-    len(_INSERTED),
+_COLUMNS = [f'"{name}"' for name in (*_OWN, "lane", "payload", *_SHARED)]
+_INSERT = (
+    f"INSERT INTO mainspring_runs ({', '.join(_COLUMNS)}) SELECT * FROM (VALUES ",
+    ") AS run WHERE run.column1 IS NOT NULL ON CONFLICT (id) DO NOTHING",
+    len(_COLUMNS),
 )
+_INSERT_ALIKE = (
+    _INSERT[0],
+    f") AS run CROSS JOIN (SELECT {', '.join('?' * len(_SHARED))})"
+    " WHERE run.column1 IS NOT NULL ON CONFLICT (id) DO NOTHING",
+    len(_OWN) + 2,
+)
+"""The same for runs with the same shared columns, which are bound once. To bind them for each run
+took a tenth of the time of an enqueue in bulk."""
 
 
-def run_row(run: Run, lane: str, payload: str | None) -> list[Any]:
-    """The row of a run, its lane and its encoded payload, in the order of `_INSERTED`."""
-    return [*_run_columns(run), lane, payload]
+def insert_runs(connection: sqlite3.Connection, runs: Sequence[tuple[Run, str, str | None]]) -> int:
+    """Insert runs, each with its lane and its encoded payload; return how many are new."""
+    own = [[*_own_columns(run), lane, payload] for run, lane, payload in runs]
+    shared = [_shared_columns(run) for run, _, _ in runs]
+    if all(columns == shared[0] for columns in shared):
+        return bulk(connection, _INSERT_ALIKE, own, *(shared[0] if shared else ()))
+    return bulk(connection, _INSERT, [[*o, *s] for o, s in zip(own, shared, strict=True)])
 
 
 def read_runs(text: str, *, brief: bool = False) -> list[tuple[int, Run]]:

@@ -17,8 +17,7 @@ from mainspring.stores.evaluation import new_run_by_clock
 from mainspring.stores.protocol import Added
 from mainspring.stores.sql import Lane, find_duplicates
 from mainspring.stores.sqlite.codec import (
-    RUN_INSERT,
-    run_row,
+    insert_runs,
     runs_by_id,
     select_runs_by,
 )
@@ -60,12 +59,12 @@ def _by_clock(tx: WriteTransaction, item: NewRun) -> NewRun:
 def _insert(tx: WriteTransaction, items: Sequence[NewRun]) -> dict[str, Run]:
     """Insert the runs whose id is new. If some ids are not new, return all runs as stored."""
     _count_finished(tx, [item.run for item in items if item.run.finished])
-    rows = [run_row(item.run, Lane.of(item.run).name, item.payload) for item in items]
-    inserted = bulk(tx.connection, RUN_INSERT, rows)
+    rows = [(item.run, Lane.of(item.run).name, item.payload) for item in items]
+    inserted = insert_runs(tx.connection, rows)
     waits = [(name, item.run.id) for item in items for name in item.run.after]
     if waits:
         bulk(tx.connection, _WAIT, waits)
-    if inserted == len(rows):
+    if inserted == len(items):
         return {}
     return runs_by_id(tx.connection, [item.run.id for item in items])
 

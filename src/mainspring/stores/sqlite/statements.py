@@ -63,12 +63,15 @@ def _with_marks(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def bulk(connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]]) -> int:
-    """Write with `head VALUES (…), (…) tail`; return how many rows it changed.
+def bulk(
+    connection: sqlite3.Connection, sql: BulkSql, rows: Sequence[Sequence[Any]], *after: Any
+) -> int:
+    """Write with `head VALUES (…), (…) tail`; return how many rows it changed. `after` are the
+    parameters of the tail.
 
     The statement must ignore rows whose first column is null: those are the padding.
     """
-    statements = _in_chunks(sql, rows, ())
+    statements = _in_chunks(sql, rows, after)
     return sum(connection.execute(*statement).rowcount for statement in statements)
 
 
