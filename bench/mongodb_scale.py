@@ -19,10 +19,10 @@ from bench.mongodb_workers import MeasuredProcesses
 from tests.support.servers.mongodb import ReplicaSet
 
 ROUNDS = 5
-RUNS = 10_000
+RUNS = 5_000
 LIMIT = 5
 PROCESSES = 4
-LIMITED_RUNS = 2_000
+LIMITED_RUNS = 600
 HEAD_START = 5.0
 """Seconds to enqueue everything in, before it falls due."""
 

@@ -42,7 +42,7 @@ ON_MONGODB = ("mainspring-mongodb", "mongo-job-scheduler", "agenda")
 PEERS = ("mainspring", "huey", "apscheduler3", "apscheduler4", *ON_REDIS, *ON_MONGODB)
 SECONDS = 110
 """How long one of them may take."""
-DRIVEN = {"RUNS": 3000, "SAMPLES": 100, "IDLE": 5, "TICKS": 100, "TICK_SECONDS": 8}
+DRIVEN = {"RUNS": 2000, "SAMPLES": 100, "IDLE": 4, "TICKS": 100, "TICK_SECONDS": 6}
 """How much each of them does."""
 
 
