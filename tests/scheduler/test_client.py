@@ -433,6 +433,8 @@ async def test_a_clock_that_was_set_back_makes_no_run_older_than_its_job(make: M
         ahead = replace(job, created_at=job.created_at + timedelta(hours=1))
         recorder = EventRecorder(scheduler, "run.succeeded")
         assert await put_job(scheduler.store, ahead)
+        assert scheduler._engine is not None
+        scheduler._engine.context.jobs.forget("ahead")  # as an edit in this process does
         assert (await ended(scheduler, await scheduler.trigger("ahead"))).result == "done"
         await recorder.until("run.succeeded", 2)  # and a slot
 
