@@ -41,6 +41,7 @@ from mainspring.errors import (
     RunNotFound,
     StoreUnavailable,
 )
+from mainspring.stores.postgresql.claim import LaneStarts
 from tests.support.postgresql import SharedSchema, shared_schema
 
 Open = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -746,29 +747,38 @@ async def wait_until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.mark.parametrize("store", ["postgresql", "sqlite"])
 async def test_a_long_transaction_while_workers_run(
-    schema: SharedSchema, file: str, store: str
+    schema: SharedSchema, file: str, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its run starts after the commit, and so does one whose upstream run ended before it."""
+    """Its run starts after the commit, although workers have taken later ones of the lane; and so
+    does one whose upstream run ended before the commit."""
+    monkeypatch.setattr(LaneStarts, "BUSY", 20)
     url = schema.url if store == "postgresql" else f"sqlite:///{file}"
     opened = with_async_psycopg(schema.server) if store == "postgresql" else with_aiosqlite(file)
     scheduler = Scheduler(url)
-    started: list[str] = []
+    started: set[str] = set()
 
     @scheduler.job
     async def work(name: str) -> None:
-        started.append(name)
+        started.add(name)
+
+    async def fill(part: str) -> None:
+        """On SQLite it waits for the end of the caller's transaction."""
+        runs = await work.enqueue_many([{"name": f"{part} {n}"} for n in range(50)])
+        await asyncio.gather(*(scheduler.wait(run, timeout=60) for run in runs))
 
     async with scheduler:
         upstream = await work.enqueue("upstream")
-        await scheduler.wait(upstream, timeout=30)
+        await fill("early")
         async with opened as connection:
             run = await work.options(within=connection).enqueue("late")
             follower = await work.options(within=connection, after=upstream).enqueue("follower")
-            await asyncio.sleep(1.5)
-            assert started == ["upstream"]
+            filling = asyncio.create_task(fill("later"))
+            await asyncio.sleep(2.5)
+            assert not started & {"late", "follower"}
         assert (await scheduler.wait(run, timeout=30)).state is State.SUCCEEDED
         assert (await scheduler.wait(follower, timeout=60)).state is State.SUCCEEDED
-        assert (await scheduler.counts()).total(State.SUCCEEDED) == 3
+        await filling
+        assert (await scheduler.counts()).total(State.SUCCEEDED) == 103
 
 
 @pytest.mark.parametrize("store", ["postgresql", "sqlite", "mongodb"])

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel
-from psycopg.rows import TupleRow
+from psycopg.rows import TupleRow, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
 from mainspring.core.clock import Clock, from_us, to_us
@@ -81,6 +81,33 @@ class Transaction:
     async def _execute(self, sql: str, parameters: Sequence[Any]) -> Any:
         named: Any = sql.replace("mainspring.", f'"{self._schema}".')
         return await self.connection.execute(named, list(map(_escaped, parameters)), binary=True)
+
+
+class Rows:
+    """What a statement gave, as an async cursor gives it."""
+
+    def __init__(self, rows: list[tuple[Any, ...]], rowcount: int = -1) -> None:
+        self._rows = rows
+        self.rowcount = rowcount
+
+    @classmethod
+    def of(cls, cursor: Any) -> Rows:
+        return cls(cursor.fetchall() if cursor.description else [], cursor.rowcount)
+
+    async def fetchall(self) -> list[tuple[Any, ...]]:
+        return self._rows
+
+
+class BlockingConnection:
+    """A connection of plain code with a method that can be awaited, and never suspends. Its cursors
+    are of its own choice: a caller may have chosen others, or another form of rows."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def execute(self, sql: str, parameters: list[Any], *, binary: bool) -> Any:
+        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row)
+        return Rows.of(cursor.execute(sql, parameters, binary=binary))
 
 
 # PostgreSQL keeps no NUL in a text. An error message may have one, so it is written in two

@@ -25,7 +25,11 @@ from mainspring.core.clock import Clock
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
 from mainspring.stores.postgresql.commit import EncodedChange, commit_changes
-from mainspring.stores.postgresql.database import Transaction, connection_options
+from mainspring.stores.postgresql.database import (
+    BlockingConnection,
+    Transaction,
+    connection_options,
+)
 from mainspring.stores.postgresql.errors import REPEATED, is_away, translating
 from mainspring.stores.postgresql.url import PostgresUrl
 from mainspring.stores.protocol import Held
@@ -149,7 +153,7 @@ class PostgresTransaction:
             self._connections.give_back(connection, blocking=self._blocking)
 
     def _transaction(self) -> Transaction:
-        connection = _Awaitable(self._connection) if self._blocking else self._connection
+        connection = BlockingConnection(self._connection) if self._blocking else self._connection
         return Transaction(connection, self._connections.url.schema, self._connections.clock)
 
     async def _enter_on_live_connection(self) -> None:
@@ -179,25 +183,6 @@ class PostgresTransaction:
             block.__exit__(*how)
         else:
             await block.__aexit__(*how)
-
-
-class _Awaitable:
-    """A connection of plain code with methods that can be awaited, and never suspend."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    async def execute(self, *arguments: Any, **options: Any) -> Any:
-        return _AwaitableCursor(self._connection.execute(*arguments, **options))
-
-
-class _AwaitableCursor:
-    def __init__(self, cursor: Any) -> None:
-        self._cursor = cursor
-        self.rowcount = cursor.rowcount
-
-    async def fetchall(self) -> Any:
-        return self._cursor.fetchall()
 
 
 @contextmanager

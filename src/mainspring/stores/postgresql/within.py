@@ -29,7 +29,7 @@ from mainspring.stores.evaluation import new_run_by_clock
 from mainspring.stores.postgresql import counters
 from mainspring.stores.postgresql.codec import INSERT_RUNS, arrays, run_row, runs_by_id
 from mainspring.stores.postgresql.commit import WAIT
-from mainspring.stores.postgresql.database import MOST_TRIES, Transaction
+from mainspring.stores.postgresql.database import MOST_TRIES, BlockingConnection, Rows, Transaction
 from mainspring.stores.postgresql.dedupe import CHUNK, find_held_keys
 from mainspring.stores.protocol import Added
 
@@ -124,34 +124,12 @@ async def _insert(tx: Transaction, runs: Sequence[Run]) -> list[str]:
 # -- the drivers ----------------------------------------------------------------------------
 
 
-class _Rows:
-    """What a statement returned, as a cursor of psycopg gives it."""
-
-    rowcount = -1
-
-    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
-        self._rows = rows
-
-    async def fetchall(self) -> list[tuple[Any, ...]]:
-        return self._rows
-
-
-class _Psycopg:
-    """Cursors of its own: the caller may have chosen others, or another form of rows."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
+class _Psycopg(BlockingConnection):
     def refusal(self) -> str | None:
         if self._connection.closed:
             return "this connection is closed"
         idle = self._connection.info.transaction_status == TransactionStatus.IDLE
         return _AUTOCOMMIT if idle and self._connection.autocommit else None
-
-    async def execute(self, sql: str, parameters: list[Any], **_: Any) -> Any:
-        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row)
-        cursor.execute(sql, parameters)
-        return _Rows(cursor.fetchall() if cursor.description else [])
 
 
 class _AsyncPsycopg(_Psycopg):
@@ -165,7 +143,7 @@ class _Psycopg2(_Psycopg):
         plain = sys.modules["psycopg2.extensions"].cursor
         with self._connection.cursor(cursor_factory=plain) as cursor:
             cursor.execute(sql, parameters)
-            return _Rows(cursor.fetchall() if cursor.description else [])
+            return Rows.of(cursor)
 
 
 class _Asyncpg:
@@ -180,7 +158,7 @@ class _Asyncpg:
     async def execute(self, sql: str, parameters: list[Any], **_: Any) -> Any:
         parts = sql.split("%s")
         numbered = "".join(f"{part}${n}" for n, part in enumerate(parts[:-1], 1)) + parts[-1]
-        return _Rows([tuple(row) for row in await self._connection.fetch(numbered, *parameters)])
+        return Rows([tuple(row) for row in await self._connection.fetch(numbered, *parameters)])
 
 
 _AUTOCOMMIT = "this connection is in no transaction, and commits each statement by itself"
