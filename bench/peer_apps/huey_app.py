@@ -9,7 +9,7 @@ work = app.task()(note)
 SETTINGS = "SQLite, fsync, 4 threads, polling at 10 to 50 ms"
 WORKER = [
     *(sys.executable, "-m", "huey.bin.huey_consumer", "huey_app.app"),
-    *("-w", "4", "-d", "0.01", "-m", "0.05", "-n"),
+    *("-w", "4", "-d", "0.01", "-m", "0.05", "-n", "-q"),
 ]
 
 

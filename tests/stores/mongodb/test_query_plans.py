@@ -184,7 +184,8 @@ async def test_the_newest_run_of_each_job_is_found_by_steps(
     """From job to job in the index, past their other runs."""
     found = await store.find(RunQuery(jobs=frozenset({"job", "nobody"}), tried=True, limit=1))
     assert [run.job_id for run in found.items] == ["job"]
-    few, stepped = await explained(store, sent)
+    plans = await explained(store, sent)
+    [few, stepped] = sorted(plans, key=lambda plan: "DISTINCT_SCAN" in plan.stages)
     assert few.keys <= 3
     assert "DISTINCT_SCAN" in stepped.stages
     assert stepped.keys <= 2 * 2

@@ -147,15 +147,17 @@ async def _newest_by_steps(db: Database, query: RunQuery, jobs: Sequence[str]) -
         ]
         for state in sorted(states - untried)
     ]
-    few: list[Document] = []
-    if untried:
-        where = {"job_id": {"$in": jobs}, **listed(replace(query, jobs=None, states=untried))}
-        walk = db.runs.find(where, BRIEF if query.brief else None, hint="tried")
-        few = await walk.limit(len(jobs) + 1).to_list()
+    if not untried:
+        return await _run_pipelines(db, query, pipelines)
+    where = {"job_id": {"$in": jobs}, **listed(replace(query, jobs=None, states=untried))}
+    walk = db.runs.find(where, BRIEF if query.brief else None, hint="tried")
+    runs, few = await asyncio.gather(
+        _run_pipelines(db, query, pipelines), walk.limit(len(jobs) + 1).to_list()
+    )
     if len(few) > len(jobs):
-        few, others = [], _newest_by_job(replace(query, states=untried), jobs)
-        pipelines += others
-    return few + await _run_pipelines(db, query, pipelines)
+        others = _newest_by_job(replace(query, states=untried), jobs)
+        few = await _run_pipelines(db, query, others)
+    return runs + few
 
 
 def _newest_by_job(query: RunQuery, jobs: Iterable[str]) -> list[list[Document]]:
