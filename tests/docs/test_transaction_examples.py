@@ -1,9 +1,13 @@
-"""The examples of how-to/enqueue-in-your-own-transaction.md on PostgreSQL and MongoDB."""
+"""The examples of how-to/enqueue-in-your-own-transaction.md on PostgreSQL and MongoDB, and that of
+how-to/write-effects-once.md on PostgreSQL."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +27,7 @@ from tests.support.postgresql import SharedSchema
 from tests.support.servers.fixtures import *  # noqa: F403
 
 PAGE = DOCS / "how-to" / "enqueue-in-your-own-transaction.md"
+EFFECTS_PAGE = DOCS / "how-to" / "write-effects-once.md"
 
 
 @pytest.fixture
@@ -112,6 +117,22 @@ async def test_sql_example(database: str) -> None:
             connection.execute(sql.encode())
             connection.execute("INSERT INTO orders VALUES (1), (2)")
         await check(scheduler, [1, 2])
+
+
+def test_effects_example_on_postgresql(database: str, tmp_path: Path) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE accounts (name text PRIMARY KEY, cents int)")
+        connection.execute("INSERT INTO accounts VALUES ('ada', 1000), ('grace', 1000)")
+    [block] = [one.text for one in blocks(EFFECTS_PAGE) if one.kind == "postgresql"]
+    assert block.count("postgresql://app@db/shop") == 1
+    script = tmp_path / "page.py"
+    script.write_text(block.replace("postgresql://app@db/shop", database))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with psycopg.connect(database) as reader:
+        assert reader.execute("SELECT * FROM accounts").fetchall() == [("grace", 1000)]
 
 
 async def test_mongodb_example(database_url: str) -> None:

@@ -124,8 +124,9 @@ async def reseal(call: Call) -> None:
     """Encrypt the secrets of all webhooks again with the newest key.
 
     Older keys can go then. The keys are those in MAINSPRING_SECRET_KEY (the newest first), in the
-    app, in the file beside an embedded database, and the key that a shared store (MongoDB, object
-    storage) keeps itself where no other was given. If it is interrupted, run it again.
+    app, in the file next to an embedded database, and the key that a shared store (PostgreSQL,
+    MongoDB, object storage) keeps itself where no other was given. If it is interrupted, run it
+    again.
     """
     async with call.client(with_code=True) as client:
         count = await client.reseal_secrets()

@@ -183,9 +183,10 @@ class RunContext(Generic[R]):
         """Writes of the handler that commit together with the run's completion, or not at all.
 
         `async with ctx.transaction() as session:` (in a plain handler `with`). The session is
-        the store's: a connection to the scheduler's own file on SQLite, a client session on
-        MongoDB. The end of the block ends the run, so it is the handler's last act; the run's
-        result is what the block sets as `ctx.result`. See docs/explanation/effect-once.md.
+        the store's: a connection to the scheduler's own file on SQLite, one of psycopg on
+        PostgreSQL, a client session on MongoDB. The end of the block ends the run, so it is the
+        handler's last act; the run's result is what the block sets as `ctx.result`. See
+        docs/explanation/effect-once.md.
         """
         if self._transact is None:
             raise InvalidState(
