@@ -1,16 +1,19 @@
-"""The examples of docs/how-to/use-in-a-web-application.md answer requests and enqueue."""
+"""The examples of the pages on web frameworks answer requests and enqueue."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from tests.support.doc_examples import DOCS, blocks
 
-PAGE = DOCS / "how-to" / "use-in-a-web-application.md"
+PAGES = [
+    DOCS / "how-to" / f"{name}.md" for name in ("use-in-a-web-application", "use-with-fastapi")
+]
 
 STORE_JOBS = """
 from jobs import scheduler
@@ -26,6 +29,14 @@ from starlette.testclient import TestClient
 with TestClient(import_module(sys.argv[1]).app) as web:
     assert web.post("/orders/1").status_code == 200
     assert web.post("/orders/1").json()["run"]
+"""
+DASHBOARD = """
+from starlette.testclient import TestClient
+from fastapi_dashboard import app
+
+with TestClient(app) as web:
+    assert web.get("/jobs/").status_code == 403
+    assert "send_email" in web.get("/jobs/jobs", headers={"x-admin": "let-me-in"}).text
 """
 FORKED = """
 import os
@@ -74,7 +85,7 @@ fork_twice(request)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for block in blocks(PAGE):
+    for block in chain.from_iterable(map(blocks, PAGES)):
         if block.kind == "framework" and block.title is not None:
             (tmp_path / block.title).write_text(block.text)
     run(tmp_path, STORE_JOBS)
@@ -103,6 +114,10 @@ def runs_in(folder: Path) -> str:
 def test_a_web_process_enqueues_or_runs_its_own_jobs(folder: Path, module: str, runs: str) -> None:
     run(folder, FASTAPI, module)
     assert runs_in(folder) == runs
+
+
+def test_the_dashboard_asks_for_the_login_of_the_application(folder: Path) -> None:
+    run(folder, DASHBOARD)
 
 
 @pytest.mark.parametrize("script", [FLASK, DJANGO], ids=["flask", "django"])

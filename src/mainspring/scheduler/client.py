@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Never, NoReturn, Self, TypeVar, Unpack, overload
 
@@ -993,6 +994,21 @@ class Client:
     def store_time(self) -> datetime:
         """The store's time, from its last reading; before start, this machine's time."""
         return self._clock.now() if self._engine is None else self._engine.time.now()
+
+    # In another application
+
+    def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
+        """The HTTP API and the dashboard as an ASGI application, to mount in one of yours. It needs
+        an API key (`mainspring keys create`) unless you say `auth=None`, because you guard it
+        yourself.
+        Settings: rate_limit, body_limit, job_retry_attempts, job_retry_delay."""
+        if auth not in ("keys", None):
+            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}", field="auth", given=auth)
+        # By name: both are layers above this one, and most programs never need them.
+        import_module("mainspring.service").require_server()
+        return import_module("mainspring.dashboard.app").create_mounted_app(
+            self, settings, without_keys=auth is None
+        )
 
     # Steps
 

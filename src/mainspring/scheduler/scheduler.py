@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -38,7 +37,7 @@ from mainspring.engine.engine import Engine
 from mainspring.engine.executors.child_main import refuse_while_loading
 from mainspring.engine.run_operations import EnqueueBatch, EnqueueFacts, Target
 from mainspring.engine.settings import Choices, Settings
-from mainspring.errors import InvalidInput, InvalidState
+from mainspring.errors import InvalidState
 from mainspring.scheduler.blocking import BlockingMethod, refuse_running_loop
 from mainspring.scheduler.client import BlockingClient, Client, ScheduleLike
 from mainspring.scheduler.decorator import DecoratedJob, JobDecorator
@@ -367,19 +366,6 @@ class Scheduler(Client):
         )
         if not signalled:
             raise SystemExit("the process has reached its memory limit: start it again")
-
-    def asgi(self, *, auth: str | None = "keys", **settings: Any) -> Any:
-        """The HTTP API and the dashboard as an ASGI application, to mount in one of yours. It needs
-        an API key (`mainspring keys create`) unless you say `auth=None`, because you guard it
-        yourself.
-        Settings: rate_limit, body_limit, job_retry_attempts, job_retry_delay."""
-        if auth not in ("keys", None):
-            raise InvalidInput(f"auth is 'keys' or None, not {auth!r}", field="auth", given=auth)
-        # By name: both are layers above this one, and most programs never need them.
-        import_module("mainspring.service").require_server()
-        return import_module("mainspring.dashboard.app").create_mounted_app(
-            self, settings, without_keys=auth is None
-        )
 
     # Steps
 

@@ -1,0 +1,1 @@
+"""Integrations with web frameworks. Each module is optional, and imports its framework."""
