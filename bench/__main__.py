@@ -26,6 +26,7 @@ BENCHMARKS = {
     "mongodb": "drain, latency and idle cost on MongoDB, beside bare pymongo",
     "mongodb_scale": "four processes and a limit over them, on MongoDB",
     "objects": "drain, latency, requests and their price on object storage, beside SQLite",
+    "postgresql": "enqueue, drain, latency and lateness on PostgreSQL, beside bare psycopg",
     "postgresql_bloat": "claims and commits on PostgreSQL under a held snapshot, and among many",
     "transactions": "adds with dedupe keys and firings on MongoDB, beside bare transactions",
     "within": "a run in the program's own transaction, beside a bare insert in it",

@@ -1,4 +1,4 @@
-"""What the MongoDB benchmark runs in processes of their own."""
+"""What the MongoDB and PostgreSQL benchmarks run in processes of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from bench import bare_mongodb
 from mainspring import Scheduler
 from mainspring.cli.processes import tune_garbage_collector
-from mainspring.stores.mongodb import MongoStore
+from mainspring.stores import open_store
 
 __all__ = [
     "IDLE_SECONDS",
@@ -76,7 +76,7 @@ async def _worker(pipe: Connection, url: str, seconds: float, limit: int | None)
             await asyncio.sleep(seconds)
         done += 1
 
-    store = MongoStore(url)
+    store = open_store(url)
     await store.open()  # so that what is measured does not begin with indexes
     await store.close()
     pipe.send("ready")

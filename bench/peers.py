@@ -35,6 +35,10 @@ PACKAGES = {
         "rq==2.12.0",
     ),
     "apscheduler4": ("apscheduler==4.0.0a6", "sqlalchemy[asyncio]", "aiosqlite", "sniffio"),
+    "postgresql": (
+        *("procrastinate==3.10.0", "pgqueuer==1.6.0", "asyncpg==0.32.0"),
+        "psycopg[binary,pool]==3.3.9",
+    ),
 }
 """The environments of the peers."""
 ON_REDIS = ("celery", "dramatiq", "taskiq", "rq")

@@ -138,13 +138,14 @@ async def _among_many(
 ) -> dict[str, Any]:
     report: dict[str, Any] = {}
     now = int((await store.now()).timestamp() * 1e6)
-    for pending, finished in ((1000, 0), (options.pending, 0), (0, options.finished)):
+    steps = ((1000, 0), (options.pending, 0), (0, options.finished))
+    for at, (pending, finished) in enumerate(steps):
         say(f"{pending} pending and {finished} finished runs are added")
         with psycopg.connect(url, autocommit=True) as connection:
             old = {"now": now - 3_600_000_000}
             for name, done, state, count in (
-                (f"p{pending}-", False, "pending", pending),
-                (f"f{finished}-", True, "succeeded", finished),
+                (f"p{at}-", False, "pending", pending),
+                (f"f{at}-", True, "succeeded", finished),
             ):
                 given = {"name": name, "done": done, "state": state, "count": count, **old}
                 ended = {"finished": now - 3_600_000_000 if done else None}
