@@ -1,5 +1,5 @@
-"""`python postgresql_peer.py PEER URL RUNS SAMPLES`: one peer on PostgreSQL, in one process with its
-worker. Prints its figures as JSON. It runs in an environment with its packages.
+"""`python postgresql_peer.py PEER URL RUNS SAMPLES`: one peer on PostgreSQL, in one process with
+its worker. Prints its figures as JSON. It runs in an environment with its packages.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ async def working(app, count):
     took = time.perf_counter() - began
     if task.done():
         task.result()
-    return task, took, len(started) - (wanted - count)
+    return took, len(started) - (wanted - count)
 
 
 async def main():
@@ -127,7 +127,7 @@ async def main():
     for _ in range(runs // BATCH):
         await app.send([0.0] * BATCH)
     figures["enqueue_batches"] = round(runs / (time.perf_counter() - began))
-    task, took, done = await working(app, 300 + runs)
+    took, done = await working(app, 300 + runs)
     figures["drain"] = round(done / took)
     await asyncio.sleep(1)
     started.clear()
