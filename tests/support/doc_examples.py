@@ -104,7 +104,7 @@ def _dedent(text: str, indent: str) -> str:
 _VARYING = [
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)", "TIME"),
     (r"\b\d{8}T\d{6}(\.\d+)?Z", "TIME"),
-    (r"\bin \d+ \w+|\b\d+ \w+ ago", "SPAN"),
+    (r"\bin( \d+ [a-z]+)+|\b\d+ \w+ ago", "SPAN"),
     (r"[+-]?\d+\.\d+ ?(s|ms)\b|\b(\d+h\d\dm|\d+m\d\ds|\d\ds)\b", "DURATION"),
     (r"[\w.-]+:\d+:[0-9a-f]{8,24}\b", "WORKER"),
     (r"\b[0-9a-f]{12,32}\b", "ID"),

@@ -320,7 +320,7 @@ def _check_due_work(
         if running[handler]:
             warn = "workers are behind: start more, or raise --workers"
         elif is_node_handler(handler):
-            warn = "only this worker takes it; if the worker is gone, it is skipped in two minutes"
+            warn = "only this worker takes it; if that is gone, it is skipped in about a minute"
         else:
             fail = f"no worker takes it: start one that has the handler {handler!r}"
             if handler in {job.handler for job in orphans}:

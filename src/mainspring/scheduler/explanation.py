@@ -488,7 +488,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
     workers = await engine.live_workers.read_workers()
     node = node_runs.node_of(run)
     if node is not None and node not in _ids(workers):
-        text = f"its node {node} is gone: the run ends within two minutes"
+        text = f"its node {node} is gone: the run ends in about a minute"
         return _explained(run, Reason.NODE_GONE, text, node=node)
     owner = None if job is None else job.owner
     able = [worker for worker in workers if worker.takes(run.handler, run.queue, owner)]
@@ -497,7 +497,7 @@ async def _explain_pending(engine: Engine, run: Run) -> Explanation:
         return _explained(run, code, why, workers=_ids(workers))
     if job is not None and (held := await _find_blocker(engine, run, job, now)) is not None:
         return held
-    due = f"it is due for {_span(now - run.run_at)}"
+    due = f"it has been due for {_span(now - run.run_at)}"
     if node is not None:
         text = f"{due}, and its node {node} was not free yet"
         return _explained(run, Reason.NO_CAPACITY, text, node=node)

@@ -91,7 +91,7 @@ _GAUGES = {
         "state",
     ),
     "runs_due": ("Runs that are due and have not started.", "handler"),
-    "due_oldest_seconds": ("How long the oldest due run is due.", "handler"),
+    "due_oldest_seconds": ("How long the oldest due run has waited.", "handler"),
     "job_next_run_timestamp_seconds": ("The next slot of a job.", "job"),
     "job_last_success_timestamp_seconds": (
         "When a job last succeeded, as far as this process knows.",

@@ -163,7 +163,7 @@ def _keeps_dedupe_key(run: Run, now: datetime) -> bool:
 
 
 def unfinished_slots(runs: Iterable[Run], job_id: str) -> list[Run]:
-    """The runs of earlier slots that have not finished: what `overlapped` takes."""
+    """The runs of earlier slots that have not finished: what `resolve_overlap` takes."""
     return [
         run
         for run in runs
