@@ -496,6 +496,9 @@ async def test_what_is_refused_on_postgresql(schema: SharedSchema) -> None:
         closed.close()
         without = await asyncpg.connect(schema.server)
         open_ones.push_async_callback(without.close)
+        pool = asyncpg.create_pool(schema.server, min_size=1)
+        async with pool, pool.acquire() as given_back:
+            pass
         engine = sa.create_engine(_dialect(schema.server, "psycopg"))
         alone = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         open_ones.callback(alone.close)
@@ -509,6 +512,7 @@ async def test_what_is_refused_on_postgresql(schema: SharedSchema) -> None:
             (bare, "in no transaction"),
             (closed, "closed"),
             (without, "in no transaction"),
+            (given_back, "given back to its pool"),
             (alone, "in no transaction"),
             (ended, "closed"),
             (lite, "no connection to PostgreSQL"),
@@ -565,12 +569,15 @@ async def test_what_is_refused_on_sqlite(file: str, tmp_path: Path) -> None:
             bare = open_ones.enter_context(closing(sqlite3.connect(file, isolation_level=None)))
             closed = sqlite3.connect(file)
             closed.close()
+            async with aiosqlite.connect(file) as closed_async:
+                pass
             for within, why in [
                 (object(), "object is not accepted"),
                 (memory, "to memory, not to"),
                 (other, r"other\.db, not to"),
                 (bare, "commits each statement by itself"),
                 (closed, "closed database"),
+                (closed_async, "closed"),
             ]:
                 with pytest.raises(InvalidInput, match=why) as refused:
                     await shop.client.enqueue("ship", within=within)

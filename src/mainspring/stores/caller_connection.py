@@ -78,7 +78,10 @@ async def recognise(within: Any, accepted: str) -> CallerConnection:
             break
     for driver in _DRIVERS:
         if driver in names:
-            return CallerConnection(driver, getattr(within, "_con", within), on_commit)
+            connection = getattr(within, "_con", within)  # behind the proxy of a pool of asyncpg
+            if connection is None:
+                refuse(within, "this connection was given back to its pool", accepted)
+            return CallerConnection(driver, connection, on_commit)
     refuse(within, f"{type(within).__qualname__} is not accepted", accepted)
 
 

@@ -49,6 +49,8 @@ async def add_within(
 
     if caller.driver == "sqlite3.Connection":
         return add(caller.connection)
+    if caller.connection._connection is None:
+        refuse(within, "this connection is closed", ACCEPTED)
     added: list[Added] = await caller.connection._execute(lambda: add(caller.connection._conn))
     return added
 
