@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from mainspring import Breaker, Scheduler
+from mainspring import Breaker, Run, Scheduler
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.explanation import Reason
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim
+from mainspring.stores.protocol import Claim, Page, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.doc_examples import DOCS
@@ -88,6 +88,47 @@ def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
             assert "no worker that can run it was free yet" in why
 
     run_virtual(main)
+
+
+async def test_a_job_with_a_long_backlog_is_explained_by_its_earliest_run(make: Make) -> None:
+    """No page of payloads is read to find that run."""
+    read: list[RunQuery] = []
+
+    class Recording(MemoryStore):
+        async def find(self, query: RunQuery) -> Page[Run]:
+            read.append(query)
+            return await super().find(query)
+
+    scheduler = make(Recording(), workers=0)
+
+    @scheduler.job
+    async def send(to: str) -> None: ...
+
+    async with scheduler:
+        first = await send.enqueue(to="a")
+        await scheduler.enqueue_many("send", [{"to": "b"}] * 1100)
+        read.clear()
+        why = await scheduler.explain("send")
+        assert (why.run_id, why.code) == (first.id, "no_worker")
+        assert [query.ids for query in read if not query.brief] == [{first.id}]
+
+
+async def test_a_job_that_runs_is_explained_by_that_run_behind_many_later_ones(make: Make) -> None:
+    scheduler = make("memory://")
+    release = asyncio.Event()
+
+    @scheduler.job
+    async def send(to: str) -> None:
+        await release.wait()
+
+    async with scheduler:
+        recorder = EventRecorder(scheduler, "run.started")
+        first = await send.enqueue(to="a")
+        await recorder.until("run.started")
+        await scheduler.enqueue_many("send", [{"to": "b"}] * 1100, delay="1h")
+        why = await scheduler.explain("send")
+        assert (why.run_id, why.code) == (first.id, "running")
+        release.set()
 
 
 async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, file: str) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from mainspring.core import node_runs, transitions
 from mainspring.core.durations import duration, humanize
-from mainspring.core.model import LIVE, Job, Run, State, replace, slot_of, slot_run_id
+from mainspring.core.model import Job, Run, State, replace, slot_of, slot_run_id
 from mainspring.core.plurals import list_some
 from mainspring.engine.breakers import breaker_status
 from mainspring.engine.engine import Engine
@@ -32,6 +32,9 @@ MAX_UPSTREAM_DEPTH = 10
 """Upstream runs that are followed to find what a run waits for in the end."""
 
 MOST_NAMED = 5
+MOST_UNFINISHED = 100_000
+"""Unfinished runs of a job in one state that are looked through for the earliest."""
+
 MOST_GAPS = 10_000
 """Skipped runs that are looked through for the record of a missed slot."""
 
@@ -158,10 +161,9 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
     if job.schedule is not None and not job.enabled:
         return _paused(job)
     now = await engine.store.now()
-    live = (await engine.store.find(RunQuery(job=job.id, states=LIVE, limit=1000))).items
-    due = [run for run in live if run.state is State.PENDING and run.run_at <= now]
-    if due:
-        return await _explain_run(engine, min(due, key=lambda run: run.run_at))
+    pending = await _find_earliest(engine, job, State.PENDING)
+    if pending is not None and pending.run_at <= now:
+        return await _explain_run(engine, pending)
     since = await engine.job_operations.paused_since()
     if job.schedule is not None and since is not None:
         text = f"all firing is paused since {_moment(since)}: mainspring resume --all resumes it"
@@ -172,11 +174,26 @@ async def _explain_job(engine: Engine, job: Job) -> Explanation:
         return _disabled(job, workers, job.next_run_at, now)
     if job.next_run_at is not None and job.next_run_at <= now:
         return await _not_fired(engine, job, job.next_run_at, now)
-    if live:
-        order = [State.RUNNING, State.WAITING, State.PENDING]
-        first = min(live, key=lambda run: (order.index(run.state), run.run_at))
-        return await _explain_run(engine, first)
+    for state in (State.RUNNING, State.WAITING):
+        if (run := await _find_earliest(engine, job, state)) is not None:
+            return await _explain_run(engine, run)
+    if pending is not None:
+        return await _explain_run(engine, pending)
     return await _explain_idle_job(engine, job, now)
+
+
+async def _find_earliest(engine: Engine, job: Job, state: State) -> Run | None:
+    """The run of the job in this state that is due first. Of a long backlog only the times are
+    read: payloads would make it slow."""
+    query = RunQuery(job=job.id, states=frozenset({state}), brief=True, limit=1000)
+    earliest: Run | None = None
+    async for page in pages(engine.store.find, query, MOST_UNFINISHED):
+        ahead = page if earliest is None else [earliest, *page]
+        earliest = min(ahead, key=lambda run: run.run_at)
+    if earliest is None:
+        return None
+    whole = (await engine.store.find(RunQuery(ids=frozenset({earliest.id})))).items
+    return whole[0] if whole else earliest
 
 
 async def _explain_idle_job(engine: Engine, job: Job, now: datetime) -> Explanation:
