@@ -425,3 +425,12 @@ class TestUnblocking:
 def test_every_change_has_an_id_of_its_own() -> None:
     changes = [transitions.cancelled(pending(), NOW, "asked") for _ in range(100)]
     assert len({change.change_id for change in changes}) == 100
+
+
+def test_a_skip_that_was_decided_before_a_cancel_is_refused_after_the_retry() -> None:
+    waiting = replace(running(), state=State.WAITING, after=("up",))
+    skip = transitions.skipped(waiting, NOW, transitions.UPSTREAM_FAILED)
+    cancelled = transitions.cancelled(waiting, NOW, "no").after(waiting)
+    again = transitions.revived(cancelled, NOW, waits_for=("up",)).after(cancelled)
+    assert again.state is State.WAITING
+    assert skip.expect["token"] != again.token

@@ -333,8 +333,9 @@ def snoozed(
 
 def revived(run: Run, now: datetime, *, waits_for: tuple[str, ...] = ()) -> Change:
     """Try a failed or cancelled run again: the same run, its failures forgotten. It waits for these
-    runs first (`awaited_again`)."""
-    waiting: dict[str, Any] = {}
+    runs first (`awaited_again`). Its token grows then: what was decided about it while it waited
+    before is refused."""
+    waiting: dict[str, Any] = {"token": run.token + 1} if waits_for else {}
     if waits_for and waits_for != run.after:
         waiting["after"] = waits_for
     return Change(

@@ -708,6 +708,8 @@ class Monitor:
 
     def _waits_for_retried(self, old: Run, run: Run) -> bool:
         """Whether the step is that of a follower of a run that is tried again."""
+        if old.state in (State.FAILED, State.CANCELLED):  # or the step of one that is tried again
+            return run.state is State.WAITING and run.token == old.token + 1
         fits = old.state in (State.WAITING, State.SKIPPED) and run.state is State.WAITING
         # A queued slot may have been let wait for an earlier one since the retry read it.
         follows = _by_slot(run) or self._follows_retried(run)

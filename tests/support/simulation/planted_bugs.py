@@ -778,25 +778,25 @@ def _bugs() -> Iterator[Planted]:
     yield bug("renew by id", "a worker renews the lease of whoever holds the run now", "lease",
               make_store=RenewByIdAlone, stress=True, first_seed=3)  # fmt: skip
     yield bug("renew beyond the limit", "a lapsed lease comes back though its capacity is used",
-              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=52)  # fmt: skip
+              "limit", make_store=RenewBeyondLimit, stress=True, first_seed=69)  # fmt: skip
     yield bug("leases by the wall clock", "a step of the clock lengthens or ends every lease",
               "clock", make_store=LeasesByWallClock)  # fmt: skip
     yield bug("rescue without guard", "a run is rescued though its owner renewed it in between",
               "rescue", patches=_without("rescued", "lease_until"), stress=True,
-              first_seed=70)  # fmt: skip
+              first_seed=131)  # fmt: skip
     yield bug("rescue by age", "a long run is rescued though its lease is renewed", "rescue",
               patches=_rescued_by_age)  # fmt: skip
     yield bug("rescue by own clock", "the worker's clock says which lease has lapsed", "rescue",
               patches=_rescued_by_own_clock)  # fmt: skip
     yield bug("rescue of at-most-once", "a rescue does not ask how often a run may start",
-              "at most once", patches=_rescued_as_any, first_seed=2)  # fmt: skip
+              "at most once", patches=_rescued_as_any, first_seed=5)  # fmt: skip
     yield bug("rescue undoes a cancel", "a rescue does not look for a cancel that came between",
               "cancel", patches=_without("rescued", "cancel_requested"), stress=True,
               first_seed=35)  # fmt: skip
     yield bug("unbegun runs blamed", "every lapse is held against a run, begun or not", "begin",
               "poison", patches=_bystanders_blamed, first_seed=8)  # fmt: skip
     yield bug("lapses of suspects do not count", "no lapse is held against a run that runs alone",
-              "poison", patches=_killers_at_large, first_seed=2)  # fmt: skip
+              "poison", patches=_killers_at_large, first_seed=8)  # fmt: skip
     yield bug("suspects beside others", "a suspect begins beside others", "suspects",
               patches=_suspects_in_company, first_seed=2)  # fmt: skip
     yield bug("others beside suspects", "others begin beside a suspect", "suspects",
@@ -809,10 +809,10 @@ def _bugs() -> Iterator[Planted]:
               "at most once", "start", patches=_begins_unrecorded)  # fmt: skip
     yield bug("deadline kept", "a start deadline still counts when the handler has begun",
               "deadline", "attempts", patches=_deadline_kept,
-              first_seed=2)  # fmt: skip
+              first_seed=5)  # fmt: skip
     yield bug("given again though begun", "a begin that is on record is not looked at",
               "at most once", "fence", "attempts", "poison",
-              patches=_given_again_though_begun, first_seed=2)  # fmt: skip
+              patches=_given_again_though_begun, first_seed=5)  # fmt: skip
     yield bug("cancel overwritten", "a completion overwrites a cancel request", "cancel",
               patches=_cancel_overwritten, first_seed=2)  # fmt: skip
     yield bug("retry resets the attempt", "a retry begins to count anew", "attempts",
@@ -876,7 +876,7 @@ def _bugs() -> Iterator[Planted]:
               first_seed=17)  # fmt: skip
     yield bug("killed on a node", "a worker that died in the middle counts as one that never took"
               " its node run", "nodes", patches=_killed_on_a_node, focus="everywhere",
-              first_seed=32)  # fmt: skip
+              first_seed=36)  # fmt: skip
     yield bug("nodes wait for each other", "an unfinished run on one node skips the slot on all",
               "nodes", patches=_nodes_wait_for_each_other, focus="everywhere",
               calm=False)  # fmt: skip
@@ -888,10 +888,10 @@ def _bugs() -> Iterator[Planted]:
     yield bug("counted again", "a change that is sent again is counted again", "counters",
               make_store=CountsAgain, calm=False, first_seed=2)  # fmt: skip
     yield bug("effect first", "a transaction keeps its writes before the completion", "effect",
-              make_store=EffectFirst, first_seed=4)  # fmt: skip
+              make_store=EffectFirst, first_seed=5)  # fmt: skip
     yield bug("effect unfenced", "a transaction keeps its writes though the run is not its own",
               "effect", make_store=EffectUnfenced, stress=True, focus="exact",
-              calm=False, first_seed=73)  # fmt: skip
+              calm=False, first_seed=104)  # fmt: skip
     yield bug("completed outside", "a run is completed behind its transaction, not in it",
               "fence", "effect", patches=_settled_outside)  # fmt: skip
     yield bug("abort without fence", "a lost answer is taken for a transaction that failed",
@@ -913,7 +913,7 @@ def _bugs() -> Iterator[Planted]:
               first_seed=1)  # fmt: skip
     yield bug("failures seen late", "what waits in a queue begins until failures are counted",
               "breaker", patches=_failures_seen_late, focus="broken", calm=False,
-              first_seed=4)  # fmt: skip
+              first_seed=21)  # fmt: skip
     yield bug("trial counted later", "the next run is tried before the end of the last is counted",
               "trial", patches=_trial_counted_later, focus="broken", calm=False,
               first_seed=1)  # fmt: skip
@@ -923,9 +923,9 @@ def _bugs() -> Iterator[Planted]:
     yield bug("half open to all", "after the reset time every run starts beside the trial",
               "breaker", patches=_half_open_to_all, focus="broken", calm=False)  # fmt: skip
     yield bug("trial never over", "a trial whose worker died is waited for", "lost",
-              patches=_trial_for_ever, focus="broken", first_seed=11)  # fmt: skip
+              patches=_trial_for_ever, focus="broken", first_seed=17)  # fmt: skip
     yield bug("holds on", "a worker that cannot renew lets its handlers run on", "overrun",
-              "alone", patches=_keeps_dedupe_key, calm=False, first_seed=18)  # fmt: skip
+              "alone", patches=_keeps_dedupe_key, calm=False, first_seed=29)  # fmt: skip
     yield bug("starts late", "a handler starts under a lease that has lapsed", "start", "alone",
               "overrun", patches=_starts_late, focus="plain", calm=False,
               first_seed=7)  # fmt: skip
