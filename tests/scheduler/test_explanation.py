@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from mainspring import Breaker, Run, Scheduler
+from mainspring.core.model import Page
 from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
 from mainspring.scheduler.explanation import Reason
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, Page, RunQuery
+from mainspring.stores.protocol import Claim, RunQuery
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.doc_examples import DOCS
@@ -110,7 +111,7 @@ async def test_a_job_with_a_long_backlog_is_explained_by_its_earliest_run(make: 
         read.clear()
         why = await scheduler.explain("send")
         assert (why.run_id, why.code) == (first.id, "no_worker")
-        assert [query.ids for query in read if not query.brief] == [{first.id}]
+        assert [query.ids for query in read if not query.brief] == [frozenset({first.id})]
 
 
 async def test_a_job_that_runs_is_explained_by_that_run_behind_many_later_ones(make: Make) -> None:
