@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 
 from mainspring.core.clock import Clock, SteadyClock, SystemClock
 from mainspring.core.model import FINISHED, LIVE, Job, Note, Page, Run, State, replace
+from mainspring.core.overlap import resolve_overlap, runs_ended_by
 from mainspring.core.statistics import ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import StoreMissing, StoreUnavailable
 from mainspring.stores import codec, evaluation, protocol
 from mainspring.stores.counters import Counters
-from mainspring.stores.protocol import Held, Renewed, StoreInfo, runs_ended_by
+from mainspring.stores.protocol import Held, Renewed, StoreInfo
 
 NO_TRANSACTIONS = "a JSON file has no transactions"
 Record = dict[str, Any]
@@ -128,7 +129,7 @@ class Data:
             broken_chains.add(firing.job_id)
             return protocol.Fired(False)
         unfinished = evaluation.unfinished_slots(self.runs.values(), job.id)
-        runs, changes = protocol.resolve_overlap(firing, unfinished, self.now)
+        runs, changes = resolve_overlap(firing.overlap, firing.runs, unfinished, self.now)
         replaced = runs_ended_by(unfinished, changes, [self.commit(change) for change in changes])
         stored = tuple(self.add(run, set()).run for run in runs)
         fields = {"next_run_at": firing.next_run_at, "last_run_at": firing.last_run_at}

@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 import pytest
 
-from mainspring.core import transitions
+from mainspring.core import overlap, transitions
 from mainspring.core.model import Job, replace
-from mainspring.stores import evaluation, protocol
+from mainspring.stores import evaluation
 from mainspring.stores.sqlite import SqliteStore, codec, store
 from mainspring.testing import StoreConformance
 from tests.conformance.test_memory import TestMemory as OnMemory
@@ -50,7 +50,7 @@ def _overwrites_what_was_not_read() -> AbstractContextManager[Any]:
 
 
 def _later_slots_wait_for_ever() -> AbstractContextManager[Any]:
-    return patch.object(protocol, "may_never_start", lambda run: False)
+    return patch.object(overlap, "may_never_start", lambda run: False)
 
 
 def _never_comes_back() -> AbstractContextManager[Any]:

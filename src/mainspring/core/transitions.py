@@ -270,13 +270,13 @@ def rescued(
     elif delivery is Delivery.AT_MOST_ONCE:
         end = {
             **_ended(run, now, State.FAILED),
-            "reason": "lost",
+            "reason": LOST,
             "error": died.error,
         }
     elif lapses >= MAX_LAPSES:
         end = {
             **_ended(run, now, State.FAILED),
-            "reason": "lapsed" if _has_survivor(attempts, seen) else "poison",
+            "reason": LAPSED if _has_survivor(attempts, seen) else POISON,
             "error": died.error,
         }
     else:
@@ -379,9 +379,24 @@ def node_gone(run: Run, now: datetime) -> Change:
     if not run.attempt:
         return skipped(run, now, NODE_GONE)
     error = "its worker ended, and no other worker may take the run"
-    put = _known(run, {**_ended(run, now, State.FAILED), "reason": "lost", "error": error})
+    put = _known(run, {**_ended(run, now, State.FAILED), "reason": LOST, "error": error})
     return _ending_change(run, {"state": run.state, "token": run.token}, put)
 
+
+LOST = "lost"
+"""The reason of a failed run whose worker died, and that no other worker may start again."""
+
+POISON = "poison"
+"""The reason of a failed run whose workers died, until no further try was allowed."""
+
+LAPSED = "lapsed"
+"""The same, if one of those workers lives on: it was frozen, or cut off from the store."""
+
+MEMORY = "memory"
+"""The reason of a failed run that ran when its process reached its memory limit."""
+
+JOB_REMOVED = "job removed"
+"""The reason of a run that was cancelled because its job was removed."""
 
 EXPIRED = "expired"
 """The reason of a run that was skipped because its start deadline had passed."""

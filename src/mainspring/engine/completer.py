@@ -260,7 +260,7 @@ def _breaker_outcome(attempt: LocalAttempt, decision: Decision) -> JobOutcome | 
     if breaker is None or attempt.stop_reason in (StopReason.CANCEL, StopReason.DRAIN):
         return None
     ok = decision.change.set["state"] is State.SUCCEEDED
-    if not ok and (decision.error is None or decision.change.set.get("reason") == "lost"):
+    if not ok and (decision.error is None or decision.change.set.get("reason") == transitions.LOST):
         return None
     return JobOutcome(attempt.run, attempt.job, breaker, ok)
 

@@ -498,7 +498,7 @@ class JobOperations:
                 until = anew.created_at
             now = await self._engine.store.now()
             left = [run for run in runs if until is None or run.created_at < until]
-            changes = [transitions.cancelled(run, now, "job removed") for run in left]
+            changes = [transitions.cancelled(run, now, transitions.JOB_REMOVED) for run in left]
             for run in await self._engine.change_runs(left, changes):
                 self._engine.emit("run.cancelled", run)
 

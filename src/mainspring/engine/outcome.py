@@ -108,7 +108,9 @@ def _aborted(
     details = _details(attempt)
     failure = Failure(error.message, None, Outcome.RELEASED)
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
-        return Decision(transitions.failed(run, now, failure, details, reason="lost"), error)
+        return Decision(
+            transitions.failed(run, now, failure, details, reason=transitions.LOST), error
+        )
     seconds = min(0.01 * 2 ** min(run.attempt, 20), LONGEST_ABORT_WAIT) * rng.uniform(0.5, 1)
     until = now + timedelta(seconds=seconds)
     return Decision(transitions.aborted(run, now, failure, until, details))
@@ -120,7 +122,7 @@ def _release_or_lose(run: Run, attempt: LocalAttempt, now: datetime) -> Decision
     if attempt.job.policy.delivery is Delivery.AT_MOST_ONCE:
         lost = RunLost("the worker stopped before the handler ended")
         failure = Failure(str(lost), None, Outcome.RELEASED)
-        change = transitions.failed(run, now, failure, details, reason="lost")
+        change = transitions.failed(run, now, failure, details, reason=transitions.LOST)
         return Decision(change, AttemptError(str(lost), error_names(lost), exception=lost))
     return Decision(transitions.released(run, now, began=True, details=details))
 
@@ -132,7 +134,7 @@ def _failed(
     outcome = Outcome.TIMED_OUT if isinstance(error.exception, RunTimeout) else Outcome.FAILED
     failure = Failure(error.message, error.traceback, outcome)
     if not _may_retry(run, policy, error):
-        reason = "memory" if isinstance(error.exception, MemoryExceeded) else None
+        reason = transitions.MEMORY if isinstance(error.exception, MemoryExceeded) else None
         return Decision(transitions.failed(run, now, failure, details, reason), error)
     wait = _asked_delay(error)
     if wait is None or isinstance(error.exception, RetryNotBefore):

@@ -18,12 +18,13 @@ from mainspring.core.model import (
     slot_run_id,
 )
 from mainspring.core.node_runs import on_each_node, without_node
+from mainspring.core.overlap import may_never_start
 from mainspring.core.policy import AfterFailure, MisfireKind, Overlap
 from mainspring.core.schedules import Schedule
 from mainspring.core.transitions import JOB_PAUSED, MISFIRE, PAUSED
 from mainspring.engine.live_workers import LiveWorker
 from mainspring.engine.workflow import Followers
-from mainspring.stores.protocol import Firing, may_never_start
+from mainspring.stores.protocol import Firing
 
 MOST_COUNTED = 100
 """Slots that cannot be counted by arithmetic are counted one by one, at 20 µs each, up to this

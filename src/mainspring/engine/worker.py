@@ -335,7 +335,7 @@ class Worker:
         for run in sorted(runs, key=lambda run: not _has_rate(jobs[run.job_id])):
             job = jobs[run.job_id]
             if job is None or job_was_removed(run, job):  # perhaps replaced by another of its id
-                change = transitions.cancelled(run, now, "job removed")
+                change = transitions.cancelled(run, now, transitions.JOB_REMOVED)
             elif job.unreadable is not None or run.id in blocked:
                 # Its policy, or a result that its handler is given, cannot be read.
                 reason = "its job, or a run that it comes after, cannot be read"

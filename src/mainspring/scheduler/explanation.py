@@ -486,10 +486,12 @@ async def _describe_failure(engine: Engine, run: Run) -> str:
 
 
 FAILURES = {
-    "poison": "each worker that held it died, until no further try was allowed",
-    "lapsed": "its workers lost its lease, frozen or cut off, until no further try was allowed",
-    "lost": "its worker died or stopped, and no other worker may start it again",
-    "memory": "it ran when its process reached its memory limit, and no further try was allowed",
+    transitions.POISON: "each worker that held it died, until no further try was allowed",
+    transitions.LAPSED: "its workers lost its lease, frozen or cut off, until no further try was"
+    " allowed",
+    transitions.LOST: "its worker died or stopped, and no other worker may start it again",
+    transitions.MEMORY: "it ran when its process reached its memory limit, and no further try was"
+    " allowed",
 }
 
 

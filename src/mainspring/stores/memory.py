@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from mainspring.core import codec
 from mainspring.core.clock import Clock, SteadyClock, SystemClock
 from mainspring.core.model import FINISHED, LIVE, Job, Note, Page, Run, State, replace
+from mainspring.core.overlap import resolve_overlap, runs_ended_by
 from mainspring.core.statistics import ending_of
 from mainspring.core.transitions import Change
 from mainspring.errors import TransactionAborted
@@ -42,8 +43,6 @@ from mainspring.stores.protocol import (
     Renewed,
     RunQuery,
     StoreInfo,
-    resolve_overlap,
-    runs_ended_by,
 )
 
 P = ParamSpec("P")
@@ -365,7 +364,7 @@ class MemoryStore:
         if firing.valid_until is not None and now > firing.valid_until:
             return Fired(False)
         unfinished = evaluation.unfinished_slots(self._runs.live.values(), job.id)
-        runs, changes = resolve_overlap(firing, unfinished, now)
+        runs, changes = resolve_overlap(firing.overlap, firing.runs, unfinished, now)
         replaced = runs_ended_by(unfinished, changes, [self._commit(c, now) for c in changes])
         stored = tuple(copy_for_caller(self._add(_storable_run(run), now).run) for run in runs)
         self._jobs[job.id] = replace(

@@ -39,7 +39,6 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from mainspring.core import transitions
 from mainspring.core.model import FINISHED, Job, Note, Page, Progress, Run, State, replace
 from mainspring.core.node_runs import is_node_handler
 from mainspring.core.policy import Overlap
@@ -557,7 +556,7 @@ class Store(Protocol):
         that slept between its plan and this call has to look again). Firings of one job in a
         call are a chain: where one is not done, those behind it are not either (an edit may
         have brought the job to the very version that the second expects). Overlap is decided
-        in here, by `resolve_overlap`, on what the store holds at that moment.
+        in here, by `core.overlap.resolve_overlap`, on what the store holds at that moment.
 
         A firing that is sent again is not done: the job has advanced. A store that cannot write
         both as one inserts the runs first and then advances the job; the runs are visible, and may
@@ -579,68 +578,3 @@ class Store(Protocol):
         others (SQLite) does that itself too, so that no renewal waits for it longer than that.
         """
         ...
-
-
-def resolve_overlap(
-    firing: Firing, unfinished: Sequence[Run], now: datetime
-) -> tuple[tuple[Run, ...], list[Change]]:
-    """What a firing adds and changes, given the job's earlier slot runs that are unfinished: all of
-    them if `firing.needs_all_unfinished`, else the newest is enough.
-
-    Pure, and the same for every store. A run of this very slot, left by a crash between the
-    run and the job's advance, is no earlier one. A queued slot names only the newest, which waits
-    for the one before it: a queue of a thousand slots would be a million names otherwise. A run for
-    one node overlaps only with the runs for that node.
-    """
-    runs: dict[str, Run] = {run.id: run for run in firing.runs}
-    earlier = [run for run in unfinished if run.id not in runs and not may_never_start(run)]
-    starting = [r for r in firing.runs if r.job_id == firing.job_id and r.state is State.PENDING]
-    changes: list[Change] = []
-    skipped: set[str] = set()
-    for run in starting:
-        own = [r for r in earlier if not is_node_handler(run.handler) or r.handler == run.handler]
-        if not own:
-            continue
-        newest = max(own, key=lambda earlier: earlier.scheduled_at)
-        match firing.overlap:
-            case Overlap.ALLOW:
-                pass
-            case Overlap.SKIP:
-                named = {"unfinished": [newest.id]}
-                runs[run.id] = replace(_skipped(run, "overlap", now), result=named)
-                skipped.add(run.id)
-            case Overlap.QUEUE:
-                queued = replace(run, state=State.WAITING, after=(newest.id,), after_any=True)
-                runs[run.id] = queued
-            case Overlap.REPLACE:
-                reason = f"replaced by {run.id}"
-                changes += [transitions.cancelled_or_requested(r, now, reason) for r in own]
-    if skipped:
-        # The runs that follow come after what runs of this slot; if nothing runs, they do not.
-        none_runs = len(skipped) == len(starting)
-        for run in firing.runs:
-            if run.state is State.WAITING and none_runs:
-                runs[run.id] = _skipped(run, "upstream skipped", now)
-            elif run.state is State.WAITING:
-                after = tuple(name for name in run.after if name not in skipped)
-                runs[run.id] = replace(run, after=after)
-    return tuple(runs.values()), changes
-
-
-def _skipped(run: Run, reason: str, now: datetime) -> Run:
-    return replace(run, state=State.SKIPPED, finished_at=now, reason=reason)
-
-
-def may_never_start(run: Run) -> bool:
-    """Whether an unfinished run cannot be read: later slots do not wait for it."""
-    return run.unreadable is not None and run.state is not State.RUNNING
-
-
-def runs_ended_by(
-    unfinished: Sequence[Run], changes: Sequence[Change], done: Sequence[bool]
-) -> tuple[Run, ...]:
-    """The runs that these changes have ended, in their new state."""
-    earlier = {run.id: run for run in unfinished}
-    pairs = zip(changes, done, strict=True)
-    after = [change.after(earlier[change.id]) for change, kept in pairs if kept]
-    return tuple(run for run in after if run.finished)

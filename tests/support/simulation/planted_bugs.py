@@ -461,7 +461,7 @@ def _backfills(job: Any, now: datetime, until: datetime, most: int) -> Any:
     return slots._all_slots(job, job.next_run_at, newest, 100, most)
 
 
-_overlap_unseen = _patched(memory, "resolve_overlap", lambda firing, *_: (firing.runs, []))
+_overlap_unseen = _patched(memory, "resolve_overlap", lambda overlap, runs, *_: (runs, []))
 
 _queue_jumped = _patched(FollowerReleaser, "_earlier_slots", _returning(()))
 

@@ -22,6 +22,7 @@ from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
 
 from mainspring.core.clock import from_us
 from mainspring.core.model import Run, Source
+from mainspring.core.overlap import resolve_overlap, runs_ended_by
 from mainspring.core.policy import Overlap
 from mainspring.core.transitions import Change
 from mainspring.stores.batching import split_by_key, split_in_order
@@ -38,7 +39,7 @@ from mainspring.stores.mongodb.commit import apply
 from mainspring.stores.mongodb.database import Database, Document
 from mainspring.stores.mongodb.dedupe import add_in_transaction, run_documents
 from mainspring.stores.mongodb.transaction import WriteConflict, in_transaction
-from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
+from mainspring.stores.protocol import Fired, Firing, JobWrite
 
 JobOperation = InsertOne[Document] | ReplaceOne[Document] | DeleteOne
 
@@ -169,7 +170,9 @@ async def _plans(
     plans = {}
     for at, firing in firings.items():
         earlier = unfinished.get(firing.job_id, [])
-        runs, changes = resolve_overlap(firing, earlier, from_us(jobs[firing.job_id]["now"]))
+        runs, changes = resolve_overlap(
+            firing.overlap, firing.runs, earlier, from_us(jobs[firing.job_id]["now"])
+        )
         plans[at] = _Plan(earlier, runs, changes)
     return plans
 

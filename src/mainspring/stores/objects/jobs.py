@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mainspring.core.overlap import resolve_overlap, runs_ended_by
 from mainspring.stores import evaluation
 from mainspring.stores.codec import JOB, job_to_record, run_to_record, update_record
 from mainspring.stores.objects import counters
 from mainspring.stores.objects.commit import add_runs, commit_changes
 from mainspring.stores.objects.workspace import Workspace
-from mainspring.stores.protocol import Fired, Firing, JobWrite, resolve_overlap, runs_ended_by
+from mainspring.stores.protocol import Fired, Firing, JobWrite
 
 
 def put_jobs(work: Workspace, writes: Sequence[JobWrite]) -> list[bool]:
@@ -42,7 +43,7 @@ def _fire(work: Workspace, firing: Firing, broken_chains: set[str]) -> Fired:
         broken_chains.add(firing.job_id)
         return Fired(False)
     unfinished = evaluation.unfinished_slots(work.state.unfinished(), job.id)
-    runs, changes = resolve_overlap(firing, unfinished, work.now)
+    runs, changes = resolve_overlap(firing.overlap, firing.runs, unfinished, work.now)
     done = commit_changes(work, changes)
     replaced = runs_ended_by(unfinished, changes, done)
     stored = tuple(added.run for added in add_runs(work, list(map(run_to_record, runs))))

@@ -12,6 +12,7 @@ from typing import Any
 from psycopg.errors import SerializationFailure
 
 from mainspring.core.model import Run
+from mainspring.core.overlap import may_never_start, resolve_overlap, runs_ended_by
 from mainspring.core.policy import Overlap
 from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.codec import to_us
@@ -24,9 +25,6 @@ from mainspring.stores.protocol import (
     Fired,
     Firing,
     JobWrite,
-    may_never_start,
-    resolve_overlap,
-    runs_ended_by,
 )
 
 _VERSIONS = "SELECT id, version FROM mainspring.jobs WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
@@ -98,7 +96,7 @@ async def _fire(tx: Transaction, firings: Mapping[int, Firing], fired: list[Fire
     counts: list[int] = []
     for firing in due.values():
         earlier = unfinished.get(firing.job_id, [])
-        added, changes = resolve_overlap(firing, earlier, tx.time)
+        added, changes = resolve_overlap(firing.overlap, firing.runs, earlier, tx.time)
         runs += map(as_stored, added)
         done = await commit_changes(tx, [EncodedChange.of(c) for c in changes]) if changes else []
         replaced.append(runs_ended_by(earlier, changes, done))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from mainspring.core.model import Run
+from mainspring.core.overlap import may_never_start, resolve_overlap, runs_ended_by
 from mainspring.core.policy import Overlap
 from mainspring.stores.batching import split_by_key, split_in_order
 from mainspring.stores.codec import to_us
@@ -13,9 +14,6 @@ from mainspring.stores.protocol import (
     Fired,
     Firing,
     JobWrite,
-    may_never_start,
-    resolve_overlap,
-    runs_ended_by,
 )
 from mainspring.stores.sqlite.codec import JOB_COLUMNS, SET_ASIDE, job_row, select_runs
 from mainspring.stores.sqlite.commit import EncodedChange, commit_changes
@@ -106,7 +104,7 @@ def _fire(tx: WriteTransaction, firings: Mapping[int, Firing], fired: list[Fired
     counts = []
     for firing in due.values():
         earlier = unfinished.get(firing.job_id, [])
-        added, changes = resolve_overlap(firing, earlier, tx.time)
+        added, changes = resolve_overlap(firing.overlap, firing.runs, earlier, tx.time)
         runs += map(NewRun.of, added)
         done = (
             commit_changes(tx, [EncodedChange.of(change) for change in changes]) if changes else []
