@@ -58,6 +58,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             spare = 30 if name != "peers" else peers.SECONDS + 20
             command += ["--seconds", str(max(0, int(min(most, left) - spare)))]
         figures = _figures(command, min(most, left))
+        if "failed" in figures and "figures" in report.get(name, {}):
+            say(f"report: {name} failed, so its earlier figures stay: {figures['failed']}")
+            continue
         report[name] = {
             "at": f"{began:%Y-%m-%dT%H:%MZ}",
             "load_before": round(load, 2),
