@@ -103,7 +103,7 @@ class Worker:
         self._default_handler = DefaultHandler(engine)
         # A suspect that has this process to itself, and until when, by the monotonic clock.
         self._alone: LocalAttempt | None = None
-        self._alone_until = 0.0
+        self._alone_since = 0.0
         self._next_alone_at = 0.0  # the others have the process for as long as the last suspect
         self._capacity_taken = 0
         self._loop_blocked = False  # the program's
@@ -304,7 +304,7 @@ class Worker:
         if (look := self.completer.breakers.seconds_to_look()) is not None:
             seconds = min(seconds, look)
         if self._runs_alone():
-            seconds = min(seconds, self._alone_until - self._monotonic())
+            seconds = min(seconds, self._alone_since + LONGEST_ALONE - self._monotonic())
         if self.claimed_ahead:
             seconds = min(seconds, LONGEST_WAIT / 4)
         return max(seconds, 0.001)
@@ -401,7 +401,7 @@ class Worker:
             run.job_id,
             run.lapses,
         )
-        self._alone, self._alone_until = attempt, self._monotonic() + LONGEST_ALONE
+        self._alone, self._alone_since = attempt, self._monotonic()
         self._record_begin(attempt)
 
     def _has_waited(self, run: Run) -> timedelta:
@@ -409,8 +409,8 @@ class Worker:
         return self._now() - (run.attempts[-1].finished_at if run.attempts else run.scheduled_at)
 
     def _runs_alone(self) -> bool:
-        """Whether a suspect has this process to itself: nothing is claimed beside it."""
-        return self._alone is not None and self._monotonic() < self._alone_until
+        """Whether a suspect has this process to itself: nothing else is claimed meanwhile."""
+        return self._alone is not None and self._monotonic() < self._alone_since + LONGEST_ALONE
 
     def can_begin(self, attempt: LocalAttempt) -> bool:
         """Whether an attempt may still begin that has waited here: its lease cannot have lapsed,
@@ -480,7 +480,8 @@ class Worker:
         while self._ready:
             attempt = self._ready[0]
             if self._must_wait_for_loop(attempt):
-                self._give_back(self._ready.popleft())
+                self._take_back(attempt)
+                self._give_back(attempt)
                 continue
             if transitions.records_begin(attempt.run, attempt.job):
                 if free <= 0:
@@ -492,7 +493,8 @@ class Worker:
                 if free <= 0:
                     break
                 if not self.can_begin(attempt):
-                    self._give_back(self._ready.popleft())
+                    self._take_back(attempt)
+                    self._give_back(attempt)
                     continue
                 free -= 1
             batch.append(self._ready.popleft())
@@ -515,10 +517,9 @@ class Worker:
             self._active[attempt] = None
             self._capacity_taken += self._dispatcher.begin([attempt], self._free(), first=True)
             return
+        self._leave(attempt)
         if kept:
             self._give_back(attempt)
-        else:
-            self._leave(attempt)
         self._begin_others()
 
     def _begin_others(self) -> None:
@@ -634,11 +635,11 @@ class Worker:
                 self._give_back(attempt)
 
     def _leave(self, attempt: LocalAttempt, seconds: float | None = None) -> None:
-        """An attempt has ended (after so many seconds), or will not begin."""
+        """An attempt has ended (its handler took this long), or will not begin."""
         self._groups.leave(attempt, seconds)
         if attempt is self._alone:
             self._alone, now = None, self._monotonic()
-            self._next_alone_at = now + min(now - self._alone_until + LONGEST_ALONE, LONGEST_ALONE)
+            self._next_alone_at = now + min(now - self._alone_since, LONGEST_ALONE)
             self._wake.set()
 
     def _drop(self, attempt: LocalAttempt) -> None:
@@ -647,7 +648,7 @@ class Worker:
         self.completer.breakers.settle(attempt)
 
     def _give_back(self, attempt: LocalAttempt) -> None:
-        self._leave(attempt)
+        """Release the run of an attempt that has left, for other workers."""
         now = self._engine.time.now()
         self.completer.complete(
             attempt, Decision(transitions.released(attempt.run, now, began=False))
