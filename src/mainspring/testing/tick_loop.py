@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from mainspring.engine.executors.dispatcher import ThreadExecutor
+from mainspring.engine.executors.threads import ThreadExecutor
 
 T = TypeVar("T")
 
