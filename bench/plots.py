@@ -280,7 +280,11 @@ def _ratios(report: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _tables(report: dict[str, Any], path: Path) -> dict[str, str]:
-    tables = {"conditions": _conditions(report, path), "peers": _peer_table(report)}
+    tables = {
+        "conditions": _conditions(report, path),
+        "peers": _peer_table(report),
+        "losses": _losses(_peers(report)),
+    }
     rows = list(_readme_rows(report))
     head = "| what | figure |\n|---|---|\n"
     tables["main"] = head + "\n".join(f"| {what} | {figure} |" for what, figure in rows)
@@ -369,4 +373,28 @@ def _peer_table(report: dict[str, Any]) -> str:
             f" {f['enqueue_a_second']:,} | {f['start_p50_ms']:g} / {f['start_p99_ms']:g} | {late} |"
             f" {f['idle_percent_of_a_core']:g} | {f['worker_megabytes']} |"
         )
+    return "\n".join(lines)
+
+
+def _losses(peers: dict[str, dict[str, Any]]) -> str:
+    """In what a peer on another store, or on the same, is better than Mainspring on SQLite."""
+    ours = peers.get("mainspring", {})
+    lines = []
+    for key, what, sign in (
+        ("drain_a_second", "no-op runs a second", 1),
+        ("enqueue_a_second", "enqueues a second, one by one", 1),
+        ("start_p50_ms", "ms from enqueue to start, median", -1),
+        ("start_p99_ms", "ms from enqueue to start, 99th percentile", -1),
+        ("late_p99_ms", "ms of lateness, 99th percentile", -1),
+        ("idle_percent_of_a_core", "% of a core while idle", -1),
+        ("worker_megabytes", "MB of memory", -1),
+    ):
+        better = sorted(
+            (sign * -figures[key], f"{NAMES[peer]} {figures[key]:,}")
+            for peer, figures in peers.items()
+            if key in figures and key in ours and sign * (figures[key] - ours[key]) > 0
+        )
+        if better:
+            names = ", ".join(name for _, name in better)
+            lines.append(f"- {what}: Mainspring on SQLite {ours[key]:,}; {names}")
     return "\n".join(lines)

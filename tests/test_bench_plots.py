@@ -23,7 +23,11 @@ GROWN = {"pending": 10_000, "filled_in_s": 1, **dict.fromkeys(plots.OPERATIONS, 
 REPORT = {
     "peers": {
         "load_before": 9.0,
-        "figures": {"mainspring": PEER, "huey": PEER, "rq": {"failed": "no Redis"}},
+        "figures": {
+            "mainspring": PEER | {"drain_a_second": 900},
+            "huey": PEER,
+            "rq": {"failed": "no Redis"},
+        },
     },
     "sqlite": {"failed": "it took longer than 300 s", "load_before": 1.0},
     "growth-sqlite": {
@@ -37,9 +41,8 @@ def test_a_report_becomes_pictures_and_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "a <!-- figures: peers -->\nold\n<!-- end --> b <!-- figures: conditions -->\n<!-- end -->"
-    )
+    names = ("losses", "peers", "conditions")
+    page.write_text("".join(f"a <!-- figures: {name} -->\nold\n<!-- end -->\n" for name in names))
     report = tmp_path / "2026-01-02-report.json"
     report.write_text(json.dumps(REPORT))
     monkeypatch.setattr(plots, "PAGES", (page,))
@@ -50,6 +53,7 @@ def test_a_report_becomes_pictures_and_tables(
         assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
     text = page.read_text()
     assert "| Huey, SQLite | here & there | 1,234 | 12 | 1.5 / 20 | – | 0 | 40 |" in text
+    assert "- no-op runs a second: Mainspring on SQLite 900; Huey, SQLite 1,234\n" in text
     assert "old" not in text
     assert "Not measured that day: sqlite, rq." in text
     assert "on a busy machine (load 1 to 9 before each part)" in text
