@@ -17,10 +17,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "mainspring"
 
 LAYERS: list[set[str]] = [
     {"__main__"},
+    {"contrib"},  # a framework's commands run those of the command line
     {"cli"},
     {"dashboard"},
     {"service"},
-    {"contrib"},
     {"testing"},  # shipped; nothing in Mainspring imports it
     {"__init__"},  # what `from mainspring import …` gives
     {"scheduler"},

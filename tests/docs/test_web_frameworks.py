@@ -12,7 +12,8 @@ import pytest
 from tests.support.doc_examples import DOCS, blocks
 
 PAGES = [
-    DOCS / "how-to" / f"{name}.md" for name in ("use-in-a-web-application", "use-with-fastapi")
+    DOCS / "how-to" / f"{name}.md"
+    for name in ("use-in-a-web-application", "use-with-fastapi", "use-with-flask")
 ]
 
 STORE_JOBS = """
@@ -37,6 +38,12 @@ from fastapi_dashboard import app
 with TestClient(app) as web:
     assert web.get("/jobs/").status_code == 403
     assert "send_email" in web.get("/jobs/jobs", headers={"x-admin": "let-me-in"}).text
+"""
+EXTENSION = """
+from flask_extension import create_app, mainspring
+
+answer = create_app().test_client().post("/orders/1")
+assert mainspring.blocking.get_run(answer.json["run"]).job_id == "send_email"
 """
 FORKED = """
 import os
@@ -114,6 +121,10 @@ def runs_in(folder: Path) -> str:
 def test_a_web_process_enqueues_or_runs_its_own_jobs(folder: Path, module: str, runs: str) -> None:
     run(folder, FASTAPI, module)
     assert runs_in(folder) == runs
+
+
+def test_a_web_process_with_the_extension_enqueues(folder: Path) -> None:
+    run(folder, EXTENSION)
 
 
 def test_the_dashboard_asks_for_the_login_of_the_application(folder: Path) -> None:

@@ -64,6 +64,10 @@ class WebServer(Startable):
         self._process.terminate()
         return self._process.wait(timeout=LONG)
 
+    def send_signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -1167,6 +1167,7 @@ class Client:
                 return self._engine
             if self._inline or self._was_stopped or not self.opens_itself:
                 raise NotStarted(self._how_to_start)
+            self._settings = self._settings.changed(workers=0)  # it only enqueues and controls
             self._own_loop = LoopThread("mainspring-listeners")
             engine, engine_loop = self._make_engine(self._own_loop.loop, {})
             self._opened_itself = True
@@ -1176,7 +1177,7 @@ class Client:
 
     async def _open_engine(self, engine: Engine) -> None:
         try:
-            await self._start_engine(engine, ())
+            await self._start_engine(engine, [*self._jobs_in_code.values()])
         except BaseException as error:
             self._fail_opening(error)
 
