@@ -20,4 +20,4 @@ async def test_a_fault_at_any_statement_loses_nothing_and_does_nothing_twice(
         at = 1
         while await live_through(schema, effect, at):
             at += 1
-    assert at > 200
+    assert at > 150

@@ -35,10 +35,12 @@ async def main():
     written, resumed = [], asyncio.Event()
 
     class Stopping(database.Transaction):
-        async def begin(self, idle):
-            return await super().begin(idle=2)
+        async def begin(self, *, idle=None):
+            return await super().begin(idle=idle and 2)
 
-    async def stop_before_commit(self, work, limit):
+    async def stop_before_commit(self, work, limit, *, alone):
+        if alone:
+            return await transact(self, work, limit, alone=True)
         async def stopped(tx):
             done = await work(tx)
             written.append(tx)
@@ -49,7 +51,7 @@ async def main():
                     resumed.set()
             await resumed.wait()
             return done
-        return await transact(self, stopped, limit)
+        return await transact(self, stopped, limit, alone=False)
 
     transact, database.Database._transact = database.Database._transact, stop_before_commit
     database.Transaction = Stopping

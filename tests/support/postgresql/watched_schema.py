@@ -82,7 +82,11 @@ class _AttributedDatabase(Database):
     author: str
     breaks: ConnectionFaults
 
-    async def _transact(self, work: Callable[[Transaction], Awaitable[Any]], limit: float) -> Any:
+    async def _transact(
+        self, work: Callable[[Transaction], Awaitable[Any]], limit: float, *, alone: bool
+    ) -> Any:
+        if alone:
+            return await super()._transact(work, limit, alone=True)
         broken = self.breaks.draw()
 
         async def signed(tx: Transaction) -> Any:
@@ -93,7 +97,7 @@ class _AttributedDatabase(Database):
                 cut(tx.connection)
             return done
 
-        answer = await super()._transact(signed, limit)
+        answer = await super()._transact(signed, limit, alone=False)
         if broken == "after":
             raise StoreUnavailable("injected: the response to the commit is lost")
         return answer

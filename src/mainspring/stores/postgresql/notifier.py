@@ -67,7 +67,7 @@ class Notifier:
             while self._again:
                 self._again = False
                 with suppress(StoreError):
-                    await self._db.transact(
+                    await self._db.read(
                         lambda tx: tx.rows("SELECT pg_notify(%s, %s)", [self._channel, self._me])
                     )
                 await asyncio.sleep(PAUSE)
