@@ -43,7 +43,7 @@ async def backfill(
     ),
     end: str | None = option("Slots before this time. Default: now.", "TIME", "--to"),
     limit: int | None = option(
-        "Add at most so many runs, earliest slot first. Needed above 1,000 slots.", "NUMBER", min=1
+        "Add at most this many, earliest slot first. Needed above 1,000 slots.", "NUMBER", min=1
     ),
     priority: int = option("0 to 9; higher runs first.", "NUMBER", default=0),
     dry_run: bool = flag("--dry-run", "Only say what would be run."),

@@ -578,7 +578,7 @@ async def resume(call: Call, job: str = JOB_ARGUMENT) -> None:
     _print_saved(call.output, "resumed", resumed)
 
 
-ALL_FLAG = flag("--all", "All jobs, on every node.")
+ALL_FLAG = flag("--all", "Required: all jobs, on every node. For one job: mainspring jobs.")
 
 
 @command(commands, "pause", "mainspring pause --all", panel=CHANGE)

@@ -40,7 +40,7 @@ EXECUTIONS_PAGE = 10
 
 PageLimit = Annotated[
     int,
-    Query(ge=1, description=f"At most so many; a number above {MAX_PAGE} means {MAX_PAGE}."),
+    Query(ge=1, description=f"At most this many; a number above {MAX_PAGE} means {MAX_PAGE}."),
     AfterValidator(lambda limit: min(limit, MAX_PAGE)),
 ]
 

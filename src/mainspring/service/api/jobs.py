@@ -132,7 +132,7 @@ async def list_jobs(
         bool, Query(description="With the `payload` and the `body` of each job.")
     ] = False,
     limit: Limit = 50,
-    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Leave out so many.")] = 0,
+    offset: Annotated[int, Query(ge=0, le=1_000_000, description="Leave out this many.")] = 0,
     cursor: Cursor = None,
 ) -> Reply[JobList]:
     """A page ends early when it has 4 MiB; `nextCursor` gives the rest."""

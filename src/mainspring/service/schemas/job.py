@@ -230,8 +230,8 @@ class Job(Document, kw_only=True):
     """What happens to slots that were not fired in time: run the newest `once`, `skip` them, or run
     `all`."""
     breaker: Annotated[BreakerDocument | None, Sent(bool | Failures | BreakerBody)]
-    """After so many failures in a row, counted over all nodes, runs wait; then one is tried, and if
-    it succeeds the others start. Webhooks have a breaker by default; null: none."""
+    """After this many failures in a row, counted over all nodes, runs wait; then one is tried, and
+    if it succeeds the others start. Webhooks have a breaker by default; null: none."""
     after: Annotated[list[str], Sent(Upstream)]
     """The job runs when each of these jobs has succeeded."""
     after_failure: Annotated[AfterFailure, Sent(choices(AfterFailure))]

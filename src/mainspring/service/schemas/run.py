@@ -365,7 +365,7 @@ class RunsBulkBody(Body):
     match: MatchBody | None = None
     """All runs that match. `{}`: every run."""
     limit: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = MOST_AT_ONCE
-    """At most so many runs. `more` in the response says if more match."""
+    """At most this many runs. `more` in the response says if more match."""
 
     @model_validator(mode="after")
     def _names_its_runs_once(self) -> Self:
@@ -382,7 +382,7 @@ class BackfillBody(Body):
     end: DateTime
     """Slots before this time. Not later than now."""
     limit: Annotated[int, Field(ge=1, le=MOST_BACKFILLED)] = backfill.MOST_WITHOUT_LIMIT
-    """At most so many runs, earliest slot first. `nextSlot`: where to go on."""
+    """At most this many runs, earliest slot first. `nextSlot`: where to go on."""
     priority: Priority = 0
     """The priority of the runs."""
 
