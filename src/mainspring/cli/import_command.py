@@ -51,7 +51,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 SOURCE_ARGUMENT = argument("The file to read; - is stdin.", "FILE")
 OUT_OPTION = option(
-    "Write the jobs to this file, and their functions beside it. Existing files are kept.", "FILE"
+    "Write the jobs to this file, and their functions next to it. Existing files are kept.", "FILE"
 )
 NAME_OPTION = option(
     "The name of the file of jobs, by which `mainspring apply` knows the jobs that came from it."
@@ -163,10 +163,12 @@ def _finish(imported: Imported, out: str | None, name: str | None, output: Outpu
     )
     if out is None:
         output.line(imported.toml().rstrip())
-        output.note("--out FILE also writes the functions of the jobs, beside it")
+        output.note("--out FILE also writes the functions of the jobs, next to it")
     else:
         jobs = plural(len(imported.jobs), "job")
-        output.line(f"wrote {jobs} to {out}, and their functions to {imported.module}.py beside it")
+        output.line(
+            f"wrote {jobs} to {out}, and their functions to {imported.module}.py next to it"
+        )
     if imported.remarks:
         output.note(f"not carried over from {imported.source}, or not as it was:")
     for remark in imported.remarks:

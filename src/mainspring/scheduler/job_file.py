@@ -371,7 +371,7 @@ def _imported(name: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _broken(module_name, error) from error
         raise InvalidInput(
-            f"there is no module {error.name!r} beside the file or on the Python path",
+            f"there is no module {error.name!r} next to the file or on the Python path",
             field="handler",
             given=name,
         ) from None

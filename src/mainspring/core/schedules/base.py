@@ -49,7 +49,7 @@ class Schedule(ABC):
         if zone_named(timezone) is zone_named(self.timezone):
             return self
         raise InvalidSchedule(
-            f"the schedule is in {self.timezone}, and timezone {timezone} was given beside it:"
+            f"the schedule is in {self.timezone}, and timezone {timezone} was given as well:"
             " leave out one of them",
             field="timezone",
         )

@@ -322,7 +322,7 @@ def _same_zone(named: str, tz: str | None) -> str:
     """The zone that the text names; another one given beside it is refused."""
     if tz is not None and zone_named(zone_name(tz)) is not zone_named(named):
         raise InvalidSchedule(
-            f"the text names the zone {named}, and {tz} was given beside it: leave out one of them",
+            f"the text names the zone {named}, and {tz} was given as well: leave out one of them",
             field="timezone",
         )
     return named
