@@ -44,7 +44,13 @@ def build(
 
 def _own_clock(url: str) -> Store:
     """This process's clock says what is due and what has lapsed."""
-    return open_store(url, SystemClock())
+    if url.startswith("postgresql:"):
+        from mainspring.stores.postgresql import PostgresStore
+
+        return PostgresStore(url, SystemClock())
+    from mainspring.stores.mongodb import MongoStore
+
+    return MongoStore(url, SystemClock())
 
 
 def _routers_clock(url: str) -> Store:
