@@ -35,10 +35,10 @@ async def main():
     written, resumed = [], asyncio.Event()
 
     class Stopping(database.Transaction):
-        async def begin(self, *, idle=None):
-            return await super().begin(idle=idle and 2)
+        async def begin(self, *, idle=None, lock=0):
+            return await super().begin(idle=idle and 2, lock=lock)
 
-    async def stop_before_commit(self, work, limit, *, alone):
+    async def stop_before_commit(self, work, limit, *, alone, **options):
         if alone:
             return await transact(self, work, limit, alone=True)
         async def stopped(tx):
@@ -51,7 +51,7 @@ async def main():
                     resumed.set()
             await resumed.wait()
             return done
-        return await transact(self, stopped, limit, alone=False)
+        return await transact(self, stopped, limit, alone=False, **options)
 
     transact, database.Database._transact = database.Database._transact, stop_before_commit
     database.Transaction = Stopping

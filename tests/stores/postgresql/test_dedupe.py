@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import psycopg
+import pytest
+
 from mainspring.core.model import State
+from mainspring.errors import StoreUnavailable
+from mainspring.stores.postgresql import database
 from mainspring.stores.postgresql.store import PostgresStore
 from mainspring.stores.protocol import RunQuery
 from tests.support.postgresql import SharedSchema
@@ -36,4 +41,50 @@ async def test_one_of_many_clients_gets_a_dedupe_key(schema: SharedSchema) -> No
         answers = await asyncio.gather(*(store.add([run]) for run in runs))
         assert sum(not added.duplicate for [added] in answers) == 1
         assert len({added.run.id for [added] in answers}) == 1
+    await store.close()
+
+
+WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted"
+
+
+async def test_a_copy_that_waits_for_a_callers_transaction_lets_others_write(
+    schema: SharedSchema,
+) -> None:
+    """It needs the table for itself, and whatever is written meanwhile queues behind it."""
+    store = PostgresStore(schema.url)
+    await store.open()
+    now = await store.now()
+    async with await psycopg.AsyncConnection.connect(schema.server) as connection:
+        await store.add([a_run(now, "within")], connection)
+        ended = a_run(now, "ended", state=State.SUCCEEDED, finished_at=now)
+        copy = asyncio.create_task(store.add([ended]))
+        while not schema.execute(WAITING):
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            await store.add([a_run(now, "other")])
+        assert not copy.done()
+    assert [added.run.id for added in await copy] == ["ended"]
+    await store.close()
+
+
+async def test_an_add_gives_up_a_key_that_an_open_transaction_has_taken(
+    schema: SharedSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not wait any longer than the client, and other keys are added meanwhile."""
+    monkeypatch.setattr(database, "LOCK_SECONDS", 0.05)
+    store = PostgresStore(f"{schema.url}&pool_size=2")
+    await store.open()
+    now = await store.now()
+    async with await psycopg.AsyncConnection.connect(schema.server) as connection:
+        await store.add([a_run(now, "within", dedupe_key="k")], connection)
+        blocked = asyncio.create_task(store.add([a_run(now, "r1", dedupe_key="k")]))
+        while not schema.execute(WAITING):
+            await asyncio.sleep(0.01)
+        await store.add([a_run(now, "r2", dedupe_key="other")])
+        assert not blocked.done()
+        with pytest.raises(StoreUnavailable, match="the same dedupe_key: commit it or roll it"):
+            await blocked
+        assert not schema.execute(WAITING)
+    [late] = await store.add([a_run(now, "r3", dedupe_key="k")])
+    assert (late.run.id, late.duplicate) == ("within", True)
     await store.close()

@@ -83,7 +83,12 @@ class _AttributedDatabase(Database):
     breaks: ConnectionFaults
 
     async def _transact(
-        self, work: Callable[[Transaction], Awaitable[Any]], limit: float, *, alone: bool
+        self,
+        work: Callable[[Transaction], Awaitable[Any]],
+        limit: float,
+        *,
+        alone: bool,
+        is_keyed: bool = False,
     ) -> Any:
         if alone:
             return await super()._transact(work, limit, alone=True)
@@ -97,7 +102,7 @@ class _AttributedDatabase(Database):
                 cut(tx.connection)
             return done
 
-        answer = await super()._transact(signed, limit, alone=False)
+        answer = await super()._transact(signed, limit, alone=False, is_keyed=is_keyed)
         if broken == "after":
             raise StoreUnavailable("injected: the response to the commit is lost")
         return answer

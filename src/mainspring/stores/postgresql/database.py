@@ -7,6 +7,7 @@ transaction mode: no session settings, no session locks.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import socket
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, IsolationLevel
+from psycopg.errors import LockNotAvailable
 from psycopg.rows import TupleRow, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
@@ -36,8 +38,13 @@ CALL_SECONDS = 20
 """Without a response for so long, a connection is given up: the server is frozen, or the network
 loses what is sent. The server ends a transaction whose client is silent for that long."""
 
+LOCK_SECONDS = 2
+"""A transaction that waits for a lock for so long is rolled back and sent again: a caller's open
+transaction may have the lock, and the connection is free for renewals and claims meanwhile."""
+
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
-_BEGIN = f"{_NOW}, set_config('idle_in_transaction_session_timeout', %s, true)"
+_BEGIN = f"""{_NOW}, set_config('idle_in_transaction_session_timeout', %s, true),
+set_config('lock_timeout', %s, true)"""
 
 
 class Transaction:
@@ -49,13 +56,13 @@ class Transaction:
         self._clock = clock
         self.now = 0
 
-    async def begin(self, *, idle: float | None = None) -> Transaction:
+    async def begin(self, *, idle: float | None = None, lock: float = 0) -> Transaction:
         """With `idle`, the server rolls back after so many seconds without a statement: a client
-        that is frozen would hold its locks."""
+        that is frozen would hold its locks. With `lock`, it ends a longer wait for a lock."""
         if idle is None:
             self.now = await self.current_time()
             return self
-        [[now, _]] = await self.rows(_BEGIN, [f"{idle * 1000:.0f}"])
+        [[now, *_]] = await self.rows(_BEGIN, [f"{idle * 1000:.0f}", f"{lock * 1000:.0f}"])
         self.now = now if self._clock is None else to_us(self._clock.now())
         return self
 
@@ -194,6 +201,7 @@ class Database:
         self._options = connection_options(url)
         self._calls = 0
         self._idle = asyncio.Event()
+        self._keyed_adds = asyncio.Semaphore(max(1, url.pool_size // 2))
         self._pool = AsyncConnectionPool[Connection](
             url.conninfo,
             kwargs=self._options,
@@ -225,14 +233,18 @@ class Database:
         await self._pool.close()
 
     async def transact(
-        self, work: Callable[[Transaction], Awaitable[T]], *, limit: float | None = None
+        self,
+        work: Callable[[Transaction], Awaitable[T]],
+        *,
+        limit: float | None = None,
+        is_keyed: bool = False,
     ) -> T:
         """Do the work in a transaction, again where it conflicts with another one, and where the
         connection turns out to be dead before anything was sent. Each try ends after `limit` (or
-        `CALL_SECONDS`)."""
-        return await self._counted(
-            self._transact(work, CALL_SECONDS if limit is None else limit, alone=False)
-        )
+        `CALL_SECONDS`), and after `LOCK_SECONDS` at a lock, unless it has no limit. Keyed adds may
+        wait for a caller's transaction that has taken the key: they use half of the connections."""
+        limit = CALL_SECONDS if limit is None else limit
+        return await self._counted(self._transact(work, limit, alone=False, is_keyed=is_keyed))
 
     async def _counted(self, call: Awaitable[T]) -> T:
         """`close` waits for the calls that were accepted."""
@@ -245,25 +257,33 @@ class Database:
                 self._idle.set()
 
     async def _transact(
-        self, work: Callable[[Transaction], Awaitable[T]], limit: float, *, alone: bool
+        self,
+        work: Callable[[Transaction], Awaitable[T]],
+        limit: float,
+        *,
+        alone: bool,
+        is_keyed: bool = False,
     ) -> T:
+        lock = LOCK_SECONDS if math.isfinite(limit) else 0
         with translating(self.url.location):
             for tries in range(1, MOST_TRIES + 1):
                 begun = False
                 try:
                     async with (
+                        self._keyed_adds if is_keyed else nullcontext(),
                         self._pool.connection() as connection,
                         _cut_after(connection, limit, self.url.location),
                         nullcontext() if alone else connection.transaction(),
                     ):
                         tx = Transaction(connection, self.url.schema, self._clock)
-                        await tx.begin(idle=None if alone else CALL_SECONDS)
+                        await tx.begin(idle=None if alone else CALL_SECONDS, lock=lock)
                         begun = True
                         return await work(tx)
-                except CONFLICTS:
+                except CONFLICTS as error:
                     if tries == MOST_TRIES:
                         raise
-                    await asyncio.sleep(random.uniform(0, 0.01 * tries))
+                    pause = 0.5 if isinstance(error, LockNotAvailable) else 0.01 * tries
+                    await asyncio.sleep(random.uniform(0, pause))
                 except NO_PREPARED_STATEMENTS:
                     if not self.url.prepare or tries == MOST_TRIES:
                         raise

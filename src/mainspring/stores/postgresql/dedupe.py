@@ -37,6 +37,9 @@ WITHOUT_OTHER_ADDS = "LOCK TABLE mainspring.runs_live IN SHARE ROW EXCLUSIVE MOD
 client from adding an unfinished run of the same id meanwhile. (A slot's finished run is added under
 the lock of its job.)"""
 
+BRIEF_WAIT = "SET LOCAL lock_timeout = '500ms'"
+"""While that lock is waited for, every other write waits behind it."""
+
 
 def as_stored(run: Run) -> Run:
     """The run as a later read gives it; raises where it cannot be kept."""

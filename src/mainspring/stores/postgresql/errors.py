@@ -15,8 +15,9 @@ from mainspring.errors import MainspringError, StoreDamaged, StoreError, StoreUn
 REPEATED = (pg.SerializationFailure, pg.DeadlockDetected)
 """Errors of a transaction that met another one: it is sent again."""
 
-CONFLICTS = (*REPEATED, pg.UniqueViolation)
-"""The same for the store's own transactions: two clients have inserted one record."""
+CONFLICTS = (*REPEATED, pg.UniqueViolation, pg.LockNotAvailable)
+"""The same for the store's own transactions: two clients have inserted one record, or another
+transaction holds a lock for long."""
 
 NO_PREPARED_STATEMENTS = (pg.InvalidSqlStatementName, pg.DuplicatePreparedStatement)
 """What a pooler in transaction mode that knows no prepared statements answers."""
@@ -44,6 +45,8 @@ _ADVICE = {
     " the URL, or in PGUSER and PGPASSWORD",
     "read-only transaction": "It is a standby: name the primary, or both hosts and"
     " target_session_attrs=read-write",
+    "lock timeout": "Another transaction that is open for long holds the lock, perhaps one of your"
+    " own that has enqueued with the same dedupe_key: commit it or roll it back",
     "SSL was required": "Turn TLS on at the server, or change sslmode",
     "invalid URI query parameter": "Mainspring's own options are schema, pool_size, listen,"
     " listen_url, prepare and skip_locked; others are libpq's",

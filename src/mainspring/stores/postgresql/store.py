@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,6 +22,7 @@ from mainspring.stores.postgresql import counters, jobs, notes, queries, schema
 from mainspring.stores.postgresql.commit import EncodedChange, commit_changes, prune_runs
 from mainspring.stores.postgresql.database import Database, Transaction
 from mainspring.stores.postgresql.dedupe import (
+    BRIEF_WAIT,
     WITHOUT_OTHER_ADDS,
     add_runs,
     as_stored,
@@ -61,9 +62,6 @@ class _Session:
     handlers: HandlerConnections
     callers: Callers
     loop: asyncio.AbstractEventLoop
-    keyed_adds: asyncio.Semaphore
-    """These may wait for the end of a caller's transaction that has taken the key. They leave
-    connections for renewals and claims."""
     releases: set[asyncio.Task[None]] = field(default_factory=set)
     """Claims whose caller was cancelled."""
 
@@ -106,8 +104,7 @@ class PostgresStore:
             return
         handlers = HandlerConnections(self._url, self._clock)
         loop = asyncio.get_running_loop()
-        keyed_adds = asyncio.Semaphore(max(1, self._url.pool_size // 2))
-        self._session = _Session(db, Notifier(db), handlers, callers, loop, keyed_adds)
+        self._session = _Session(db, Notifier(db), handlers, callers, loop)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -130,17 +127,17 @@ class PostgresStore:
         if within is not None:
             return await self._add_within(stored, within)
         keyed = any(run.dedupe_key is not None for run in stored)
-        # Not for skipped runs, which are made with new ids: a caller's transaction may be open for
-        # long, and whoever waits for it with this lock lets all other writes wait.
+        # A scheduler adds no finished runs but skipped ones, whose ids are new. A caller's
+        # transaction may be open for long, and while this lock is waited for, so are all writes.
         copied = any(run.finished and run.state is not State.SKIPPED for run in stored)
 
         async def add(tx: Transaction) -> list[Added]:
             if copied:
+                await tx.changed(BRIEF_WAIT)
                 await tx.changed(WITHOUT_OTHER_ADDS)
             return await add_runs(tx, stored)
 
-        async with self._open_session().keyed_adds if keyed else nullcontext():
-            added = await db.transact(add)
+        added = await db.transact(add, is_keyed=keyed)
         self._notify()
         return added
 
