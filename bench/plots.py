@@ -175,15 +175,15 @@ def _count(number: float) -> str:
 # -- what is drawn ----------------------------------------------------------------------------
 
 NAMES = {
-    "mainspring": "Mainspring, SQLite",
-    "mainspring-mongodb": "Mainspring, MongoDB",
-    "huey": "Huey, SQLite",
-    "apscheduler3": "APScheduler 3, SQLite",
-    "apscheduler4": "APScheduler 4, SQLite",
-    "celery": "Celery, Redis",
-    "dramatiq": "Dramatiq, Redis",
-    "taskiq": "Taskiq, Redis",
-    "rq": "RQ, Redis",
+    "mainspring": "Mainspring (SQLite)",
+    "mainspring-mongodb": "Mainspring (MongoDB)",
+    "huey": "Huey (SQLite)",
+    "apscheduler3": "APScheduler 3 (SQLite)",
+    "apscheduler4": "APScheduler 4 (SQLite)",
+    "celery": "Celery (Redis)",
+    "dramatiq": "Dramatiq (Redis)",
+    "taskiq": "Taskiq (Redis)",
+    "rq": "RQ (Redis)",
     "mongo-job-scheduler": "mongo-job-scheduler",
     "agenda": "agenda",
 }
@@ -395,6 +395,6 @@ def _losses(peers: dict[str, dict[str, Any]]) -> str:
             if key in figures and key in ours and sign * (figures[key] - ours[key]) > 0
         )
         if better:
-            names = ", ".join(name for _, name in better)
+            names = "; ".join(name for _, name in better)
             lines.append(f"- {what}: Mainspring on SQLite {ours[key]:,}; {names}")
     return "\n".join(lines)

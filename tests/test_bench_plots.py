@@ -52,8 +52,8 @@ def test_a_report_becomes_pictures_and_tables(
     for name in drawn:
         assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
     text = page.read_text()
-    assert "| Huey, SQLite | here & there | 1,234 | 12 | 1.5 / 20 | – | 0 | 40 |" in text
-    assert "- no-op runs a second: Mainspring on SQLite 900; Huey, SQLite 1,234\n" in text
+    assert "| Huey (SQLite) | here & there | 1,234 | 12 | 1.5 / 20 | – | 0 | 40 |" in text
+    assert "- no-op runs a second: Mainspring on SQLite 900; Huey (SQLite) 1,234\n" in text
     assert "old" not in text
     assert "Not measured that day: sqlite, rq." in text
     assert "on a busy machine (load 1 to 9 before each part)" in text
