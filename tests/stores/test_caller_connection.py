@@ -547,6 +547,19 @@ async def test_another_database_is_refused_and_its_transaction_goes_on(
         schema.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_pipeline_is_refused_before_anything_is_sent(
+    schema: SharedSchema, key: str | None
+) -> None:
+    """Its responses come later: the run would be added all the same."""
+    with plain_shop(schema.url) as scheduler:
+        with psycopg.connect(schema.server) as connection:
+            kept = scheduler.blocking.enqueue("ship", within=connection)
+            with connection.pipeline(), pytest.raises(InvalidInput, match="pipeline mode"):
+                scheduler.blocking.enqueue("ship", dedupe_key=key, within=connection)
+        assert plain_ids(scheduler) == {kept.id}
+
+
 async def test_another_deployment_of_mongodb_is_refused(
     database_url: str, sharded_url: str
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakSet
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from mainspring.core.clock import Clock
@@ -128,7 +128,10 @@ class _Psycopg(BlockingConnection):
     def refusal(self) -> str | None:
         if self._connection.closed:
             return "this connection is closed"
-        idle = self._connection.info.transaction_status == TransactionStatus.IDLE
+        info = self._connection.info
+        if getattr(info, "pipeline_status", PipelineStatus.OFF) != PipelineStatus.OFF:  # psycopg 3
+            return "this connection is in pipeline mode, and enqueue needs each response at once"
+        idle = info.transaction_status == TransactionStatus.IDLE
         return _AUTOCOMMIT if idle and self._connection.autocommit else None
 
 
