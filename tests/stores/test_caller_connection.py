@@ -9,6 +9,8 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -558,6 +560,26 @@ def test_a_pipeline_is_refused_before_anything_is_sent(
             with connection.pipeline(), pytest.raises(InvalidInput, match="pipeline mode"):
                 scheduler.blocking.enqueue("ship", dedupe_key=key, within=connection)
         assert plain_ids(scheduler) == {kept.id}
+
+
+def test_the_first_statement_of_a_transaction_on_sqlite_waits_for_other_writers(file: str) -> None:
+    """SQLite refuses at once to let a transaction write that has read before others wrote."""
+    with plain_shop(f"sqlite:///{file}") as scheduler, ThreadPoolExecutor() as threads:
+        options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False}
+        with (
+            closing(sqlite3.connect(file, timeout=60, **options)) as connection,
+            closing(sqlite3.connect(file, **options)) as writer,
+        ):
+            connection.execute("BEGIN")  # as `transaction.atomic()` of Django does
+            writer.execute("BEGIN IMMEDIATE")
+            writer.execute(INSERT)
+            enqueue = threads.submit(scheduler.blocking.enqueue, "ship", within=connection)
+            with pytest.raises(FutureTimeout):
+                enqueue.result(timeout=0.5)
+            writer.execute("COMMIT")
+            run = enqueue.result(timeout=60)
+            connection.execute("COMMIT")
+        assert plain_ids(scheduler) == {run.id}
 
 
 async def test_another_deployment_of_mongodb_is_refused(

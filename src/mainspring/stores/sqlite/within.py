@@ -64,6 +64,12 @@ def _begin(connection: sqlite3.Connection, path: Path) -> None:
     if file != str(path) and not (file and os.path.samefile(file, path)):
         refuse(connection, f"this connection is to {file or 'memory'}, not to {path}", ACCEPTED)
     if connection.in_transaction:
+        # SQLite lets a transaction wait for the write lock only if it has read nothing before.
+        try:
+            connection.execute("DELETE FROM mainspring_meta WHERE 0")
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):  # that is for `check_version` to say
+                raise
         return
     if connection.isolation_level is None or getattr(connection, "autocommit", -1) is True:
         refuse(connection, "this connection commits each statement by itself", ACCEPTED)
