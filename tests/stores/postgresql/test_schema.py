@@ -79,9 +79,10 @@ async def test_a_role_that_owns_nothing_uses_what_the_printed_script_made(
         ("{server}/nowhere", StoreError, "does not exist.*name another database"),
         ("postgresql://nobody@{address}/postgres", StoreError, "role .nobody.*PGPASSWORD"),
         ("{server}/postgres?sslmode=require", StoreError, "SSL was required.*sslmode"),
+        ("{server}/postgres?sslmode=maybe", StoreError, "invalid sslmode value"),
         ("{server}/postgres?pool=3", StoreError, 'parameter: "pool".*options are schema'),
     ],
-    ids=["nobody listens", "no such host", "no such database", "no such role", "TLS", "option"],
+    ids=["nobody listens", "no host", "no database", "no role", "TLS", "sslmode", "option"],
 )
 async def test_a_server_that_cannot_be_used(
     url: str, error: type[StoreError], message: str, postgresql_url: str

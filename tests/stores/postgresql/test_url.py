@@ -44,3 +44,10 @@ def test_hints_may_be_heard_elsewhere_or_not_at_all() -> None:
 def test_a_wrong_option_is_refused(option: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         PostgresUrl.of(f"postgresql://db/app?{option}")
+
+
+@pytest.mark.parametrize("password", ["se@cret", "se@cret#1", "secret#1", "se/cret@x"])
+def test_a_password_that_is_not_escaped_is_refused_and_not_shown(password: str) -> None:
+    with pytest.raises(InvalidInput, match="write @ as %40") as refused:
+        PostgresUrl.of(f"postgresql://me:{password}@db/app")
+    assert "cret" not in str(refused.value)

@@ -34,7 +34,7 @@ _AWAY = frozenset({"08", "53", "57"})
 
 _LASTS = re.compile(
     r"(database|role) .* does not exist|authentication failed|unrecognized|invalid .*option"
-    r"|no password|SSL was required"
+    r"|no password|SSL was required|invalid \w+ value"
 )
 """What libpq says, without a code, of a connection that will fail the next time as well."""
 

@@ -46,6 +46,12 @@ class PostgresUrl(NamedTuple):
     @classmethod
     def of(cls, url: str) -> PostgresUrl:
         parts = urlsplit(url)
+        if parts.netloc.count("@") > 1 or "@" in parts.path or parts.fragment:
+            raise InvalidInput(
+                "the password in the URL holds a character that ends it: write @ as %40, # as %23"
+                " and / as %2F",
+                field="url",
+            )
         given = parse_qsl(parts.query, keep_blank_values=True)
         own = {name: value for name, value in given if name in _OWN}
         # A space is %20: libpq does not know the + of forms.
