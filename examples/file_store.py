@@ -160,8 +160,7 @@ class Data:
         version = (stored.version if stored else 0) + 1  # grows on after the note has expired
         ends = write.note.expires_at if write.ttl is None else self.now + write.ttl
         note = replace(write.note, version=version, expires_at=ends)
-        lasts = {} if write.ttl is None else {"ttl": True}
-        self.note_records[key] = codec.note_to_record(note) | lasts
+        self.note_records[key] = codec.note_to_record(note) | ({"ttl": True} if write.ttl else {})
         return version
 
 

@@ -42,6 +42,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "WRITER_SECONDS": 1.0,
         "SETTLE_SECONDS": 0.1,
     },
+    "postgresql": {"RUNS": 20, "BATCHES": (10,)},
+    "postgresql_bloat": {"BATCH": 10},
     "transactions": {"JOBS": 120, "ROUNDS": {1: 1, 100: 1}},
     "within": {"TRANSACTIONS": 3, "WARM_UP": 1},
     "statistics": {"RUNS_DRAINED": 20, "ROUNDS": 1, "MANY_RUNS": 60, "FEW_RUNS": 40, "TIMES": 1},
@@ -57,6 +59,8 @@ OPTIONS = {
     "peers": ["--only", "mainspring"],
     "growth": ["--store", "sqlite", "--most", "4000"],
     "dashboard": ["--jobs", "20", "--runs", "2000"],
+    "postgresql": ["--rounds", "1"],
+    "postgresql_bloat": ["--seconds", "2", "--rate", "50", "--pending", "200", "--finished", "200"],
 }
 ON_MONGODB = ("mongodb", "mongodb_scale", "transactions", "statistics", "sizing")
 SLOW_PARTS = {"latencies", "idle", "connections", "processes"}
@@ -97,6 +101,9 @@ def test_a_benchmark_gives_figures(small: str, monkeypatch: pytest.MonkeyPatch) 
             yield None, "this is a test"
 
         monkeypatch.setattr("bench.api._mongodb", without_mongodb)
+    if small == "postgresql":  # they take many seconds, whatever their size
+        monkeypatch.setattr("bench.postgresql.processes", lambda *given: {"not": "tried"})
+        monkeypatch.setattr("bench.postgresql.peers", lambda *given: {"not": "tried"})
     _check_figures(measure(small, OPTIONS.get(small, [])))
 
 

@@ -68,11 +68,12 @@ async def test_cancel_a_running_async_run(make: Make) -> None:
 
 async def test_cancel_a_running_thread(make: Make) -> None:
     scheduler = make()
-    began = threading.Event()
+    began, asked_twice = threading.Event(), threading.Event()
 
     @scheduler.job(retries=3)
     def polite(ctx: RunContext) -> str:
         began.set()
+        asked_twice.wait(20)
         for _ in range(2_000):
             if ctx.cancelled:
                 return "too late to count"
@@ -84,6 +85,7 @@ async def test_cancel_a_running_thread(make: Make) -> None:
         assert await asyncio.to_thread(began.wait, 10)
         assert await scheduler.cancel(run.id) is True
         assert await scheduler.cancel(run.id) is True  # asked already, not ended yet
+        asked_twice.set()
         done = await ended(scheduler, run)
     assert (done.state, done.result) == (State.CANCELLED, None)
 

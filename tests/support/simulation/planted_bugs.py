@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from unittest.mock import patch
 
-from mainspring.core import job_updates, transitions
+from mainspring.core import job_updates, overlap, transitions
 from mainspring.core.model import Run, State, replace, slot_run_id
 from mainspring.core.policy import Delivery
 from mainspring.core.transitions import Change
@@ -48,7 +48,7 @@ from mainspring.engine.rescuer import Rescuer
 from mainspring.engine.store_retry import RetryingStore
 from mainspring.engine.worker import Worker
 from mainspring.errors import StoreUnavailable
-from mainspring.stores import evaluation, limits, memory, protocol
+from mainspring.stores import evaluation, limits, memory
 from mainspring.stores.limits import Turns
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import (
@@ -741,7 +741,7 @@ def _killed_on_a_node(run: Run, now: datetime) -> Change:
     return transitions.skipped(run, now, transitions.NODE_GONE)
 
 
-_nodes_wait_for_each_other = _patched(protocol, "is_node_handler", lambda handler: False)
+_nodes_wait_for_each_other = _patched(overlap, "is_node_handler", lambda handler: False)
 
 
 @_around(LiveWorkers, "find_nodes")

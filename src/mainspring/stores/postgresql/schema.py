@@ -219,9 +219,10 @@ async def _server_version(tx: Transaction) -> int:
 
 async def _version(tx: Transaction, db: Database) -> int:
     """The version of the schema; 0 where there is none."""
-    schema = db.url.schema
-    [[known]] = await tx.rows("SELECT to_regclass(%s) IS NOT NULL", [f'"{schema}".meta'])
-    if not known:
+    # Read from the catalog as from any table: to_regclass() may use what this connection remembers
+    # from before it waited for the lock of a migration.
+    table = "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'meta'"
+    if not await tx.rows(table, [db.url.schema]):
         return 0
     rows = await tx.rows("SELECT value FROM mainspring.meta WHERE name = 'version'")
     version = int(rows[0][0]) if rows else 0
