@@ -246,5 +246,5 @@ def tune_garbage_collector() -> None:
 def share_the_interpreter() -> None:
     """Let the engine's thread have the interpreter after 1 ms when requests keep it busy. With
     Python's 5 ms, of 20 jobs that share each second the 99th percentile began 118 to 338 ms late
-    under requests for lists, and now 62 to 77 ms, with as many requests a second or more."""
+    under requests for lists, and now 77 ms, with as many requests a second or more."""
     sys.setswitchinterval(0.001)

@@ -30,7 +30,7 @@ async def test_a_page_reads_its_own_jobs_alone(database_url: str, page: int) -> 
     await db.handle.command("profile", 0)
     assert [job.id for job in listed.items] == ids[offset : offset + LIMIT]
     assert listed.total == JOBS
-    profiled = db.handle["system.profile"].find({"ns": db.jobs.full_name}).sort("ts", 1)
-    examined = [(op["docsExamined"], op["keysExamined"]) async for op in profiled]
-    assert examined == [(0, JOBS), (LIMIT, offset + LIMIT)]  # the total, then the page
+    profiled = db.handle["system.profile"].find({"ns": db.jobs.full_name})
+    examined = {(op["docsExamined"], op["keysExamined"]) async for op in profiled}
+    assert examined == {(0, JOBS), (LIMIT, offset + LIMIT)}  # the total and the page, at once
     await store.close()
