@@ -102,7 +102,7 @@ def test_a_second_start_is_harmless_and_leaves_no_thread() -> None:
     scheduler.blocking.start()
     scheduler.blocking.start()
     scheduler.blocking.stop()
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # a thread of an earlier test may just end
 
 
 SESSION = """

@@ -114,7 +114,7 @@ async def test_only_a_function_is_a_factory(make: Make) -> None:
     scheduler = make(resources=given)
 
     @scheduler.job
-    async def work(ctx: RunContext) -> None:
+    async def work(ctx: RunContext[Any]) -> None:
         assert type(ctx.resources) is dict
         sent.append("same" if dict(ctx.resources) == given else "other")
 

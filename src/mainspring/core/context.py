@@ -111,7 +111,11 @@ class HandlerTransaction(Protocol):
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # every type checker knows it; nothing imports it
 
-    R = TypeVar("R", bound=Mapping[str, Any], default=Mapping[str, Any])
+    class AnyResources(Mapping[str, Any]):
+        """The resources of a handler that names no type. It has a name because mypy does not choose
+        between overloads for an argument whose type contains Any."""
+
+    R = TypeVar("R", bound=Mapping[str, Any], default=AnyResources)
 else:
     R = typing.TypeVar("R")
 

@@ -190,7 +190,7 @@ class Handler:
         except InvalidArguments as error:
             raise ArgumentsRefused(str(error)) from None
 
-    def call(self, context: RunContext, payload: Any) -> Any:
+    def call(self, context: RunContext[Any], payload: Any) -> Any:
         if self.around is None and type(context.resources) is dict:
             return self._call(context, payload)
         call = functools.partial(self._call, context, payload)

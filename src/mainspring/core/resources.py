@@ -176,14 +176,14 @@ class Resources(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def call(self, context: RunContext, handler: Callable[[], Any], *, is_async: bool) -> Any:
+    def call(self, context: RunContext[Any], handler: Callable[[], Any], *, is_async: bool) -> Any:
         """Call a handler with the resources that are opened for each run, in its own thread, task
         or process."""
         if not self._per_run:
             return handler()
         return self._await(context, handler) if is_async else self._call(context, handler)
 
-    def _call(self, context: RunContext, handler: Callable[[], Any]) -> Any:
+    def _call(self, context: RunContext[Any], handler: Callable[[], Any]) -> Any:
         pid = os.getpid()
         with ExitStack() as stack:
             try:
@@ -200,7 +200,7 @@ class Resources(Mapping[str, Any]):
                 context.resources = self
                 _leave_to_parent(pid, stack)
 
-    async def _await(self, context: RunContext, handler: Callable[[], Awaitable[Any]]) -> Any:
+    async def _await(self, context: RunContext[Any], handler: Callable[[], Awaitable[Any]]) -> Any:
         pid = os.getpid()
         async with AsyncExitStack() as stack:
             try:
@@ -215,7 +215,7 @@ class Resources(Mapping[str, Any]):
 
     def _add(
         self,
-        context: RunContext,
+        context: RunContext[Any],
         values: Mapping[str, Any] | None = None,
         withheld: Mapping[str, str] | None = None,
     ) -> None:

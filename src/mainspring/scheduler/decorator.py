@@ -26,6 +26,7 @@ from mainspring.scheduler.blocking import WaitFor
 from mainspring.stores.caller_connection import without_proxy
 
 P = ParamSpec("P")
+C = TypeVar("C", bound=Mapping[str, Any])  # resources; with Any, the overloads would be ambiguous
 Q = ParamSpec("Q")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -140,8 +141,8 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[RunContext[Any], P], Coroutine[Any, Any, T]], /
-    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], Coroutine[Any, Any, T], T]: ...
+        self, function: Callable[Concatenate[RunContext[C], P], Coroutine[Any, Any, T]], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[C], P], Coroutine[Any, Any, T], T]: ...
 
     @overload
     def __call__(
@@ -150,8 +151,8 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[RunContext[Any], P], T], /
-    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], T, T]: ...
+        self, function: Callable[Concatenate[RunContext[C], P], T], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[C], P], T, T]: ...
 
     @overload
     def __call__(self, function: Callable[P, T], /) -> DecoratedJob[P, P, T, T]: ...

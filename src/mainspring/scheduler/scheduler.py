@@ -53,6 +53,7 @@ log = logging.getLogger("mainspring")
 
 T = TypeVar("T")
 P = ParamSpec("P")
+C = TypeVar("C", bound=Mapping[str, Any])  # resources; with Any, the overloads would be ambiguous
 
 
 class Scheduler(Client):
@@ -152,8 +153,8 @@ class Scheduler(Client):
 
     @overload
     def job(
-        self, function: Callable[Concatenate[RunContext[Any], P], Coroutine[Any, Any, T]], /
-    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], Coroutine[Any, Any, T], T]: ...
+        self, function: Callable[Concatenate[RunContext[C], P], Coroutine[Any, Any, T]], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[C], P], Coroutine[Any, Any, T], T]: ...
 
     @overload
     def job(
@@ -162,8 +163,8 @@ class Scheduler(Client):
 
     @overload
     def job(
-        self, function: Callable[Concatenate[RunContext[Any], P], T], /
-    ) -> DecoratedJob[P, Concatenate[RunContext[Any], P], T, T]: ...
+        self, function: Callable[Concatenate[RunContext[C], P], T], /
+    ) -> DecoratedJob[P, Concatenate[RunContext[C], P], T, T]: ...
 
     @overload
     def job(self, function: Callable[P, T], /) -> DecoratedJob[P, P, T, T]: ...

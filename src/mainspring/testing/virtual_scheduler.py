@@ -702,7 +702,7 @@ class TestRegistry(Registry):
         tested = copy.copy(handler)
         call = handler.call
 
-        def call_tested(context: RunContext, payload: Any) -> Any:
+        def call_tested(context: RunContext[Any], payload: Any) -> Any:
             job = context.job
             if job is not None and job.policy.isolation is Isolation.PROCESS:
                 context.resources = _process_resources(context.resources)

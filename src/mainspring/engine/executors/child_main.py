@@ -181,7 +181,7 @@ class _Channel:
         return bytes(taken)
 
 
-class _Context(RunContext):
+class _Context(RunContext[Any]):
     """A run context that sends log lines and progress to the parent."""
 
     __slots__ = ("_channel",)
