@@ -137,9 +137,12 @@ async def watched_page(browser: Browser, **options: Any) -> AsyncIterator[Page]:
 
 def _complaint(message: ConsoleMessage) -> list[str]:
     """What the browser says of scripts and policies. A request that the service refuses is also an
-    error to it; the page shows that to the person."""
-    refused = "Failed to load resource" in message.text
-    return [message.text] if message.type == "error" and not refused else []
+    error to it; the page shows that to the person. A request that a change of page cuts off is
+    none: htmx says `sendAbort` then, and `afterRequest` beside the cause of every error."""
+    expected = ("Failed to load resource", "htmx:afterRequest", "htmx:sendAbort")
+    if message.type != "error" or any(text in message.text for text in expected):
+        return []
+    return [message.text]
 
 
 async def sign_in(page: Page, url: str, key: str) -> None:
