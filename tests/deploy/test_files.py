@@ -8,9 +8,11 @@ import shutil
 import subprocess
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import promql_parser
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -260,6 +262,59 @@ def test_the_container_gets_all_that_it_is_built_from_and_no_more() -> None:
     assert allowed[0] == "*"
     for name in named:
         assert (ROOT / name).exists()
+
+
+ALERTS = yaml.safe_load((DEPLOY / "prometheus-alerts.yml").read_text())
+RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+SCALING = KUBERNETES["autoscaling.yaml"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_prometheus_takes_each_rule(rule: dict[str, Any]) -> None:
+    assert set(rule) <= {"alert", "expr", "for", "keep_firing_for", "labels", "annotations"}
+    assert promql_parser.parse(rule["expr"])
+    assert re.fullmatch(r"\d+[smhd]", rule.get("for", "0s"))
+    texts = {**rule["labels"], **rule["annotations"]}
+    assert {"severity", "summary"} <= set(texts)
+    assert all(isinstance(text, str) and text for text in texts.values())
+    kept = set(re.findall(r"\$labels\.(\w+)", str(texts)))
+    by = re.findall(r"by \(([^)]*)\)", rule["expr"])
+    assert all(kept <= set(re.split(r",\s*", labels)) for labels in by)
+
+
+def test_groups_of_rules_have_names() -> None:
+    assert set(ALERTS) == {"groups"}
+    names = [group["name"] for group in ALERTS["groups"]]
+    assert len(set(names)) == len(names)
+    assert all(set(group) <= {"name", "rules", "interval"} for group in ALERTS["groups"])
+
+
+def test_the_autoscaler_scales_the_workers_by_metrics_of_their_queue() -> None:
+    assert (SCALING["apiVersion"], SCALING["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = SCALING["spec"]
+    assert set(spec) == {
+        *("scaleTargetRef", "pollingInterval", "minReplicaCount", "maxReplicaCount"),
+        *("advanced", "triggers"),
+    }
+    assert spec["scaleTargetRef"]["name"] == WORKER["metadata"]["name"]
+    assert 1 <= spec["minReplicaCount"] <= WORKER["spec"]["replicas"] <= spec["maxReplicaCount"]
+    [down] = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]["policies"]
+    assert down["periodSeconds"] >= WORKER_POD["terminationGracePeriodSeconds"]
+    for trigger in spec["triggers"]:
+        assert set(trigger) == {"type", "metricType", "metadata"}
+        assert trigger["type"] == "prometheus"
+        assert trigger["metricType"] in ("AverageValue", "Value")
+        metadata = trigger["metadata"]
+        assert all(isinstance(text, str) for text in metadata.values())  # KEDA refuses numbers
+        assert float(metadata["threshold"]) > 0
+        assert urlsplit(metadata["serverAddress"]).scheme == "http"
+        assert promql_parser.parse(metadata["query"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool on this machine")
+def test_promtool_takes_the_rules() -> None:
+    file = str(DEPLOY / "prometheus-alerts.yml")
+    subprocess.run(["promtool", "check", "rules", file], check=True, timeout=100)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine")

@@ -2,7 +2,8 @@
 
 Counters and histograms count in this process alone, as Prometheus expects: sum over instances.
 Gauges that come from the store are the same on every instance: take the maximum. No label names a
-run or an address; jobs beyond the first `MAX_JOBS` share the label `other`. The series of a removed
+run or an address; jobs beyond the first `MAX_JOBS` share the label `other`, and so do queues beyond
+`MAX_QUEUES`. The series of a removed
 job appear in one more scrape and are then dropped. They are not added to `other`: a rate over
 `other` would show a burst of runs that never happened.
 """
@@ -37,6 +38,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 MAX_JOBS = 500
 OTHER = "other"
+MAX_QUEUES = 100
 NODE_RUNS = "each_node"
 """The label `handler` of due runs that each wait for one worker."""
 
@@ -92,6 +94,12 @@ _GAUGES = {
     ),
     "runs_due": ("Runs that are due and have not started.", "handler"),
     "due_oldest_seconds": ("How long the oldest due run has waited.", "handler"),
+    "queue_runs_due": (
+        "Runs of a queue that are due and have not started, without those that wait for one"
+        " worker.",
+        "queue",
+    ),
+    "queue_due_oldest_seconds": ("How long the oldest of them has waited.", "queue"),
     "job_next_run_timestamp_seconds": ("The next slot of a job.", "job"),
     "job_last_success_timestamp_seconds": (
         "When a job last succeeded, as far as this process knows.",
@@ -124,6 +132,7 @@ class Metrics:
         self._clock = clock
         self._jobs: set[str] = set()
         self._gone: set[str] = set()
+        self._queues: set[str] = set()
         self._succeeded_at: dict[str, float | None] = {}
         self._read_at: float | None = None
         self._health_at: float | None = None
@@ -259,6 +268,14 @@ class Metrics:
             self._gauges["due_oldest_seconds"],
             {name: _ago(runs.oldest, now) for name, runs in due.items()},
         )
+        queues = self._label_queues(counts.due_by_queue, now)
+        _replace(
+            self._gauges["queue_runs_due"], {name: runs.count for name, runs in queues.items()}
+        )
+        _replace(
+            self._gauges["queue_due_oldest_seconds"],
+            {name: _ago(runs.oldest, now) for name, runs in queues.items()},
+        )
         await self._forget_removed()
         jobs = (await client.list_jobs(limit=MAX_JOBS, last_runs=False)).items
         _replace(
@@ -273,6 +290,18 @@ class Metrics:
             self._gauges["job_last_success_timestamp_seconds"],
             {job: at for job, at in succeeded.items() if at is not None},
         )
+
+    def _label_queues(self, due: Mapping[str, Due], now: datetime) -> dict[str, Due]:
+        """What is due by label. A queue that had due runs before keeps its series, at 0: a series
+        that ends would tell an autoscaler nothing. Queues without due runs are the first to go."""
+        self._queues |= due.keys()
+        if len(self._queues) > MAX_QUEUES:
+            self._queues = set(sorted(due)[:MAX_QUEUES])
+        labelled: dict[str, Due] = {}
+        for queue, runs in due.items():
+            label = queue if queue in self._queues else OTHER
+            labelled[label] = runs.plus(labelled.get(label))
+        return {queue: Due(0, now) for queue in self._queues} | labelled
 
     async def _read_totals(self, job_ids: list[str]) -> None:
         totals = (await self._client.counts(jobs=job_ids)).totals
@@ -333,10 +362,10 @@ def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
 def _merge_node_runs(due: Mapping[str, Due]) -> dict[str, Due]:
     """Give the node runs of all workers one label: the id of a worker changes with every start, so
     a label for each would make series without end."""
-    merged = {handler: runs for handler, runs in due.items() if not is_node_handler(handler)}
-    if of_nodes := [runs for handler, runs in due.items() if is_node_handler(handler)]:
-        count = sum(runs.count for runs in of_nodes)
-        merged[NODE_RUNS] = Due(count, min(runs.oldest for runs in of_nodes))
+    merged: dict[str, Due] = {}
+    for handler, runs in due.items():
+        label = NODE_RUNS if is_node_handler(handler) else handler
+        merged[label] = runs.plus(merged.get(label))
     return merged
 
 

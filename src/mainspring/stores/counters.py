@@ -150,7 +150,7 @@ class Counters:
             return self._read(since, jobs)
         ended = self._read(since, frozenset({WHOLE_STORE}))
         live = evaluation.count_runs(runs, now)
-        return replace(ended, runs=live.runs, due=live.due)
+        return replace(live, totals=ended.totals, periods=ended.periods)
 
     def _read(self, since: datetime | None, jobs: frozenset[str]) -> Counts:
         self._add_up()

@@ -16,6 +16,7 @@ from typing import Any
 from mainspring.core import note_kinds
 from mainspring.core.clock import from_us, to_us
 from mainspring.core.model import LIVE, Job, Note, Page, Run, Source, State, replace
+from mainspring.core.node_runs import is_node_handler
 from mainspring.core.transitions import UPSTREAM_FAILED, Change
 from mainspring.stores.limits import (
     ClaimLimits,
@@ -272,14 +273,28 @@ def is_follower(run: Run) -> bool:
 
 def count_runs(runs: Iterable[Run], now: datetime) -> Counts:
     by_job: dict[str, Counter[State]] = defaultdict(Counter)
-    due: dict[str, Due] = {}
+    due: list[tuple[str, str, int, datetime]] = []
     for run in runs:
         if run.state in LIVE:
             by_job[run.job_id][run.state] += 1
         if run.state is State.PENDING and run.run_at <= now and run.unreadable is None:
-            seen = due.get(run.handler, Due(0, run.run_at))
-            due[run.handler] = Due(seen.count + 1, min(seen.oldest, run.run_at))
-    return Counts(by_job, due)
+            due.append((run.handler, run.queue, 1, run.run_at))
+    return live_counts(by_job, due)
+
+
+def live_counts(
+    runs: Mapping[str, Mapping[State, int]], due: Iterable[tuple[str, str, int, datetime]]
+) -> Counts:
+    """The counts of unfinished runs, given groups of due ones: handler, queue, how many, and since
+    when the oldest is due."""
+    by_handler: dict[str, Due] = {}
+    by_queue: dict[str, Due] = {}
+    for handler, queue, count, oldest in due:
+        group = Due(count, oldest)
+        by_handler[handler] = group.plus(by_handler.get(handler))
+        if not is_node_handler(handler):
+            by_queue[queue] = group.plus(by_queue.get(queue))
+    return Counts(runs, by_handler, due_by_queue=by_queue)
 
 
 def page_of_jobs(jobs: Iterable[Job], query: JobQuery) -> Page[Job]:

@@ -267,17 +267,24 @@ class Due(Struct, frozen=True):
     count: int
     oldest: datetime
 
+    def plus(self, other: Due | None) -> Due:
+        if other is None:
+            return self
+        return Due(self.count + other.count, min(self.oldest, other.oldest))
+
 
 class Counts(Struct, frozen=True):
-    """How many unfinished runs each job has in each state, what is due of each handler, and what
-    was counted as runs ended: `totals` since a job was made, `periods` by the hour of a job, the
-    oldest first. The entry `WHOLE_STORE` is the sum over all jobs, with a period for each minute.
+    """How many unfinished runs each job has in each state, what is due of each handler and of each
+    queue (there without runs that wait for one worker), and what was counted as runs ended:
+    `totals` since a job was made, `periods` by the hour of a job, the oldest first. The entry
+    `WHOLE_STORE` is the sum over all jobs, with a period for each minute.
     """
 
     runs: Mapping[str, Mapping[State, int]] = {}
     due: Mapping[str, Due] = {}
     totals: Mapping[str, Totals] = {}
     periods: Mapping[str, Sequence[Period]] = {}
+    due_by_queue: Mapping[str, Due] = {}
 
     def total(self, state: State) -> int:
         """How many runs are in a state; of a state that ends a run, how many have ever ended so,

@@ -7,6 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from math import floor
 from typing import Any
 
@@ -17,7 +18,7 @@ from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.core.policy import Policy
 from mainspring.core.transitions import UPSTREAM_FAILED
 from mainspring.errors import InvalidCursor
-from mainspring.stores.evaluation import FOLLOWING, has_cursor
+from mainspring.stores.evaluation import FOLLOWING, has_cursor, live_counts
 from mainspring.stores.mongodb.codec import (
     BRIEF,
     LIVE_STATES,
@@ -41,7 +42,7 @@ from mainspring.stores.mongodb.database import (
 from mainspring.stores.mongodb.limits import lapsed_condition
 from mainspring.stores.mongodb.schema import UNTRIED, comes_after
 from mainspring.stores.paging import cursor_number
-from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
+from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 
 _NEWEST = [("created_at", -1), ("_id", -1)]
 _UNTRIED = frozenset(map(State, UNTRIED))
@@ -321,15 +322,15 @@ async def _counts(db: Database, now: int) -> Counts:
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     async for group in await db.runs.aggregate(counted_live(), hint="newest_of_job"):
         runs[group["_id"]["job"]][STATE_OF[group["_id"]["state"]]] = group["count"]
-    due: dict[str, Due] = {}
+    due: list[tuple[str, str, int, datetime]] = []
     async for group in await db.runs.aggregate(counted_due(now), hint="due"):
-        if not is_lane(group["_id"]) or group["_id"]["p"] == SET_ASIDE:
+        lane = group["_id"]
+        if not is_lane(lane) or lane["p"] == SET_ASIDE:
             continue
-        handler, oldest = group["_id"]["h"], read_moment(group["oldest"])
+        oldest = read_moment(group["oldest"])
         assert oldest is not None
-        seen = due.get(handler, Due(0, oldest))
-        due[handler] = Due(seen.count + group["count"], min(seen.oldest, oldest))
-    return Counts(runs, due)
+        due.append((lane["h"], lane["q"], group["count"], oldest))
+    return live_counts(runs, due)
 
 
 def counted_live() -> list[Document]:

@@ -247,7 +247,7 @@ class MongoStore:
                 return await counters.read(self._db, since, jobs)
             ended = await counters.read(self._db, since, frozenset({WHOLE_STORE}))
             live = await queries.counts(self._db)
-            return replace(ended, runs=live.runs, due=live.due)
+            return replace(live, totals=ended.totals, periods=ended.periods)
 
     async def maintain(self, before: datetime | None, limit: int) -> int:
         with translating():

@@ -75,7 +75,7 @@ def read_counts(
     if jobs is not None:
         return read
     live = evaluation.count_runs(state.unfinished(), now)
-    return replace(read, runs=live.runs, due=live.due)
+    return replace(live, totals=read.totals, periods=read.periods)
 
 
 def _add_wanted(

@@ -16,11 +16,11 @@ from mainspring.core.clock import EPOCH
 from mainspring.core.model import LIVE, Job, Page, Run, State
 from mainspring.core.transitions import UPSTREAM_FAILED
 from mainspring.stores.codec import from_us, to_us
-from mainspring.stores.evaluation import has_cursor, ordered_jobs
+from mainspring.stores.evaluation import has_cursor, live_counts, ordered_jobs
 from mainspring.stores.paging import cursor_number
 from mainspring.stores.postgresql.codec import runs_by_id, select_jobs, select_runs
 from mainspring.stores.postgresql.database import Transaction
-from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
+from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 
 _LAST = 2**63 - 1
 Scan = tuple[str, list[Any]]
@@ -133,8 +133,8 @@ def _following(query: RunQuery) -> Scan:
 
 _COUNTS = "SELECT job_id, state, count(*) FROM mainspring.runs WHERE NOT done GROUP BY 1, 2"
 _DUE = """
-SELECT handler, count(*), min(run_at) FROM mainspring.runs
-WHERE NOT done AND state = 'pending' AND NOT set_aside AND run_at <= %s GROUP BY 1
+SELECT handler, queue, count(*), min(run_at) FROM mainspring.runs
+WHERE NOT done AND state = 'pending' AND NOT set_aside AND run_at <= %s GROUP BY 1, 2
 """
 _STATES = frozenset(State)
 
@@ -144,11 +144,8 @@ async def count_live(tx: Transaction) -> Counts:
     for job_id, state, count in await tx.rows(_COUNTS):
         if state in _STATES:
             runs[job_id][State(state)] = count
-    due = {
-        handler: Due(count, from_us(oldest))
-        for handler, count, oldest in await tx.rows(_DUE, [tx.now])
-    }
-    return Counts(runs, due)
+    due = await tx.rows(_DUE, [tx.now])
+    return live_counts(runs, ((h, q, count, from_us(oldest)) for h, q, count, oldest in due))
 
 
 # -- jobs -----------------------------------------------------------------------------------

@@ -209,7 +209,7 @@ class PostgresStore:
                 return await counters.read(tx, since, jobs)
             ended = await counters.read(tx, since, frozenset({WHOLE_STORE}))
             live = await queries.count_live(tx)
-            return replace(ended, runs=live.runs, due=live.due)
+            return replace(live, totals=ended.totals, periods=ended.periods)
 
         return await self._db.read(read)
 

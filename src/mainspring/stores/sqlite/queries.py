@@ -14,9 +14,9 @@ from mainspring.core.clock import EPOCH
 from mainspring.core.model import Job, Page, Run, State, replace
 from mainspring.core.statistics import WHOLE_STORE
 from mainspring.stores.codec import from_us, to_us
-from mainspring.stores.evaluation import has_cursor, ordered_jobs
+from mainspring.stores.evaluation import has_cursor, live_counts, ordered_jobs
 from mainspring.stores.paging import cursor_number
-from mainspring.stores.protocol import Counts, Due, JobQuery, RunQuery
+from mainspring.stores.protocol import Counts, JobQuery, RunQuery
 from mainspring.stores.sql import Lane
 from mainspring.stores.sqlite import counters
 from mainspring.stores.sqlite.claim import LANES
@@ -284,14 +284,16 @@ def counts(
     runs: dict[str, dict[State, int]] = defaultdict(dict)
     for job_id, state, count in json.loads(_value(connection, _COUNTS)):
         runs[job_id][State(state)] = count
-    due: dict[str, Due] = {}
-    for lane, count, oldest in json.loads(_value(connection, _DUE, now)):
-        if (parts := Lane.parse(lane)) is None:
-            continue
-        seen = due.get(parts.handler, Due(0, from_us(oldest)))
-        due[parts.handler] = Due(seen.count + count, min(seen.oldest, from_us(oldest)))
+    live = live_counts(
+        runs,
+        (
+            (parts.handler, parts.queue, count, from_us(oldest))
+            for lane, count, oldest in json.loads(_value(connection, _DUE, now))
+            if (parts := Lane.parse(lane)) is not None
+        ),
+    )
     ended = counters.read(connection, now, since, frozenset({WHOLE_STORE}))
-    return replace(ended, runs=runs, due=due)
+    return replace(live, totals=ended.totals, periods=ended.periods)
 
 
 # -- jobs -----------------------------------------------------------------------------------

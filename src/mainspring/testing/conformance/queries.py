@@ -11,6 +11,7 @@ import pytest
 
 from mainspring.core import transitions
 from mainspring.core.model import LIVE, Job, Note, Run, State, replace
+from mainspring.core.node_runs import node_handler
 from mainspring.core.statistics import MINUTE, period_start
 from mainspring.core.transitions import Failure
 from mainspring.errors import InvalidInput
@@ -422,6 +423,21 @@ class CountTests(Suite):
         due = {handler: (d.count, d.oldest) for handler, d in (await store.counts()).due.items()}
         assert due["report"] == (2, self.start)
         assert due["later"] == (1, self.at(50))
+
+    async def test_due_runs_are_counted_by_queue_with_the_oldest(self, store: Store) -> None:
+        await store.add(
+            [
+                self.run("a", handler="mail", queue="fast", run_at=self.at(-3)),
+                self.run("b", handler="report", queue="fast", job_id="other", run_at=self.at(-8)),
+                self.run("c", handler="mail", priority=9, run_at=self.start),
+                self.run("d", queue="later", run_at=self.at(50)),
+                self.run("e", handler=node_handler("node"), queue="fast", run_at=self.at(-9)),
+            ]
+        )
+        due = {
+            queue: (d.count, d.oldest) for queue, d in (await store.counts()).due_by_queue.items()
+        }
+        assert due == {"fast": (2, self.at(-8)), "default": (1, self.start)}
 
     async def test_counts_follow_every_change(self, store: Store) -> None:
         run = await self.running(store)
