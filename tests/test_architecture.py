@@ -226,7 +226,6 @@ def test_every_extra_installs_what_the_code_imports() -> None:
         if extra in ("all", "docs", "dev"):
             continue
         names = {re.split(r"[<>=\[]", one)[0].replace("-", "_") for one in needed}
-        # OpenTelemetry's packages share one name for imports: opentelemetry. PyYAML is yaml.
+        # OpenTelemetry's packages share one name for imports: opentelemetry.
         used = {name.removesuffix("_api").removesuffix("_sdk") for name in names}
-        used = {"yaml" if name == "pyyaml" else name for name in used}
         assert used <= imported, f"no module imports {used - imported} of the extra {extra!r}"

@@ -1,10 +1,8 @@
-"""`mainspring import`: crontabs and manifests become a file of jobs."""
+"""`mainspring import`: a crontab becomes a file of jobs."""
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import json
 import os
 import sys
 import tomllib
@@ -13,54 +11,10 @@ from typing import Any
 
 import pytest
 
-from mainspring.cli.import_command import Imported, read_crontab, read_manifests
+from mainspring.cli.import_command import Imported, read_crontab
 from tests.support.command_line import Run, Start, until
 
 TAB = 'GREETING=hello\n0 9 * * 1-5 echo "$GREETING"\n61 * * * * never\n'
-
-
-MANIFEST = """\
-apiVersion: v1
-kind: List
-items:
-- kind: CronJob
-  metadata:
-    name: hello-world
-    labels: {app: shop}
-  spec:
-    schedule: "*/5 * * * *"
-    timeZone: Asia/Tokyo
-    suspend: true
-    concurrencyPolicy: Forbid
-    startingDeadlineSeconds: 100
-    failedJobsHistoryLimit: 1
-    successfulJobsHistoryLimit: 3
-    jobTemplate:
-      spec:
-        backoffLimit: 2
-        activeDeadlineSeconds: 300
-        ttlSecondsAfterFinished: 0
-        template:
-          spec:
-            serviceAccountName: x
-            containers:
-            - name: hello
-              image: busybox:1.28
-              command: [/bin/sh, -c]
-              args: ["echo $WHO"]
-              env:
-              - {name: WHO, value: world}
-              - name: PASSWORD
-                valueFrom: {secretKeyRef: {name: s, key: k}}
----
-kind: Service
-"""
-
-CRONJOB = """\
-kind: CronJob
-metadata: {name: a}
-spec: {schedule: '@daily', jobTemplate: {spec: {template: {spec: {containers: [{}]}}}}}
-"""
 
 
 def test_crontab_is_printed_or_written_and_never_overwrites(run: Run, folder: Path) -> None:
@@ -86,14 +40,9 @@ def test_wrong_zone_and_files_without_a_job_write_nothing(run: Run, folder: Path
     refused = run("import", "crontab", "tab", "--timezone", "Mars", "--out", "m.toml").refusal
     assert "Mars" in refused
     (folder / "empty").write_text("garbage\n")
-    (folder / "service.yaml").write_text("kind: Service\n")
-    for kind, name, why in (
-        ("crontab", "empty", "line 1: garbage: the job was left out: it has no hour, "),
-        ("k8s", "service.yaml", "line 1: Service: only CronJobs are carried over"),
-    ):
-        refused = run("import", kind, name, "--out", "m.toml").refusal
-        assert f"{name} has no job that can be carried over; nothing was written" in refused
-        assert why in refused
+    refused = run("import", "crontab", "empty", "--out", "m.toml").refusal
+    assert "empty has no job that can be carried over; nothing was written" in refused
+    assert "line 1: garbage: the job was left out: it has no hour, " in refused
     assert not list(folder.glob("m*"))
 
 
@@ -153,23 +102,6 @@ def _is_running(argument: str) -> bool:
             if argument.encode() in line.read_bytes():
                 return True
     return False
-
-
-def test_manifests_need_yaml(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "jobs.yaml").write_text(CRONJOB)
-    assert run("import", "k8s", "jobs.yaml", "--json").json["jobs"] == ["a"]
-    (folder / "bad.yaml").write_text("a: [")
-    assert "bad.yaml is not valid YAML" in run("import", "k8s", "bad.yaml").err
-    real = builtins.__import__
-
-    def without_yaml(name: str, *rest: Any) -> Any:
-        if name == "yaml":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_yaml)
-    refused = run("import", "k8s", "jobs.yaml").refusal
-    assert "pip install '/path/to/mainspring[kubernetes]'" in refused
 
 
 def imported(text: str, **options: Any) -> Imported:
@@ -264,113 +196,3 @@ def test_a_failing_command_keeps_its_output() -> None:
     with pytest.raises(RuntimeError) as failed:
         handlers[name]()
     assert str(failed.value) == "exit code 3: bad row\noutput: row 7"
-
-
-def test_cronjob_becomes_a_job_and_the_rest_is_listed_with_the_line_of_its_manifest() -> None:
-    made = read_manifests(MANIFEST, "cronjobs.yaml")
-    assert made.jobs == {
-        "hello_world": {
-            "schedule": "*/5 * * * *",
-            "timezone": "Asia/Tokyo",
-            "overlap": "skip",
-            "enabled": False,
-            "start_deadline": "100s",
-            "retries": 2,
-            "timeout": "300s",
-            "history": 4,
-            "retention": "0s",
-            "metadata": {"labels": {"app": "shop"}},
-            "handler": "imported_handlers:hello_world",
-            "isolation": "process",
-        }
-    }
-    assert [(remark.line, remark.what) for remark in made.remarks] == [
-        (4, "hello-world: activeDeadlineSeconds"),
-        (4, "hello-world: JobsHistoryLimit"),
-        (4, "hello-world: serviceAccountName"),
-        (4, "hello-world: image"),
-        (4, "hello-world: env"),
-        (34, "Service"),
-    ]
-    assert "'/bin/sh', '-c', 'echo $WHO'" in made.functions[0]
-    assert "{'WHO': 'world'}" in made.functions[0]
-    compile(made.handlers(), "handlers.py", "exec")
-
-
-def test_defaults_of_kubernetes_are_written_out() -> None:
-    made = read_manifests(CRONJOB, "x.yaml")
-    assert (made.jobs["a"]["retries"], made.jobs["a"]["overlap"]) == (6, "allow")
-    assert any("UTC is assumed" in remark.why for remark in made.remarks)
-    assert "NotImplementedError" in made.functions[0]
-
-
-def test_references_to_variables_are_replaced_as_kubernetes_does() -> None:
-    text = MANIFEST.replace("echo $WHO", "echo $(WHO) $(GREETING) $$(WHO) $(PASSWORD)").replace(
-        "- name: PASSWORD",
-        "- {name: GREETING, value: hello $(WHO)}\n              - name: PASSWORD",
-    )
-    made = read_manifests(text, "cronjobs.yaml")
-    assert "'echo world hello world $(WHO) $(PASSWORD)'" in made.functions[0]
-    assert [r.why for r in made.remarks if "$(" in r.why] == [
-        "$(PASSWORD) is not known here: write its value"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("backoffLimit: 2", "backoffLimit: -1", "$.spec.jobTemplate.spec.backoffLimit"),
-        ("Finished: 0", "Finished: 9999999999999999", "retention"),
-        ("Policy: Forbid", "Policy: Foo", "$.spec.concurrencyPolicy"),
-        ("timeZone: Asia/Tokyo", "timeZone: Mars", "Mars"),
-        ('schedule: "*/5 * * * *"', "schedule: bad", "bad"),
-        ("command: [/bin/sh, -c]", "command: echo hi", "containers[0].command"),
-        ("- {name: WHO, value: world}", "- WHO", "containers[0].env[0]"),
-        ("template:", "other:", "missing required field `template`"),
-    ],
-)
-def test_manifest_with_an_impossible_value_is_left_out_with_its_line_and_field(
-    old: str, new: str, why: str
-) -> None:
-    assert old in MANIFEST
-    made = read_manifests(f"{MANIFEST.replace(old, new, 1)}---\n{CRONJOB}", "cronjobs.yaml")
-    assert [*made.jobs] == ["a"]  # the others are carried over
-    assert made.remarks[0].line == 4
-    assert made.remarks[0].why.startswith("the job was left out: ")
-    assert why in made.remarks[0].why
-
-
-def test_what_is_no_manifest_is_told() -> None:
-    for text, line in (("kind: List\nitems: [7]\n", 2), ("---\n- kind: CronJob\n", 2)):
-        [remark] = read_manifests(text, "x.yaml").remarks
-        assert str(remark) == f"line {line}: ?: only CronJobs are carried over"
-
-
-def test_folder_of_the_command_is_carried_over() -> None:
-    text = MANIFEST.replace("image: busybox:1.28", "workingDir: /srv/shop")
-    made = read_manifests(text, "cronjobs.yaml")
-    assert "folder='/srv/shop'," in made.functions[0]
-    assert not any("workingDir" in one.what for one in made.remarks)
-
-
-def test_name_of_an_image_cannot_become_code() -> None:
-    evil = 'x"""\nimport os\n"""'
-    text = MANIFEST.replace("busybox:1.28", json.dumps(evil))
-    handlers = read_manifests(text, "cronjobs.yaml").handlers()
-    assert '\nimport os\n"' not in handlers
-    compile(handlers, "handlers.py", "exec")
-
-
-def test_aliases_that_repeat_a_part_or_hold_themselves_are_read() -> None:
-    nested = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 20))
-    text = f"kind: Other\na0: &a0 [1]\n{nested}self: &self [*self]\n"
-    assert [one.what for one in read_manifests(text, "x.yaml").remarks] == ["Other"]
-
-
-@pytest.mark.parametrize("name", ["TZ", "CRON_TZ"])
-def test_a_zone_inside_the_schedule_is_carried_over(name: str) -> None:
-    text = CRONJOB.replace("@daily", f"{name}=Asia/Tokyo 0 3 * * *")
-    made = read_manifests(text, "x.yaml")
-    assert (made.jobs["a"]["schedule"], made.jobs["a"]["timezone"]) == ("0 3 * * *", "Asia/Tokyo")
-    refused = read_manifests(text.replace("spec: {", "spec: {timeZone: UTC, ", 1), "x.yaml")
-    assert refused.jobs == {}  # as Kubernetes does

@@ -1,4 +1,4 @@
-"""`mainspring import`: turns crontabs and CronJob manifests into a file of jobs."""
+"""`mainspring import`: turns a crontab into a file of jobs."""
 
 from __future__ import annotations
 
@@ -8,32 +8,28 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import msgspec
 import typer
-from msgspec import Meta, Struct
 
 from mainspring.cli.command import Call, command
 from mainspring.cli.errors import BAD_INPUT, CommandError
 from mainspring.cli.options import argument, flag, option
 from mainspring.cli.output import Output
 from mainspring.core import schedules
-from mainspring.core.options import PolicyOptions, option_names
 from mainspring.core.plurals import plural
-from mainspring.core.policy import Policy
 from mainspring.core.schedules.zones import zone_named
-from mainspring.errors import InputErrors, InvalidInput, install_advice
+from mainspring.errors import InvalidInput
 
 HANDLERS = "imported_handlers"
 """The module that holds the functions, where no file is named that it could stand beside."""
 
-group = typer.Typer(help="Turn a crontab or CronJob manifests into a file of jobs.")
+group = typer.Typer(help="Turn a crontab into a file of jobs.")
 
 _VARIABLE = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|\"[^\"]*\"|'[^']*')\s*=\s*(.*?)\s*$")
 _CHANGES_FOLDER = re.compile(r"""\s*cd\s+('[^']*'|"[^"]*"|[^\s;&'"]+)\s*(&&|;)\s*(?=\S)""")
@@ -47,17 +43,6 @@ _NO_VARIABLES = {
 }
 """What is said of settings of cron that are no variables of the commands."""
 _AT_START = "@reboot"
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-
-SOURCE_ARGUMENT = argument("The file to read; - is stdin.", "FILE")
-OUT_OPTION = option(
-    "Write the jobs to this file, and their functions next to it. Existing files are kept.", "FILE"
-)
-NAME_OPTION = option(
-    "The name of the file of jobs, by which `mainspring apply` knows the jobs that came from it."
-    " Default: made from the files' names and this machine's.",
-    "NAME",
-)
 
 
 @command(
@@ -69,9 +54,16 @@ NAME_OPTION = option(
 )
 def crontab(
     call: Call,
-    source: str = SOURCE_ARGUMENT,
-    out: str | None = OUT_OPTION,
-    name: str | None = NAME_OPTION,
+    source: str = argument("The file to read; - is stdin.", "FILE"),
+    out: str | None = option(
+        "Write the jobs to this file, and their functions next to it. Existing files are kept.",
+        "FILE",
+    ),
+    name: str | None = option(
+        "The name of the file of jobs, by which `mainspring apply` knows the jobs that came from"
+        " it. Default: made from the files' names and this machine's.",
+        "NAME",
+    ),
     system: bool = flag("--system", "Lines name a user before the command, as in /etc/crontab."),
     timezone: str | None = option(
         "The zone of the crontab. Default: this machine's.", "ZONE", "--timezone", "--tz"
@@ -92,26 +84,6 @@ def crontab(
     if zone is None:
         imported.remark(1, "timezone", "this machine's is not known: UTC is assumed")
     _finish(imported, out, name, call.output)
-
-
-@command(
-    group,
-    "k8s",
-    "mainspring import k8s cronjobs.yaml --out mainspring.toml",
-    uses_store=False,
-)
-def k8s(
-    call: Call,
-    source: str = SOURCE_ARGUMENT,
-    out: str | None = OUT_OPTION,
-    name: str | None = NAME_OPTION,
-) -> None:
-    """Make a job of each CronJob of a manifest.
-
-    Each job gets a function that runs the command of the container. What cannot be carried over is
-    listed with its line. If no job is left, nothing is written.
-    """
-    _finish(read_manifests(_read(source), source, _module(out)), out, name, call.output)
 
 
 def _name(source: str, out: str | None) -> str:
@@ -255,14 +227,17 @@ def _add(
         options["timezone"] = zone
     shell_command, stdin = _split_stdin(command)
     options["description"] = " ".join(comments) or shell_command
+    try:
+        schedules.parse(options.get("schedule", "@daily"), timezone=zone)
+    except InvalidInput as error:
+        imported.leave_out(number, line, str(error))
+        return
     shell, home = environment.get("SHELL", "/bin/sh"), environment.get("HOME")
     arguments = [repr([shell, "-c", shell_command]), repr(environment)]
     arguments += [] if stdin is None else [f"stdin={stdin!r}"]
     folder = 'os.path.expanduser("~")' if home is None else repr(home)
     arguments.append(f"folder={folder}")
-    about = f"Line {number}."
-    if not imported.add(number, line, _program(shell_command), options, about, arguments):
-        return
+    imported.add(_program(shell_command), options, f"Line {number}.", arguments)
     if schedule == _AT_START:
         why = "it runs when a worker starts, not when the machine does"
         imported.remark(number, schedule, why)
@@ -296,212 +271,6 @@ def local_timezone() -> str | None:
     except InvalidInput:
         return None
     return zone
-
-
-# Reading manifests
-
-_RETRIES = 6
-"""What Kubernetes has where backoffLimit is left out."""
-
-_OVERLAPS = {"Allow": "allow", "Forbid": "skip", "Replace": "replace"}
-
-_INLINE_ZONE = re.compile(r"\s*(?:CRON_)?TZ=(?P<zone>\S+)\s+(?P<schedule>\S.*)", re.DOTALL)
-_REFERENCE = re.compile(r"\$(?:\$|\((?P<name>[^()]+)\))")
-
-Count = Annotated[int, Meta(ge=0)]
-Scalar = str | int | float | bool
-
-
-class _Variable(Struct, frozen=True):
-    name: str
-    value: Scalar | None = None
-
-
-class _Container(Struct, frozen=True, rename="camel"):
-    image: str | None = None
-    command: list[Scalar] = []
-    args: list[Scalar] = []
-    env: list[_Variable] = []
-    working_dir: str | None = None
-
-
-class _Pod(Struct, frozen=True):
-    containers: Annotated[list[_Container], Meta(min_length=1)]
-
-
-class _Template(Struct, frozen=True):
-    spec: _Pod
-
-
-class _Job(Struct, frozen=True, rename="camel"):
-    template: _Template
-    backoff_limit: Count = _RETRIES
-    active_deadline_seconds: Count | None = None
-    ttl_seconds_after_finished: Count | None = None
-
-
-class _JobTemplate(Struct, frozen=True):
-    spec: _Job
-
-
-class _Spec(Struct, frozen=True, rename="camel"):
-    schedule: str
-    job_template: _JobTemplate
-    time_zone: str | None = None
-    suspend: bool = False
-    concurrency_policy: Literal["Allow", "Forbid", "Replace"] = "Allow"
-    starting_deadline_seconds: Count | None = None
-    successful_jobs_history_limit: Count | None = None
-    failed_jobs_history_limit: Count | None = None
-
-
-class _Metadata(Struct, frozen=True):
-    name: str
-    labels: dict[str, Scalar] = {}
-
-
-class _CronJob(Struct, frozen=True):
-    metadata: _Metadata
-    spec: _Spec
-
-
-def read_manifests(text: str, source: str, module: str = HANDLERS) -> Imported:
-    """The CronJobs of a file with one or more YAML documents, also within a `kind: List`. A remark
-    has the line where its manifest begins."""
-    imported = Imported(source, module)
-    for line, manifest in _manifests(text, source):
-        kind = manifest.get("kind") if isinstance(manifest, Mapping) else "?"
-        if kind != "CronJob":
-            imported.remark(line, str(kind), "only CronJobs are carried over")
-            continue
-        try:
-            cronjob = msgspec.convert(manifest, _CronJob)
-        except msgspec.ValidationError as error:
-            imported.leave_out(line, "CronJob", str(error))
-            continue
-        name = cronjob.metadata.name
-        options = _options(cronjob)
-        container = cronjob.spec.job_template.spec.template.spec.containers[0]
-        arguments, remarks = _call(container)
-        about = f"Image {container.image or 'unknown'}."
-        if imported.add(line, f"CronJob {name}", name, options, about, arguments):
-            for what, why in [*_differences(cronjob, manifest), *remarks]:
-                imported.remark(line, f"{name}: {what}", why)
-    return imported
-
-
-def _options(cronjob: _CronJob) -> dict[str, Any]:
-    spec, job = cronjob.spec, cronjob.spec.job_template.spec
-    zone, schedule = spec.time_zone, spec.schedule
-    if zone is None and (inline := _INLINE_ZONE.match(schedule)) is not None:
-        zone, schedule = inline["zone"], inline["schedule"]
-    limits = (spec.successful_jobs_history_limit, spec.failed_jobs_history_limit)
-    labels = {name: str(value) for name, value in cronjob.metadata.labels.items()}
-    options = {
-        "schedule": schedule,
-        "timezone": zone,
-        "overlap": _OVERLAPS[spec.concurrency_policy],
-        "enabled": False if spec.suspend else None,
-        "start_deadline": _seconds(spec.starting_deadline_seconds),
-        "retries": job.backoff_limit,
-        "timeout": _seconds(job.active_deadline_seconds),
-        "history": None if limits == (None, None) else sum(limit or 0 for limit in limits),
-        "retention": _seconds(job.ttl_seconds_after_finished),
-        "metadata": {"labels": labels} if labels else None,
-    }
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _seconds(count: int | None) -> str | None:
-    return None if count is None else f"{count}s"
-
-
-def _differences(cronjob: _CronJob, manifest: Any) -> Iterator[tuple[str, str]]:
-    """The fields that mean something else here, or nothing, each with what to know of it."""
-    spec, job = cronjob.spec, cronjob.spec.job_template.spec
-    if spec.time_zone is None and not _INLINE_ZONE.match(spec.schedule):
-        why = "without it Kubernetes uses the controller's zone; UTC is assumed here"
-        yield "timeZone", why
-    if job.active_deadline_seconds is not None:
-        why = "in Kubernetes it limits all retries together; here `timeout` limits each attempt"
-        yield "activeDeadlineSeconds", why
-    if (spec.successful_jobs_history_limit, spec.failed_jobs_history_limit) != (None, None):
-        yield "JobsHistoryLimit", "runs are counted together here, however they ended"
-    job_spec = manifest["spec"]["jobTemplate"]["spec"]
-    pod = job_spec["template"]["spec"]
-    carried = {"name", "image", "command", "args", "env", "workingDir"}
-    unknown = [
-        *(key for key in job_spec if key in ("parallelism", "completions", "podFailurePolicy")),
-        *(key for key in pod if key not in ("containers", "restartPolicy")),
-        *(key for key in pod["containers"][0] if key not in carried),
-    ]
-    if unknown:
-        yield ", ".join(unknown), "there is no counterpart"
-    if len(pod["containers"]) > 1:
-        yield "containers", "only the first container is carried over"
-
-
-def _call(container: _Container) -> tuple[list[str], list[tuple[str, str]]]:
-    """The arguments of the call that runs the container's command, without the container; and
-    what to know of it."""
-    why = "no container is started: the worker needs the programs of the image itself"
-    remarks = [("image", why)] if container.image is not None else []
-    environment: dict[str, str] = {}
-
-    def expand(text: Scalar, unknown: Callable[[str], None]) -> str:
-        """Replace `$(NAME)` as Kubernetes does, which also makes `$$` a `$`."""
-
-        def value(reference: re.Match[str]) -> str:
-            name = reference["name"]
-            if name is not None and name not in environment:
-                unknown(name)
-            return "$" if name is None else environment.get(name, reference[0])
-
-        return _REFERENCE.sub(value, str(text))
-
-    for variable in container.env:
-        if variable.value is None:
-            remarks.append(("env", f"set {variable.name} in the worker's environment"))
-        else:
-            environment[variable.name] = expand(variable.value, lambda name: None)
-    if not container.command:
-        why = "the image's own entry point is not known here: write the function"
-        return [], [*remarks, ("command", why)]
-
-    def tell(name: str) -> None:
-        remarks.append(("command", f"$({name}) is not known here: write its value"))
-
-    words = [expand(word, tell) for word in (*container.command, *container.args)]
-    folder = container.working_dir
-    in_folder = [] if folder is None else [f"folder={folder!r}"]
-    return [repr(words), repr(environment), *in_folder], remarks
-
-
-def _manifests(text: str, source: str) -> Iterator[tuple[int, Any]]:
-    """Each manifest with the line where it begins."""
-    try:
-        import yaml
-    except ImportError:
-        raise CommandError(
-            "reading YAML needs PyYAML", code=BAD_INPUT, advice=install_advice("kubernetes")
-        ) from None
-    construct = yaml.SafeLoader("").construct_document
-
-    def expand(node: Any) -> Iterator[tuple[int, Any]]:
-        value = construct(node)
-        if isinstance(value, Mapping) and value.get("kind") == "List":
-            for key, items in node.value:
-                if key.value == "items" and items.id == "sequence":
-                    for item in items.value:
-                        yield from expand(item)
-        elif value is not None:  # else an empty document
-            yield node.start_mark.line + 1, value
-
-    try:
-        for document in yaml.compose_all(text, yaml.SafeLoader):
-            yield from expand(document)
-    except yaml.YAMLError as error:
-        raise CommandError(f"{source} is not valid YAML: {error}", code=BAD_INPUT) from None
 
 
 # What an import gives: jobs for `mainspring.toml`, functions for their handlers, and remarks
@@ -541,38 +310,19 @@ class Imported:
         self.remark(line, what, f"the job was left out: {why}")
 
     def add(
-        self,
-        line: int,
-        what: str,
-        program: str,
-        options: dict[str, Any],
-        about: str,
-        arguments: Sequence[str],
-    ) -> bool:
+        self, program: str, options: dict[str, Any], about: str, arguments: Sequence[str]
+    ) -> None:
         """Add a job, named after its program, whose function calls `run` with these arguments.
-        False if `mainspring apply` would refuse it: the job is left out.
 
         It runs in a process of its own, so that its timeout also ends the command: in a thread the
         command would go on beside the retry."""
-        errors = InputErrors()
-        with errors:
-            zone = options.get("timezone", self.timezone)
-            schedules.parse(options.get("schedule", "@daily"), timezone=zone)
-        policy = option_names(PolicyOptions)
-        with errors:
-            Policy.make(**{name: value for name, value in options.items() if name in policy})
-        try:
-            errors.check()
-        except InvalidInput as error:
-            self.leave_out(line, what, "; ".join(str(fault) for fault in error.each()))
-            return False
         name = _free_name(program, self.jobs)
         handler = {"handler": f"{self.module}:{name}", "isolation": "process"}
         self.jobs[name] = {**options, **handler}
         call = "".join(f"        {argument},\n" for argument in arguments)
-        body = f"return run(\n{call}    )" if arguments else "raise NotImplementedError"
-        self.functions.append(f"def {name}() -> str:\n    {about!r}\n    {body}\n")
-        return True
+        self.functions.append(
+            f"def {name}() -> str:\n    {about!r}\n    return run(\n{call}    )\n"
+        )
 
     def toml(self) -> str:
         lines = [f"# Made by `mainspring import` from {self.source}."]
@@ -594,7 +344,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 
 def run(
@@ -633,21 +383,7 @@ def _free_name(text: str, taken: Mapping[str, Any]) -> str:
 
 
 def _lines(table: Mapping[str, Any]) -> list[str]:
-    return [f"{_key(name)} = {_value(value)}" for name, value in table.items()]
-
-
-def _key(name: str) -> str:
-    return name if _PLAIN_KEY.fullmatch(name) else _value(name)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, str):
-        # A text of JSON is one of TOML, but for the escapes of DEL and of pairs of surrogates.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)
+    """Options as lines of TOML. JSON spells truth and text as TOML does, but for the escape of
+    DEL."""
+    values = {name: json.dumps(value, ensure_ascii=False) for name, value in table.items()}
+    return [f"{name} = {value}".replace("\x7f", "\\u007f") for name, value in values.items()]
