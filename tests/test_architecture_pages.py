@@ -18,7 +18,6 @@ QUALIFIED = re.compile(r"`([A-Z]\w*\.\w+)`")
 NAMED_FILE = re.compile(r"`([a-z_]+/[\w/]+\.py)`")
 IN_FILE = re.compile(r"`(?P<file>[a-z_]+/[\w/]+\.py)`\s\(`(?P<name>\w+)`")
 NUMBERED = re.compile(r"^\d+\. ", re.MULTILINE)
-MOST_FILES = {"a-request": 45, "a-run": 30, "a-slot": 22}
 
 
 def steps_of(page: Path) -> list[tuple[str, str]]:
@@ -67,10 +66,3 @@ def test_every_name_in_the_text_of_a_walk_exists(page: Path) -> None:
     missing += [file for file in NAMED_FILE.findall(text) if not (SOURCE / file).exists()]
     missing += [f"{m['file']} {m['name']}" for m in IN_FILE.finditer(text) if is_missing(m)]
     assert missing == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_walk_passes_through_few_files_and_names_each_once(page: Path) -> None:
-    files = [file for file, _ in steps_of(page)]
-    assert len(files) == len(set(files))
-    assert len(files) <= MOST_FILES.get(page.stem, 45)

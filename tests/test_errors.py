@@ -82,18 +82,6 @@ def test_errors_carry_their_facts() -> None:
 # Errors of several arguments are collected, and raised as one
 
 
-def test_nothing_is_raised_if_nothing_was_collected() -> None:
-    errors = InputErrors()
-    with errors:
-        pass
-    errors.check()
-    with errors:
-        raise InvalidInput("later", field="queue")
-    with pytest.raises(InvalidInput, match="later") as caught:
-        errors.check()
-    assert [one.field for one in caught.value.each()] == ["queue"]
-
-
 def test_the_first_error_is_raised_with_the_others() -> None:
     errors = InputErrors()
     with errors:
@@ -110,17 +98,6 @@ def test_the_first_error_is_raised_with_the_others() -> None:
     assert shown[-1] == "Also: second\n"  # a program that catches nothing shows all of them
 
 
-def test_errors_that_carry_others_are_not_counted_twice() -> None:
-    errors = InputErrors()
-    with errors:
-        Policy.make(retries=-1, priority=10)
-    with errors:
-        raise InvalidInput("third", field="tags")
-    with pytest.raises(InvalidInput) as caught:
-        errors.check()
-    assert [one.field for one in caught.value.each()] == ["retries", "priority", "tags"]
-
-
 def test_an_unknown_handler_is_raised_alone_or_among_the_others() -> None:
     errors = InputErrors()
     with errors:
@@ -132,11 +109,6 @@ def test_an_unknown_handler_is_raised_alone_or_among_the_others() -> None:
     with pytest.raises(InvalidInput) as caught:
         errors.check()
     assert [one.field for one in caught.value.each()] == ["tags", "handler"]
-
-
-def test_other_errors_pass() -> None:
-    with pytest.raises(KeyError), InputErrors():
-        raise KeyError("x")
 
 
 def test_options_that_do_not_fit_each_other_are_all_reported() -> None:

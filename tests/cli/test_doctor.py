@@ -11,16 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from mainspring.cli.doctor import check_store_clock
-from mainspring.core.clock import SystemClock
-from mainspring.core.model import Page, replace
-from mainspring.core.model import Run as StoredRun
 from mainspring.scheduler import Scheduler
-from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, RunQuery, StoreInfo
-from mainspring.stores.sqlite import SqliteStore
+from mainspring.stores.protocol import Claim
 from mainspring.testing.store_calls import claim_runs
 from tests.support.command_line import Run, until
 
@@ -161,28 +153,6 @@ def test_records_that_cannot_be_read(run: Run, folder: Path) -> None:
     assert "upgrade" in found["records"]["advice"]
 
 
-def test_a_damaged_run_behind_many_others_is_found_in_small_pages(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with producer().blocking as scheduler:
-        first = scheduler.enqueue_many("lonely", [{} for _ in range(50)])[0].id
-    with closing(sqlite3.connect(folder / "mainspring.db")) as connection, connection:
-        connection.execute("UPDATE mainspring_runs SET payload = '{' WHERE id = ?", (first,))
-    whole: list[int] = []
-    find = SqliteStore.find
-
-    async def count(store: SqliteStore, query: RunQuery) -> Page[StoredRun]:
-        page = await find(store, query)
-        whole.append(sum(not one.brief for one in page.items))
-        return page
-
-    monkeypatch.setattr(SqliteStore, "find", count)
-    _, found = checks(run)
-    assert f"1 cannot be read: run {first} (payload: " in found["records"]["detail"]
-    assert sum(whole) == 50
-    assert max(whole) == 20
-
-
 def test_a_cancel_that_is_ignored(run: Run, folder: Path) -> None:
     claim_one(timedelta(hours=1), cancel=True)
     code, found = checks(run)
@@ -213,52 +183,7 @@ def test_firing_that_is_switched_off_on_every_worker(run: Run, folder: Path) -> 
     assert "schedules" not in found  # they are overdue, and the line above says why
 
 
-def test_work_of_several_jobs_whose_code_is_gone(run: Run, folder: Path) -> None:
-    old = Scheduler("sqlite:///mainspring.db", workers=0, clock=Past())
-    for name in ("first", "second"):
-        old.job(id=name)(_nothing)
-
-    with old.blocking as blocking:
-        blocking.enqueue("first")
-    new = Scheduler("sqlite:///mainspring.db")
-    new.job(id="third")(_nothing)
-    with new.blocking:
-        until(lambda: run("workers", "list", "--json").json["items"] != [])
-        said = run("doctor").out
-        listed = run("jobs", "list").err
-    prune = "mainspring jobs prune-orphans --dry-run --store sqlite:///"
-    [due] = [line for line in said.splitlines() if "no worker takes it" in line]
-    assert f"if its code is gone, `{prune}" in due
-    assert "2 jobs are orphaned" in said
-    assert prune in listed
-
-
 def _nothing() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("behind", "error", "expected"),
-    [
-        (0.9, 1.0, "the store's is +0.00 s from this machine's (it is read to 1.00 s)"),
-        (0.0, 0.0, "the store's is +0.00 s from this machine's"),
-        (60.0, 1.0, "s from this machine's (it is read to 1.00 s)"),
-    ],
-)
-async def test_the_uncertainty_of_a_clock_is_no_difference(
-    behind: float, error: float, expected: str
-) -> None:
-    clock = SystemClock()
-
-    class Imprecise(MemoryStore):
-        async def now(self) -> datetime:
-            return clock.now() - timedelta(seconds=behind)
-
-        def info(self) -> StoreInfo:
-            return replace(super().info(), clock_error=timedelta(seconds=error))
-
-    check = await check_store_clock(Imprecise(), clock)
-    assert check.detail.endswith(expected)
-    assert check.status == ("warn" if behind > 2 else "ok")
 
 
 def test_jobs_whose_last_run_failed_are_warned_of(run: Run, stored_runs: StoredRuns) -> None:

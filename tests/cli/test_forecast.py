@@ -10,7 +10,6 @@ import pytest
 
 from mainspring import Client, Scheduler
 from mainspring.cli import forecast
-from mainspring.cli.forecast import MOST_ROWS
 from tests.support.command_line import Run
 
 APP = """
@@ -44,17 +43,6 @@ def test_the_jobs_of_code_are_forecast_without_a_database(run: Run, app: Path) -
     assert "    backups: H 2 * * *" in lines
     assert answer.out.isascii()
     assert not (app / "never.db").exists()
-
-
-def test_json_has_every_figure(run: Run, app: Path) -> None:
-    words = ("forecast", "nightly:scheduler", "--from", "2027-03-22", "--days", "7", "--json")
-    document = run(*words).json
-    assert document["runs"] == 28
-    assert document["start"] == "2027-03-21T23:00:00Z"
-    assert document["heat"]["Mon"][2] == 4.0
-    assert document["collisions"][0]["most"] == 4  # on the 28th all four start at 03:00
-    assert document["suggestions"][0]["schedules"]["backups"] == "H 2 * * *"
-    assert document["overruns"] == []
 
 
 FILE = """
@@ -123,14 +111,6 @@ def test_bad_input_says_what_is_allowed(
     assert told in run("forecast", *words).refusal
 
 
-def test_jobs_beyond_the_table_are_counted(run: Run, folder: Path) -> None:
-    lines = [f'[jobs.j{n}]\nschedule = "@daily"\nurl = "https://example.org/"' for n in range(25)]
-    (folder / "many.toml").write_text("\n".join(lines))
-    answer = run("forecast", "--file", "many.toml", "--days", "1")
-    assert answer.code == 0, answer.err
-    assert f"and {25 - MOST_ROWS} more jobs (--json lists all)" in answer.out
-
-
 NOW = datetime(2026, 11, 13, 12, tzinfo=UTC)
 
 
@@ -147,14 +127,6 @@ def test_the_next_slots_are_shown_in_the_zone_and_in_utc(run: Run) -> None:
         "2026-11-16T09:00:00+05:30  2026-11-16T03:30:00Z  in 3 days",
         "2026-11-17T09:00:00+05:30  2026-11-17T03:30:00Z  in 4 days",
     ]
-
-
-def test_a_schedule_that_names_a_zone_is_shown_in_it(run: Run) -> None:
-    answer = run("schedule", "CRON_TZ=Asia/Kolkata 0 9 * * 1-5", "-n", "1")
-    assert "2026-11-16T09:00:00+05:30  2026-11-16T03:30:00Z" in answer.out
-    refused = run("schedule", "CRON_TZ=Asia/Kolkata 0 9 * * *", "--tz", "Europe/Berlin").refusal
-    assert "Asia/Kolkata" in refused
-    assert "Europe/Berlin" in refused
 
 
 def test_a_moment_without_an_offset_is_read_in_the_zone(run: Run) -> None:

@@ -62,18 +62,6 @@ def test_job_that_is_deleted_from_an_imported_file_is_removed(run: Run, folder: 
     assert tomllib.loads(shown["toml"])["name"] == "mine"
 
 
-def test_two_imports_fit_in_one_folder_and_a_missing_folder_is_told(run: Run, folder: Path) -> None:
-    (folder / "tab").write_text(TAB)
-    for name in ("one", "two-b"):
-        assert run("import", "crontab", "tab", "--out", f"{name}.toml").code == 0
-    jobs = tomllib.loads((folder / "two-b.toml").read_text())["jobs"]
-    assert jobs["echo"]["handler"] == "two_b_handlers:echo"
-    assert (folder / "one_handlers.py").exists()
-    assert (folder / "two_b_handlers.py").exists()
-    refused = run("import", "crontab", "tab", "--out", "nowhere/jobs.toml").refusal
-    assert "cannot be written: No such file" in refused
-
-
 def test_imported_command_ends_with_its_timeout_and_may_print_any_bytes(
     run: Run, folder: Path, start: Start
 ) -> None:

@@ -11,10 +11,8 @@ import pytest
 
 from mainspring import Breaker, Client, Scheduler
 from mainspring.cli.app_loader import load_scheduler
-from mainspring.cli.jobs import describe_plan
 from mainspring.core.plurals import plural
 from tests.support.command_line import Run, until
-from tests.support.service import until as until_true
 
 StoredRuns = dict[str, str]
 
@@ -322,20 +320,6 @@ def test_none_empties_what_may_be_empty_and_is_refused_elsewhere(
     assert "--set retries=0 is the built-in value" in refused
 
 
-def test_a_setting_without_a_value_and_an_unknown_one_are_two_errors(
-    run: Run, stored_runs: StoredRuns
-) -> None:
-    bare = run("jobs", "update", "ping", "--set", "retries").refusal
-    assert "--set retries gives no value" in bare
-    assert "as in --set retries=3" in bare
-    unknown = run("jobs", "update", "ping", "--set", "retrys=3")
-    assert unknown.code == 2
-    assert "unknown key 'retrys'" in unknown.err
-    assert "did you mean 'retries'?" in unknown.err
-    other = run("jobs", "update", "ping", "--set", "runOnStart=true")
-    assert "did you mean 'run_on_start'?" in other.err
-
-
 def test_an_update_names_the_headers_that_it_removes(run: Run, stored_runs: StoredRuns) -> None:
     headers = '{"Authorization": "Bearer t0k3n-1", "X-Team": "a"}'
     url = "https://example.org/ping"
@@ -349,21 +333,6 @@ def test_an_update_names_the_headers_that_it_removes(run: Run, stored_runs: Stor
     assert "removed the header x-team: the headers that were given replace all" in replaced.err
     again = run("jobs", "update", "ping", "--set", "webhook.headers=none", "--json")
     assert (again.json["dropped_headers"], again.err) == (["x-other"], "")
-
-
-def test_none_unsets_what_is_no_policy(run: Run, stored_runs: StoredRuns) -> None:
-    given = ("--handler", "elsewhere", "--schedule", "1h", "--set", 'metadata={"a": 1}')
-    assert run("jobs", "add", "one", *given, "--description", "none").code == 0
-    assert run("jobs", "show", "one", "--json").json["description"] == "none"
-    assert run("jobs", "add", "first", "--handler", "elsewhere").code == 0
-    changed = run(
-        *("jobs", "update", "one", "--schedule", "none", "--set", 'after=["first"]'),
-        *("--set", "metadata=none", "--set", "description=none"),
-    )
-    assert changed.code == 0, changed.err
-    job = run("jobs", "show", "one", "--json").json
-    assert (job["schedule"], job["metadata"], job["description"]) == (None, {}, "")
-    assert job["policy"]["after"] == ["first"]
 
 
 def test_show_has_next_runs_in_the_jobs_zone_and_what_clocks_do(
@@ -438,28 +407,6 @@ def test_a_private_url_is_refused_with_the_variable_that_allows_it(
 
 
 def work() -> None: ...
-
-
-async def test_jobs_without_a_next_slot_say_what_makes_them_run() -> None:
-    scheduler = Scheduler("memory://")
-    scheduler.add_handler("work", work)
-    scheduler.job("2020-01-01T00:00:00Z", id="once")(work)
-
-    async def is_over() -> bool:
-        return (await scheduler.get_job("once")).next_run_at is None
-
-    async with scheduler:
-        await until_true(is_over)
-        await scheduler.add_job("asked", handler="work")
-        await scheduler.add_job("warm", handler="work", run_on_start=True)
-        await scheduler.add_job("later", handler="work", after=["asked"], run_on_start=True)
-        plans = {job.id: describe_plan(job) for job in (await scheduler.list_jobs()).items}
-    assert plans == {
-        "asked": "when enqueued",
-        "later": "after asked, when a worker starts",
-        "once": "its schedule is over (Once, at 2020-01-01 00:00:00, UTC)",
-        "warm": "when a worker starts",
-    }
 
 
 def test_jobs_are_listed_by_tag_queue_and_text(run: Run, stored_runs: StoredRuns) -> None:

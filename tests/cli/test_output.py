@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 
 import pytest
 
@@ -62,48 +61,3 @@ def test_log_lines_are_escaped() -> None:
     assert handler.format(record).endswith(r"failed: \x1b[2J")
     document = json.loads(log_format._handler(as_json=True).format(record))
     assert document["message"] == "failed: \x1b[2J"
-
-
-@dataclass(frozen=True)
-class Row:
-    id: str
-    job: str
-    why: str
-
-
-ROWS = [
-    Row("01a1e9c51aa7e2a2f47e51af8edeef83", "send_email", "ValueError: row 4821 has no price"),
-    Row("01a1e9c51aa7f3d8451e87767388b6d8", "send_email", ""),
-    Row("nightly@20261116T033000Z", "nightly", "upstream failed"),
-]
-NARROWING: list[Column[Row]] = [
-    Column("id", lambda row: row.id, whole=True, by_prefix=True),
-    Column("job", lambda row: row.job, whole=True, hide=1),
-    Column("due", lambda row: "", lambda row: "09:30 (now)", short=lambda row: "09:30", whole=True),
-    Column("why", lambda row: row.why, least=8),
-]
-
-
-@pytest.mark.parametrize(
-    ("columns", "shown"),
-    [
-        (100, f"{ROWS[0].id}  send_email  09:30 (now)  ValueError: row 4821 has no price"),
-        (90, f"{ROWS[0].id}  send_email  09:30  ValueError: row 4821 has no price"),
-        (70, f"{ROWS[0].id}  send_email  09:30  ValueError: row …"),
-        (50, "01a1e9c51aa7e…  send_email  09:30  ValueError: ro…"),
-        (40, "01a1e9c51aa7e…  09:30  ValueError: row …"),
-    ],
-)
-def test_a_row_of_a_narrow_table_stays_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, shown: str
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    output = Output()
-    output.pretty = True
-    output.table(NARROWING, ROWS)
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert len(lines) == 2 + len(ROWS)
-    assert lines[2].rstrip() == shown
-    hidden = "left out of this narrow table: job. A wider terminal or --json has them\n"
-    assert printed.err == (hidden if columns == 40 else "")

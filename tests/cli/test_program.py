@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mainspring import __version__
-from tests.support.command_line import Run, Start, command_words, until
+from tests.support.command_line import Run, command_words, until
 
 StoredRuns = dict[str, str]
 
@@ -121,19 +121,6 @@ def test_a_missing_store_of_objects_is_told_and_not_made(
     assert not (folder / "typo").exists()
 
 
-def test_doctor_and_a_dry_run_make_no_store_of_objects(run: Run, folder: Path) -> None:
-    url = f"file://{folder}/typo"
-    answer = run("doctor", "--store", url)
-    assert answer.code == 1
-    assert f"there is no Mainspring store at {url}" in answer.out
-    (folder / "jobs.toml").write_text('[jobs.ping]\nschedule = "5m"\nurl = "https://example.org"\n')
-    answer = run("apply", "jobs.toml", "--dry-run", "--store", url)
-    assert (answer.code, "ping" in answer.out) == (0, True)
-    assert not (folder / "typo").exists()
-    assert run("apply", "jobs.toml", "--store", url).code == 0
-    assert "ping" in run("jobs", "list", "--store", url).out
-
-
 def test_a_store_that_cannot_be_opened(run: Run, folder: Path) -> None:
     (folder / "mainspring.db").write_text("this is no database at all " * 100)
     answer = run("jobs", "list")
@@ -181,15 +168,6 @@ def test_every_command_finds_the_services_store(
     assert run(*words).code != 0
     monkeypatch.setenv("MAINSPRING_STORE", f"sqlite:///{moved}")
     assert run(*words).code == 0
-
-
-def test_enqueue_and_the_worker_heed_the_env_file(
-    run: Run, start: Start, stored_runs: StoredRuns, folder: Path
-) -> None:
-    (folder / ".env").write_text("MAINSPRING_APP=app:scheduler\n")
-    refused = run("enqueue", "send_email", '{"too": "ada"}').refusal
-    assert "wrong arguments for send_email" in refused
-    start("worker").wait_for_output("2 runs at once")
 
 
 def test_an_empty_store_says_how_to_go_on(run: Run, stored_runs: StoredRuns) -> None:
@@ -276,10 +254,3 @@ def test_no_color_is_respected(folder: Path, stored_runs: StoredRuns) -> None:
     for words in (("runs", "list"), ("jobs", "show", "send_email"), ("doctor",)):
         text = on_terminal(folder, *words, NO_COLOR="1")
         assert not re.search(r"\033\[[0-9;]*3[0-9]m", text)
-
-
-@pytest.mark.parametrize("words", [("--help",), ("runs", "retry", "--help")])
-def test_help_on_a_terminal_names_no_type_of_flags(folder: Path, words: tuple[str, ...]) -> None:
-    shown = on_terminal(folder, *words, NO_COLOR="1")
-    assert "Show this message and exit." in shown
-    assert "bool" not in shown

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mainspring import Client, Scheduler
-from mainspring.cli import runs
+from mainspring import Scheduler
 from mainspring.cli.app_loader import load_scheduler
-from mainspring.cli.errors import CommandError
-from mainspring.cli.runs import find_run_id
-from mainspring.errors import RunNotFound
 from mainspring.webhooks import WebhookSettings
-from tests.support.command_line import Run, until
+from tests.support.command_line import Run
 from tests.support.recording_endpoint import Endpoint
 from tests.support.recording_endpoint import endpoint as endpoint
 
@@ -99,23 +91,6 @@ def test_an_unknown_run_is_refused(run: Run, stored_runs: StoredRuns) -> None:
         assert "there is no run 'nothing'" in run("runs", verb, "nothing").refusal
 
 
-def test_text_that_is_no_unicode_is_shown_escaped(run: Run, stored_runs: StoredRuns) -> None:
-    odd = "caf\udce9.txt"
-    with load_scheduler("app:scheduler").blocking as blocking:
-        made = blocking.enqueue("send_email", {"to": odd})
-        blocking.wait(made.id, 30)
-        blocking.add_job("odd", handler="whoami", description=odd, metadata={"file": odd})
-    shown = run("runs", "show", made.id)
-    assert shown.code == 0
-    assert r"INFO writing to caf\udce9.txt" in shown.out
-    assert run("runs", "show", made.id, "--json").json["payload"] == {"to": odd}
-    assert r"caf\udce9.txt" in run("jobs", "show", "odd").out
-    assert run("jobs", "show", "odd", "--json").json["description"] == r"caf\udce9.txt"
-    listed = run("jobs", "list", "--json").json["items"]
-    assert [one["metadata"] for one in listed if one["id"] == "odd"] == [{"file": odd}]
-    assert run("jobs", "list").code == 0
-
-
 def test_show_says_why_a_run_is_pending(folder: Path, run: Run) -> None:
     with load_scheduler("app:scheduler").configure(workers=0).blocking as blocking:
         waiting = blocking.enqueue("whoami")
@@ -153,76 +128,6 @@ def test_list_shows_the_slots_of_a_backfill(run: Run, folder: Path) -> None:
     }
 
 
-class TenMinutesSlow:
-    def now(self) -> datetime:
-        return datetime.now(UTC) - timedelta(minutes=10)
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
-def test_list_shows_how_many_slots_a_missed_gap_has(run: Run, folder: Path) -> None:
-    slow = Scheduler("sqlite:///mainspring.db", workers=0, enabled=False, clock=TenMinutesSlow())
-    slow.job("1m", id="beat", misfire="skip")(_nothing)
-    with slow.blocking:
-        pass
-    late = Scheduler("sqlite:///mainspring.db")
-    late.job("1m", id="beat", misfire="skip")(_nothing)
-    with late.blocking as blocking:
-        until(lambda: blocking.list_runs(job="beat", state="skipped").items != [])
-    found = re.search(r"misfire, (\d+) slots", run("runs", "list", "--job", "beat").out)
-    assert found is not None
-    assert int(found[1]) >= 8
-
-
-def _nothing() -> None: ...
-
-
-def test_a_long_list_as_json_is_read_in_small_pages(
-    run: Run, stored_runs: StoredRuns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(12):
-        run("enqueue", "send_email", json.dumps({"to": f"\u2028{number}"}))
-    asked: list[int] = []
-    list_runs = Client.list_runs
-
-    async def count(client: Client, *, limit: int, **filters: Any) -> Any:
-        asked.append(limit)
-        return await list_runs(client, limit=limit, **filters)
-
-    monkeypatch.setattr(Client, "list_runs", count)
-    first = run("runs", "list", "--limit", "12", "--json")
-    assert asked == [10, 2]
-    assert first.out == json.dumps(first.json, ensure_ascii=False, indent=2) + "\n"
-    assert [one["payload"]["to"] for one in first.json["items"]] == [
-        f"\u2028{number}" for number in reversed(range(12))
-    ]
-    rest = run("runs", "list", "--cursor", first.json["cursor"], "--json").json
-    assert {one["id"] for one in rest["items"]} == set(stored_runs.values())
-    assert rest["cursor"] is None
-    none = run("runs", "list", "--state", "running", "--json")
-    assert none.out == json.dumps({"items": [], "cursor": None}, indent=2) + "\n"
-
-
-def test_show_says_when_a_run_was_created_and_was_first_due(
-    run: Run, stored_runs: StoredRuns
-) -> None:
-    def field(name: str) -> str | None:
-        found = re.search(rf"^{name}: +(\S+)$", run("runs", "show", made).out, re.MULTILINE)
-        return found and found[1]
-
-    made = run("enqueue", "whoami", "--delay", "1h").out.strip()
-    created, due = field("created"), field("due")
-    assert created is not None
-    assert due is not None
-    assert created < due
-    assert field("first due") is None  # it is still due then
-    run("runs", "cancel", made)
-    run("runs", "retry", made)
-    assert (field("created"), field("first due")) == (created, due)
-    assert field("due") != due
-
-
 def test_a_run_is_named_by_the_beginning_of_its_id(run: Run, stored_runs: StoredRuns) -> None:
     bad = stored_runs["bad"]
     beginning = next(bad[:n] for n in range(12, 32) if not stored_runs["good"].startswith(bad[:n]))
@@ -250,28 +155,6 @@ def test_a_short_or_unknown_beginning_is_refused(run: Run, stored_runs: StoredRu
 def test_explain_suggests_a_job_where_no_run_begins_so(run: Run, stored_runs: StoredRuns) -> None:
     refused = run("explain", "daily_repot").refusal
     assert "there is no job 'daily_repot': did you mean 'daily_report'?" in refused
-
-
-async def test_only_the_newest_runs_that_can_match_are_searched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runs, "MOST_SEARCHED", 2)
-    scheduler = Scheduler("memory://", workers=0)
-    scheduler.add_handler("work", lambda: None)
-    async with scheduler:
-        await scheduler.add_job("ping", handler="work")
-        made = [await scheduler.enqueue("ping") for _ in range(3)]
-        old = made[0].id
-        with pytest.raises(CommandError, match="the ids of 2 runs"):
-            await find_run_id(scheduler, old[:8])
-        with pytest.raises(RunNotFound, match="none of the newest 2 runs has an id"):
-            await find_run_id(scheduler, f"{old[:8]}!")
-
-
-def test_the_job_of_a_slot_bounds_the_search() -> None:
-    assert runs._known_of("nightly@2026") == {"job": "nightly"}
-    assert runs._known_of("nightl") == {}
-    assert runs._known_of("ffffffffffff") == {}
 
 
 def test_runs_that_match_are_retried_and_cancelled_together(

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from mainspring import Scheduler
-from mainspring.cli.app_loader import load_scheduler
 from mainspring.errors import SecretKeyMissing
 from mainspring.stores.mongodb import schema
 from mainspring.webhooks import WebhookSettings, new_key
-from tests.support.command_line import Run, Start, until
+from tests.support.command_line import Run
 from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.servers.mongodb import with_database
 
@@ -65,23 +62,6 @@ def test_secrets_move_to_the_newest_key(
     with scheduler.blocking as blocking:
         sent = scheduler.webhooks.preview(blocking.get_job("call"), datetime.now(UTC))
     assert sent.headers["Authorization"] == "Bearer s3cret"
-
-
-def test_keys_of_an_apps_code_are_taken_too(run: Run, folder: Path) -> None:
-    old, new = new_key(), new_key()
-
-    with Scheduler(
-        "sqlite:///hooks.db", workers=0, webhooks=WebhookSettings(secret_keys=[old])
-    ).blocking as blocking:
-        blocking.add_job("call", webhook="https://a.example/")
-    (folder / "hooks.py").write_text(
-        "from mainspring import Scheduler\nfrom mainspring.webhooks import WebhookSettings\n"
-        f"settings = WebhookSettings(secret_keys={[new, old]})\n"
-        "scheduler = Scheduler('sqlite:///hooks.db', webhooks=settings)\n"
-    )
-    sys.modules.pop("hooks", None)
-    assert run("store", "reseal", "--app", "hooks:scheduler", "--json").json["jobs"] == 1
-    sys.modules.pop("hooks", None)
 
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -179,24 +159,6 @@ def test_a_wrong_source_or_target_is_refused_and_leaves_no_file(
     assert answer.code in (2, 3)
     assert words in answer.err
     assert names(folder) == before
-
-
-def test_a_store_is_copied_only_after_its_worker_has_stopped(
-    run: Run, start: Start, folder: Path
-) -> None:
-    worker = start("worker", "app:scheduler")
-    worker.wait_for_output("Press Ctrl+C to stop")
-    scheduler = load_scheduler("app:scheduler").configure(workers=0)
-    with scheduler.blocking as blocking:
-        blocking.enqueue("linger", {"until": str(folder / "end")})
-    until((folder / "end.began").exists)
-    answer = run("store", "copy", HERE, THERE)
-    assert answer.code == 1
-    assert "stop" in answer.err
-    (folder / "end").touch()
-    worker.popen.send_signal(signal.SIGTERM)
-    assert worker.ends() == 0
-    assert run("store", "copy", HERE, THERE).code == 0
 
 
 def test_a_shared_stores_own_key_moves_to_the_key_file_of_an_embedded_one(

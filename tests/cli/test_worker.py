@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Client, Scheduler, __version__
+from mainspring import Client, __version__
 from mainspring.cli.app_loader import load_scheduler
-from mainspring.cli.output import Output
-from mainspring.cli.processes import YOUNG_THRESHOLD
-from mainspring.cli.worker import print_start
 from tests.support.command_line import Run, Start, until
 
 READY = "Press Ctrl+C to stop after running jobs finish, or twice to stop immediately."
@@ -38,45 +35,6 @@ def test_sigterm_lets_running_work_end(start: Start, run: Run, folder: Path) -> 
     Path(flag).touch()
     assert worker.ends() == 0
     assert run("runs", "show", lingering, "--json").json["result"] == "lingered"
-
-
-def test_ctrl_c_stops_too(start: Start) -> None:
-    worker = start("worker", "app:make", "--workers", "7", "--queues", "mail,default")
-    worker.wait_for_output(READY)
-    assert "7 runs at once from default, mail" in worker.output
-    worker.popen.send_signal(signal.SIGINT)
-    assert worker.ends() == 0
-
-
-@pytest.mark.parametrize(
-    "command", [["worker", "calm:scheduler"], ["serve", "--app", "calm:scheduler", "--port", "0"]]
-)
-def test_worker_freezes_startup_objects_and_raises_the_gc_threshold(
-    start: Start, run: Run, folder: Path, command: list[str]
-) -> None:
-    (folder / "calm.py").write_text(
-        "import gc\n"
-        "from mainspring import Scheduler\n"
-        "scheduler = Scheduler('sqlite:///mainspring.db')\n"
-        "calm = scheduler.job(id='calm')(lambda: [gc.get_freeze_count(), *gc.get_threshold()])\n"
-    )
-    start(*command).wait_for_output(READY)
-    done = run("enqueue", "calm", "--app", "calm:scheduler", "--wait", "--json")
-    frozen, young, *_ = done.json["result"]
-    assert frozen > 10_000
-    assert young == YOUNG_THRESHOLD
-
-
-def test_second_signal_ends_at_once(start: Start, run: Run, folder: Path) -> None:
-    worker = start("worker", "app:scheduler")
-    worker.wait_for_output(READY)
-    flag = str(folder / "never")
-    run("enqueue", "linger", json.dumps({"until": flag}))
-    until(Path(flag + ".began").exists)
-    worker.popen.send_signal(signal.SIGTERM)
-    worker.wait_for_output("stopping")
-    worker.popen.send_signal(signal.SIGTERM)
-    assert worker.ends() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -368,29 +326,6 @@ def test_a_run_that_grows_past_the_limit_of_each_process_ends_failed(
     assert (answer.json["reason"], len(answer.json["attempts"])) == ("memory", 2)
 
 
-def test_a_worker_ends_whose_event_loop_is_blocked_by_a_run_that_grows(
-    run: Run, start: Start, folder: Path
-) -> None:
-    """It cannot be replaced from the loop; what started it starts it again."""
-    (folder / "blocking.py").write_text(
-        "import time\n"
-        "from mainspring import Scheduler\n"
-        'scheduler = Scheduler("sqlite:///jobs.db", poll="50ms")\n'
-        "@scheduler.job\n"
-        "async def grow() -> None:\n"
-        "    kept = []\n"
-        "    while True:\n"
-        "        kept.append(bytearray(b'x' * 10_000_000))\n"
-        "        time.sleep(0.1)\n"
-    )
-    worker = start("worker", "blocking:scheduler", "--memory-limit", "200MB", "--drain-timeout=1s")
-    worker.wait_for_output(READY)
-    answer = run("enqueue", "grow", "--app", "blocking:scheduler", "--wait", "--json")
-    assert (answer.json["state"], answer.json["reason"]) == ("failed", "memory")
-    assert worker.ends() == 1
-    assert "a handler blocks the event loop and does not stop" in worker.output
-
-
 @pytest.mark.parametrize(("file", "words"), [("1d", ("--prune-every", "1s")), ("1s", ())])
 def test_finished_runs_are_deleted_as_often_as_the_option_or_the_file_says(
     run: Run, start: Start, folder: Path, file: str, words: tuple[str, ...]
@@ -405,64 +340,7 @@ def test_finished_runs_are_deleted_as_often_as_the_option_or_the_file_says(
     until(lambda: len(run("runs", "list", "--json").json["items"]) == 2)
 
 
-@pytest.mark.thorough
-def test_a_limit_that_each_process_reaches_at_once_costs_a_pause(
-    start: Start, folder: Path
-) -> None:
-    """It holds little when it starts, so the limit is not refused, and much a moment later."""
-    (folder / "large.py").write_text(
-        "from mainspring import Scheduler\n"
-        'scheduler = Scheduler("sqlite:///jobs.db", poll="50ms")\n'
-        "kept = []\n"
-        "def fill(event):\n"
-        "    kept.append(bytearray(b'x' * 400_000_000))\n"
-        "scheduler.on('worker.started', fill)\n"
-    )
-    worker = start("worker", "large:scheduler", "--memory-limit", "300MB")
-    worker.wait_for_output("it is replaced in 10 s", times=2)
-    assert "Give it a higher limit (--memory-limit, MEMORY_LIMIT, or memory_limit=" in worker.output
-    assert worker.popen.poll() is None
-    worker.popen.send_signal(signal.SIGTERM)  # the pause does not delay a stop
-    assert worker.ends() == 0
-
-
 def work() -> None: ...
-
-
-def test_brackets_and_control_characters_are_printed_as_they_are_stored(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    Output().greeting("Mainspring 1", "sqlite:///a[bold]b.db", "jobs in [red]x\x1b[2J", "stop")
-    assert capsys.readouterr().err.splitlines() == [
-        "Mainspring 1 on sqlite:///a[bold]b.db",
-        r"  jobs in [red]x\x1b[2J",
-        "  stop",
-    ]
-
-
-async def test_jobs_that_run_next_come_first_in_even_columns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    async with Scheduler("memory://", enabled=False) as scheduler:
-        scheduler.add_handler("work", work)
-        for number in range(20):
-            await scheduler.add_job(f"a{number:02}", handler="work")
-        await scheduler.add_job("z_the_longest_name", handler="work", schedule="1h")
-        for number in range(1100):
-            await scheduler.add_job(f"b{number:04}", handler="work")
-        await print_start(scheduler, Output())
-        lines = capsys.readouterr().err.splitlines()
-        first = next(at for at, line in enumerate(lines) if "z_the_longest_name" in line)
-        assert lines[first].startswith("  z_the_longest_name  in ")
-        assert lines[first + 1] == "  a00                 when enqueued"
-        assert "  and 1,101 more: mainspring jobs list" in lines
-        await print_start(scheduler, Output(as_json=True))
-        document = json.loads(capsys.readouterr().out)
-        assert (document["job_count"], len(document["jobs"])) == (1121, 1000)
-        assert document["jobs"][0]["id"] == "z_the_longest_name"
-
-
-StoredRuns = dict[str, str]
 
 
 def test_a_worker_is_listed_with_its_load_and_its_queues(run: Run, folder: Path) -> None:
@@ -477,15 +355,3 @@ def test_a_worker_is_listed_with_its_load_and_its_queues(run: Run, folder: Path)
     assert " all " in row
     assert f" {__version__} " in row
     assert (worker["pid"], worker["capacity"], worker["queues"]) == (os.getpid(), 2, None)
-
-
-def test_workers_alone_lists_them(run: Run, stored_runs: StoredRuns) -> None:
-    store = ("--store", "sqlite:///mainspring.db")
-    for words in ((), store, ("--json",)):
-        assert run("workers", *words) == run("workers", "list", *words)
-    answer = run("workers")
-    assert (answer.code, answer.out) == (0, "")
-    assert "no worker is alive: start one" in answer.err
-    assert run("workers", "--json").json == {"items": []}
-    assert "COMMAND" in run("workers", "--help").out
-    assert run("workers", "lst").code == 2

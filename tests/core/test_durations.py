@@ -52,27 +52,6 @@ def test_refuses_the_rest(given: str) -> None:
         duration(given, what="timeout")
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (-1, "-1"),
-        (-0.5, "-0.5"),
-        ("-5m", "'-5m'"),
-        (" - 1.5 h", "' - 1.5 h'"),
-        ("-PT5M", "'-PT5M'"),
-        (timedelta(seconds=-5), "minus 5 seconds"),
-    ],
-)
-def test_a_negative_duration_is_told_from_one_that_cannot_be_read(
-    value: str | float | timedelta, shown: str
-) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        duration(value, what="timeout")
-    message = f"timeout {shown} cannot be used (it is negative): give a text such as"
-    assert str(caught.value).startswith(message)
-    assert (caught.value.field, caught.value.given) == ("timeout", value)
-
-
 def test_a_bare_number_in_a_text_gets_advice() -> None:
     with pytest.raises(InvalidInput, match='a text needs a unit: "300s"'):
         duration("300")

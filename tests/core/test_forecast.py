@@ -99,36 +99,6 @@ def test_jobs_that_start_in_the_same_second_collide() -> None:
     )
 
 
-def test_suggestions_leave_out_jobs_whose_bounds_leave_no_room() -> None:
-    end = MONDAY + timedelta(days=1, hours=9)
-    start = end - timedelta(minutes=1)
-    jobs = [bounded(job(f"j{n}", "0 9 * * *"), start=start, end=end) for n in range(3)]
-    forecast = forecast_load(jobs, MONDAY, 3)
-    assert forecast.runs == 3
-    [suggestion] = forecast.suggestions
-    assert "jitter" in suggestion.advice
-    assert suggestion.schedules == {}
-
-
-def test_suggestions_count_the_minutes_of_schedules_with_bounds() -> None:
-    end = MONDAY + timedelta(days=20)
-    jobs = [bounded(job(f"j{n}", "0 9 * * *"), end=end) for n in range(30)]
-    [suggestion] = forecast_load(jobs, MONDAY, 3).suggestions
-    assert suggestion.schedules["j3"] == "H 9 * * *"
-    assert suggestion.most_before == 30
-    assert suggestion.most_after < 6
-
-
-def test_a_collision_that_only_a_clock_change_makes_needs_no_suggestion() -> None:
-    jobs = [job(f"j{n}", f"{n} 2 * * *", zone="Europe/Berlin") for n in (15, 45)]
-    forecast = forecast_load(jobs, MONDAY, 30, "Europe/Berlin")
-    assert [(collision.time, collision.days) for collision in forecast.collisions] == [
-        ("03:00:00", 1)
-    ]
-    assert len(forecast.clock_changes) == 2
-    assert forecast.suggestions == ()
-
-
 def test_a_job_for_every_node_is_noted() -> None:
     forecast = forecast_load(
         [job("clean", "@hourly", each_node=True), job("a", "@daily")], MONDAY, 1
@@ -180,15 +150,6 @@ def test_jobs_that_take_longer_than_their_interval_overrun() -> None:
     assert "pile up" in forecast.overruns[1].effect
 
 
-def test_same_schedules_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_SLOTS", 2000)
-    jobs = [job(f"j{n}", "* * * * *") for n in range(1000)]
-    forecast = forecast_load(jobs, MONDAY, 1)
-    assert (forecast.runs, forecast.notes) == (1_440_000, ())
-    hashed = [job(f"j{n}", "H * * * *") for n in range(1000)]
-    assert forecast_load(hashed, MONDAY, 1).runs == 24_000
-
-
 @pytest.mark.parametrize("days", [0, 367, True, "30"])
 def test_days_are_bounded(days: Any) -> None:
     with pytest.raises(InvalidInput, match="days is 1 to 366"):
@@ -199,13 +160,6 @@ def test_forecast_that_would_leave_the_calendar_is_refused() -> None:
     with pytest.raises(InvalidInput, match="too near to the end of the calendar") as caught:
         forecast_load([], datetime(9999, 12, 31, tzinfo=UTC), 30)
     assert caught.value.field == "start"
-
-
-def test_an_hour_that_the_forecast_sees_at_both_ends_counts_once() -> None:
-    start = datetime(2026, 11, 17, 4, 20, tzinfo=UTC)
-    jobs = [job("often", "*/10 * * * *")]
-    forecast = forecast_load(jobs, start, 7)
-    assert {mean for row in forecast.heat for mean in row} == {6.0}
 
 
 @pytest.mark.parametrize("days", [7, 30])

@@ -10,8 +10,6 @@ import pytest
 
 from mainspring.core.clock import EPOCH, SystemClock, from_us, to_us
 from mainspring.core.model import (
-    FINISHED,
-    LIVE,
     Run,
     State,
     check_job_id,
@@ -63,11 +61,6 @@ def test_new_ids_are_in_order_of_time_unguessable_within_a_moment_and_never_a_sl
     assert {len(run_id) for run_id in ids} == {32}
     assert not any("@" in run_id for run_id in ids)
     assert len({new_run_id(NOON, rng) for _ in range(1000)}) == 1000
-
-
-def test_live_and_finished_are_all_states() -> None:
-    assert set(State) == LIVE | FINISHED
-    assert not LIVE & FINISHED
 
 
 def test_duration_and_finished() -> None:

@@ -139,13 +139,6 @@ def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
     assert summed.sum == pytest.approx(whole.sum)
 
 
-def test_what_is_shorter_than_a_millisecond_counts_as_a_millisecond() -> None:
-    distribution = Distribution.of([0.0, 1e-6, 0.0005])
-    assert distribution.percentile(0.5) == 0.0005  # no percentile is above the maximum
-    assert Distribution().percentile(0.5) is None
-    assert Distribution().average is None
-
-
 def end(state: State, at: datetime = NOW, job_id: str = "job", n: int = 0) -> Ending:
     return Ending(f"r{n}", job_id, state, Source.ENQUEUE, at, at - MINUTE, 60.0, 0.0)
 

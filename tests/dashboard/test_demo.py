@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -33,22 +32,6 @@ async def test_the_fleet_has_a_week_of_history_and_a_backlog() -> None:
         await until(opened)
         await scheduler.stop(graceful=False)  # some of its handlers take a minute
     assert report[-1] == "the demo is complete"
-
-
-async def test_filling_ends_quietly_when_the_scheduler_stops(tmp_path: Path) -> None:
-    began = asyncio.Event()
-    report: list[str] = []
-
-    def heard(text: str) -> None:
-        report.append(text)
-        began.set()
-
-    async with demo_scheduler(f"sqlite:///{tmp_path}/demo.db", workers=1) as scheduler:
-        filling = asyncio.ensure_future(fill(scheduler, heard))
-        await began.wait()
-        await scheduler.stop(graceful=False)
-        await filling
-    assert len(report) == 1
 
 
 def test_the_demo_leaves_nothing_behind(serve: Serve) -> None:

@@ -103,16 +103,6 @@ async def test_a_new_service_says_what_to_do_first(page: Page) -> None:
         await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
-async def test_charts_are_drawn_without_a_valid_language(dashboard: Dashboard, page: Page) -> None:
-    """A machine without a locale has such a name."""
-    name = "Object.defineProperty(Navigator.prototype, 'language', { get: () => 'en-US@posix' })"
-    await page.add_init_script(name)
-    await page.goto(f"{dashboard.url}/")
-    assert await page.evaluate("navigator.language") is not None
-    await expect(page.locator("#throughput canvas")).to_be_visible()
-    await expect(page.locator("#durations canvas")).to_be_visible()
-
-
 async def test_the_first_paint_of_the_overview_loads_less_than_200_kb(page: Page) -> None:
     scheduler = demo_scheduler("memory://", workers=2)
     async with served(scheduler) as made:
@@ -138,17 +128,6 @@ async def test_the_first_paint_of_the_overview_loads_less_than_200_kb(page: Page
         other = "performance.getEntries().filter(e => e.name.startsWith('http')).map(e => e.name)"
         assert all(name.startswith(made.url) for name in await page.evaluate(other))
         await page.goto("about:blank")
-
-
-async def test_a_session_that_ended_is_noticed(page: Page) -> None:
-    async with served(loopback=False) as made:
-        keys = made.app.state.service.keys
-        key, text = await keys.create("ada", "write")
-        await sign_in(page, f"{made.url}/workers", text)
-        await expect(page.get_by_role("heading", name="Workers")).to_be_visible()
-        await keys.revoke(key.id)
-        await expect(page.get_by_label("API key")).to_be_visible()  # by the next update
-        assert page.url.endswith("/sign-in?next=workers")
 
 
 async def test_a_button_of_a_page_whose_session_ended_keeps_the_page(page: Page) -> None:

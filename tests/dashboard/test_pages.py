@@ -84,12 +84,6 @@ async def test_a_page_that_is_not_there_is_a_page(api: Api, path: str) -> None:
         assert program.headers["content-type"] == "application/problem+json"
 
 
-async def test_a_body_for_an_asset_is_not_read(make: Make) -> None:
-    api: Api = await make(workers=0, loopback=False)
-    answer = await api.post("/assets/x/app.css", json={"a": 1})
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
-
-
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [

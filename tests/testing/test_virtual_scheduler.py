@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from mainspring import Event, GiveUp, RunContext, Scheduler, State
-from mainspring.engine.live_workers import read_uptime
 from mainspring.errors import InvalidInput, InvalidState, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Claim, Claimed
@@ -29,10 +28,6 @@ BERLIN = "Europe/Berlin"
 
 def write_audit(ctx: RunContext, who: str) -> str:
     return f"{who} in {ctx.resources['region']}"
-
-
-def read_resource(ctx: RunContext, name: str) -> Any:
-    return ctx.resources[name]
 
 
 @pytest.fixture
@@ -466,17 +461,6 @@ async def test_before_the_start_and_after_the_end_it_says_how_to_start() -> None
         await test.start()
 
 
-async def test_process_isolation_gets_the_resources_that_a_process_would() -> None:
-    test = TestScheduler(resources={"pool": object(), "limit": 3})
-
-    read = test.scheduler.job(isolation="process")(read_resource)
-
-    async with test:
-        assert (await test.run(read, {"name": "limit"})).result == 3
-        refused = await test.run(read, {"name": "pool"})
-        assert "cannot be handed to a process" in (refused.error or "")
-
-
 # Webhooks
 
 
@@ -565,16 +549,6 @@ async def test_the_history_of_a_year_is_kept_unless_a_job_says_otherwise() -> No
         await test.tick("366d")
         test.assert_succeeded(monthly, times=12)
         test.assert_succeeded(pruned, times=2)
-
-
-async def test_time_that_a_tick_leaps_over_is_no_downtime_of_the_worker() -> None:
-    scheduler = Scheduler("memory://")
-    scheduler.add_handler("work", lambda: None)
-    async with TestScheduler(scheduler) as test:
-        await scheduler.add_job("hourly", handler="work", schedule="1h")
-        await test.tick("3h")
-        uptime = await read_uptime(scheduler.store)
-        assert uptime is None or uptime.downtimes == ()
 
 
 async def test_what_is_around_an_attempt_is_around_it_in_a_test_too() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
@@ -55,39 +53,6 @@ class TestVirtualTime:
 
         assert interleaving(7) == interleaving(7)
         assert len({interleaving(seed) for seed in range(20)}) > 10
-
-    def test_a_replay_is_the_same_in_another_process(self) -> None:
-        """Sets of tasks and futures keep their order, wherever these lie in memory."""
-        program = """
-import asyncio
-from mainspring.testing import run_virtual
-trace = []
-junk = [object() for _ in range(int(__import__("sys").argv[1]))]
-async def victim(name):
-    try:
-        await asyncio.sleep(100)
-    except asyncio.CancelledError:
-        trace.append(name)
-        raise
-async def main():
-    try:
-        async with asyncio.TaskGroup() as group:
-            for n in range(12):
-                group.create_task(victim(n))
-            await asyncio.sleep(1)
-            raise KeyError
-    except* KeyError:
-        pass
-run_virtual(main, seed=3)
-print(trace)
-"""
-        outputs = {
-            subprocess.run(
-                [sys.executable, "-c", program, junk], capture_output=True, check=True
-            ).stdout
-            for junk in ("0", "999", "54321")
-        }
-        assert len(outputs) == 1
 
     def test_deadlock_names_who_waits(self) -> None:
         async def main() -> None:

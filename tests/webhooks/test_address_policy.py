@@ -260,27 +260,6 @@ async def new_names_until_one_is_refused(resolver: Any) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_cancelled_call_leaves_its_lookup_to_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    released = threading.Event()
-
-    def looked_up(*_: Any) -> Any:
-        released.wait(60)
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
-    resolver = transport._Resolver(AllowList.of(["127.0.0.1"]))
-    first, second = (asyncio.create_task(resolver.resolve("a.test", port)) for port in (1, 2))
-    await asyncio.sleep(0)
-    first.cancel()
-    released.set()
-    async with asyncio.timeout(50):
-        [found] = await second
-    assert (found["host"], found["port"]) == ("127.0.0.1", 2)
-    assert first.cancelled()
-
-
 def _names(monkeypatch: pytest.MonkeyPatch, known: dict[str, list[list[str]]]) -> None:
     """A resolver in which some names stand for other addresses each time (the last one stays)."""
     real = socket.getaddrinfo

@@ -265,19 +265,3 @@ async def test_a_certificate_that_nobody_signed_is_refused(tmp_path: Path) -> No
     assert "no secure connection to 127.0.0.1" in str(run.error)
     assert "certificate verify failed" in str(run.error)
     assert asked in ([], [None]), "nothing was sent over it"
-
-
-@pytest.mark.parametrize("behaviour", [silent, no_http, closing])
-async def test_a_plain_endpoint_under_https_fails_the_attempt(behaviour: Behaviour) -> None:
-    async def garbage(reader: Reader, writer: Writer) -> None:
-        if behaviour is not silent:
-            writer.write(b"not TLS at all\r\n\r\n" if behaviour is no_http else b"")
-            await writer.drain()
-            return
-        await silent(reader, writer)
-
-    async with serving(garbage) as port, scheduler() as mainspring:
-        run = await called(mainspring, f"https://127.0.0.1:{port}/")
-    attempt = run.attempts[0]
-    assert run.state is State.FAILED
-    assert (attempt.finished_at - attempt.started_at).total_seconds() < LONG

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,19 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook as Verifier
 
-from mainspring import Breaker, Scheduler, __version__
+from mainspring import Breaker, Scheduler
 from mainspring.core.model import Webhook
 from mainspring.errors import InvalidInput
 from mainspring.webhooks import AttemptFacts, Vault, new_key, new_signing_secret, prepare
 from mainspring.webhooks.address_policy import AllowList
 from mainspring.webhooks.definition import define
 from mainspring.webhooks.request import (
-    USER_AGENT,
     RequestTemplate,
     Template,
     check_templates,
     strip_template_spaces,
-    webhook_id,
 )
 from mainspring.webhooks.vault import signing_bytes
 
@@ -146,14 +142,6 @@ def test_a_header_that_is_named_like_a_secret_is_kept_as_one(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("X-Team", "a"), ("X-Author", "a"), ("Idempotency-Key", "a"), ("X-Key", "{{executionId}}")],
-)
-def test_other_headers_stay_readable(name: str, value: str) -> None:
-    assert made(headers={name: value}).headers == {name: value}
-
-
-@pytest.mark.parametrize(
     ("given", "meant"),
     [("PSOT", "POST"), ("gte", "GET"), ("GETT", "GET"), ("PATHC", "PATCH"), ("DELET", "DELETE"),
      ("OPTION", "OPTIONS"), ("HAED", "HEAD"), ("PTU", "PUT")],
@@ -161,13 +149,6 @@ def test_other_headers_stay_readable(name: str, value: str) -> None:
 def test_a_misspelt_method_is_refused_with_the_usual_one(given: str, meant: str) -> None:
     with pytest.raises(InvalidInput, match=rf"did you mean '{meant}'\?"):
         made(method=given)
-
-
-@pytest.mark.parametrize(
-    "method", ["PURGE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "LOCK", "QUERY", "MKCOL"]
-)
-def test_other_methods_are_allowed(method: str) -> None:
-    assert made(method=method).method == method
 
 
 def test_a_refused_secret_is_not_told() -> None:
@@ -289,11 +270,6 @@ def test_any_body_is_signed_so_that_an_independent_library_agrees(body: Any, run
     assert "." not in request.headers["webhook-id"]
 
 
-def test_the_id_is_the_runs_and_differs_where_runs_do() -> None:
-    ids = ["a.b@1", "a-b@1", "a@b", "a.b@2", "a:b@1", "a_b@1"]
-    assert len({webhook_id(run_id) for run_id in ids}) == len(ids)
-
-
 async def test_a_dry_run_is_what_is_sent() -> None:
     async with Scheduler("memory://", workers=0) as mainspring:
         webhook = {"url": URL, "body": {"a": "{{attempt}}"}, "headers": {"X-Api-Key": "k-e-y-1"}}
@@ -392,10 +368,3 @@ def test_a_long_run_of_spaces_is_parsed_quickly(text: str) -> None:
     check_templates(text, "the body")
     assert strip_template_spaces(text) == text
     assert Template.of(text).fill({}) == text
-
-
-def test_the_user_agent_names_the_version_of_the_package() -> None:
-    project = Path(__file__).parents[2] / "pyproject.toml"
-    version = tomllib.loads(project.read_text())["project"]["version"]
-    assert version == __version__
-    assert f"Mainspring/{version}" == USER_AGENT

@@ -275,22 +275,6 @@ async def test_a_trigger_may_bring_its_own_body() -> None:
     assert end.requests[1].headers["content-type"] == "text/plain; charset=utf-8"
 
 
-async def test_an_edit_holds_for_the_next_attempt() -> None:
-    async with (
-        endpoint(lambda _: response(500)) as old,
-        endpoint() as new,
-        scheduler() as mainspring,
-    ):
-        await mainspring.add_job("call", webhook=old.url, retries=9, retry_delay="1s")
-        run = await mainspring.trigger("call")
-        await old.arrived.wait()
-        await mainspring.update_job("call", webhook={"url": new.url, "method": "put"})
-        run = await mainspring.wait(run.id, timeout=20)
-    assert run.state is State.SUCCEEDED
-    assert [sent.method for sent in new.requests] == ["PUT"]
-    assert len(old.requests) == 1
-
-
 async def test_another_process_reads_the_definition_as_it_is_now() -> None:
     """An edit and a trigger by one process; the worker is another, which knows the old one."""
     async with (
@@ -395,19 +379,6 @@ async def test_a_host_that_does_not_answer_keeps_no_other_host_waiting() -> None
     assert {run.state for run in ended} == {State.SUCCEEDED}
     assert {run.attempt for run in ended} == {1}
     assert len(slow.requests) == 200
-
-
-async def test_a_host_that_answers_has_all_capacity() -> None:
-    async with endpoint() as end, scheduler(workers=7) as mainspring:
-        await called(mainspring, end.url)
-        end.hold = asyncio.Event()
-        runs = await mainspring.enqueue_many("call", [None] * 20)
-        while len(end.requests) < 8:
-            await asyncio.sleep(0.01)
-        end.hold.set()
-        for run in runs:
-            await mainspring.wait(run.id, timeout=30)
-    assert len(end.requests) == 21
 
 
 async def test_runs_of_a_host_at_its_limit_are_claimed_only_when_it_answers() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from mainspring.webhooks.redaction import MASK, SecretRedactor
-from tests.support.webhook_endpoint import Request, call, called, endpoint, response, scheduler
+from tests.support.webhook_endpoint import Request, called, endpoint, response, scheduler
 
 DIGEST = 'Digest username="bob", response="topsecretvalue"'
 TOKEN = "Bearer abc/def/ghi+jkl="
@@ -54,13 +54,6 @@ def test_text_that_is_not_a_secret_is_not_masked() -> None:
     known = SecretRedactor([TOKEN, DIGEST, COOKIE, BASIC, "short", ""])
     text = "Bearer, Basic and Digest; username bob, session, csrf: a short answer"
     assert known.redact(text) == text
-
-
-def test_a_plain_token_costs_a_call_no_more_than_its_two_forms() -> None:
-    assert SecretRedactor(["Bearer eyJhbGciOi.J9_x-y"]).texts == (
-        "Bearer eyJhbGciOi.J9_x-y",
-        "eyJhbGciOi.J9_x-y",
-    )
 
 
 async def test_an_endpoint_that_tells_its_request_back() -> None:
@@ -127,21 +120,3 @@ def test_the_beginning_of_a_secret_at_a_cut_is_masked(secret: str, begun: str) -
     assert known.redact_bytes(body) == body
     assert known.redact_bytes(b"you sent: xyz", cut=True) == b"you sent: xyz"
     assert known.redact_bytes(b"", cut=True) == b""
-
-
-async def test_an_answer_that_ends_within_a_secret_keeps_nothing_of_it() -> None:
-    token = "sk_live_0123456789abcdefghijkl"
-
-    def echo(request: Request) -> bytes:
-        whole = response(200, f"you sent: {request.headers['authorization']}".encode())
-        return whole[:-1] if request.target == "/hangs" else response(200, 3000 * whole)
-
-    async with endpoint(echo) as made, scheduler() as mainspring:
-        for path in ("hangs", "long"):
-            url = made.url.rpartition("/")[0] + f"/{path}"
-            webhook = {"url": url, "headers": {"Authorization": f"Bearer {token}"}}
-            await mainspring.add_job(path, webhook=webhook, timeout="1s")
-            run = await call(mainspring, path)
-            [attempt] = run.attempts
-            assert attempt.detail["response"]["truncated"]
-            assert token[:8] not in attempt.detail["response"]["body"]

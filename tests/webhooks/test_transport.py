@@ -135,26 +135,6 @@ async def test_an_answer_that_comes_before_the_body_is_read_counts() -> None:
     assert connections == 2
 
 
-def switching(*headers: str) -> Behaviour:
-    async def serve(reader: Reader, writer: Writer) -> None:
-        await read_request(reader)
-        lines = ["HTTP/1.1 101 Switching Protocols", *headers, "", ""]
-        writer.write("\r\n".join(lines).encode())
-        await writer.drain()
-        assert await reader.read() == b""
-
-    return serve
-
-
-@pytest.mark.parametrize("headers", [["Connection: upgrade", "Upgrade: websocket"], []])
-async def test_a_connection_that_speaks_another_protocol_now_is_given_up(
-    headers: list[str],
-) -> None:
-    async with serving(switching(*headers)) as port, client() as made:
-        assert (await asked(made, port)).status == 101
-        assert (await asked(made, port)).status == 101
-
-
 @pytest.mark.parametrize(
     ("answer", "connections"),
     [
@@ -232,16 +212,6 @@ async def test_what_cannot_be_read_is_told_in_whole_words() -> None:
     async with serving(serve) as port, client() as made:
         with pytest.raises(WebhookFailed, match=r"can't be present with Content-Length$"):
             await asked(made, port)
-
-
-async def test_an_unknown_status_code_is_a_response() -> None:
-    async def serve(reader: Reader, writer: Writer) -> None:
-        await read_request(reader)
-        writer.write(b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n")
-        await reader.read()
-
-    async with serving(serve) as port, client() as made:
-        assert (await asked(made, port)).status == 99
 
 
 async def test_a_call_that_is_cut_off_sends_no_more() -> None:
@@ -398,20 +368,6 @@ async def test_a_server_that_proves_itself_is_called(tmp_path: Path) -> None:
     said = await called_over_tls(tmp_path, serve, 3, 5_000, 300_000, 0)
     assert said == ["200 3", "200 5000", "200 300000", "200 0"]
     assert connections == 2, "one is not used again after a body of which nobody knows that it left"
-
-
-async def test_an_answer_before_the_body_is_read_costs_its_connection(tmp_path: Path) -> None:
-    connections = 0
-
-    async def serve(reader: Reader, writer: Writer) -> None:
-        nonlocal connections
-        connections += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(response(413 if connections == 1 else 200, b"!"))
-        await asyncio.Event().wait()
-
-    assert await called_over_tls(tmp_path, serve, len(BIG), 0) == ["413 !", "200 !"]
-    assert connections == 2
 
 
 # -- bytes after a response, and responses without a request --------------------------------

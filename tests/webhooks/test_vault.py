@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import msgspec
 import pytest
 
 from mainspring import Event, Scheduler, State
-from mainspring.core.model import Job, Sealed, Webhook, replace
+from mainspring.core.model import Sealed, replace
 from mainspring.errors import InvalidInput, SecretKeyMissing
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, NoteQuery, StoreInfo
@@ -28,7 +27,6 @@ from tests.support.servers.fixtures import *  # noqa: F403
 from tests.support.webhook_endpoint import Request, call, endpoint, response, scheduler
 
 TOKEN = "Bearer s3cr3t-token-value"
-NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class SharedStore(MemoryStore):
@@ -85,14 +83,6 @@ def test_a_key_that_is_none_is_refused_and_not_told(text: str) -> None:
     with pytest.raises(InvalidInput, match="openssl rand -base64 32") as refused:
         Vault.of(environ={VARIABLE: text})
     assert text not in str(refused.value)
-
-
-async def test_a_key_that_is_none_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, f"{new_key()},typo")
-    with pytest.raises(InvalidInput, match="openssl rand -base64 32"):
-        await Scheduler(MemoryStore(), workers=1).start()
-    async with Scheduler(MemoryStore(), workers=0) as looking:  # runs nothing, and may look
-        assert (await looking.list_jobs()).items == []
 
 
 def test_a_webhook_in_code_on_a_shared_store_names_the_command_that_makes_its_key(
@@ -359,52 +349,7 @@ async def test_a_row_edited_by_hand_carries_no_secret_away() -> None:
     assert end.requests == []
 
 
-async def test_secrets_move_to_the_newest_key() -> None:
-    old, new = new_key(), new_key()
-    store = MemoryStore()
-    settings = WebhookSettings(secret_keys=[old])
-    async with scheduler(store=store, webhooks=settings) as mainspring:
-        webhook = {"url": "https://a.example/", "headers": {"Authorization": TOKEN}}
-        job = await mainspring.add_job("call", webhook=webhook)
-        await mainspring.add_job("other", webhook="https://b.example/")
-    both = WebhookSettings(secret_keys=[new, old])
-    async with scheduler(store=store, webhooks=both) as mainspring:
-        assert await mainspring.reseal_secrets() == 2
-        assert await mainspring.reseal_secrets() == 0
-    async with scheduler(store=store, webhooks=WebhookSettings(secret_keys=[new])) as mainspring:
-        job = await mainspring.get_job("call")
-        sent = mainspring.webhooks.preview(job, NOW)
-    assert sent.headers["Authorization"] == TOKEN
-    assert "webhook-signature" in sent.headers
-
-
 @pytest.mark.parametrize("text", ["", "whsec_", "whsec_AAAA", "sk_" + "A" * 44, "whsec_!!", "é"])
 def test_a_signing_secret_that_is_none(text: str) -> None:
     with pytest.raises(InvalidInput, match="a signing secret is whsec_"):
         signing_bytes(text)
-
-
-async def test_what_is_opened_of_a_definition_is_kept_until_it_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The store reads an equal definition anew now and then: that is no change. Beyond the bound
-    the oldest is dropped, and never all at once: with one job more than the bound every call
-    would open its secrets again."""
-    monkeypatch.setattr("mainspring.webhooks.service.MAX_DECRYPTED", 3)
-    webhooks = scheduler().webhooks
-    jobs = [
-        Job(
-            id=f"j{n}",
-            handler="webhook",
-            created_at=NOW,
-            updated_at=NOW,
-            webhook=webhooks.define(f"j{n}", {"url": "https://example.org/"}),
-        )
-        for n in range(4)
-    ]
-    opened = [webhooks.decrypt(job) for job in jobs]
-    again = msgspec.json.decode(msgspec.json.encode(jobs[3].webhook), type=Webhook)
-    assert webhooks.decrypt(replace(jobs[3], webhook=again)) is opened[3]
-    assert [webhooks.decrypt(job) for job in jobs[1:]] == opened[1:]
-    other = replace(again, url="https://example.org/other")
-    assert webhooks.decrypt(replace(jobs[3], webhook=other)).webhook == other

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from mainspring.core.schedules import cron, description, rrule
+from mainspring.core.schedules import cron, rrule
 
 FIRST = datetime(2027, 1, 1, 9, 30)
 
@@ -158,15 +158,3 @@ def test_times_beside_a_rule_are_counted() -> None:
         "DTSTART:20270101T090000\nRRULE:FREQ=DAILY\nRDATE:20270101T120000,20270102T120000"
     )
     assert twice.describe() == "Every day, at 09:00, and 2 more times, UTC"
-
-
-def test_times_that_are_too_many_to_list_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of jobs describes every schedule: 86,400 times took a tenth of a second each."""
-
-    def refuse(*lists: list[int]) -> None:
-        raise AssertionError(lists)
-
-    monkeypatch.setattr(description, "product", refuse)
-    hours, minutes = (",".join(map(str, range(count))) for count in (23, 59))
-    rule = f"FREQ=YEARLY;BYHOUR={hours};BYMINUTE={minutes};BYSECOND={minutes}"
-    assert "through" in rrule(rule, start=FIRST).describe()

@@ -8,12 +8,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mainspring.core.schedules import Schedule, cron, every, from_dict, rrule
-from mainspring.errors import InvalidSchedule
 
 ZONES = [
     "UTC",
@@ -261,14 +259,3 @@ def test_an_hourly_job_runs_each_real_hour(where: tuple[str, datetime]) -> None:
     if zone == "Pacific/Chatham":  # its clocks jump at a quarter to: a lost hour runs there
         gaps -= {timedelta(minutes=45), timedelta(minutes=15)}
     assert gaps == set()
-
-
-@given(st.integers(29, 31), subset(1, 12, 12, 1))
-def test_never_firing_is_refused_when_made(day: int, months: tuple[int, ...]) -> None:
-    longest = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
-    text = f"0 0 {day} {','.join(map(str, months))} *"
-    if any(day <= longest.get(month, 31) for month in months):
-        assert cron(text).next(datetime(2026, 1, 1, tzinfo=UTC)) is not None
-    else:
-        with pytest.raises(InvalidSchedule):
-            cron(text)

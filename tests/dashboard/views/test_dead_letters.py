@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import re
 
 from playwright.async_api import Page, expect
@@ -95,43 +94,6 @@ async def test_retry_of_a_group_and_delete_of_all(dashboard: Dashboard, page: Pa
     await expect(page.get_by_text("Deleted 2 runs.")).to_be_visible()
     await expect(page.get_by_text("No dead letters")).to_be_visible()
     assert len((await scheduler.list_runs()).items) == 3
-
-
-async def test_each_run_id_of_a_group_is_in_the_page_once(working: Api) -> None:
-    await failed(working.scheduler, "greet", ["nobody"] * 60)
-    page = (await working.get("/dead-letters", headers=HTML)).text
-    listed = {run.id for run in (await working.scheduler.list_runs()).items[:50]}
-    [group] = re.findall(r'data-ids="([^"]*)"', page)
-    assert len(json.loads(html.unescape(group))) == 60
-    rest = page.replace(group, "")
-    for run_id in json.loads(html.unescape(group))[50:]:
-        assert run_id not in rest or run_id in listed
-
-
-async def test_a_row_stays_the_row_of_its_group_when_the_order_changes(
-    dashboard: Dashboard, page: Page
-) -> None:
-    scheduler = dashboard.scheduler
-
-    @scheduler.job()
-    async def order(name: str) -> None:
-        raise LookupError(f"no {name}")
-
-    await failed(scheduler, "order", ["pear"] * 2)
-    await page.goto(f"{dashboard.url}/dead-letters")
-    pears = page.locator("tr[id^='group-']", has_text="no pear")
-    await pears.evaluate("row => { window.pears = row; }")
-    await failed(scheduler, "order", ["plum"] * 3)  # the larger group is put first
-    first = page.locator("tr[id^='group-']").first
-    await expect(first).to_contain_text("no plum")
-    assert await page.evaluate(
-        "window.pears.isConnected && window.pears.innerText.includes('pear')"
-    )
-    await pears.get_by_role("button", name="Delete").click()
-    dialog = page.get_by_role("dialog")
-    await expect(dialog).to_have_text(
-        re.compile("Delete 2 runs of order with the error “LookupError: no pear”?.*undone", re.S)
-    )
 
 
 async def test_nothing_moves_while_the_pointer_is_on_a_button(

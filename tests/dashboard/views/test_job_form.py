@@ -8,7 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from playwright.async_api import Dialog, Frame, Locator, Page, Route, expect
+from playwright.async_api import Dialog, Frame, Locator, Page, expect
 
 from mainspring.core.policy import Backoff
 from tests.support.dashboard import Dashboard
@@ -113,15 +113,6 @@ async def test_the_form_says_who_sees_the_address(api: Api) -> None:
         if name == "endpoint"
     ]
     assert any("read key sees it: put secrets into headers" in text for text in texts)
-
-
-async def test_a_job_with_the_id_new_has_a_page(api: Api) -> None:
-    await api.scheduler.add_job("new", handler="greet", description="Has a page of its own")
-    page = await api.get("/jobs/new", headers=HTML)
-    assert page.status_code == 200
-    assert "Has a page of its own" in page.text
-    assert "job-form" not in page.text
-    assert 'id="job-form"' in (await api.get("/new-job", headers=HTML)).text
 
 
 async def test_errors_stand_beside_their_fields(dashboard: Dashboard, page: Page) -> None:
@@ -242,26 +233,6 @@ async def test_an_edit_leaves_numbers_and_tags_as_they_were_written(
     )
 
 
-async def test_a_browser_that_would_change_a_number_sends_nothing(
-    dashboard: Dashboard, page: Page
-) -> None:
-    scheduler = dashboard.scheduler
-    before = await scheduler.add_job("big", handler="greet", metadata={"n": 1 << 64})
-    await page.add_init_script("delete JSON.rawJSON")  # as in browsers before 2023
-    await page.goto(f"{dashboard.url}/jobs/big/edit")
-    await page.get_by_label("Description").fill("not the number")
-    await page.get_by_role("button", name="Save").click()
-    await page.wait_for_url("**/jobs/big")
-    assert dict((await scheduler.get_job("big")).metadata) == dict(before.metadata)
-    await page.goto(f"{dashboard.url}/jobs/big/edit")
-    await page.get_by_text("More options").click()
-    await page.get_by_label("Metadata").fill('{"n": 18446744073709551616, "new": 2.5}')
-    await page.get_by_role("button", name="Save").click()
-    fault = page.locator('[data-error="metadata"]')
-    await expect(fault).to_contain_text("would send 18446744073709551616 as 18446744073709552000")
-    assert dict((await scheduler.get_job("big")).metadata) == dict(before.metadata)
-
-
 async def conflict(dashboard: Dashboard, page: Page) -> Locator:
     """Two people edit the job `mail`. Both change its description, one also its queue and whether
     it is enabled, the other its tags. Returns what the second to save sees."""
@@ -324,26 +295,6 @@ async def test_a_job_that_was_deleted_meanwhile_leaves_the_form(
     await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_role("alert")).to_contain_text("mail")
     await expect(page.get_by_label("Description")).to_have_value("mine")
-
-
-async def test_what_was_typed_before_the_scripts_were_there_is_sent(
-    dashboard: Dashboard, page: Page
-) -> None:
-    await dashboard.scheduler.add_job("mail", handler="greet", description="first")
-    released = asyncio.Event()
-
-    async def late(route: Route) -> None:
-        await released.wait()
-        await route.continue_()
-
-    await page.route("**/job_form.js", late)
-    await page.goto(f"{dashboard.url}/jobs/mail/edit")
-    await page.get_by_label("Description").fill("typed early")
-    await expect(page.get_by_role("button", name="Save")).to_be_disabled()
-    released.set()
-    await page.get_by_role("button", name="Save").click()
-    await page.wait_for_url("**/jobs/mail")
-    assert (await dashboard.scheduler.get_job("mail")).description == "typed early"
 
 
 async def leaves(page: Page, leave: Callable[[], Awaitable[Any]]) -> bool:
@@ -424,21 +375,6 @@ async def test_an_edit_of_a_webhook_keeps_its_secrets_and_rotates_one(
     assert dict(job.webhook.headers) == {"X-Team": "ops"}
     assert job.webhook.secret_headers == before.webhook.secret_headers
     assert job.policy.breaker is None
-
-
-async def test_a_job_that_moves_to_another_host_names_the_secret_headers_that_it_lost(
-    dashboard: Dashboard, page: Page
-) -> None:
-    headers = {"Authorization": "Bearer s3cret", "X-Team": "data"}
-    hook = {"url": "https://api.example.com/hook", "headers": headers}
-    await dashboard.scheduler.add_job("hook", webhook=hook, schedule="5m")
-    await page.goto(f"{dashboard.url}/jobs/hook/edit")
-    await page.get_by_label("Address").fill("https://other.example.com/hook")
-    await page.get_by_role("button", name="Save").click()
-    told = page.get_by_role("region", name="Secret headers were removed")
-    await expect(told).to_contain_text("were removed: Authorization.")
-    await told.get_by_role("link", name="Go to the job").click()
-    await page.wait_for_url("**/jobs/hook")
 
 
 async def test_a_webhook_form_shows_what_is_stored(api: Api) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from playwright.async_api import Page, expect
 
 from mainspring import Scheduler
-from mainspring.dashboard.demo import SAMPLE_HANDLER, run_sample
 from tests.support.dashboard import Dashboard, served
 from tests.support.service import WEBHOOK, Api, Make
 from tests.support.service_calls import key
@@ -88,16 +87,6 @@ async def test_a_reader_sees_jobs_and_no_actions(make: Make) -> None:
         assert offered not in job.text
 
 
-async def test_a_sample_is_offered_only_where_it_runs(make: Make) -> None:
-    without: Api = await make(Scheduler("memory://", workers=2))
-    text = await shown(without)
-    assert "No jobs yet" in text
-    assert "sample" not in text
-    scheduler = Scheduler("memory://", workers=2)
-    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
-    assert "Create a sample job" in await shown(await make(scheduler))
-
-
 async def test_each_action_of_a_row(dashboard: Dashboard, page: Page) -> None:
     scheduler = dashboard.scheduler
     await scheduler.add_job("mail", handler="greet", schedule="0 4 * * *")
@@ -171,49 +160,6 @@ async def test_actions_on_the_ticked_jobs_and_on_all_that_match(
     await expect(page.get_by_text("No job matches")).to_be_visible()
     left = await scheduler.list_jobs()
     assert [job.id for job in left.items] == ["forever", "greet", "report"]
-
-
-async def test_all_that_match_are_those_of_the_question_on_a_page_that_began_empty(
-    dashboard: Dashboard, page: Page
-) -> None:
-    scheduler = dashboard.scheduler
-
-    async def add(first: int, end: int) -> None:
-        for n in range(first, end):
-            await scheduler.add_job(
-                f"many{n:02}", handler="greet", schedule="0 4 * * *", tags=["m"]
-            )
-
-    await page.goto(f"{dashboard.url}/jobs?tag=m")
-    await expect(page.get_by_text("No job matches")).to_be_visible()
-    await add(10, 40)
-    bar = page.locator("#bulk")
-    await expect(page.locator(".pager")).to_contain_text("1 to 25 of 30 jobs")
-    await page.get_by_label("Choose all jobs on this page").check()
-    await bar.get_by_role("button", name="Choose all 30 jobs that match").click()
-    await add(0, 5)  # their rows come first
-    await expect(bar).to_contain_text("35 jobs chosen")
-    await expect(page.get_by_label("Choose many00")).to_be_checked()
-    await bar.get_by_role("button", name="Delete").click()
-    dialog = page.get_by_role("dialog")
-    await expect(dialog).to_contain_text("Delete: 35 jobs?")
-    await add(5, 8)
-    await expect(page.locator(".pager")).to_contain_text("of 38 jobs")
-    await dialog.get_by_role("button", name="Delete").click()
-    await expect(page.get_by_role("status")).to_contain_text("35 jobs were deleted.")
-    left = await scheduler.list_jobs(tag="m")
-    assert [job.id for job in left.items] == ["many05", "many06", "many07"]
-
-
-async def test_filters_work_on_a_page_that_began_without_jobs(page: Page) -> None:
-    scheduler = Scheduler("memory://", workers=2, poll="50ms")
-    scheduler.add_handler(SAMPLE_HANDLER, run_sample)
-    async with served(scheduler) as made:
-        await page.goto(f"{made.url}/jobs")
-        await expect(page.get_by_label("State")).to_be_hidden()
-        await scheduler.add_job("one", handler=SAMPLE_HANDLER)
-        await page.get_by_label("State").select_option("paused")
-        await page.wait_for_url("**/jobs?state=paused")
 
 
 async def paused(scheduler: Scheduler) -> list[str]:
@@ -452,20 +398,6 @@ async def test_the_page_follows_the_job(dashboard: Dashboard, page: Page) -> Non
     await expect(page.locator("#main")).to_contain_text("No run has started yet")
     await dashboard.scheduler.enqueue("greet", {"name": "ada"})
     await expect(page.locator("#main .bar-chart rect")).to_have_count(1)
-
-
-async def test_an_unknown_lateness_says_why(make: Make) -> None:
-    def fail() -> None:
-        raise ValueError("broken")
-
-    scheduler = Scheduler("memory://", workers=1)
-    scheduler.job(id="broken", retries=1, retry_delay="10ms")(fail)
-    api: Api = await make(scheduler)
-    assert re.search(r"Lateness, 24h.{,200}no run ended", await shown(api, "/jobs/broken"))
-    run = await scheduler.trigger("broken")
-    await scheduler.wait(run.id, 30)
-    text = await shown(api, "/jobs/broken")
-    assert re.search(r"Lateness, 24h.{,200}not known for retried runs", text)
 
 
 async def test_a_large_payload_is_cut(api: Api) -> None:

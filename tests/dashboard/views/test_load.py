@@ -11,8 +11,6 @@ import pytest
 from playwright.async_api import Page, expect
 
 from mainspring.core.forecast import Forecast
-from mainspring.dashboard.views.load import describe_mean, short_number
-from mainspring.errors import StoreUnavailable
 from tests.support.dashboard import Dashboard
 from tests.support.service import Api, until
 
@@ -88,40 +86,6 @@ async def test_a_forecast_is_made_once_and_beside_the_request(
     assert "Runs by weekday and hour" in (await api.get("/load", headers=HTML)).text
     go_on.set()
     await until(lambda: asyncio.sleep(0, len(made) == 3))
-
-
-async def test_a_forecast_that_fails_is_told_and_tried_again(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forecast = api.scheduler.forecast
-
-    async def broken(*_: Any, **__: Any) -> Forecast:
-        raise StoreUnavailable("the disk is gone")
-
-    monkeypatch.setattr(api.scheduler, "forecast", broken)
-    assert "the disk is gone" in await page_of(api)
-    monkeypatch.setattr(api.scheduler, "forecast", forecast)
-
-    async def mended() -> bool:
-        return "Runs by weekday" in (await api.get("/load", headers=HTML)).text
-
-    await until(mended)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, ""), (0.5, "0.5"), (3.0, "3"), (999.4, "999"), (1200, "1.2k"), (45_000, "45k")],
-)
-def test_numbers_in_the_heat_map_are_short(count: float, text: str) -> None:
-    assert short_number(count) == text
-
-
-@pytest.mark.parametrize(
-    ("mean", "text"),
-    [(0.0, "0 runs"), (1.0, "1 run"), (1.04, "1 run"), (2.5, "2.5 runs"), (1234.0, "1,234 runs")],
-)
-def test_a_mean_number_of_runs_has_its_noun(mean: float, text: str) -> None:
-    assert describe_mean(mean) == text
 
 
 async def test_the_forecast_appears_by_itself(

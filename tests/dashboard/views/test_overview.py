@@ -28,29 +28,6 @@ async def test_the_charts_show_the_window_that_is_chosen(dashboard: Dashboard, p
         await expect(page.locator(".chart canvas")).to_have_count(2)
 
 
-COLOURED_PIXELS = """canvas => {
-  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-  let found = 0;
-  for (let at = 0; at < data.length; at += 4) {
-    const [red, green, blue, alpha] = data.slice(at, at + 4);
-    found += alpha > 200 && Math.max(red, green, blue) - Math.min(red, green, blue) > 80;
-  }
-  return found;
-}"""
-
-
-async def test_a_single_point_of_a_chart_is_drawn(dashboard: Dashboard, page: Page) -> None:
-    run = await dashboard.scheduler.enqueue("greet", {"name": "ada"})
-    await dashboard.scheduler.wait(run.id, 30)
-    await page.goto(f"{dashboard.url}/")
-    canvas = page.locator('[data-chart="durations"] canvas')
-    await expect(canvas).to_have_count(1)
-    await page.wait_for_function(
-        f"""() => ({COLOURED_PIXELS})(
-            document.querySelector('[data-chart="durations"] canvas')) > 0"""
-    )
-
-
 async def test_runs_that_are_due_and_wait_are_counted(api: Api) -> None:
     for _ in range(3):
         await api.scheduler.enqueue("greet")

@@ -7,12 +7,11 @@ import html
 import re
 import shlex
 from datetime import timedelta
-from typing import Any
 
 from playwright.async_api import Browser, Page, expect
 
 from mainspring import RunContext
-from mainspring.core.model import Run, State
+from mainspring.core.model import State
 from mainspring.dashboard.views.runs import RUNS_PER_PAGE, request_command, trigger_command
 from tests.support.dashboard import Dashboard, watched_page
 from tests.support.service import LONG, Api, Make
@@ -70,28 +69,6 @@ async def test_older_runs_are_on_the_next_page(api: Api) -> None:
     assert SHOWN.findall(second.text) == newest[RUNS_PER_PAGE:]
     assert 'href="/runs?job=greet">Newest' in second.text
     assert "Older" not in second.text
-
-
-async def test_a_list_from_a_moment_on_ends_there(api: Api) -> None:
-    scheduler = api.scheduler
-    now = await scheduler.now()
-    old = now - timedelta(days=2)
-    times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), old)
-    await scheduler.store.add(
-        [
-            Run(id=f"old-{n}", job_id="greet", handler="greet", **times)
-            for n in range(2 * RUNS_PER_PAGE)
-        ]
-    )
-    new = [(await scheduler.enqueue("greet")).id for _ in range(2)][::-1]
-    assert await shown(api, "/runs?within=24h") == new
-    since = (now - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert await shown(api, f"/runs?job=greet&state=pending&since={since}") == new
-    [older] = re.findall(r'rel="next" href="([^"]+)"', (await api.get("/runs?within=24h")).text)
-    end = (await api.get(html.unescape(older), headers=HTML)).text
-    assert "No older runs" in end
-    tomorrow = (now + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert await shown(api, f"/runs?since={since}&until={tomorrow}") == new
 
 
 async def test_a_reader_sees_no_actions(make: Make) -> None:
@@ -228,29 +205,6 @@ async def test_the_runs_before_and_after_it_are_linked(working: Api) -> None:
     await scheduler.wait(second.id)
     assert f'href="/runs/{second.id}">report' in await text_of(working, first.id)
     assert f'href="/runs/{first.id}">greet' in await text_of(working, second.id)
-
-
-async def test_a_run_with_many_long_attempts_stays_readable(working: Api) -> None:
-    scheduler = working.scheduler
-
-    @scheduler.job(retries=19, retry_delay="1ms", backoff="fixed")
-    async def stubborn(ctx: RunContext) -> None:
-        for number in range(700):
-            ctx.log.info("attempt %s line %s %s", ctx.attempt, number, "x" * 70)
-        raise RuntimeError("no luck")
-
-    run = await scheduler.enqueue("stubborn")
-    await scheduler.wait(run.id)
-    page = await text_of(working, run.id)
-    assert page.count('class="card attempt"') == 20
-    assert len(page) < 200_000
-    whole = await text_of(working, run.id, "?attempt=3")
-    assert "attempt 3 line 699" in page
-    assert "attempt 3 line 400 " not in page
-    assert "attempt 3 line 400 " in whole
-    assert re.search(r'id="attempt-3" open', whole)
-    first, last = page.index('id="attempt-20"'), page.index('id="attempt-1"')
-    assert first < last  # newest first
 
 
 async def test_a_webhook_shows_request_and_response_with_secrets_masked(working: Api) -> None:
