@@ -1,0 +1,150 @@
+"""The scheduler of a Django project: its options are the settings', its handlers leave no stale
+database connection, and what it enqueues belongs to the transaction that is under way."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Coroutine, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from django.core.checks import Error
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from mainspring.contrib.django.connections import fresh_connections
+from mainspring.contrib.django.options import read_options
+from mainspring.contrib.django.project_store import (
+    ProjectStore,
+    database_alias,
+    store_of_settings,
+)
+from mainspring.core.model import Run, Source
+from mainspring.engine.engine import Engine
+from mainspring.engine.run_operations import EnqueueBatch
+from mainspring.errors import InvalidState
+from mainspring.scheduler import Scheduler
+
+log = logging.getLogger("mainspring")
+
+T = TypeVar("T")
+
+_transactions: ContextVar[tuple[Any, ...]] = ContextVar("mainspring_transactions", default=())
+"""The connections of the caller, in plain code, that are in an `atomic` block."""
+
+
+@functools.cache
+def project_scheduler() -> ProjectScheduler:
+    """The scheduler of the project. Where the settings are wrong, it can still be imported: the
+    checks show what is wrong, and it does not start."""
+    options, mistakes = read_options()
+    return ProjectScheduler(mistakes, **{"around": fresh_connections, **options})
+
+
+class ProjectScheduler(Scheduler):
+    """The scheduler that `settings.MAINSPRING` describes.
+
+    In a web process it opens at its first use, so after a fork, and only enqueues: `manage.py
+    mainspring worker` runs the jobs.
+    """
+
+    opens_itself = True
+
+    def __init__(self, mistakes: list[Error], **options: Any) -> None:
+        self.mistakes = mistakes
+        store: Any = "memory://" if mistakes else ProjectStore()
+        super().__init__(store, **options)
+
+    @property
+    def url(self) -> str | None:
+        store = store_of_settings() if isinstance(self._store, ProjectStore) else self._url
+        return store if isinstance(store, str) else None
+
+    def open(self) -> None:
+        """Open the store now, in plain code, to enqueue. Otherwise the first use opens it."""
+        self.blocking.now()
+
+    def open_before_transactions(self) -> None:
+        """Open a store that lies in a SQLite database of Django, as far as that can be done now."""
+        if self._engine is None and not self.mistakes:
+            alias = self._database()
+            if alias is not None and connections[alias].vendor == "sqlite":
+                self.open()
+
+    def close(self) -> None:
+        """Close the store where its first use has opened it. The next use opens it again."""
+        if self._opened_itself and not self._is_forked:
+            self.blocking.stop()
+            self._was_stopped = False
+
+    # Steps
+
+    async def _start(self, *arguments: Any) -> None:
+        self._refuse_mistakes()
+        await super()._start(*arguments)
+
+    def _open_at_first_use(self) -> Engine:
+        self._refuse_mistakes()
+        return super()._open_at_first_use()
+
+    def _refuse_mistakes(self) -> None:
+        for mistake in self.mistakes:
+            raise ImproperlyConfigured(f"{mistake.msg} {mistake.hint} ({mistake.id})")
+
+    def _database(self) -> str | None:
+        """The alias of the database of Django that the store lies in. (A `TestScheduler` has put
+        another store in its place.)"""
+        return database_alias() if isinstance(self._store, ProjectStore) else None
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, T], called: str, instead: str) -> T:
+        """In plain code. Django's connections are those of the caller's thread: the event loop that
+        runs the coroutine would have others."""
+        opened = connections.all(initialized_only=True)
+        token = _transactions.set(tuple(one for one in opened if one.in_atomic_block))
+        try:
+            return super()._wait_for(coroutine, called, instead)
+        finally:
+            _transactions.reset(token)
+
+    async def _enqueue(
+        self,
+        batches: Sequence[EnqueueBatch],
+        source: Source = Source.ENQUEUE,
+        *,
+        within: Any = None,
+    ) -> list[Run]:
+        """Add the runs in the caller's transaction where the store lies in the same database, else
+        after the commit of all transactions that are under way."""
+        transactions = _transactions.get()
+        if within is not None or not transactions:
+            return await super()._enqueue(batches, source, within=within)
+        alias = self._database()
+        for connection in transactions:
+            if connection.alias == alias:
+                return await super()._enqueue(batches, source, within=connection)
+        runs = self._runs
+        facts = await self._call(runs.read_facts({batch.job_id for batch in batches}, source))
+        plan = runs.plan(batches, facts, self._zone, source)
+        log.debug(
+            "%s added after the commit on %s: the store takes part in no transaction there",
+            ", ".join(run.id for run in plan.runs),
+            ", ".join(connection.alias for connection in transactions),
+        )
+
+        def add() -> None:
+            added = self._call(self._running().store.add(plan.runs))
+            super(ProjectScheduler, self)._wait_for(added, "on_commit", "enqueue")
+
+        for connection in transactions:
+            add = functools.partial(connection.on_commit, add)
+        add()
+        return [instance[0] for instance in plan.instances]
+
+    def _refuse_in_transaction(self) -> None:
+        super()._refuse_in_transaction()
+        if _transactions.get():  # only a chain comes here with one
+            raise InvalidState(
+                "a chain takes part in no transaction, and one is under way: call it after the"
+                " commit, with transaction.on_commit, or enqueue each run `after` the other"
+            )
