@@ -32,7 +32,7 @@ BENCHMARKS = {
     "within": "a run in the program's own transaction, beside a bare insert in it",
     "statistics": "what counting costs a drain; health and metrics at a million finished runs",
     "sizing": "bytes a run, the cost of counts and pages, and connections on MongoDB",
-    "peers": "Mainspring beside ten others, in one table: Huey, APScheduler, Celery, RQ, agenda …",
+    "peers": "Mainspring beside 14 others in one table: Celery, RQ, Procrastinate, pg-boss …",
     "growth": "claim, enqueue, list, health and prune at 10 thousand to 10 million runs",
 }
 

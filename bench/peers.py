@@ -1,10 +1,12 @@
 """Mainspring and its peers in one table, each in processes of its own at its best sensible
 settings: enqueue one by one, drain, enqueue to start, lateness of 100 jobs each second, and what an
 idle worker costs. The task notes the time at which it begins, and does nothing else. Those on
-MongoDB share one mongod, a replica set of one.
+MongoDB share one mongod, a replica set of one, and those on PostgreSQL one server, with a database
+for each.
 
 Peers are installed in an environment of their own in `.cache`. Redis is the one on the PATH, or
-else that of Debian, unpacked there; it keeps an append-only file, synced every second.
+else that of Debian, unpacked there; it keeps an append-only file, synced every second. (Oban for
+Python is not here: it needs Python 3.12.)
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 from bench.measure import folder, say
 from tests.support.servers.mongodb import ReplicaSet, with_database
+from tests.support.servers.postgresql import Postgres
 
 HERE = Path(__file__).parent
 APPS = HERE / "peer_apps"
@@ -41,9 +46,22 @@ PACKAGES = {
     ),
 }
 """The environments of the peers."""
-ON_REDIS = ("celery", "dramatiq", "taskiq", "rq")
-ON_MONGODB = ("mainspring-mongodb", "mongo-job-scheduler", "agenda")
-PEERS = ("mainspring", "huey", "apscheduler3", "apscheduler4", *ON_REDIS, *ON_MONGODB)
+PEERS = {
+    "sqlite": ("mainspring", "huey", "apscheduler3", "apscheduler4"),
+    "redis": ("celery", "dramatiq", "taskiq", "rq"),
+    "mongodb": ("mainspring-mongodb", "mongo-job-scheduler", "agenda"),
+    "postgresql": (
+        *("mainspring-postgresql", "procrastinate", "pgqueuer", "graphile-worker", "pg-boss"),
+    ),
+}
+"""The peers by where they keep their tasks."""
+ENVIRONMENTS = {
+    "apscheduler4": "apscheduler4",
+    "procrastinate": "postgresql",
+    "pgqueuer": "postgresql",
+}
+"""Those that are not in the environment `peers`."""
+ON_NPM = ("mongo-job-scheduler", "agenda", "graphile-worker", "pg-boss")
 SECONDS = 110
 """How long one of them may take."""
 DRIVEN = {"RUNS": 2000, "SAMPLES": 100, "IDLE": 4, "TICKS": 100, "TICK_SECONDS": 6}
@@ -51,31 +69,43 @@ DRIVEN = {"RUNS": 2000, "SAMPLES": 100, "IDLE": 4, "TICKS": 100, "TICK_SECONDS":
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", choices=PEERS, action="append", help="repeatable")
+    names = [name for group in PEERS.values() for name in group]
+    parser.add_argument("--on", choices=PEERS, help="only those that keep their tasks there")
+    parser.add_argument("--only", choices=names, action="append", help="repeatable")
     parser.add_argument("--seconds", type=int, default=3600, help="begin with no peer after that")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    wanted, ends = options.only or PEERS, time.monotonic() + options.seconds
-    with folder() as path, contextlib.ExitStack() as stack:
-        redis = mongodb = ""
-        if any(peer in ON_REDIS for peer in wanted):
-            redis = stack.enter_context(redis_server(path))
-        if any(peer in ON_MONGODB for peer in wanted):
-            mongodb = stack.enter_context(ReplicaSet(1, election_timeout=10)).url
-        return {
-            peer: drive(peer, path, redis, mongodb)
-            if time.monotonic() < ends
-            else {"failed": "no time was left"}
-            for peer in wanted
-        }
+    ends = time.monotonic() + options.seconds
+    figures: dict[str, Any] = {}
+    with folder() as path:
+        for place in [options.on] if options.on else PEERS:
+            wanted = [p for p in PEERS[place] if p in (options.only or PEERS[place])]
+            if not wanted:
+                continue
+            with contextlib.ExitStack() as stack:
+                server = _server(place, path, stack)
+                for peer in wanted:
+                    late = time.monotonic() > ends
+                    figures[peer] = (
+                        {"failed": "no time was left"} if late else drive(peer, place, path, server)
+                    )
+    return figures
 
 
-def drive(peer: str, path: Path, redis: str, mongodb: str) -> dict[str, Any]:
+def _server(place: str, path: Path, stack: contextlib.ExitStack) -> str:
+    if place == "redis":
+        return stack.enter_context(redis_server(path))
+    if place == "mongodb":
+        return stack.enter_context(ReplicaSet(1, election_timeout=10)).url
+    return stack.enter_context(Postgres()).url if place == "postgresql" else ""
+
+
+def drive(peer: str, place: str, path: Path, server: str) -> dict[str, Any]:
     """The figures of one peer, or why there are none: the others are still measured."""
     say(f"peers: {peer}")
     try:
-        command, told = _command(peer, path, redis, mongodb)
+        command, told = _command(peer, place, path, server)
         output = _output_of(command, told)
     except (subprocess.SubprocessError, OSError) as error:
         say(f"peers: {peer} failed: {error}")
@@ -84,29 +114,35 @@ def drive(peer: str, path: Path, redis: str, mongodb: str) -> dict[str, Any]:
     return figures
 
 
-def _command(peer: str, path: Path, redis: str, mongodb: str) -> tuple[list[str], dict[str, str]]:
+def _command(peer: str, place: str, path: Path, server: str) -> tuple[list[str], dict[str, str]]:
     app, python = f"{peer}_app", sys.executable
-    store = f"sqlite:///{path / peer}.db"
-    if peer in ON_MONGODB:
-        store = with_database(mongodb, f"bench_{peer.replace('-', '_')}")
     told = {
         **os.environ,
         "PYTHONPATH": str(APPS),
         "BENCH_PEER": peer,
         "BENCH_NOTES": str(path / f"{peer}.notes"),
         "BENCH_FILE": str(path / f"{peer}.db"),
-        "BENCH_STORE": store,
-        "BENCH_REDIS": redis,
+        "BENCH_STORE": _store(peer, place, path, server),
         **{f"BENCH_{name}": str(value) for name, value in DRIVEN.items()},
     }
     if peer.startswith("mainspring"):
         app = "mainspring_app"
-    elif peer in ON_MONGODB:
+    elif peer in ON_NPM:
         app, told["BENCH_NPM"] = "npm_app", str(fetch_npm_peers())
     else:
-        name = peer if peer in PACKAGES else "peers"
-        python = str(environment(name) / "bin" / "python")
+        python = str(environment(ENVIRONMENTS.get(peer, "peers")) / "bin" / "python")
     return [python, str(APPS / "drive.py"), app], told
+
+
+def _store(peer: str, place: str, path: Path, server: str) -> str:
+    name = f"bench_{peer.replace('-', '_')}"
+    if place == "mongodb":
+        return with_database(server, name)
+    if place == "postgresql":
+        with psycopg.connect(server, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"{server.rpartition('/')[0]}/{name}"
+    return server or f"sqlite:///{path / peer}.db"
 
 
 def _output_of(command: list[str], told: dict[str, str]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.measure import RESULTS
+from bench.peers import PEERS
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "assets" / "performance"
@@ -186,6 +187,11 @@ NAMES = {
     "rq": "RQ (Redis)",
     "mongo-job-scheduler": "mongo-job-scheduler",
     "agenda": "agenda",
+    "mainspring-postgresql": "Mainspring (PostgreSQL)",
+    "procrastinate": "Procrastinate",
+    "pgqueuer": "PgQueuer",
+    "graphile-worker": "Graphile Worker",
+    "pg-boss": "pg-boss",
 }
 
 
@@ -195,7 +201,12 @@ def _figures(report: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 def _peers(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {k: v for k, v in _figures(report, "peers").items() if "failed" not in v}
+    return {k: v for k, v in _tried_peers(report).items() if "failed" not in v}
+
+
+def _tried_peers(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    parts = [_figures(report, f"peers-{place}") for place in PEERS]
+    return {peer: figures for part in parts for peer, figures in part.items()}
 
 
 def _pictures(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
@@ -264,6 +275,7 @@ def _ratios(report: dict[str, Any]) -> list[tuple[str, float]]:
         ("drain, SQLite", "sqlite", "drain_of_bare_loop"),
         ("enqueue in bulk, SQLite", "sqlite", "enqueue_of_bare_loop"),
         ("drain, MongoDB", "mongodb", "of_bare_loop"),
+        ("drain, PostgreSQL", "postgresql", "of_bare_loop"),
         ("job creation over HTTP", "api", "creations_of_bare"),
         ("webhooks", "webhooks", "of_bare_loop"),
     )
@@ -284,6 +296,7 @@ def _tables(report: dict[str, Any], path: Path) -> dict[str, str]:
         "conditions": _conditions(report, path),
         "peers": _peer_table(report),
         "losses": _losses(_peers(report)),
+        "postgresql": _postgresql_table(_figures(report, "postgresql")),
     }
     rows = list(_readme_rows(report))
     head = "| what | figure |\n|---|---|\n"
@@ -299,7 +312,7 @@ def _tables(report: dict[str, Any], path: Path) -> dict[str, str]:
 def _conditions(report: dict[str, Any], path: Path) -> str:
     machine: dict[str, Any] = next((p["machine"] for p in report.values() if "machine" in p), {})
     failed = [name for name, part in report.items() if "failed" in part]
-    failed += [n for n, f in _figures(report, "peers").items() if "failed" in f]
+    failed += [n for n, f in _tried_peers(report).items() if "failed" in f]
     return (
         f"All figures are of [{path.name[:10]}](../../bench/results/{path.name})"
         f"{_load_note(report)}, on two cores, Python {machine.get('python')} and SQLite"
@@ -356,6 +369,33 @@ def _more_rows(report: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "webhooks called, each signed and recorded", f"{_of(rates['webhook runs'])} a second"
 
 
+def _postgresql_table(figures: dict[str, Any]) -> str:
+    if not figures:
+        return "Not measured that day."
+    enqueue, latency = figures["enqueue"], figures["latency"]
+    rates = enqueue["runs_per_second"]
+    drained = figures["drain"]["jobs_per_second"]["mainspring"]
+    processes = ", ".join(f"{rate:,} with {n}" for n, rate in figures["processes"].items())
+    rows = (
+        ("drain", f"{_of(drained)} a second", figures["drain"]["of_bare_loop"]),
+        ("enqueue, one by one", f"{_of(rates['one by one'])} a second", enqueue["one_of_bare"]),
+        ("enqueue, 100 at once", f"{_of(rates['batches'])} a second", enqueue["batches_of_bare"]),
+        (
+            "from enqueue to start, median / 99th percentile",
+            f"{latency['mainspring']['p50_ms']:g} / {latency['mainspring']['p99_ms']:g} ms",
+            f"{latency['p50_of_bare']:g} / {latency['p99_of_bare']:g}",
+        ),
+        ("1,000 runs due at once, 99th percentile", f"{figures['lateness']['p99_ms']:g} ms", "–"),
+        ("runs a second, by processes", processes, "–"),
+    )
+    lines = [f"| {what} | {figure} | {ratio} |" for what, figure, ratio in rows]
+    hints = enqueue["with_hints_of_without"]
+    return (
+        "\n".join(["| what | figure | of the bare loop |", "|---|---|---|", *lines])
+        + f"\n\nAn enqueue with hints has {hints:g} of the speed of one without."
+    )
+
+
 def _of(spread: dict[str, float]) -> str:
     return f"{spread['median']:,}"
 
@@ -377,24 +417,35 @@ def _peer_table(report: dict[str, Any]) -> str:
 
 
 def _losses(peers: dict[str, dict[str, Any]]) -> str:
-    """In what a peer on another store, or on the same, is better than Mainspring on SQLite."""
-    ours = peers.get("mainspring", {})
+    """In what a peer is better than Mainspring on the same store (Redis: on SQLite)."""
     lines = []
-    for key, what, sign in (
-        ("drain_a_second", "no-op runs a second", 1),
-        ("enqueue_a_second", "enqueues a second, one by one", 1),
-        ("start_p50_ms", "ms from enqueue to start, median", -1),
-        ("start_p99_ms", "ms from enqueue to start, 99th percentile", -1),
-        ("late_p99_ms", "ms of lateness, 99th percentile", -1),
-        ("idle_percent_of_a_core", "% of a core while idle", -1),
-        ("worker_megabytes", "MB of memory", -1),
-    ):
-        better = sorted(
-            (sign * -figures[key], f"{NAMES[peer]} {figures[key]:,}")
-            for peer, figures in peers.items()
-            if key in figures and key in ours and sign * (figures[key] - ours[key]) > 0
-        )
-        if better:
-            names = "; ".join(name for _, name in better)
-            lines.append(f"- {what}: Mainspring on SQLite {ours[key]:,}; {names}")
-    return "\n".join(lines)
+    for place, group in PEERS.items():
+        own = group[0] if group[0].startswith("mainspring") else "mainspring"
+        ours = peers.get(own, {})
+        for key, what, sign in FIGURES:
+            better = sorted(
+                (sign * -peers[peer][key], f"{NAMES[peer]} {peers[peer][key]:,}")
+                for peer in group
+                if key in peers.get(peer, {}) and key in ours
+                if sign * (peers[peer][key] - ours[key]) > 0
+            )
+            if better:
+                names = "; ".join(name for _, name in better)
+                lines.append(f"| {place} | {what} | {ours[key]:,} | {names} |")
+    if not lines:
+        return "Nowhere, that day."
+    return "\n".join(
+        ["| tasks kept in | figure | Mainspring | better |", "|---|---|---|---|", *lines]
+    )
+
+
+FIGURES = (
+    ("drain_a_second", "no-op runs a second", 1),
+    ("enqueue_a_second", "enqueues a second, one by one", 1),
+    ("start_p50_ms", "ms from enqueue to start, median", -1),
+    ("start_p99_ms", "ms from enqueue to start, 99th percentile", -1),
+    ("late_p99_ms", "ms of lateness, 99th percentile", -1),
+    ("idle_percent_of_a_core", "% of a core while idle", -1),
+    ("worker_megabytes", "MB of memory", -1),
+)
+"""Of a peer: the key, what it is, and whether more (1) or less (-1) is better."""

@@ -8,8 +8,8 @@ that each ratio is of neighbours in time.
     latency      enqueue to start on an idle worker in another process, beside an insert with NOTIFY
                  and a listener that claims
     lateness     1,000 runs that are due in the same second
-    peers        Procrastinate and PgQueuer, each in one process with its worker. (Oban for Python
-                 needs Python 3.12; those of npm are not here.)
+
+Peers on PostgreSQL are in `python -m bench peers`.
 
 Both sides are on the store's own tables and indexes, and leave the same rows behind: token, attempt
 and lease written at the claim, result and attempt record at the end.
@@ -21,8 +21,6 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -38,7 +36,6 @@ from bench import mongodb_workers
 from bench.measure import compare_latencies, milliseconds, ratio, rounded, rounds, say, spread
 from bench.mongodb import SAMPLES, fill, gaps
 from bench.mongodb_workers import WORKERS, MeasuredProcesses
-from bench.peers import APPS, environment
 from mainspring import RunContext, Scheduler
 from mainspring.core.model import new_run_id
 from mainspring.stores.postgresql.codec import INSERT_RUNS, arrays, run_row
@@ -83,7 +80,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "processes": processes(server.url),
             "latency": latencies(server.url, options.rounds),
             "lateness": lateness(server.url),
-            "peers": peers(server.url),
         }
 
 
@@ -334,28 +330,3 @@ async def _late(url: str) -> list[float]:
     async with scheduler:
         await asyncio.wait_for(reached.wait(), 60)
     return late
-
-
-# -- peers ----------------------------------------------------------------------------------
-
-
-def peers(url: str) -> dict[str, Any]:
-    theirs = str(environment("postgresql") / "bin" / "python")
-    figures = {}
-    for peer, python in (
-        ("mainspring", sys.executable),
-        ("procrastinate", theirs),
-        ("pgqueuer", theirs),
-    ):
-        say(peer)
-        name = f"bench_{peer}"
-        with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        place = f"{url.rpartition('/')[0]}/{name}"
-        command = [python, str(APPS / "postgresql_peer.py"), peer, place, "2000", "50"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
-            figures[peer] = json.loads(done.stdout)
-        except (subprocess.SubprocessError, ValueError) as error:
-            figures[peer] = str(error)
-    return figures

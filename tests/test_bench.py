@@ -103,7 +103,6 @@ def test_a_benchmark_gives_figures(small: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr("bench.api._mongodb", without_mongodb)
     if small == "postgresql":  # they take many seconds, whatever their size
         monkeypatch.setattr("bench.postgresql.processes", lambda *given: {"not": "tried"})
-        monkeypatch.setattr("bench.postgresql.peers", lambda *given: {"not": "tried"})
     _check_figures(measure(small, OPTIONS.get(small, [])))
 
 

@@ -4,7 +4,7 @@ import sys
 from celery import Celery
 from note import note
 
-app = Celery("bench", broker=os.environ["BENCH_REDIS"])
+app = Celery("bench", broker=os.environ["BENCH_STORE"])
 app.conf.update(
     task_ignore_result=True, worker_prefetch_multiplier=64, broker_connection_retry_on_startup=True
 )

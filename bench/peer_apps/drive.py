@@ -1,8 +1,9 @@
 """`python drive.py APP`: measure one peer, and print its figures as JSON.
 
 An app has `send(sent)`, which enqueues a task that notes the time at which it begins, and `WORKER`,
-the command of its worker; one without it works in this process, and has `start` and `stop`. Each
-runs in an environment with its packages. Nothing here needs more than the standard library.
+the command of its worker; one without it works in this process, and has `start` and `stop`. If its
+database needs tables before the worker starts, `prepare` makes them. Each app runs in an
+environment with its packages. Nothing here needs more than the standard library.
 """
 
 import asyncio
@@ -118,6 +119,8 @@ def quantile(values, part):
 async def measure(app):
     figures = {"settings": app.SETTINGS}
     worker = Worker(app)
+    if hasattr(app, "prepare"):
+        await call(app.prepare)
     await worker.start()
     try:
         await call(app.send, time.time())

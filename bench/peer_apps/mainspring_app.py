@@ -6,10 +6,12 @@ from note import note
 from mainspring import RunContext, Scheduler
 
 STORE = os.environ["BENCH_STORE"]
-SETTINGS = (
-    f"{'SQLite, every commit synced' if 'sqlite' in STORE else 'MongoDB, majority writes'},"
-    " 1 process, 100 at once, lease and retry"
-)
+DURABILITY = {
+    "sqlite": "SQLite, every commit synced",
+    "mongodb": "MongoDB, majority writes",
+    "postgresql": "PostgreSQL, hints",
+}
+SETTINGS = f"{DURABILITY[STORE.partition(':')[0]]}, 1 process, 100 at once, lease and retry"
 WORKER = [sys.executable, "-m", "mainspring", "worker", "mainspring_app:app", "--workers", "100"]
 app = Scheduler(STORE)
 producer = Scheduler(STORE, workers=0)

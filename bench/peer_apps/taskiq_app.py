@@ -4,7 +4,7 @@ import sys
 from note import note
 from taskiq_redis import RedisStreamBroker
 
-broker = RedisStreamBroker(url=os.environ["BENCH_REDIS"])
+broker = RedisStreamBroker(url=os.environ["BENCH_STORE"])
 SETTINGS = "Redis streams, 1 process, 100 at once, acknowledged late"
 WORKER = [
     *(sys.executable, "-m", "taskiq", "worker", "taskiq_app:broker"),
