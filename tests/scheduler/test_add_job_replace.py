@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from mainspring import Scheduler, at
+from mainspring import Scheduler
 from mainspring.errors import (
     HandlerNotFound,
-    InvalidArguments,
-    InvalidInput,
-    InvalidSchedule,
     JobExists,
-    JobOwnedByCode,
 )
 from mainspring.stores.memory import MemoryStore
 from mainspring.webhooks import new_signing_secret
 from tests.support.engine import EventRecorder, ended
-from tests.support.scheduler_fixtures import Make
 
 
 async def program(scheduler: Scheduler, **changes: Any) -> Any:
@@ -70,48 +64,6 @@ async def test_another_definition_takes_its_place_and_stays_paused() -> None:
     run = await second.trigger(job.id)
     assert (await ended(second, run)).result == "ADA"
     await second.stop()
-
-
-async def test_what_is_refused_in_a_new_job_is_refused_in_its_successor(make: Make) -> None:
-    scheduler = make()
-    job = await program(scheduler)
-    with pytest.raises(InvalidArguments, match="missing name"):
-        await scheduler.add_job(job.id, handler="greet", schedule="1h", replace=True)
-    with pytest.raises(InvalidInput, match="kind cannot change"):
-        await scheduler.add_job(job.id, webhook="https://example.org/", replace=True)
-    with pytest.raises(JobOwnedByCode):
-        await scheduler.add_job("greet", handler="shout", replace=True)
-    with pytest.raises(InvalidSchedule, match="is over"):
-        await scheduler.add_job(
-            job.id,
-            handler="greet",
-            payload={"name": "Ada"},
-            schedule=at("2001-01-01T00:00Z"),
-            replace=True,
-        )
-    dry = await scheduler.add_job(
-        job.id, handler="greet", payload={"name": "Eve"}, replace=True, dry_run=True
-    )
-    assert dry.payload == {"name": "Eve"}
-    assert await scheduler.get_job(job.id) == job
-    await scheduler.stop()
-
-
-async def test_a_moment_that_has_come_meanwhile_is_no_error_at_the_next_start(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    def handler() -> None: ...
-
-    async with scheduler:
-        soon = await scheduler.now() + timedelta(seconds=2)
-        recorder = EventRecorder(scheduler, "run.succeeded")
-        options: dict[str, Any] = {"handler": handler, "schedule": at(soon), "replace": True}
-        await scheduler.add_job("once", **options)
-        await recorder.until("run.succeeded")
-        job = await scheduler.add_job("once", **options)
-        assert job.next_run_at is None
-        assert len((await scheduler.list_runs(job="once")).items) == 1
 
 
 async def test_a_webhook_keeps_its_signing_secret() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -103,35 +101,3 @@ def test_a_second_start_is_harmless_and_leaves_no_thread() -> None:
     scheduler.blocking.start()
     scheduler.blocking.stop()
     assert set(threading.enumerate()) <= before  # a thread of an earlier test may just end
-
-
-SESSION = """
-import logging, threading
-
-CELL = '''
-from mainspring import Scheduler
-scheduler = Scheduler("sqlite:///jobs.db")
-@scheduler.job
-def work(): return VERSION
-scheduler.blocking.start()
-'''
-logging.basicConfig(format="%(message)s")
-for VERSION in range(1, 4):
-    former = globals().get("scheduler")
-    exec(compile(CELL, "<cell>", "exec"), globals())
-    assert former is None or not former.started
-    runs = [work.blocking.enqueue() for _ in range(5)]
-    print([scheduler.blocking.wait(run, "30s").result for run in runs])
-scheduler.blocking.stop()
-print([thread.name for thread in threading.enumerate() if "-handlers" in thread.name])
-"""
-
-
-def test_a_cell_that_makes_the_scheduler_again_replaces_the_former_one(tmp_path: Path) -> None:
-    (tmp_path / "session.py").write_text(SESSION)
-    done = subprocess.run(
-        [sys.executable, "session.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100
-    )
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("Mainspring runs")]
-    assert lines == [str([version] * 5) for version in (1, 2, 3)] + ["[]"], done.stderr
-    assert done.stderr.count("this session defines work again") == 2

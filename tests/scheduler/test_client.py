@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mainspring import Client, Event, Job, Run, RunContext, Scheduler, State, at, cron
-from mainspring.core.handlers import Registry
+from mainspring import Client, Event, Run, RunContext, Scheduler, State, at, cron
 from mainspring.core.model import Note, Page, replace
 from mainspring.errors import (
     HandlerNotFound,
@@ -26,12 +25,8 @@ from mainspring.errors import (
     NotStarted,
     StoreError,
 )
-from mainspring.scheduler.definitions import edit_job
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import JobQuery, JobWrite, RunQuery, Store
-from mainspring.testing import TestScheduler
-from mainspring.testing.store_calls import put_job
-from mainspring.webhooks.service import Webhooks
 from tests.support.engine import EventRecorder, ended, opened
 from tests.support.scheduler_fixtures import Make
 
@@ -212,27 +207,6 @@ def test_a_client_shows_its_store_without_a_password() -> None:
     assert "secret" not in repr(Client("mongodb://me:secret@127.0.0.1/jobs"))
 
 
-async def test_a_forecast_finds_jobs_that_take_longer_than_their_interval() -> None:
-    test = TestScheduler(start="2026-06-01T00:00Z")
-
-    @test.scheduler.job("*/1 * * * *")
-    async def slow() -> None:
-        await asyncio.sleep(90)
-
-    @test.scheduler.job("@hourly")
-    async def fine() -> None:
-        await asyncio.sleep(90)
-
-    async with test:
-        await test.tick("2h")
-        forecast = await test.scheduler.forecast(days=1)
-    assert forecast.start == test.now
-    assert forecast.runs == 24 * 60 + 24
-    [overrun] = forecast.overruns
-    assert (overrun.job_id, overrun.interval) == ("slow", 60.0)
-    assert overrun.p95_duration == pytest.approx(90, rel=0.05)  # as exact as the counters
-
-
 async def test_on_is_a_decorator_too() -> None:
     scheduler = make_scheduler("memory://")
     heard: list[str] = []
@@ -394,51 +368,6 @@ async def test_a_removal_spares_the_runs_of_a_job_that_takes_the_id_meanwhile(
         assert [run.state for run in left] == [State.PENDING] * 2
 
 
-async def test_a_job_made_anew_elsewhere_is_not_held_for_gone(file: str) -> None:
-    """A worker that ended a retry for want of its job meets the new one's first run."""
-    worker, other = Scheduler(file, workers=1), Scheduler(file, workers=0)
-    began, go = asyncio.Event(), asyncio.Event()
-
-    async def work(fail: bool = False) -> str:
-        began.set()
-        await go.wait()
-        if fail:
-            raise ValueError
-        return "done"
-
-    for node in (worker, other):
-        node.job(id="work")(work)
-    async with worker, other:
-        # A worker knows jobs as they were a second ago: so long it goes on with the old one.
-        await other.add_job("temp", handler="work", retries=99, retry_delay="50ms")
-        run = await other.trigger("temp", {"fail": True})
-        await began.wait()
-        await other.remove_job("temp")
-        go.set()
-        assert (await ended(worker, run)).reason == "job removed"
-        await other.add_job("temp", handler="work")
-        assert (await ended(worker, await other.trigger("temp"))).result == "done"
-
-
-async def test_a_clock_that_was_set_back_makes_no_run_older_than_its_job(make: Make) -> None:
-    scheduler = make()
-
-    @scheduler.job()
-    async def work() -> str:
-        return "done"
-
-    async with scheduler:
-        job = await scheduler.add_job("ahead", handler="work", schedule="100ms")
-        assert job.schedule is not None
-        ahead = replace(job, created_at=job.created_at + timedelta(hours=1))
-        recorder = EventRecorder(scheduler, "run.succeeded")
-        assert await put_job(scheduler.store, ahead)
-        assert scheduler._engine is not None
-        scheduler._engine.context.jobs.forget("ahead")  # as an edit in this process does
-        assert (await ended(scheduler, await scheduler.trigger("ahead"))).result == "done"
-        await recorder.until("run.succeeded", 2)  # and a slot
-
-
 async def test_what_code_owns_can_be_switched_but_not_edited(make: Make) -> None:
     scheduler = make()
 
@@ -539,41 +468,6 @@ async def test_bad_jobs_are_refused_and_leave_nothing(make: Make) -> None:
         assert await scheduler.get_job("x") == job
 
 
-async def test_the_same_function_under_two_ids(make: Make) -> None:
-    scheduler = make()
-    loop = asyncio.get_running_loop()
-
-    @scheduler.job(id="one")
-    @scheduler.job(id="two")
-    async def work() -> bool:
-        return asyncio.get_running_loop() is loop
-
-    async with scheduler:
-        for name in ("one", "two"):
-            assert (await ended(scheduler, await scheduler.enqueue(name))).result is True
-
-
-def test_a_schedule_named_once_more_steps_over_no_slot() -> None:
-    now = datetime(2030, 1, 1, 12, 0, 7, tzinfo=UTC)
-    due = now - timedelta(seconds=7)
-    job = Job(
-        id="job",
-        handler="work",
-        created_at=due,
-        updated_at=due,
-        schedule=cron("*/5 * * * * *").bind("job", due),
-        next_run_at=due,
-    )
-    same = edit_job(
-        job, {"schedule": "*/5 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
-    )
-    assert same.next_run_at == due
-    other = edit_job(
-        job, {"schedule": "*/6 * * * * *"}, Registry(), Webhooks(MemoryStore()), "UTC", now
-    )
-    assert other.next_run_at == now + timedelta(seconds=5)
-
-
 @pytest.mark.parametrize("odd", ["\0", "\udce9"])
 async def test_what_is_looked_up_by_its_text_can_be_looked_up(make: Make, odd: str) -> None:
     scheduler = make()
@@ -615,32 +509,6 @@ async def test_a_handler_without_a_job_serves_jobs_that_are_made_as_data(make: M
         assert (await scheduler.wait(run.id)).result == "ADA"
 
 
-async def test_jobs_are_listed_in_another_order_by_offset(make: Make) -> None:
-    scheduler = make()
-    scheduler.add_handler("nothing", lambda: None)
-    async with scheduler:
-        for name, minute in (("a", 30), ("b", 10), ("c", 20)):
-            await scheduler.add_job(
-                name,
-                handler="nothing",
-                schedule=f"{minute} 0 1 1 *",
-                queue="q" if name < "c" else "r",
-            )
-        page = await scheduler.list_jobs(order="next_run_at", limit=2, with_total=True)
-        assert ([job.id for job in page.items], page.cursor, page.total) == (["b", "c"], None, 3)
-        page = await scheduler.list_jobs(order="next_run_at", limit=2, offset=2)
-        assert [job.id for job in page.items] == ["a"]
-        page = await scheduler.list_jobs(queue="q", descending=True)
-        assert [job.id for job in page.items] == ["b", "a"]
-        with pytest.raises(InvalidInput, match="order is one of id, next_run_at") as wrong:
-            await scheduler.list_jobs(order="colour")  # type: ignore[arg-type]
-        assert wrong.value.field == "order"
-        for options in ({"order": "updated_at"}, {"descending": True}):
-            with pytest.raises(InvalidInput, match="by offset") as wrong:
-                await scheduler.list_jobs(cursor="a", **options)
-            assert wrong.value.field == "cursor"
-
-
 # -- many jobs at once ----------------------------------------------------------------------
 
 
@@ -659,27 +527,6 @@ class Watched(MemoryStore):
             await super().put_jobs([JobWrite.put(replace(job, description="edited"))])
         self.batches.append(len(writes))
         return await super().put_jobs(writes)
-
-
-async def test_a_thousand_jobs_are_one_commit() -> None:
-    """Pausing 5,000 jobs one by one took 18 s on an idle machine, minutes on a busy one."""
-    store = Watched()
-    async with Scheduler(store, workers=0) as scheduler:
-        names = [f"j{n:04}" for n in range(2300)]
-        for name in names:
-            await scheduler.add_job(name, handler="work", schedule="1h")
-        store.batches.clear()
-        assert set((await scheduler.pause_jobs(names)).values()) == {None}
-        assert store.batches == [1000, 1000, 300]
-        page = await scheduler.list_jobs(enabled=False, limit=1, with_total=True)
-        assert page.total == 2300
-        assert page.items[0].next_run_at is None
-        assert set((await scheduler.resume_jobs(names[:3])).values()) == {None}
-        assert (await scheduler.get_job("j0000")).next_run_at is not None
-        run = await scheduler.enqueue("j0000", delay="1h")
-        assert set((await scheduler.remove_jobs(names)).values()) == {None}
-        assert (await scheduler.list_jobs()).items == []
-        assert (await scheduler.get_run(run.id)).state is State.CANCELLED
 
 
 async def test_what_cannot_be_done_is_told_by_job_and_the_rest_is_done() -> None:

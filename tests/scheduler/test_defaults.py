@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from mainspring import Client, Scheduler
-from mainspring.core.model import replace
 from mainspring.errors import InvalidInput
 from mainspring.stores.memory import MemoryStore
-from mainspring.testing.store_calls import put_job
 
 
 async def test_job_has_the_defaults_that_it_does_not_override() -> None:
@@ -63,16 +61,6 @@ async def test_edit_makes_a_value_the_jobs_own() -> None:
         assert edited.origins == {"retries": "job", "backoff": "job"}
 
 
-async def test_job_of_an_earlier_version_does_not_say_where_its_values_come_from() -> None:
-    store = MemoryStore()
-    async with Client(store) as client:
-        job = await client.add_job("old", handler="work", retries=2)
-        assert await put_job(store, replace(job, origins=None))
-        assert (await client.get_job("old")).policy_origins() is None
-        edited = await client.update_job("old", retries=4)
-        assert (edited.policy.retries, edited.origins) == (4, None)
-
-
 async def test_defaults_of_one_job_replace_those_of_the_scheduler() -> None:
     async with Client("memory://", defaults={"retries": 3, "queue": "mail"}) as client:
         job = await client.add_job("made", handler="work", defaults={"retries": 9})
@@ -114,21 +102,3 @@ async def test_default_gives_way_to_what_the_job_says(
         assert job.origins is not None
         assert left_out not in job.origins
         assert {job.origins[name] for name in given} == {"job"}
-
-
-@pytest.mark.parametrize(
-    ("defaults", "given"),
-    [
-        ({"memory_limit": "1GB"}, {"isolation": "process"}),
-        ({"concurrency_key": "db"}, {"concurrency": 2}),
-        ({"rate_key": "api"}, {"rate": "5/s"}),
-    ],
-)
-async def test_default_that_needs_another_option_counts_for_jobs_that_have_it(
-    defaults: Any, given: Any
-) -> None:
-    async with Client("memory://", defaults=defaults) as client:
-        job = await client.add_job("work", handler="elsewhere", **given)
-        [name] = defaults
-        assert job.origins is not None
-        assert (job.origins[name], getattr(job.policy, name) is not None) == ("defaults", True)

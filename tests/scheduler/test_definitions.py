@@ -291,17 +291,6 @@ def test_a_rule_of_a_webhook_job_names_its_field(field: str, options: dict[str, 
     assert caught.value.field == field
 
 
-async def test_rules_that_need_the_store_name_their_field() -> None:
-    async with Scheduler("memory://") as scheduler:
-        scheduler.add_handler("work", lambda: None)
-        with pytest.raises(InvalidInput) as caught:
-            await scheduler.add_job("a", handler="work", after="missing")
-        assert (caught.value.field, caught.value.given) == ("after", "missing")
-        with pytest.raises(InvalidSchedule) as over:
-            await scheduler.add_job("a", handler="work", schedule=datetime(2020, 1, 1))
-        assert over.value.field == "schedule"
-
-
 def test_an_error_carries_what_was_given_and_what_is_allowed() -> None:
     with pytest.raises(InvalidInput) as caught:
         Client("memory://").draft("a", handler="work", overlap="skp")
@@ -405,13 +394,6 @@ def test_moments_with_an_offset_stay_where_they_are() -> None:
         assert schedule.timezone == "Asia/Kolkata"
 
 
-def test_a_text_and_an_argument_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(InvalidSchedule, match="names the zone Asia/Tokyo"):
-        cron("CRON_TZ=Asia/Tokyo 0 9 * * *", "Europe/Berlin")
-    with pytest.raises(InvalidSchedule, match="names the zone Asia/Tokyo"):
-        rrule("DTSTART;TZID=Asia/Tokyo:20300101T090000\nRRULE:FREQ=DAILY", tz="Europe/Berlin")
-
-
 async def test_an_edit_keeps_the_jobs_zone_unless_it_names_another() -> None:
     scheduler = Scheduler("memory://", timezone="Europe/Berlin")
 
@@ -435,13 +417,3 @@ async def test_an_edit_keeps_the_jobs_zone_unless_it_names_another() -> None:
         await scheduler.add_job("b", handler=handler, schedule="1d")
         job = await scheduler.update_job("b", schedule="0 9 * * *")
         assert first(job.schedule) == BERLIN_NINE
-
-
-def test_registering_again_gives_an_equal_schedule() -> None:
-    """Intervals in a scheduler of another zone stay as earlier versions stored them."""
-    for spec in (*WITHOUT_ZONE, "5m", every("5m")):
-        once, again = (decorated("Europe/Berlin", schedule=spec) for _ in range(2))
-        assert once == again
-    stored = decorated("Europe/Berlin", schedule="5m")
-    assert stored is not None
-    assert stored.timezone == "UTC"

@@ -24,36 +24,6 @@ from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
 
 
-class Gauge:
-    """How many are inside at once."""
-
-    def __init__(self) -> None:
-        self.now = self.most = self.total = 0
-
-    async def __aenter__(self) -> None:
-        self.now += 1
-        self.total += 1
-        self.most = max(self.most, self.now)
-
-    async def __aexit__(self, *error: object) -> None:
-        self.now -= 1
-
-
-async def test_the_process_works_on_no_more_than_its_places(make: Make) -> None:
-    scheduler = make(workers=4)
-    gauge = Gauge()
-
-    @scheduler.job()
-    async def work() -> None:
-        async with gauge:
-            await asyncio.sleep(0.002)
-
-    async with scheduler:
-        for run in await work.enqueue_many([{}] * 40):
-            await ended(scheduler, run)
-    assert gauge.most == 4
-
-
 async def test_a_worker_takes_only_its_queues(make: Make) -> None:
     scheduler = make(queues=["mail"])
 
@@ -304,31 +274,6 @@ async def test_wait_gives_up_in_time_and_not_too_early(make: Make) -> None:
             await scheduler.wait(later.id, "50ms")
         done = await ended(scheduler, await work.enqueue())
         assert await scheduler.wait(done.id, 0) == done
-
-
-class Counting(MemoryStore):
-    """Counts the claims that bring nothing."""
-
-    vain = 0
-
-    async def claim(self, claim: Claim) -> Claimed:
-        claimed = await super().claim(claim)
-        self.vain += not claimed.runs
-        return claimed
-
-
-async def test_nobody_claims_for_a_place_under_a_limit_before_the_end_is_recorded() -> None:
-    store = Counting()
-    scheduler = Scheduler(store, workers=10, poll="30s")
-
-    @scheduler.job(concurrency=1)
-    async def work() -> None: ...
-
-    async with scheduler:
-        runs = await work.enqueue_many([{}] * 30)
-        for run in runs:
-            await ended(scheduler, run)
-    assert store.vain < 15  # one before and one after each end would be 60
 
 
 class Slow(MemoryStore):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from mainspring import Scheduler, every
-from mainspring.core.schedules import parse
 from mainspring.errors import (
     InvalidArguments,
     InvalidInput,
@@ -142,13 +141,3 @@ def test_large_bare_numbers_are_told_to_be_seconds(caplog: pytest.LogCaptureFixt
         assert stored.id == "a"
         type(stored.policy).from_dict(stored.policy.to_dict())
         assert caplog.text == ""
-
-
-@pytest.mark.parametrize("unit", ["seconds", "minutes", "hours", "days", "weeks"])
-def test_an_interval_that_is_given_as_an_option_is_shown_as_a_schedule(unit: str) -> None:
-    units: Any = {unit: 5}
-    with pytest.raises(UnknownOption) as caught:
-        Scheduler("memory://").job(**units)
-    shown = f'An interval is a schedule: every({unit}=5), or "5{unit[0]}"'
-    assert str(caught.value).endswith(shown)
-    assert parse(f"5{unit[0]}") == every(**units)

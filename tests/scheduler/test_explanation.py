@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from mainspring import Breaker, Run, Scheduler
-from mainspring.core.model import Page
-from mainspring.errors import InvalidInput, JobNotFound, RunNotFound
+from mainspring import Breaker, Scheduler
+from mainspring.errors import InvalidInput, JobNotFound
 from mainspring.scheduler.explanation import Reason
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import Claim, RunQuery
+from mainspring.stores.protocol import Claim
 from mainspring.testing import VirtualClock, run_virtual
 from mainspring.testing.store_calls import claim_runs
 from tests.support.doc_examples import DOCS
@@ -53,83 +52,6 @@ async def test_a_run_held_by_a_limit_says_so(make: Make) -> None:
         release.set()
         await ended(scheduler, second)
         assert (await scheduler.explain(second.id)).problem is None
-
-
-def test_a_run_whose_lease_has_lapsed_takes_no_place_under_a_limit() -> None:
-    """Its worker died. The run that waits could start, if the only worker were not busy."""
-
-    async def main() -> None:
-        store = MemoryStore(VirtualClock())
-        scheduler = Scheduler(
-            store, clock=VirtualClock(), inline=True, workers=1, leader_election=False
-        )
-
-        @scheduler.job
-        async def busy() -> None:
-            await asyncio.sleep(3600)
-
-        @scheduler.job(concurrency=1)
-        async def limited() -> None: ...
-
-        async with scheduler:
-            recorder = EventRecorder(scheduler, "run.started")
-            await busy.enqueue()
-            await recorder.until("run.started")
-            await limited.enqueue()
-            lease = timedelta(milliseconds=1)
-            claim = Claim(worker="dead", handlers=frozenset({"limited"}), limit=1, lease=lease)
-            assert len(await claim_runs(store, claim)) == 1
-            waits = await limited.enqueue()
-            why = (await scheduler.explain(waits.id)).problem
-            assert why is not None
-            assert why.startswith("its concurrency limit is reached: 1 run is running, 1 may")
-            await asyncio.sleep(0.002)
-            why = (await scheduler.explain(waits.id)).problem
-            assert why is not None
-            assert "no worker that can run it was free yet" in why
-
-    run_virtual(main)
-
-
-async def test_a_job_with_a_long_backlog_is_explained_by_its_earliest_run(make: Make) -> None:
-    """No page of payloads is read to find that run."""
-    read: list[RunQuery] = []
-
-    class Recording(MemoryStore):
-        async def find(self, query: RunQuery) -> Page[Run]:
-            read.append(query)
-            return await super().find(query)
-
-    scheduler = make(Recording(), workers=0)
-
-    @scheduler.job
-    async def send(to: str) -> None: ...
-
-    async with scheduler:
-        first = await send.enqueue(to="a")
-        await scheduler.enqueue_many("send", [{"to": "b"}] * 1100)
-        read.clear()
-        why = await scheduler.explain("send")
-        assert (why.run_id, why.code) == (first.id, "no_worker")
-        assert [query.ids for query in read if not query.brief] == [frozenset({first.id})]
-
-
-async def test_a_job_that_runs_is_explained_by_that_run_behind_many_later_ones(make: Make) -> None:
-    scheduler = make("memory://")
-    release = asyncio.Event()
-
-    @scheduler.job
-    async def send(to: str) -> None:
-        await release.wait()
-
-    async with scheduler:
-        recorder = EventRecorder(scheduler, "run.started")
-        first = await send.enqueue(to="a")
-        await recorder.until("run.started")
-        await scheduler.enqueue_many("send", [{"to": "b"}] * 1100, delay="1h")
-        why = await scheduler.explain("send")
-        assert (why.run_id, why.code) == (first.id, "running")
-        release.set()
 
 
 async def test_without_a_worker_for_it_a_run_says_what_is_missing(make: Make, file: str) -> None:
@@ -454,66 +376,6 @@ async def test_slots_that_were_missed_while_no_worker_was_alive(shared: SharedSt
 
 
 @virtual
-async def test_outages_of_a_few_seconds_read_as_down_too(shared: SharedStore) -> None:
-    for seconds in (8, 20, 45, 90):
-        dead = shared.program("*/2 * * * * *")
-        await dead.start()
-        await asyncio.sleep(21)
-        killed_at = await dead.now()
-        kill(dead)
-        await asyncio.sleep(seconds)
-        async with shared.program("*/2 * * * * *") as scheduler:
-            await asyncio.sleep(10)
-            slot = killed_at.replace(second=killed_at.second // 2 * 2, microsecond=0)
-            explanation = await scheduler.explain("report", slot + timedelta(seconds=4))
-            assert (seconds, explanation.code) == (seconds, "down")
-            assert explanation.facts["down_from"] <= killed_at < explanation.facts["down_to"]
-
-
-@virtual
-async def test_a_job_whose_next_slot_is_to_come_says_that_no_worker_is_alive(
-    shared: SharedStore,
-) -> None:
-    dead = shared.program()
-    await dead.start()
-    await asyncio.sleep(30)
-    kill(dead)
-    async with shared.program(workers=0) as looking:
-        await asyncio.sleep(5)
-        explanation = await looking.explain("report")
-        assert (explanation.code, "worker" in explanation.sentence) == ("not_due", False)
-        await asyncio.sleep(10)
-        explanation = await looking.explain("report")
-        assert (explanation.code, explanation.sentence) == (
-            "not_due",
-            "its next slot is at 2030-01-01T01:00:00Z, in 59 minutes 15 seconds. But no worker is"
-            " alive",
-        )
-
-
-@virtual
-async def test_a_run_that_was_deleted_is_no_missing_job(shared: SharedStore) -> None:
-    async with shared.program() as scheduler:
-        await until(scheduler, at(2, 30))
-        run = await scheduler.get_run("report@20300101T010000Z")
-        enqueued = await scheduler.enqueue("report")
-        await scheduler.wait(enqueued.id, "1m")
-        await scheduler.remove_runs([run.id, enqueued.id])
-        explanation = await scheduler.explain(run.id)
-        assert (explanation.code, explanation.at, explanation.job_id) == (
-            "no_record",
-            at(1),
-            "report",
-        )
-        with pytest.raises(RunNotFound):
-            await scheduler.explain(enqueued.id)
-        with pytest.raises(RunNotFound):
-            await scheduler.explain("gone@20300101T010000Z")
-        with pytest.raises(JobNotFound):
-            await scheduler.explain("gone")
-
-
-@virtual
 async def test_slots_that_the_misfire_policy_passed_over(shared: SharedStore) -> None:
     """Workers were alive all the time, but none had the handler."""
     async with shared.program(misfire="skip"):
@@ -676,20 +538,6 @@ async def test_a_failed_run_and_a_job_without_a_schedule(shared: SharedStore) ->
 
 
 @virtual
-async def test_a_backfilled_slot_is_the_answer_for_a_missed_one(shared: SharedStore) -> None:
-    async with shared.program() as scheduler:
-        await until(scheduler, at(0, 30))
-    await asyncio.sleep(4 * 60 * MINUTE)
-    async with shared.program() as scheduler:
-        await asyncio.sleep(5)
-        explanation = await scheduler.backfill("report", at(1), at(4))
-        await asyncio.sleep(5)
-        assert len(explanation.added) == 3
-        for hour in (1, 2, 3):
-            assert (await scheduler.explain("report", at(hour))).code == "succeeded"
-
-
-@virtual
 async def test_a_run_held_by_a_breaker_says_until_when_and_by_which_trial(
     shared: SharedStore,
 ) -> None:
@@ -756,22 +604,6 @@ async def test_a_run_held_by_a_rate_limit_says_when_the_next_may_start(shared: S
         held = await scheduler.wait(explanation.run_id, "2m")
         assert held.started_at is not None
         assert held.started_at - explanation.facts["next_start"] < timedelta(seconds=1)
-
-
-@virtual
-async def test_a_rate_limit_over_several_jobs_names_its_key(shared: SharedStore) -> None:
-    scheduler = shared.program(None, rate="1/m", rate_key="mail")
-
-    @scheduler.job(rate="1/m", rate_key="mail")
-    async def send() -> None: ...
-
-    async with scheduler:
-        await scheduler.enqueue("report")
-        await asyncio.sleep(1)
-        explanation = await scheduler.explain((await scheduler.enqueue("send")).id)
-        assert explanation.sentence.startswith(
-            "its rate limit of 1/m, which all jobs with the key 'mail' share, is reached; the next"
-        )
 
 
 @virtual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +14,7 @@ from mainspring import Client, Scheduler, State
 from mainspring.core.model import Owner
 from mainspring.errors import InvalidInput, JobExists, JobOwnedByFile, StoreUnavailable
 from mainspring.stores.memory import MemoryStore
-from mainspring.stores.protocol import JobWrite, Store
+from mainspring.stores.protocol import Store
 from mainspring.testing import FaultyStore, Injection
 from tests.support.engine import EventRecorder
 
@@ -379,27 +378,6 @@ async def test_without_handlers_no_code_is_imported(file: Path) -> None:
         assert (await client.get_job("x")).handler == "no_such_module:run"
 
 
-async def test_slot_that_fires_meanwhile_does_not_stop_an_apply(file: Path) -> None:
-    """Its job has another version then: it is read and written again."""
-
-    class Busy(MemoryStore):
-        interfere = False
-
-        async def put_jobs(self, writes: Any) -> list[bool]:
-            if self.interfere:
-                self.interfere = False
-                await super().put_jobs([JobWrite.put(self._jobs["ping"])])
-            return await super().put_jobs(writes)
-
-    store = Busy()
-    async with Client(store) as client:
-        await client.apply_jobs(file)
-        store.interfere = True
-        write(file, FILE.replace("retries = 3", "retries = 4"))
-        await client.apply_jobs(file)
-        assert [job.policy.retries for job in (await client.list_jobs()).items] == [4, 4]
-
-
 async def test_apply_whose_answer_was_lost_is_completed_by_the_next(file: Path) -> None:
     class Lost:
         def inject(self, method: str) -> Injection:
@@ -414,23 +392,6 @@ async def test_apply_whose_answer_was_lost_is_completed_by_the_next(file: Path) 
         assert [job.id for job in done.unchanged] == ["nightly", "ping"]
 
 
-def test_a_handler_below_the_scheduler_of_its_own_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_jobs.py").write_text(
-        "from mainspring import Scheduler\n"
-        'scheduler = Scheduler("memory://", jobs={"x": {"handler": "own_jobs:work"}})\n'
-        "def work(): ...\n"
-    )
-    with pytest.raises(InvalidInput) as told:
-        importlib.import_module("own_jobs")
-    assert "module 'own_jobs' has no function 'work' yet: the module is still being" in str(
-        told.value
-    )
-    assert "Define the function above the scheduler" in str(told.value)
-
-
 async def test_a_mapping_gives_a_function_itself_and_two_jobs_may_share_it() -> None:
     def total(first: int, second: int = 1) -> int:
         return first + second
@@ -443,11 +404,3 @@ async def test_a_mapping_gives_a_function_itself_and_two_jobs_may_share_it() -> 
         assert {"small", "large"} <= set(scheduler.handlers)
         runs = [await scheduler.trigger(job) for job in jobs]
         assert [(await scheduler.wait(run.id, timeout="1m")).result for run in runs] == [2, 101]
-
-
-def test_a_function_of_a_mapping_does_not_take_the_name_of_another() -> None:
-    scheduler = Scheduler("memory://")
-    scheduler.job(id="total")(lambda: 1)
-    with pytest.raises(InvalidInput, match=r"jobs\.total\.handler: 'total' is already the name of"):
-        scheduler.define_jobs({"total": {"handler": lambda: 2}})
-    assert scheduler.code_job_ids == ["total"]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from mainspring import RunContext, Scheduler, State
+from mainspring import RunContext, Scheduler
 from mainspring.errors import JobNotFound
-from tests.support.engine import until
 
 Instance = Callable[..., Scheduler]
 
@@ -70,20 +69,6 @@ async def test_basic_set_up(instance: Instance) -> None:
         assert len(database["metrics"]) == 1
 
 
-async def test_run_on_start_is_one_run_for_all_instances(instance: Instance) -> None:
-    started: list[str] = []
-
-    async def warm_up(ctx: RunContext) -> None:
-        started.append(ctx.run_id)
-
-    jobs = {"warm_up": {"schedule": "0 4 1 1 *", "handler": warm_up, "run_on_start": True}}
-    async with instance(jobs=jobs) as first, instance(jobs=jobs) as other:
-        shared_start, run = (await first.list_runs(job="warm_up")).items
-        assert (shared_start.state, shared_start.reason) == ("skipped", "another node started too")
-        assert (await other.wait(run.id, timeout="1m")).state is State.SUCCEEDED
-    assert started == [run.id]
-
-
 async def test_add_update_list_and_remove_a_job_from_any_instance(instance: Instance) -> None:
     async def backup(ctx: RunContext) -> dict[str, bool]:
         return {"completed": True}
@@ -109,17 +94,3 @@ async def test_add_update_list_and_remove_a_job_from_any_instance(instance: Inst
         with pytest.raises(JobNotFound):
             await first.get_job("custom_backup")
         assert (await first.list_jobs()).items == []
-
-
-async def test_one_of_several_instances_runs_each_slot(instance: Instance) -> None:
-    started: list[str] = []
-
-    async def tick(ctx: RunContext) -> None:
-        started.append(ctx.run_id)
-
-    jobs = {"tick": {"schedule": "* * * * * *", "handler": tick}}
-    async with instance(jobs=jobs) as first, instance(jobs=jobs), instance(jobs=jobs):
-        await until(lambda: len(started) >= 3)
-        stored = {run.id for run in (await first.list_runs(job="tick")).items}
-    assert len(set(started)) == len(started)
-    assert set(started[:3]) <= stored

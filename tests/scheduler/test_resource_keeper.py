@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -123,25 +122,6 @@ async def test_only_a_function_is_a_factory(make: Make) -> None:
     assert sent == ["same"]
 
 
-def test_a_function_that_cannot_be_called_as_a_factory_is_refused() -> None:
-    def send(to: str) -> None: ...
-
-    def session(ctx: RunContext) -> None: ...
-
-    with pytest.raises(
-        InvalidInput, match=r"'mail' is a function.*argument 'to'.*lambda: function"
-    ):
-        Scheduler("memory://", resources={"mail": send})
-    with pytest.raises(InvalidInput, match=r"argument 'ctx'.*only there for per_run"):
-        Scheduler("memory://", resources={"session": session})
-    with pytest.raises(InvalidInput, match=r"'mail'.*argument 'to'"):
-        Scheduler("memory://", resources={"mail": per_run(send)})
-    with pytest.raises(InvalidInput, match=r"per_run takes a function.*not 3"):
-        per_run(3)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="resources is a mapping"):
-        Scheduler("memory://", resources=[1])  # type: ignore[arg-type]
-
-
 async def test_a_factory_that_raises_at_the_start_is_named_and_nothing_stays_open(
     make: Make,
 ) -> None:
@@ -165,47 +145,6 @@ async def test_a_factory_that_raises_at_the_start_is_named_and_nothing_stays_ope
     broken = False
     async with scheduler:
         assert scheduler.started
-
-
-async def test_resources_are_closed_if_the_engine_does_not_start(tmp_path: Path) -> None:
-    log = Log()
-    store = f"sqlite:///{tmp_path}/missing/jobs.db"
-    scheduler = Scheduler(store, wait_for_store=0, resources={"a": log.sync("a")})
-    with pytest.raises(Exception, match="missing"):
-        await scheduler.start()
-    assert log == ["open a", "close a"]
-
-
-async def test_a_start_that_is_cancelled_closes_what_it_opened(make: Make) -> None:
-    log = Log()
-    waiting = asyncio.Event()
-
-    async def slow() -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    scheduler = make(resources={"a": log.sync("a"), "slow": slow})
-    start = asyncio.create_task(scheduler.start())
-    await waiting.wait()
-    start.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await start
-    assert log == ["open a", "close a"]
-
-
-async def test_an_error_at_the_close_is_logged_and_the_others_are_closed(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = Log()
-
-    def bad() -> Iterator[None]:
-        yield
-        raise OSError("cannot close")
-
-    async with make(resources={"a": log.sync("a"), "bad": bad}):
-        pass
-    assert log == ["open a", "close a"]
-    assert "the resource 'bad' could not be closed" in caplog.text
 
 
 async def test_what_only_enqueues_opens_nothing(make: Make) -> None:
@@ -420,25 +359,6 @@ async def test_an_asynchronous_resource_is_not_for_handlers_in_threads(make: Mak
         assert log.count(f"open {name}") == log.count(f"close {name}") > 0
 
 
-async def test_a_fork_of_a_handler_does_not_close_the_session_of_its_parent(
-    make: Make, tmp_path: Path
-) -> None:
-    witness = tmp_path / "closed"
-
-    @contextmanager
-    def session() -> Iterator[None]:
-        yield
-        with open(witness, "a") as file:
-            file.write("closed\n")
-
-    scheduler = make(resources={"session": per_run(session)})
-    fork = scheduler.job(process_resources.fork)
-    async with scheduler:
-        run = await ended(scheduler, await fork.enqueue())
-    assert run.result == os.getpid()
-    assert witness.read_text() == "closed\n"
-
-
 class Shop(TypedDict):
     name: str
     numbers: list[int]
@@ -565,20 +485,3 @@ async def test_a_test_scheduler_gives_a_process_what_it_could_open(witness: Path
         done = [await test.run(read, {"names": [name]}) for name in given]
     assert [run.state for run in done] == [State.SUCCEEDED] * 2 + [State.FAILED] * 2
     assert "'local' is not open in this process" in (done[2].error or "")
-
-
-async def test_the_default_handler_has_them_too(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    log = Log()
-
-    async def fallback(ctx: RunContext) -> str:
-        return str(ctx.resources["session"])
-
-    scheduler = make(default_handler=fallback, resources={"session": per_run(log.sync("session"))})
-    async with scheduler:
-        await scheduler.add_job("unknown", handler="unknown")
-        run = await ended(scheduler, await scheduler.enqueue("unknown"))
-    assert run.result == "session"
-    assert log == ["open session", "close session"]

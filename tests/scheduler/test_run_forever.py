@@ -14,7 +14,7 @@ import pytest
 
 from mainspring import Scheduler, State
 from mainspring.errors import InvalidInput, InvalidState, JobExists
-from mainspring.scheduler.run_forever import MOST_NAMED, summary
+from mainspring.scheduler.run_forever import summary
 from tests.support.engine import ended
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -113,12 +113,6 @@ async def test_run_gives_back_what_does_not_end_within_the_drain_timeout(file: s
 
 
 # The line that `run()` prints at the start
-
-
-@pytest.mark.parametrize(("more", "words"), [(1, " and 1 more job from"), (2, " and 2 more jobs")])
-def test_the_jobs_that_are_not_named_are_counted(more: int, words: str) -> None:
-    jobs = [f"job-{n}" for n in range(MOST_NAMED + more)]
-    assert words in summary(jobs, "memory://", 10, None)
 
 
 def test_the_line_shows_no_password() -> None:

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from mainspring import Misfire, Run, RunContext, Scheduler, State, at
+from mainspring import Run, RunContext, Scheduler, State, at
 from mainspring.core.model import Outcome, Source
-from mainspring.errors import Conflict, InvalidInput, NotStarted
+from mainspring.errors import InvalidInput, NotStarted
 from mainspring.stores.memory import MemoryStore
 from mainspring.stores.protocol import Added, Claim, Claimed, Store
 from mainspring.testing.store_calls import get_runs
 from tests.support import isolated_jobs
-from tests.support.engine import LONG, EventRecorder, ended, until
+from tests.support.engine import LONG, EventRecorder, ended
 from tests.support.scheduler_fixtures import Make
 
 
@@ -72,19 +72,6 @@ async def test_use_before_start_and_after_stop_says_what_to_do(make: Make) -> No
         assert (await ended(scheduler, await work.enqueue())).state is State.SUCCEEDED
 
 
-async def test_starts_and_calls_while_it_starts_wait_for_the_start(make: Make) -> None:
-    scheduler = make()
-    work = scheduler.job(id="work")(lambda: None)
-    recorder = EventRecorder(scheduler)
-    first = asyncio.ensure_future(scheduler.start())
-    await asyncio.sleep(0)
-    runs = await asyncio.gather(work.enqueue(), scheduler.start(), work.enqueue())
-    assert recorder.names.count("scheduler.started") == 1
-    await ended(scheduler, runs[2])
-    await first
-    await scheduler.stop()
-
-
 async def test_a_handler_may_use_its_scheduler_before_the_start_has_returned() -> None:
     enqueued = threading.Event()
 
@@ -108,14 +95,6 @@ async def test_a_handler_may_use_its_scheduler_before_the_start_has_returned() -
         run = await first.enqueue()
     async with scheduler.configure(workers=2):
         assert (await ended(scheduler, run)).state is State.SUCCEEDED
-
-
-async def test_two_stops_at_once(make: Make) -> None:
-    scheduler = make()
-    recorder = EventRecorder(scheduler)
-    async with scheduler:
-        await asyncio.gather(scheduler.stop(), scheduler.stop(), scheduler.stop())
-    assert recorder.names.count("scheduler.stopped") == 1
 
 
 async def test_a_waiter_is_told_that_the_scheduler_stops(make: Make) -> None:
@@ -156,32 +135,6 @@ async def test_a_decorator_after_start(make: Make) -> None:
         runs = await asyncio.gather(one.enqueue(), two.enqueue(), one.enqueue())
         assert [(await ended(scheduler, run)).result for run in runs] == [1, 2, 1]
         assert (await scheduler.get_job("two")).next_run_at is not None
-
-
-async def test_a_late_job_that_cannot_be_stored_fails_its_own_calls_alone(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    scheduler = make()
-    recorder = EventRecorder(scheduler, "scheduler.error")
-
-    @scheduler.job()
-    async def fine() -> int:
-        return 1
-
-    async with scheduler:
-        await scheduler.add_job("taken", handler="fine")
-
-        @scheduler.job()
-        async def taken() -> None: ...
-
-        assert (await ended(scheduler, await fine.enqueue())).result == 1
-        with pytest.raises(Conflict, match="taken"):
-            await taken.enqueue()
-        error = await recorder.until("scheduler.error")
-        assert error.job_id == "taken"
-        # The stored job of that id is as it was.
-        assert (await ended(scheduler, await scheduler.enqueue("taken"))).result == 1
-    assert "job taken, defined after the start, cannot be stored" in caplog.text
 
 
 # Draining
@@ -265,36 +218,6 @@ async def test_a_hard_stop_gives_back_at_once(make: Make, second_client: Store) 
     assert (first.state, first.lease_until) == (State.PENDING, None)
     assert (second.state, second.reason) == (State.FAILED, "lost")
     assert (third.state, third.attempt, third.attempts) == (State.PENDING, 0, ())
-
-
-async def test_prefetched_runs_are_given_back_unstarted(make: Make, second_client: Store) -> None:
-    scheduler = make(workers=1)
-    go = asyncio.Event()
-    quick = True
-
-    @scheduler.job()
-    async def work() -> None:
-        if not quick:
-            await go.wait()
-
-    async with scheduler:
-        for run in await work.enqueue_many([{}] * 300):  # short work makes it claim ahead
-            await ended(scheduler, run)
-        quick = False
-        runs = await work.enqueue_many([{}] * 20)
-        assert scheduler._engine is not None
-        worker = scheduler._engine.worker
-        await until(lambda: worker.running == 1 and worker.claimed_ahead, "claiming ahead")
-        stopping = asyncio.ensure_future(scheduler.stop())
-        await until(lambda: not worker.claimed_ahead)
-        go.set()
-        await stopping
-    stored = (await get_runs(second_client, [run.id for run in runs])).values()
-    ended_ones = [run for run in stored if run.state is State.SUCCEEDED]
-    back = [run for run in stored if run.state is State.PENDING]
-    assert len(ended_ones) == 1
-    assert len(back) == 19
-    assert {(run.attempt, run.attempts, run.lapses) for run in back} == {(0, (), 0)}
 
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -508,19 +431,3 @@ async def test_a_moment_in_the_past_is_told_and_recorded_as_missed(
         assert {run.scheduled_at for run in runs} == {when, later}
         assert {run.state for run in runs} == {State.SKIPPED}
     assert "will not run" in caplog.text
-
-
-async def test_a_moment_that_passed_while_the_program_started_still_runs() -> None:
-    when = datetime.now(UTC) - timedelta(seconds=5)
-    scheduler = await started_with(MemoryStore(), when, misfire=Misfire("skip", grace="1h"))
-    recorder = EventRecorder(scheduler, "run.succeeded")
-    async with scheduler:
-        run = (await recorder.until("run.succeeded")).run
-        assert run is not None
-        assert (run.job_id, run.scheduled_at) == ("once", when)
-
-
-async def test_a_paused_job_has_missed_nothing() -> None:
-    when = datetime(2001, 1, 1, tzinfo=UTC)
-    async with await started_with(MemoryStore(), when, enabled=False) as scheduler:
-        assert (await scheduler.list_runs(job="once")).items == []

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mainspring import Misfire, RunContext, Scheduler
-from mainspring.core.model import Page, Run, State, replace
+from mainspring.core.model import State, replace
 from mainspring.errors import InvalidInput, JobNotFound
-from mainspring.stores.protocol import JobQuery, RunQuery
+from mainspring.stores.protocol import JobQuery
 from mainspring.testing.store_calls import put_job
 from tests.support.engine import ended
 from tests.support.scheduler_fixtures import Make
@@ -139,36 +139,6 @@ async def test_a_paused_job_is_paused_whatever_its_runs_did(scheduler: Scheduler
     assert (await scheduler.job_health("work")).status == "paused"
 
 
-async def test_while_all_firing_is_paused_jobs_with_a_schedule_are_paused_and_not_overdue(
-    make: Make, file: str
-) -> None:
-    looking, worker = make(file, workers=0), make(file)
-
-    @worker.job("1h", id="late", misfire=Misfire("once", grace="5m"))
-    async def late() -> None: ...
-
-    @worker.job
-    async def asked() -> None: ...
-
-    async with worker, looking:
-        await worker.pause_all()
-        [job] = (await looking.store.jobs(JobQuery(ids=frozenset({"late"})))).items
-        slot = await looking.now() - timedelta(minutes=6)
-        assert await put_job(looking.store, replace(job, next_run_at=slot))
-        health = await looking.job_health("late")
-        assert health.status == "paused"
-        assert (await looking.job_health("asked")).status == "unknown"  # it runs when asked
-        listed = (await looking.list_jobs(ids=["late"], last_runs=False)).items
-        slots = [health.next_run_at, (await looking.get_job("late")).next_run_at]
-        for shown in [*slots, listed[0].next_run_at]:
-            assert shown is not None
-            assert timedelta() < shown - await looking.now() <= timedelta(hours=1)
-        worker.store.fire = _never  # type: ignore[method-assign]
-        await worker.resume_all()
-        assert (await looking.job_health("late")).status == "overdue"
-        assert (await looking.get_job("late")).next_run_at == slot
-
-
 async def test_metrics_of_a_window(scheduler: Scheduler) -> None:
     await add_ended(scheduler, "work", [GOOD, BAD, BAD], hours=30)
     for ok in (True, True, True, False):
@@ -211,53 +181,12 @@ async def test_a_window_is_one_hour_to_eight_days(scheduler: Scheduler, window: 
         await scheduler.job_metrics("nothing")
 
 
-async def test_counts_of_another_process_are_seen(make: Make, file: str) -> None:
-    worker, looking = make(file), make(file, workers=0)
-
-    @worker.job(id="work")
-    async def work() -> None: ...
-
-    async with worker, looking:
-        runs = await work.enqueue_many([{}] * 250)
-        await ended(worker, runs[-1])
-        async with asyncio.timeout(20):
-            while (await looking.job_metrics("work")).total < len(runs):
-                await asyncio.sleep(0.01)
-        assert (await looking.job_health("work")).status == "healthy"
-        assert (await looking.stats()).runs["succeeded"] == len(runs)
-
-
 async def test_pruned_runs_still_count(scheduler: Scheduler) -> None:
     run = await ended(scheduler, await scheduler.enqueue("work"))
     await scheduler.store.maintain(await scheduler.now() + timedelta(days=1), 1000)
     assert (await scheduler.list_runs(job="work")).items == []
     assert (await scheduler.job_metrics("work")).succeeded == 1
     assert (await scheduler.get_job("work")).last_run_at == run.started_at
-
-
-async def test_the_last_runs_of_a_page_of_jobs_are_found_in_one_read() -> None:
-    scheduler = Scheduler("memory://", workers=0)
-    scheduler.add_handler("work", lambda: None)
-    async with scheduler:
-        for name in ("never", "ran", "pruned", "new"):
-            await scheduler.add_job(name, handler="work")
-        for name in ("ran", "pruned", "new"):
-            await add_ended(scheduler, name, [State.SUCCEEDED], minutes=1)
-        await scheduler.remove_runs(job="pruned")
-        new = await scheduler.get_job("new")  # its run was made by another job of its id
-        await put_job(scheduler.store, replace(new, created_at=new.created_at + timedelta(hours=1)))
-        reads: list[RunQuery] = []
-        find = scheduler.store.find
-
-        async def counted(query: RunQuery) -> Page[Run]:
-            reads.append(query)
-            return await find(query)
-
-        scheduler.store.find = counted  # type: ignore[method-assign]
-        jobs = {job.id: job for job in (await scheduler.list_jobs()).items}
-        assert [query.jobs for query in reads if query.ids is None] == [frozenset(jobs)]
-        assert len(reads) <= 2
-    assert {name for name, job in jobs.items() if job.last_run_at} == {"ran", "pruned"}
 
 
 async def test_health_tells_memory_and_cpu_of_the_process(scheduler: Scheduler) -> None:

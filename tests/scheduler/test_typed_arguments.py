@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -226,50 +223,3 @@ def test_a_generator_is_no_handler(is_async: bool) -> None:
 
     with pytest.raises(InvalidInput, match=r"is a generator.*Write it without `yield`"):
         scheduler.job(pages if is_async else rows)
-
-
-@dataclass
-class Traced:
-    """Notes the thread in which the program's own code runs."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        CHECKED_IN.append(threading.current_thread())
-
-
-CHECKED_IN: list[threading.Thread] = []
-
-
-async def test_arguments_are_checked_in_the_callers_thread(make: Make) -> None:
-    """On the engine's loop a slow check would stop the renewals."""
-    scheduler = make(workers=0)
-
-    async def buy(order: Traced) -> None: ...
-
-    job = scheduler.job()(buy)
-    payload = {"order": {"n": 1}}
-    async with scheduler:
-        await scheduler.add_job("same_handler", handler="buy")
-        await scheduler.add_job("own_payload", handler="buy", payload=payload)
-        CHECKED_IN.clear()
-        await job.enqueue(order=Traced(1))
-        await scheduler.enqueue("buy", payload)
-        await scheduler.enqueue("same_handler", payload)
-        await scheduler.trigger("own_payload")
-        await scheduler.chain(("buy", payload), ("same_handler", payload), "own_payload")
-        assert set(CHECKED_IN) == {threading.current_thread()}
-        CHECKED_IN.clear()
-
-        def plain_code() -> threading.Thread:
-            job.blocking.enqueue(order=Traced(1))
-            scheduler.blocking.enqueue("same_handler", payload)
-            scheduler.blocking.chain(("buy", payload), "own_payload")
-            return threading.current_thread()
-
-        assert {await asyncio.to_thread(plain_code)} == set(CHECKED_IN)
-        for wrong in ("same_handler", "buy"):
-            with pytest.raises(InvalidArguments, match="missing order"):
-                await scheduler.enqueue(wrong)
-            with pytest.raises(InvalidArguments, match="missing order"):
-                await scheduler.chain(wrong)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,8 @@ from typing import Any
 import pytest
 
 from mainspring.service import admission
-from mainspring.service.admission import BYTES_A_TOKEN, check_json
+from mainspring.service.admission import BYTES_A_TOKEN
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
-from mainspring.service.problems import ApiError
-from mainspring.service.rate_limiter import RateLimiter
 from mainspring.testing import FakeClock
 from tests.support.service import LONG, WEBHOOK, Api, Make
 from tests.support.service_calls import code, key, refused
@@ -65,21 +61,6 @@ async def test_a_name_given_twice_in_an_object_is_refused(
     assert answer["errors"] == [
         {"field": field, "message": "is given twice in one object: give it once"}
     ]
-
-
-def test_a_name_given_twice_is_found_as_fast_as_none() -> None:
-    """All requests wait while it is looked for: its work must not grow with the square."""
-
-    def work(body: bytes) -> float:
-        begun = time.thread_time()
-        with contextlib.suppress(ApiError):
-            check_json(body)
-        return time.thread_time() - begun
-
-    names = ",".join(f'"{number:x}":0' for number in range(20_000))
-    unique, twice = f"{{{names}}}".encode(), f'{{{names},"z":1,"z":2}}'.encode()
-    least = min(work(twice) for _ in range(3))
-    assert least < 50 * max(work(unique) for _ in range(3))  # it was several hundred
 
 
 @pytest.mark.parametrize("path", ["/livez", "/docs", "/sign-in", "/api/v1/jobs", "/nowhere"])
@@ -222,26 +203,6 @@ async def test_a_key_without_bearer_is_told_how_to_send_it(make: Make) -> None:
     assert text not in answer.text
 
 
-async def test_the_log_names_the_store_of_an_unknown_key_once_a_minute(
-    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    url = f"sqlite:///{tmp_path}/keys.db"
-    api: Api = await make(store=url, workers=0)
-    now = 1.0
-    monkeypatch.setattr(api.app.state.service.clock, "monotonic", lambda: now)
-    wrong = {"Authorization": "Bearer ms_000000000000_x"}
-    for _ in range(3):
-        answer = await api.get("/api/v1/jobs", headers=wrong)
-        assert answer.status_code == 401
-        assert "keys.db" not in answer.text
-    lines = [one for one in caplog.messages if "no such API key" in one]
-    assert len(lines) == 1
-    assert url in lines[0]
-    now = 62.0
-    await api.get("/api/v1/jobs", headers=wrong)
-    assert len([one for one in caplog.messages if "no such API key" in one]) == 2
-
-
 async def test_a_key_counts_beside_what_a_proxy_adds(make: Make) -> None:
     api: Api = await make(workers=0, loopback=False)
     good = (await key(api))["Authorization"].removeprefix("Bearer ")
@@ -304,19 +265,6 @@ async def test_guessing_never_locks_out_a_valid_key(make: Make) -> None:
     clock.advance(CACHE_SECONDS + 0.001)  # what is known of the key is old now: it is read again
     await guess_until_limited()
     assert [await code(api, headers=revoked) for _ in range(2)] == [429, 429]
-
-
-def test_unused_rate_is_saved_up_and_idle_clients_are_forgotten() -> None:
-    clock = FakeClock()
-    rates = RateLimiter(1, 2, clock)
-    assert [rates.take("a") > 0 for _ in range(3)] == [False, False, True]
-    assert rates.take("a") == 1
-    clock.advance(1)
-    assert rates.take("a") == 0
-    assert rates.take("b") == 0
-    for n in range(RateLimiter.MAX_NAMES + 10):
-        rates.take(str(n))
-    assert len(rates._left) <= RateLimiter.MAX_NAMES
 
 
 LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"

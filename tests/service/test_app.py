@@ -156,23 +156,6 @@ async def test_where_no_zone_is_sent_the_schedulers_holds() -> None:
         assert (await job(often["id"], schedule="0 9 * * *"))["timezone"] == "Europe/Berlin"
 
 
-async def test_a_preview_is_in_the_schedulers_zone_too() -> None:
-    async with mounted("Europe/Berlin", auth=None) as api:
-
-        async def first(**sent: Any) -> str:
-            body = {"after": "2030-01-01T00:00:00", "count": 1, **sent}
-            answer = await api.post("/jobs/api/v1/schedules/preview", json=body)
-            assert answer.status_code == 200, answer.text
-            slot: str = answer.json()["slots"][0]["utc"]
-            return slot
-
-        assert await first(schedule="0 9 * * *") == "2030-01-01T08:00:00.000Z"
-        assert await first(schedule="0 9 * * *", timezone="UTC") == "2030-01-01T09:00:00.000Z"
-        assert await first(runAt="2030-01-01T09:00:00") == "2030-01-01T08:00:00.000Z"
-        # After midnight in Berlin, which is 23:00 the day before.
-        assert await first(schedule="30 0 * * *") == "2029-12-31T23:30:00.000Z"
-
-
 # -- without the extra ----------------------------------------------------------------------
 
 

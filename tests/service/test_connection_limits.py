@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import resource
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from mainspring.service import connection_limits
-from mainspring.service.settings import ServiceSettings
 from tests.support.raw_connection import connected, read_to
 from tests.support.service import LONG, Serve, ServiceProcess
 
-LIMITS = Path(__file__).parents[2] / "docs" / "reference" / "limits.md"
 HEAD = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 OK = b'{"status":"ok"}'
 SLOW_BODY = (
@@ -204,46 +196,3 @@ def test_headers_above_the_limit_are_refused_also_when_they_arrive_at_once(serve
     with connected(served) as one:
         one.sendall(HEAD + b"X: " + 16_000 * b"a" + b"\r\n\r\n")
         read_to(one, OK)
-
-
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process: Linux")
-def test_a_burst_does_not_take_every_descriptor(serve: Serve) -> None:
-    served = serve(MAX_CONNECTIONS="100")
-    pid, parts = served.popen.pid, urlsplit(served.url)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (400, 400))
-    with ExitStack() as stack:
-        os.kill(pid, signal.SIGSTOP)  # they queue up, and come all at once
-        for _ in range(600):
-            one = stack.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex((parts.hostname, parts.port))
-        os.kill(pid, signal.SIGCONT)
-        with served.client() as client:
-            assert client.get("/api/v1/jobs").status_code == 200
-    served.signal()
-    assert served.ends() == 0
-    assert "out of system resource" not in "".join(served.err)
-
-
-def test_connections_leave_descriptors_for_the_rest(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(
-        "mainspring.service.connection_limits.resource.getrlimit", lambda kind: (1024, 4096)
-    )
-    with caplog.at_level(logging.WARNING):
-        assert connection_limits._affordable(500) == 500
-        assert not caplog.records
-        assert connection_limits._affordable(1000) == 512
-    assert "MAX_CONNECTIONS" in caplog.text
-
-
-def test_the_limits_are_those_that_are_written_down() -> None:
-    settings = ServiceSettings.read()
-    written = LIMITS.read_text()
-    assert f"| connections | {settings.max_connections:,} at once, and at most" in written
-    assert f"within {settings.header_timeout // 1000} s of connecting" in written
-    assert (
-        f"| a request's first line and headers | {connection_limits.MAX_HEAD // 1024} KiB"
-        in written
-    )

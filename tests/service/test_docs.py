@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -107,23 +105,6 @@ async def test_every_field_of_what_is_sent_and_read_has_its_words(api: Api) -> N
         if not schema.get("description")
     ]
     assert silent == []
-
-
-async def test_the_loop_works_while_the_description_is_made(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes a tenth of a second of CPU, at the first request."""
-    others = threading.Event()
-
-    def made() -> dict[str, Any]:
-        assert others.wait(60), "the loop waits for the description"
-        return {"openapi": "3.1.0"}
-
-    monkeypatch.setattr(api.app, "openapi", made)
-    asked = asyncio.create_task(api.get("/openapi.json"))
-    assert (await api.get("/livez")).status_code == 200
-    others.set()
-    assert (await asked).json() == {"openapi": "3.1.0"}
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/docs.js", "/docs.css"])

@@ -57,26 +57,6 @@ async def test_a_try_behind_a_long_backlog_is_told(working: Api, others: str) ->
     assert len(pages) == 1
 
 
-@pytest.mark.parametrize("path", ["/api/jobs/greet/executions", "/api/observability/failures"])
-async def test_attempts_are_shown_without_many_whole_runs_in_memory(
-    working: Api, path: str
-) -> None:
-    ran = [await finished(working, name="nobody") for _ in range(23)]
-    asked: list[RunQuery] = []
-    find = working.scheduler.store.find
-
-    async def watched(query: RunQuery) -> Page[Run]:
-        asked.append(query)
-        return await find(query)
-
-    working.scheduler.store.find = watched  # type: ignore[method-assign]
-    for limit in (200, 12):
-        answer = await working.ok("GET", path, params={"limit": limit})
-        newest = [f"{run}:1" for run in reversed(ran)][:limit]
-        assert [one["_id"] for one in answer["data"]] == newest
-    assert max(query.limit for query in asked if not query.brief) <= 10
-
-
 @pytest.mark.parametrize(("sent", "kept", "truncated", "encoding"), BODIES)
 async def test_a_cut_or_coded_body_says_so(
     working: Api, sent: bytes, kept: str | None, truncated: bool, encoding: str | None

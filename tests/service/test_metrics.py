@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import prometheus_client
 import pytest
 import yaml
 
@@ -100,21 +99,6 @@ async def test_running_leading_losing_and_rescuing_are_told(make: Make) -> None:
     await api.scheduler.stop(graceful=False)
 
 
-async def test_due_node_runs_of_all_workers_share_one_label(api: Api) -> None:
-    """The id of a worker changes with every start: a label for each would grow without end."""
-    scheduler = api.scheduler
-    run = await scheduler.enqueue("greet", {})
-    await scheduler.store.add(on_each_node(run, [f"w{n}" for n in range(3)], run.run_at))
-    await asyncio.sleep(0.001)
-    samples = await scraped(api)
-    due = {name: value for name, value in samples.items() if "mainspring_runs_due" in name}
-    assert due == {
-        'mainspring_runs_due{handler="greet"}': 1,
-        'mainspring_runs_due{handler="each_node"}': 3,
-    }
-    assert samples['mainspring_due_oldest_seconds{handler="each_node"}'] > 0
-
-
 async def test_queues_have_series_until_there_are_too_many(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,18 +172,6 @@ async def test_jobs_that_are_gone_free_their_labels(monkeypatch: Any) -> None:
         for _ in range(3):
             assert await counted() == {"a", "c", "d", "other"}
         assert 'mainspring_run_retries_total{job="a"} 1.0' in (await made.text()).decode()
-
-
-async def test_an_attempt_that_was_lost_took_no_known_time() -> None:
-    scheduler = sample_scheduler(workers=0)
-    made = Metrics(scheduler, FakeClock())
-    async with scheduler:
-        run = await scheduler.enqueue("greet")
-        attempt = Attempt(1, "w", run.run_at, run.run_at, Outcome.LOST)
-        made._count_run("run.failed", replace(run, attempts=(attempt,)))
-        text = (await made.text()).decode()
-    assert 'mainspring_runs_total{job="greet",state="failed"} 1.0' in text
-    assert "mainspring_run_duration_seconds_count{" not in text
 
 
 async def test_webhook_answers_by_class() -> None:
@@ -276,23 +248,3 @@ async def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are(worki
     for name in re.findall(r"mainspring_\w+", dashboard + alerts + autoscaling):
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         assert base in there or name in there, name
-
-
-async def test_scrapes_within_a_second_share_one_text(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TEXT_CACHE_SECONDS", 1.0)
-    clock, written = FakeClock(), []
-    write = prometheus_client.generate_latest
-
-    def counted(registry: Any) -> bytes:
-        written.append(1)
-        return write(registry)
-
-    monkeypatch.setattr(module, "generate_latest", counted)
-    api: Api = await make(workers=0, service_clock=clock)
-    await asyncio.gather(*(api.get("/metrics") for _ in range(10)))
-    assert len(written) == 1
-    clock.advance(timedelta(seconds=1))
-    await api.get("/metrics")
-    assert len(written) == 2

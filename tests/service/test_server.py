@@ -116,18 +116,6 @@ def test_a_port_that_is_taken(serve: Serve) -> None:
         assert "in use" in refusal(serve("--port", port, ready=False))
 
 
-def test_answers_do_not_wait_for_acknowledgements() -> None:
-    """asyncio turns Nagle's algorithm off only on sockets that say they are TCP."""
-    from mainspring.service.server import listening
-
-    with listening("127.0.0.1", 0) as bound:
-        bound.setblocking(True)
-        with socket.create_connection(bound.getsockname()):
-            accepted, _ = bound.accept()
-            with accepted:
-                assert accepted.proto == socket.IPPROTO_TCP
-
-
 def test_the_first_signal_lets_work_end(serve: Serve, app: Path) -> None:
     served = serve("--app", "app:scheduler")
     flag = app / "flag"

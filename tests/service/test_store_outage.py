@@ -21,8 +21,6 @@ from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
 from tests.support.engine import SwitchableFaults
 from tests.support.servers.fixtures import *  # noqa: F403
-from tests.support.servers.mongodb import ReplicaSet, with_database
-from tests.support.servers.runs import Run
 from tests.support.service import Api, Make, Serve, sample_scheduler
 from tests.support.service import until as come_true
 from tests.support.service_calls import code, key, until
@@ -181,24 +179,6 @@ def scraped(client: httpx.Client) -> str:
     answer = client.get("/metrics", timeout=10)
     assert answer.status_code == 200, answer.text
     return answer.text
-
-
-@pytest.mark.thorough
-def test_a_server_that_does_not_answer_is_told_before_a_scrape_ends(
-    serve: Serve, servers_run: Run
-) -> None:
-    with ReplicaSet(members=1) as servers:
-        served = serve(MONGODB_URI=with_database(servers.url, "mainspring"))
-        with served.client() as client:
-            made = client.post("/api/v1/keys", json={"name": "prometheus", "scope": "read"})
-            client.headers["X-Api-Key"] = made.json()["key"]
-            assert "mainspring_store_up 1.0" in scraped(client)
-            servers.members[0].freeze()
-            try:
-                until(lambda: "mainspring_store_up 0.0" in scraped(client))
-            finally:
-                servers.members[0].resume()
-            until(lambda: "mainspring_store_up 1.0" in scraped(client))
 
 
 def test_a_file_that_another_program_has_locked_is_named_as_the_cause(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from mainspring.core.model import replace
-from mainspring.stores.protocol import JobQuery, JobWrite
 from mainspring.testing.store_calls import put_job
 from tests.support.service import Api
 from tests.support.service_calls import created, job, refused
@@ -74,31 +72,6 @@ async def test_a_condition_that_is_not_looked_at_is_refused(
     assert (await job(api, "report"))["enabled"] is True
 
 
-async def test_an_edit_that_comes_before_the_deletion_keeps_the_job(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store decides, not a look before: here the edit comes after the look."""
-    job_id = await created(api)
-    path = f"/api/v1/jobs/{job_id}"
-    tag = (await api.get(path)).headers["etag"]
-    store = api.scheduler.store
-    put_jobs = store.put_jobs
-
-    async def edited_first(writes: Sequence[JobWrite]) -> list[bool]:
-        monkeypatch.setattr(store, "put_jobs", put_jobs)
-        [now] = (await store.jobs(JobQuery(ids=frozenset({job_id})))).items
-        assert await put_job(store, replace(now, description="edited meanwhile"))
-        return await put_jobs(writes)
-
-    monkeypatch.setattr(store, "put_jobs", edited_first)
-    await refused(api, "DELETE", path, 412, headers={"If-Match": tag})
-    assert (await job(api, job_id))["description"] == "edited meanwhile"
-    # What only fires meanwhile is deleted all the same, and so is what nobody compares.
-    monkeypatch.setattr(store, "put_jobs", edited_first)
-    await api.ok("DELETE", path)
-    assert (await api.get(path)).status_code == 404
-
-
 async def test_one_of_concurrent_edits_with_the_same_etag_wins(api: Api) -> None:
     job_id = await created(api)
     path = f"/api/v1/jobs/{job_id}"
@@ -143,24 +116,3 @@ async def test_concurrent_edits_of_different_fields_are_all_kept(
     for field, value in (mine | other).items():
         shown = stored[field]["kind"] if field == "backoff" else stored[field]
         assert shown == value, field
-
-
-RULE = "DTSTART:20270101T090000\nRRULE:FREQ=DAILY;COUNT=3"
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "DTSTART:20290601T090000\nRRULE:FREQ=DAILY;COUNT=3",
-        f"{RULE}\nEXDATE:20270102T090000",
-        f"{RULE}\nRDATE:20270109T090000",
-    ],
-)
-async def test_every_line_of_a_rule_is_part_of_the_etag(api: Api, other: str) -> None:
-    path = f"/api/v1/jobs/{await created(api, schedule=RULE)}"
-    tag = {"If-Match": (await api.get(path)).headers["etag"]}
-    before = await api.ok("GET", path)
-    edited = await api.patch(path, json={"schedule": other}, headers=tag)
-    assert edited.json()["schedule"] != before["schedule"]
-    await refused(api, "PATCH", path, 412, json={"schedule": RULE}, headers=tag)
-    await refused(api, "DELETE", path, 412, headers=tag)

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +18,6 @@ import pytest
 
 from mainspring.service.api import events
 from mainspring.service.api_keys import CACHE_SECONDS, ApiKeys
-from mainspring.service.dependencies import Service
 from mainspring.service.sessions import Sessions
 from mainspring.stores.memory import MemoryStore
 from mainspring.testing import FakeClock, FaultyStore
@@ -62,63 +60,6 @@ async def test_a_slow_client_is_dropped_and_costs_no_more_than_its_queue(api: Ap
     assert not quick.task.done()
     await quick.leave()
     assert api.app.state.service.streams.total() == 0
-
-
-async def test_large_jobs_that_change_fill_the_queue_by_their_size(api: Api) -> None:
-    """What waits is bounded in bytes: a few hundred jobs of 250 KB would else be kept for one."""
-    slow, quick = [await EventClient.begin(api) for _ in range(2)]
-    slow.taking.clear()
-    await api.scheduler.add_job("large", handler="greet")
-    for n in range(1, 100):
-        await api.scheduler.update_job("large", payload={"name": f"{n}" * 100_000})
-        while len(quick.messages) < 3 + n:
-            await asyncio.sleep(0)
-        await settled()
-        if slow.task.done():
-            break
-    largest = max(len(one.get("body", b"")) for one in quick.messages)
-    assert slow.task.done()
-    assert events.MAX_QUEUE_BYTES - largest < told(quick) < events.MAX_QUEUE_BYTES + 2 * largest
-    await quick.leave()
-
-
-async def test_one_event_may_be_larger_than_the_queue(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events, "MAX_QUEUE_BYTES", 10)
-    client = await EventClient.begin(api, "event=job.*")
-    for name in ("one", "two"):
-        await api.scheduler.add_job(name, handler="greet")
-        while name.encode() not in client.messages[-1]["body"]:
-            await asyncio.sleep(0)
-    assert [len(one["body"]) > 10 for one in client.messages[2:]] == [True, True]
-    assert not client.task.done()
-    await client.leave()
-    assert api.app.state.service.streams.total() == 0
-
-
-async def test_an_event_is_written_once_for_all_that_listen(api: Api) -> None:
-    clients = [await EventClient.begin(api, query) for query in ("event=job.*", "job=one")]
-    await api.scheduler.add_job("one", handler="greet")
-    for client in clients:
-        while len(client.messages) < 3:
-            await asyncio.sleep(0)
-    assert clients[0].messages[2]["body"] is clients[1].messages[2]["body"]
-    for client in clients:
-        await client.leave()
-
-
-async def test_an_event_that_several_patterns_fit_is_sent_once(api: Api) -> None:
-    client = await EventClient.begin(
-        api, "event=run.*&event=run.enqueued&event=run.*&event=job.created"
-    )
-    await enqueue(api, 1)
-    await api.scheduler.add_job("new", handler="greet")
-    while b"event: job.created" not in client.messages[-1]["body"]:
-        await asyncio.sleep(0)
-    told = [one["body"].partition(b"\n")[0] for one in client.messages[2:]]
-    assert told == [b"event: run.enqueued", b"event: job.created"]
-    await client.leave()
 
 
 async def test_events_can_be_chosen_and_hold_no_secret(api: Api) -> None:
@@ -255,22 +196,7 @@ async def test_streams_stay_open_while_the_store_is_away(
     await client.task
 
 
-async def test_an_open_mounted_app_checks_no_key_of_a_stream(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events, "KEY_CHECK_SECONDS", 0.001)
-    api: Api = await make(workers=0, loopback=False, without_keys=True)
-    await api.app.state.service.keys.create("another's", "read")
-    client = await EventClient.begin(api)
-    await asyncio.sleep(0.05)
-    assert not client.task.done()
-    await client.leave()
-
-
 # -- clients that stop reading, on real sockets ---------------------------------------------
-
-
-LIMITS = Path(__file__).parents[3] / "docs" / "reference" / "limits.md"
 
 
 @pytest.fixture
@@ -336,22 +262,6 @@ def test_a_client_that_stops_reading_loses_its_connection(
     assert "without completing" not in "".join(served.err)
 
 
-def test_a_revoked_client_that_stops_reading_loses_its_connection(
-    serve: Serve, unread: Callable[..., socket.socket]
-) -> None:
-    served = serve()
-    with served.client() as client:
-        made = client.post("/api/v1/keys", json={"name": "ops", "scope": "admin"}).json()
-        client.headers["X-Api-Key"] = made["key"]
-        bad = client.post("/api/v1/keys", json={"name": "bad", "scope": "read"}).json()
-        add_large(client)
-        slow = unread(served, bad["key"])
-        change(client, 20)  # more than the sockets' buffers hold, less than is too slow
-        assert not cut_off(slow, 0)
-        assert client.delete(f"/api/v1/keys/{bad['id']}").status_code == 204
-        assert cut_off(slow)
-
-
 def test_streams_leave_half_of_the_connections_to_the_rest(serve: Serve) -> None:
     served = serve(MAX_CONNECTIONS="20")
     told = []
@@ -363,8 +273,3 @@ def test_streams_leave_half_of_the_connections_to_the_rest(serve: Serve) -> None
         with served.client() as client:
             assert client.get("/livez").status_code == 200
     assert told == 10 * [b"HTTP/1.1 200"] + 20 * [b"HTTP/1.1 503"]
-
-
-def test_the_limits_are_those_that_are_written_down() -> None:
-    written = LIMITS.read_text()
-    assert f"{Service.max_streams} for each instance, and at most half of" in written

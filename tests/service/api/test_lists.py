@@ -68,20 +68,5 @@ async def test_every_order_says_that_more_follows(api: Api, order: str, descendi
     assert await pages(api, "/api/v1/jobs", limit=50, **chosen) == [names]
 
 
-async def test_runs_are_read_in_parts_and_none_is_lost(api: Api) -> None:
-    runs = await api.scheduler.enqueue_many("greet", [None] * 70)
-    [first, second] = await pages(api, "/api/v1/runs", limit=60)
-    assert (len(first), len(second)) == (60, 10)
-    assert {*first, *second} == {run.id for run in runs}
-
-
-async def test_a_page_of_the_compatible_list_that_is_too_large_is_refused(api: Api) -> None:
-    await with_large_jobs(api, 60)
-    too_large = await refused(api, "GET", "/api/jobs?limit=200", 422)
-    assert "ask for fewer" in too_large["error"]
-    answer = await api.ok("GET", "/api/jobs?limit=10&page=2")
-    assert (len(answer["data"]), answer["total"]) == (10, 63)
-
-
 async def test_a_cursor_of_another_list_is_refused(api: Api) -> None:
     await refused(api, "GET", "/api/v1/jobs?order=updatedAt&cursor=x", 422)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mainspring import Scheduler
-from mainspring.core.model import Run
 from tests.support.service import Api, Make, sample_scheduler, until
 from tests.support.service_calls import created, finished, refused
 
@@ -146,23 +144,6 @@ async def test_bulk_actions_can_be_bound_to_runs_with_a_failed_attempt(working: 
     for wrong in (None, "yes", 1):
         body = {"action": "delete", "match": {"failing": wrong}}
         await refused(working, "POST", "/api/v1/runs/bulk", 422, json=body)
-
-
-async def test_the_runs_of_a_job_with_the_longest_id_can_be_named(api: Api) -> None:
-    job = "j" * 200
-    await api.ok("POST", "/api/v1/jobs", json={"handler": "greet", "schedule": None, "id": job})
-    run, slot = f"{job}@20990101T000000Z", datetime(2099, 1, 1, tzinfo=UTC)  # as slots name theirs
-    times: dict[str, Any] = dict.fromkeys(("created_at", "scheduled_at", "run_at"), slot)
-    await api.scheduler.store.add([Run(id=run, job_id=job, handler="greet", **times)])
-    assert (await api.ok("GET", f"/api/v1/runs/{run}"))["state"] == "pending"
-    body = {"action": "cancel", "ids": [run]}
-    done = await api.ok("POST", "/api/v1/runs/bulk", json=body)
-    assert done == {"matched": 1, "done": 1, "more": False}
-    for wrong in ("", "two words", "☃", "r" * 401):
-        document = await refused(
-            api, "POST", "/api/v1/runs/bulk", 422, json={"action": "cancel", "ids": [wrong]}
-        )
-        assert document["errors"][0]["field"] == "ids.0"
 
 
 @pytest.mark.parametrize("cursor", ["9" * 30, "-" + "9" * 30, "1e9"])

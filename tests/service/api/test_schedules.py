@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from mainspring.core.schedules import Recurrence
-from mainspring.service.api import schedules
-from tests.support.service import LONG, WEBHOOK, Api
+from tests.support.service import WEBHOOK, Api
 from tests.support.service_calls import refused
 
 FREEZING = "FREQ=SECONDLY;INTERVAL=907;BYMINUTE=0;BYSECOND=0;COUNT=1000"
@@ -53,43 +52,6 @@ async def test_other_requests_are_answered_while_a_preview_is_worked_out(
         assert not asking.done()
         answered.set()
         assert len((await asking)["slots"]) == 1
-
-
-async def test_a_preview_that_takes_long_shows_what_it_has_found(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedules, "MAX_SEARCH_SECONDS", 0.0)
-    seen = await api.ok("POST", "/api/v1/schedules/preview", json={"schedule": "* * * * *"})
-    assert seen["slots"] == []
-    assert "only 0 slots could be computed" in seen["warnings"][0]
-
-
-async def test_a_preview_that_waits_too_long_for_another_is_told_to_come_again(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, end = threading.Event(), threading.Event()
-    real = schedules._preview
-
-    def slow(*given: Any) -> Any:
-        begun.set()
-        end.wait(LONG)
-        return real(*given)
-
-    body = {"schedule": "@daily", "count": 1}
-    monkeypatch.setattr(schedules, "_preview", slow)
-    monkeypatch.setattr(schedules, "MAX_WAIT_SECONDS", 0.01)
-    first = asyncio.ensure_future(api.ok("POST", "/api/v1/schedules/preview", json=body))
-    try:
-        while not begun.is_set():
-            await asyncio.sleep(0.01)
-        answer = await api.post("/api/v1/schedules/preview", json=body)
-        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-        told = answer.json()
-        assert (told["code"], "one preview or forecast" in told["detail"]) == ("rate_limited", True)
-    finally:
-        end.set()
-    assert len((await first)["slots"]) == 1
-    assert len((await api.ok("POST", "/api/v1/schedules/preview", json=body))["slots"]) == 1
 
 
 async def test_a_forecast_counts_the_runs_of_all_jobs(api: Api) -> None:
@@ -159,10 +121,3 @@ async def test_preview_lists_the_next_slots(api: Api) -> None:
         {"schedule": "@daily", "count": 1001},
     ):
         await refused(api, "POST", "/api/v1/schedules/preview", 422, json=wrong)
-
-
-@pytest.mark.parametrize("after", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
-async def test_previews_at_the_ends_of_the_calendar(api: Api, after: str) -> None:
-    body = {"schedule": "@yearly", "after": after}
-    answer = await api.post("/api/v1/schedules/preview", json=body)
-    assert answer.status_code == 200, answer.text

@@ -5,13 +5,9 @@
 
 from __future__ import annotations
 
-from mainspring.core.model import State
-from mainspring.engine import backfill as engine
 from mainspring.service.compat import JobDocument
 from mainspring.service.schemas.documents import Document, describe_documents
 from mainspring.service.schemas.job import JobBulkItem
-from mainspring.service.schemas.json_format import to_builtins
-from mainspring.service.schemas.run import Backfill
 from tests.support.service import WEBHOOK, Api
 
 
@@ -39,10 +35,3 @@ def test_a_field_that_is_always_sent_is_required_and_no_other_is_allowed() -> No
         *("successCodes", "retryOn", "signingSecret"),
     }
     assert "default" not in schema["properties"]["_id"]
-
-
-def test_ids_of_runs_are_not_written_in_camel_case() -> None:
-    existing = {"a_job@20260105T090000Z": State.PENDING}
-    backfill = engine.Backfill(job_id="a_job", slots=1, existing=existing)
-    document = to_builtins(Backfill.of(backfill))
-    assert (document["jobId"], document["existing"]) == ("a_job", existing)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,28 +231,6 @@ async def test_a_job_that_calls_an_endpoint_keeps_one(api: Api) -> None:
     assert "endpoint cannot be null: this job calls an endpoint" in told["detail"]
 
 
-async def test_null_for_what_only_a_call_has_changes_nothing_of_another_job(api: Api) -> None:
-    """A client may send null for every field that it did not read."""
-    await api.ok("POST", "/api/v1/jobs", json={"id": "plain", "handler": "greet", "schedule": None})
-    nulls = dict.fromkeys(("endpoint", "method", "headers", "body", "successCodes", "retryOn"))
-    changed = await api.ok("PATCH", "/api/v1/jobs/plain", json={**nulls, "priority": 7})
-    assert (changed["handler"], changed["priority"]) == ("greet", 7)
-
-
-async def test_edit_of_a_job_that_a_file_defines_names_the_file(api: Api, tmp_path: Path) -> None:
-    file = tmp_path / "shop.toml"
-    await asyncio.to_thread(file.write_text, '[jobs.ping]\nurl = "https://example.org/"\n')
-    await api.scheduler.apply_jobs(file)
-    one = await job(api, "ping")
-    assert (one["owner"], one["file"]) == ("file", "shop")
-    problem = await refused(api, "PATCH", "/api/v1/jobs/ping", 409, json={"priority": 9})
-    assert "is defined in the file 'shop'" in problem["detail"]
-    assert problem["code"] == "job_owned_by_file"
-    await refused(api, "DELETE", "/api/v1/jobs/ping", 409)
-    await api.ok("POST", "/api/v1/jobs/ping/pause")
-    await api.ok("POST", "/api/v1/jobs/ping/trigger")
-
-
 TYPED: dict[str, Any] = {
     "day": date(2030, 1, 2),
     "at": datetime(2030, 1, 2, 9, tzinfo=UTC),
@@ -294,16 +269,6 @@ async def test_a_job_that_is_sent_back_as_it_was_read_keeps_its_payload(
     assert stored.metadata == {**TYPED, "new": 1}
 
 
-async def test_an_edit_of_one_key_of_a_payload_keeps_the_types_of_the_others(make: Make) -> None:
-    api = await make_api_with_any_payload(make)
-    await api.scheduler.add_job("mine", handler="keep", payload=TYPED)
-    read = await api.ok("GET", "/api/v1/jobs/mine")
-    edited = {**read["payload"], "n": 2, "later": {"$date": "2031-01-01"}}
-    await api.ok("PATCH", "/api/v1/jobs/mine", json={"payload": edited})
-    stored = await api.scheduler.get_job("mine")
-    assert stored.payload == {**TYPED, "n": 2, "later": date(2031, 1, 1)}
-
-
 async def test_a_wrong_tagged_value_is_refused(make: Make) -> None:
     api = await make_api_with_any_payload(make)
     body = {"schedule": None, "handler": "keep", "payload": {"day": {"$date": "someday"}}}
@@ -327,24 +292,6 @@ async def test_the_body_of_a_webhook_is_taken_and_answered_as_it_is(api: Api) ->
     assert (await job(api, name))["body"] == body
 
 
-async def test_a_job_with_large_values_that_python_stored_can_be_edited(api: Api) -> None:
-    large: dict[str, Any] = {
-        "retries": 10_000,
-        "backoff": {"kind": "exponential", "factor": 5000, "cap": "20000d"},
-        "misfire": {"kind": "all", "limit": 50_000},
-        "timeout": "20000d",
-        "tags": [f"tag-{number}" for number in range(80)],
-        "description": "x" * 5000,
-        "metadata": {"name": "n" * 300},
-    }
-    before = await api.scheduler.add_job("mine", handler="report", **large)
-    read = await api.ok("GET", "/api/v1/jobs/mine")
-    await api.ok("PATCH", "/api/v1/jobs/mine", json={**read, "priority": 9})
-    after = await api.scheduler.get_job("mine")
-    assert after.policy == dataclasses.replace(before.policy, priority=9)
-    assert (after.tags, after.metadata) == (before.tags, before.metadata)
-
-
 @pytest.mark.parametrize(
     ("body", "field", "message"),
     [
@@ -366,14 +313,3 @@ async def test_the_library_refuses_values_beyond_its_bounds(
     found = await refused(api, "POST", "/api/v1/jobs", 422, json=sent)
     assert [one["field"] for one in found["errors"]] == [field]
     assert message in found["errors"][0]["message"]
-
-
-@pytest.mark.parametrize("name", [{"en": "Report"}, 5, ""])
-async def test_metadata_whose_name_is_no_text_stay_as_they_are(api: Api, name: Any) -> None:
-    metadata = {"name": name, "team": "data"}
-    await api.scheduler.add_job("mine", handler="report", metadata=metadata)
-    read = await api.ok("GET", "/api/v1/jobs/mine")
-    assert (read["name"], read["metadata"]) == ("mine", metadata)
-    edited = {**read, "metadata": {**read["metadata"], "team": "ops"}}
-    await api.ok("PATCH", "/api/v1/jobs/mine", json=edited)
-    assert (await api.scheduler.get_job("mine")).metadata == {"name": name, "team": "ops"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from hypothesis import given
 
 from mainspring import RunContext
 from mainspring.service.schemas.json_format import read_json_value, to_json_value
-from tests.support.event_client import EventClient
 from tests.support.payloads import values
 from tests.support.service import Api, Make, sample_scheduler
 
@@ -57,33 +55,6 @@ async def test_a_run_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) ->
     [listed] = (await read(odd, "/api/v1/runs"))["items"]
     assert listed["progress"]["message"] == ESCAPED
     assert len((await read(odd, "/api/jobs/listing/executions"))["data"]) == 1
-
-
-async def test_an_event_that_holds_a_lone_surrogate_ends_no_stream(odd: Api) -> None:
-    client = await EventClient.begin(odd, "event=run.succeeded")
-    for handler in ("listing", "greet"):
-        run = await odd.scheduler.enqueue(handler)
-        await odd.scheduler.wait(run.id, 10)
-    while len(client.messages) < 4 and not client.task.done():
-        await asyncio.sleep(0.005)
-    told = [json.loads(one["body"].partition(b"data: ")[2]) for one in client.messages[2:]]
-    assert [one["jobId"] for one in told] == ["listing", "greet"]
-    assert told[0]["run"]["progress"]["message"] == ESCAPED
-    await client.leave()
-
-
-async def test_a_job_that_holds_a_lone_surrogate_is_told_and_listed(odd: Api) -> None:
-    await odd.scheduler.add_job(
-        "mine", handler="greet", payload={"name": ODD}, metadata={"name": ODD, "file": ODD}
-    )
-    answer = await odd.get("/api/v1/jobs/mine")
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["etag"]
-    told = json.loads(answer.content)
-    assert (told["name"], told["payload"], told["metadata"]) == (ODD, {"name": ODD}, {"file": ODD})
-    listed = (await read(odd, "/api/v1/jobs?search=mine"))["items"]
-    assert [one["name"] for one in listed] == [ODD]
-    assert (await odd.get("/metrics")).status_code == 200
 
 
 @given(values)
